@@ -1,0 +1,1 @@
+"""The nouns that all stages speak: frozen data, standard library only."""

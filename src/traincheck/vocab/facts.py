@@ -1,0 +1,58 @@
+"""Facts: the closed vocabulary in which the circumstances of an occasion are told."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+FactValue: TypeAlias = str | int | float | bool | None
+Facts: TypeAlias = tuple[tuple[str, FactValue], ...]
+"""Sorted (name, value) pairs; hashable, so that equal circumstances are one key."""
+
+FACTS: dict[str, str] = {
+    "stage": "what the run was doing: setup, train, eval or end",
+    "first": "True on the first occasion of the subject (for its receiver) in the run",
+    "grad_mode": "on, off (no_grad) or inference",
+    "autocast": "off, or the dtype that autocast casts to",
+    "training": "the training flag of the module that was called",
+    "outermost": "True when a module was called from outside any other module",
+    "closure": "True when an optimizer step was given a closure",
+    "grads": "gradients that the optimizer holds before the call: none, zero, some or mixed",
+    "lr": "learning rate of the group: zero or positive",
+    "requires_grad": "whether the variable requires a gradient",
+    "held": "which optimizer holds the variable: this (the receiver), other or none",
+    "owned": "whether a module of the program owns the variable",
+    "grad": "gradient of the variable before the call: none, zero or some",
+    "before": "state of the variable's attribute before the call: none, zero or some",
+    "precision": "full (float32, float64) or low (float16, bfloat16 and below)",
+    "scalar": "True for a variable of one element",
+    "sparse": "True when the gradient is sparse",
+    "set_to_none": "argument of zero_grad",
+    "create_graph": "argument of backward",
+    "retain_graph": "argument of backward",
+    "last_batch": "True when a data loader was exhausted",
+    "skipped": "True when a gradient scaler left the optimizer step out",
+}
+"""Every fact that may occur in a context. Never here: process and object ids, addresses, byte counts, clocks."""
+
+
+def facts(**pairs: FactValue) -> Facts:
+    """The given facts, sorted by name; the same facts are always the same tuple."""
+    return tuple(sorted(pairs.items()))
+
+
+def merged(base: Facts, **extra: FactValue) -> Facts:
+    """`base` with `extra` added; a name in both takes the value in `extra`."""
+    return tuple(sorted({**dict(base), **extra}.items()))
+
+
+def without(base: Facts, *names: str) -> Facts:
+    """`base` less the facts called `names`."""
+    return tuple(pair for pair in base if pair[0] not in names)
+
+
+def value_of(of: Facts, name: str) -> FactValue:
+    """The value of the fact `name`, None when it is not told."""
+    for key, value in of:
+        if key == name:
+            return value
+    return None
