@@ -97,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pretrain-epochs", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--lr", type=float, default=1e-2, help="learning rate of the new head")
+    parser.add_argument("--lr", type=float, default=3e-2, help="learning rate of the new head")
     parser.add_argument("--pretrain-lr", type=float, default=2e-3)
     parser.add_argument("--batch-size", type=int, default=48)
     parser.add_argument("--seed", type=int, default=0)

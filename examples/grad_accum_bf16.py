@@ -1,10 +1,11 @@
-"""A tiny vision transformer on digits: bfloat16 autocast and gradient accumulation."""
+"""A residual MLP with gated blocks on digits: bfloat16 autocast and gradient accumulation."""
 
 import argparse
 from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, Dataset, Subset
@@ -34,25 +35,29 @@ class DigitsDataset(Dataset):
         return {"image": self.images[index], "label": self.labels[index]}
 
 
-class TinyViT(nn.Module):
-    """Sees an 8x8 image as sixteen 2x2 patches."""
-
-    def __init__(self, dim=96, depth=3, heads=4):
+class Block(nn.Module):
+    def __init__(self, dim, dropout):
         super().__init__()
-        self.patch_embed = nn.Linear(4, dim)
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
-        self.pos_embed = nn.Parameter(0.02 * torch.randn(1, 17, dim))
-        layer = nn.TransformerEncoderLayer(
-            dim, heads, dim_feedforward=2 * dim, dropout=0.1, activation="gelu", batch_first=True, norm_first=True
-        )
-        self.encoder = nn.TransformerEncoder(layer, depth, norm=nn.LayerNorm(dim), enable_nested_tensor=False)
+        self.norm = nn.LayerNorm(dim)
+        self.up = nn.Linear(dim, 2 * dim)
+        self.down = nn.Linear(dim, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        value, gate = self.up(self.norm(x)).chunk(2, dim=-1)
+        return x + self.dropout(self.down(value * F.silu(gate)))
+
+
+class ResidualMLP(nn.Module):
+    def __init__(self, dim=96, depth=3, dropout=0.1):
+        super().__init__()
+        self.stem = nn.Linear(64, dim)
+        self.blocks = nn.Sequential(*(Block(dim, dropout) for _ in range(depth)))
+        self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, 10)
 
     def forward(self, images):
-        b = images.shape[0]
-        patches = images.reshape(b, 4, 2, 4, 2).transpose(2, 3).reshape(b, 16, 4)
-        tokens = torch.cat([self.cls_token.expand(b, -1, -1), self.patch_embed(patches)], dim=1)
-        return self.head(self.encoder(tokens + self.pos_embed)[:, 0])
+        return self.head(self.norm(self.blocks(self.stem(images.flatten(1)))))
 
 
 class Trainer:
@@ -118,4 +123,4 @@ if __name__ == "__main__":
     torch.manual_seed(config.seed)
     dataset = DigitsDataset()
     order = torch.randperm(len(dataset)).tolist()
-    Trainer(TinyViT(), Subset(dataset, order[:1500]), Subset(dataset, order[1500:]), config).fit()
+    Trainer(ResidualMLP(), Subset(dataset, order[:1500]), Subset(dataset, order[1500:]), config).fit()

@@ -85,9 +85,9 @@ def discounted_returns(rewards, gamma):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gamma", type=float, default=0.99, metavar="G")
-    parser.add_argument("--lr", type=float, default=1e-2)
-    parser.add_argument("--episodes", type=int, default=120)
-    parser.add_argument("--max-steps", type=int, default=200)
+    parser.add_argument("--lr", type=float, default=4e-3)
+    parser.add_argument("--episodes", type=int, default=100)
+    parser.add_argument("--max-steps", type=int, default=120)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-interval", type=int, default=10)
     args = parser.parse_args()
@@ -95,7 +95,7 @@ def main():
     torch.manual_seed(args.seed)
     env = CartPole(args.seed, args.max_steps)
     policy = Policy()
-    optimizer = optim.RMSprop(policy.parameters(), lr=args.lr)
+    optimizer = optim.RMSprop(policy.parameters(), lr=args.lr, alpha=0.9)
 
     running_reward = 10.0
     for i_episode in range(1, args.episodes + 1):

@@ -9,16 +9,16 @@ import torch.nn as nn
 from torch.nn import functional as F
 
 # data
-n_sentences = 6000
+n_sentences = 3000
 # model
-block_size = 48
+block_size = 32
 n_layer = 5
 n_head = 4
 n_embd = 128
 dropout = 0.1
 # optimizer
-batch_size = 12
-max_iters = 100
+batch_size = 8
+max_iters = 80
 learning_rate = 2e-3
 min_lr_ratio = 0.1
 warmup_iters = 10
@@ -26,8 +26,8 @@ weight_decay = 0.1
 beta1, beta2 = 0.9, 0.99
 grad_clip = 1.0
 # system
-eval_interval = 25
-eval_iters = 5
+eval_interval = 20
+eval_iters = 3
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
 random.seed(1337)

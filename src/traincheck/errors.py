@@ -5,19 +5,31 @@ TrainCheckError
 │   ├── ScriptNotFound
 │   ├── NotAScript
 │   ├── CommandNotFound
+│   ├── CommandNotRunnable
+│   ├── NoTarget
+│   ├── NoBook
+│   ├── NotABook
+│   ├── NoSuchInvariant
 │   ├── BadOption
 │   └── MissingExtra
 ├── InputError                 a file that cannot be read as what it should be (exit code 2)
 │   ├── BookError
 │   │   ├── BookNotFound
+│   │   ├── BookUnrecognised
 │   │   ├── BookUnreadable
 │   │   ├── BookTooNew
 │   │   └── BookConflict
-│   └── RunFolderError
-│       ├── RunFolderNotFound
-│       ├── RunFolderEmpty
-│       ├── TraceTooNew
-│       └── RunFolderInUse
+│   ├── RunFolderError
+│   │   ├── RunFolderNotFound
+│   │   ├── RunFolderEmpty
+│   │   ├── TraceTooNew
+│   │   ├── SessionUnreadable
+│   │   └── RunFolderInUse
+│   └── ReportError
+│       ├── ReportNotFound
+│       ├── ReportUnreadable
+│       └── ReportTooNew
+├── PluginError                a relation, source or sink of a package that cannot be used (exit code 2)
 ├── OutputError                a place that cannot be written (exit code 1)
 └── StopTraining               raised in the training loop on request (--on-violation stop)
 """
@@ -68,6 +80,53 @@ class CommandNotFound(UsageError):
         super().__init__(f"There is no program '{command}' on PATH. Check the words after `--`.")
 
 
+class CommandNotRunnable(UsageError):
+    slug = "command-not-runnable"
+
+    def __init__(self, command: str, why: str) -> None:
+        super().__init__(
+            f"The program '{command}' cannot be started: {why}. If it is a script, name its interpreter first."
+        )
+
+
+class NoTarget(UsageError):
+    slug = "no-target"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "There is nothing to run. Give a script with its arguments, or `-m package.module ...`, "
+            "or `-- command ...` for a launcher such as torchrun."
+        )
+
+
+class NoBook(UsageError):
+    slug = "no-book"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "There is no book to check against. Name one with --book BOOK, or learn one from good runs: "
+            "traincheck infer RUN ... -o BOOK"
+        )
+
+
+class NotABook(UsageError):
+    slug = "not-a-book"
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(
+            f"'{os.fspath(path)}' exists and is not a book of invariants; it was left as it is. "
+            "Name another file with -o."
+        )
+
+
+class NoSuchInvariant(UsageError):
+    slug = "no-such-invariant"
+
+    def __init__(self, path: str | os.PathLike[str], name: str, matching: int) -> None:
+        found = f"{matching} ids begin" if matching else "no id begins"
+        super().__init__(f"In '{os.fspath(path)}' {found} with '{name}'. `traincheck show` prints the ids.")
+
+
 class BadOption(UsageError):
     slug = "bad-option"
 
@@ -100,7 +159,18 @@ class BookNotFound(BookError):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(
-            f"There is no book '{os.fspath(path)}'. Learn one from good runs: traincheck infer RUN ... -o {os.fspath(path)}"
+            f"There is no book '{os.fspath(path)}'. "
+            f"Learn one from good runs: traincheck infer RUN ... -o {os.fspath(path)}"
+        )
+
+
+class BookUnrecognised(BookError):
+    slug = "book-unrecognised"
+
+    def __init__(self, path: str | os.PathLike[str], why: str) -> None:
+        super().__init__(
+            f"Cannot read '{os.fspath(path)}' as a book of invariants: {why}. "
+            "A book is the file that `traincheck infer RUN ... -o BOOK` writes."
         )
 
 
@@ -144,7 +214,9 @@ class RunFolderNotFound(RunFolderError):
     slug = "run-folder-not-found"
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(f"There is no run folder '{os.fspath(path)}'. Record one: traincheck collect -o {os.fspath(path)} train.py")
+        super().__init__(
+            f"There is no run folder '{os.fspath(path)}'. Record one: traincheck collect -o {os.fspath(path)} train.py"
+        )
 
 
 class RunFolderEmpty(RunFolderError):
@@ -167,6 +239,33 @@ class TraceTooNew(RunFolderError):
         )
 
 
+class TraceUnreadable(RunFolderError):
+    slug = "trace-unreadable"
+
+    def __init__(self, path: str | os.PathLike[str], why: str) -> None:
+        super().__init__(
+            f"'{os.fspath(path)}' is not as TrainCheck wrote it: {why}. "
+            "Take it out of the run folder to read the rest, or record the run again."
+        )
+
+
+class TraceOutOfReach(RunFolderError):
+    slug = "trace-out-of-reach"
+
+    def __init__(self, path: str | os.PathLike[str], why: str) -> None:
+        super().__init__(f"'{os.fspath(path)}' cannot be read: {why}. Check the path and its permissions.")
+
+
+class SessionUnreadable(RunFolderError):
+    slug = "session-unreadable"
+
+    def __init__(self, path: str | os.PathLike[str], why: str) -> None:
+        super().__init__(
+            f"The settings of the run in '{os.fspath(path)}' cannot be read ({why}). "
+            "Every process of the run needs them; start the run again."
+        )
+
+
 class RunFolderInUse(RunFolderError):
     slug = "run-folder-in-use"
 
@@ -177,13 +276,62 @@ class RunFolderInUse(RunFolderError):
         )
 
 
+class ReportError(InputError):
+    """A JSON report that cannot be read."""
+
+    slug = "report"
+
+
+class ReportNotFound(ReportError):
+    slug = "report-not-found"
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(
+            f"There is no report '{os.fspath(path)}'. "
+            "Name the JSON report that `traincheck run` or `traincheck check` wrote."
+        )
+
+
+class ReportUnreadable(ReportError):
+    slug = "report-unreadable"
+
+    def __init__(self, path: str | os.PathLike[str], why: str) -> None:
+        super().__init__(
+            f"Cannot read '{os.fspath(path)}' as a report: {why}. "
+            "A report is the JSON file that `traincheck run` and `traincheck check` write; check the run again."
+        )
+
+
+class ReportTooNew(ReportError):
+    slug = "report-too-new"
+
+    def __init__(self, path: str | os.PathLike[str], version: object, known: int) -> None:
+        super().__init__(
+            f"{os.fspath(path)} is a report of version {version}; this TrainCheck reads up to {known}. "
+            "Upgrade TrainCheck: pip install -U traincheck"
+        )
+
+
+class PluginError(TrainCheckError):
+    """An extension that cannot be used."""
+
+    slug = "plugin"
+    exit_code = 2
+
+    def __init__(self, group: str, name: str, why: str) -> None:
+        super().__init__(f"The extension '{name}' of {group} cannot be used: {why}. Mend or uninstall its package.")
+
+
 class OutputError(TrainCheckError):
     """A place that cannot be written."""
 
     slug = "output"
 
     def __init__(self, path: str | os.PathLike[str], why: str) -> None:
-        super().__init__(f"Cannot write '{os.fspath(path)}': {why}. Check its permissions and the free space, or name another place with -o.")
+        super().__init__(
+            f"Cannot write '{os.fspath(path)}': {why}. "
+            "Check its permissions and the free space, or name another place with -o."
+        )
 
 
 class StopTraining(TrainCheckError):

@@ -1,1 +1,1 @@
-"""TODO one sentence."""
+"""Invariants at rest: books that people read, compare, mute and merge."""

@@ -1,1 +1,1 @@
-"""TODO one sentence."""
+"""Sources: observe a training process. The only stage that imports torch; it knows demands and events, never relations."""

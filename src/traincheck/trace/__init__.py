@@ -1,1 +1,1 @@
-"""TODO one sentence."""
+"""Events at rest: what processes observed, as files in a run folder."""

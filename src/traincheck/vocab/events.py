@@ -13,10 +13,11 @@ NO_CALL = -1
 SETUP, TRAIN, EVAL, END = "setup", "train", "eval", "end"
 STAGES = (SETUP, TRAIN, EVAL, END)
 
-LIFECYCLE, MODULE, FUNCTION, PROJECT = "lifecycle", "module", "function", "project"
-CALL_KINDS = (LIFECYCLE, MODULE, FUNCTION, PROJECT)
-"""lifecycle: a call that drives training (step, backward ...); module: a module's forward; function: a public torch
-function; project: a function of the user's own code."""
+LIFECYCLE, REGION, MODULE, FUNCTION, PROJECT = "lifecycle", "region", "module", "function", "project"
+CALL_KINDS = (LIFECYCLE, REGION, MODULE, FUNCTION, PROJECT)
+"""lifecycle: a call that drives training (step, backward ...); region: a block under a context manager (autocast,
+no_grad), which changes nothing by itself; module: a module's forward; function: a public torch function; project: a
+function of the user's own code."""
 
 
 class Call(NamedTuple):

@@ -10,14 +10,13 @@ Facts: TypeAlias = tuple[tuple[str, FactValue], ...]
 
 FACTS: dict[str, str] = {
     "stage": "what the run was doing: setup, train, eval or end",
-    "first": "True on the first occasion of the subject (for its receiver) in the run",
     "grad_mode": "on, off (no_grad) or inference",
     "autocast": "off, or the dtype that autocast casts to",
     "training": "the training flag of the module that was called",
     "outermost": "True when a module was called from outside any other module",
     "closure": "True when an optimizer step was given a closure",
     "grads": "gradients that the optimizer holds before the call: none, zero, some or mixed",
-    "lr": "learning rate of the group: zero or positive",
+    "lr": "learning rate: zero, negligible (lost in rounding), positive, or none for a variable that the optimizer does not hold",
     "requires_grad": "whether the variable requires a gradient",
     "held": "which optimizer holds the variable: this (the receiver), other or none",
     "owned": "whether a module of the program owns the variable",

@@ -57,6 +57,7 @@ class Support:
 class Invariant:
     """One learned rule. `scope` is general (names of libraries only) or pipeline (names of the user's own code).
 
+    `experience` holds the circumstances that were the same on all occasions it was learned from: of others it says nothing.
     `confidence` is the probability, derived in `inference/confidence.py`, that a further good run obeys it.
     `mute` is the reason why it is not checked, empty when it is. `origin` names the scripts it was learned from.
     """
@@ -72,7 +73,12 @@ class Invariant:
     sentence: str
     origin: tuple[str, ...] = ()
     mute: str = ""
+    experience: Precondition = Precondition()
     id: str = field(default="")
+
+    def applies(self, context: Facts) -> bool:
+        """Whether the rule speaks of an occasion in this context."""
+        return self.precondition.true_in(context) and self.experience.true_in(context)
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -81,5 +87,6 @@ class Invariant:
 
 def identity(relation: str, subject: Subject, prop: Property, precondition: Precondition) -> str:
     """The stable id: ten hex digits over what the rule says, not over what it rests on."""
-    told = "\x1f".join((relation, *subject, *prop, str(precondition)))
+    clauses = (f"{clause.fact} {clause.value!r} {clause.negated}" for clause in precondition.clauses)
+    told = "\x1f".join((relation, *subject, *prop, *clauses))
     return hashlib.sha256(told.encode()).hexdigest()[:10]

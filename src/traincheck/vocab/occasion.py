@@ -43,4 +43,4 @@ class Occasion(NamedTuple):
     held: Set[Property]
     failed: Set[Property] | None
     seq: int
-    variable: str = ""
+    variables: tuple[str, ...] = ()

@@ -1,0 +1,86 @@
+"""The result of a check: outcomes of all processes, told as one report with a verdict for each invariant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from traincheck.checking.engine import Outcome
+from traincheck.checking.findings import group
+from traincheck.invariants.book import Book
+from traincheck.vocab.finding import (
+    NOT_OBSERVED,
+    NOT_TRIGGERED,
+    PASSED,
+    VIOLATED,
+    Counts,
+    Finding,
+    Report,
+    Violation,
+)
+from traincheck.vocab.invariant import ERROR, NOTICE, Invariant
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A report, the verdict on each invariant, and the outcomes that both come from."""
+
+    report: Report
+    verdicts: tuple[tuple[Invariant, str], ...]
+    outcomes: tuple[Outcome, ...]
+
+
+def conclude(
+    book: Book,
+    outcomes: Sequence[Outcome],
+    *,
+    unobserved: Mapping[str, str],
+    not_observed: Iterable[str] = (),
+    dropped: int = 0,
+    run: Mapping[str, object] | None = None,
+) -> Checked:
+    """Put outcomes together. `unobserved` maps the id of an invariant that could not be judged to the reason."""
+    violations = [violation for outcome in outcomes for violation in outcome.violations]
+    violations.sort(key=_when)
+    findings = group(violations)
+    verdicts = tuple((rule, _verdict(rule, outcomes, unobserved)) for rule in book.active)
+    reasons = sorted({*not_observed, *unobserved.values()})
+    counts = _counts(book, verdicts, findings, outcomes, dropped)
+    return Checked(Report(findings, counts, tuple(reasons), dict(run or {})), verdicts, tuple(outcomes))
+
+
+def _when(violation: Violation) -> tuple[object, ...]:
+    return (violation.window, violation.rank, violation.process, violation.seq, violation.invariant.id)
+
+
+def _verdict(rule: Invariant, outcomes: Iterable[Outcome], unobserved: Mapping[str, str]) -> str:
+    tried = [outcome.tried[rule.id] for outcome in outcomes if rule.id in outcome.tried]
+    if any(each.failed for each in tried):
+        return VIOLATED
+    if any(each.triggered for each in tried):
+        return PASSED
+    return NOT_OBSERVED if rule.id in unobserved else NOT_TRIGGERED
+
+
+def _counts(
+    book: Book,
+    verdicts: Sequence[tuple[Invariant, str]],
+    findings: Sequence[Finding],
+    outcomes: Sequence[Outcome],
+    dropped: int,
+) -> Counts:
+    told = [verdict for _, verdict in verdicts]
+    return Counts(
+        invariants=len(verdicts),
+        passed=told.count(PASSED),
+        violated=told.count(VIOLATED),
+        not_triggered=told.count(NOT_TRIGGERED),
+        not_observed=told.count(NOT_OBSERVED),
+        muted=len(book.invariants) - len(book.active),
+        errors=sum(finding.severity == ERROR for finding in findings),
+        notices=sum(finding.severity == NOTICE for finding in findings),
+        steps=max((outcome.steps for outcome in outcomes), default=0),
+        windows=sum(outcome.windows for outcome in outcomes),
+        windows_dropped=dropped,
+        processes=len(outcomes),
+    )

@@ -1,0 +1,133 @@
+"""The engine: walks the occasions of deployed subjects, and notes where a property is absent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from traincheck import plugins
+from traincheck.vocab.demand import NOTHING, Demand
+from traincheck.vocab.events import Call, Window
+from traincheck.vocab.finding import Site, Violation
+from traincheck.vocab.invariant import Invariant
+from traincheck.vocab.occasion import Occasion, Subject
+
+MOST_VIOLATIONS = 200
+"""Violations kept for each invariant and process; beyond that only the count goes on, so that memory is bounded."""
+
+
+@dataclass(slots=True)
+class Tried:
+    """How one invariant fared in one process: occasions on which it was judged, and on which it failed."""
+
+    triggered: int = 0
+    failed: int = 0
+
+
+@dataclass
+class Outcome:
+    """What the engine has to say of one process; outcomes of several processes are told together."""
+
+    rank: int = 0
+    process: int = 0
+    tried: dict[str, Tried] = field(default_factory=dict)
+    violations: list[Violation] = field(default_factory=list)
+    windows: int = 0
+    steps: int = 0
+    last_failed_step: dict[str, int] = field(default_factory=dict)
+
+
+def demand_of(invariants: Iterable[Invariant]) -> Demand:
+    """What must be observed to judge `invariants`."""
+    relations = plugins.load("traincheck.relations")
+    demand = NOTHING
+    for rule in invariants:
+        if rule.relation in relations:
+            demand |= relations[rule.relation].needs(rule.subject, rule.property)
+    return demand
+
+
+class Engine:
+    """Feeds the windows of one process, in order, to the relations of the deployed invariants."""
+
+    def __init__(self, invariants: Sequence[Invariant], rank: int = 0, process: int = 0) -> None:
+        self.outcome = Outcome(rank, process, {rule.id: Tried() for rule in invariants})
+        self._deployed: dict[str, dict[Subject, list[Invariant]]] = {}
+        for rule in invariants:
+            self._deployed.setdefault(rule.relation, {}).setdefault(rule.subject, []).append(rule)
+        classes = plugins.load("traincheck.relations")
+        self._relations: list[tuple[str, Any]] = [
+            (name, classes[name](frozenset(subjects))) for name, subjects in self._deployed.items() if name in classes
+        ]
+        self.unknown = tuple(sorted(set(self._deployed) - set(classes)))
+        self._kept: dict[str, int] = {}
+
+    def feed(self, window: Window) -> list[Violation]:
+        """Judge one window; the violations in it, one for each invariant that failed."""
+        outcome = self.outcome
+        outcome.windows += 1
+        outcome.steps = max(outcome.steps, window.step)
+        found: dict[str, tuple[Invariant, list[Occasion]]] = {}
+        for name, relation in self._relations:
+            deployed = self._deployed[name]
+            for occasion in relation.occasions(window):
+                for rule in deployed.get(occasion.subject, ()):
+                    if self._fails(rule, occasion):
+                        found.setdefault(rule.id, (rule, []))[1].append(occasion)
+        violations = [_violation(rule, occasions, window) for rule, occasions in found.values()]
+        for violation in violations:
+            self._keep(violation)
+        return violations
+
+    def _fails(self, rule: Invariant, occasion: Occasion) -> bool:
+        held = rule.property in occasion.held
+        if not held and occasion.failed is not None and rule.property not in occasion.failed:
+            return False
+        if not rule.applies(occasion.context):
+            return False
+        tried = self.outcome.tried[rule.id]
+        tried.triggered += 1
+        if held:
+            return False
+        tried.failed += 1
+        return True
+
+    def _keep(self, violation: Violation) -> None:
+        name = violation.invariant.id
+        self.outcome.last_failed_step[name] = violation.step
+        self._kept[name] = kept = self._kept.get(name, 0) + 1
+        if kept <= MOST_VIOLATIONS:
+            self.outcome.violations.append(violation)
+
+
+def _violation(rule: Invariant, occasions: list[Occasion], window: Window) -> Violation:
+    seq = min(occasion.seq for occasion in occasions)
+    call = window.by_seq.get(seq)
+    variables: dict[str, None] = {}
+    for occasion in occasions:
+        variables.update(dict.fromkeys(occasion.variables))
+    if not variables and call is not None:
+        variables = dict.fromkeys(_concerned(call, window))
+    return Violation(
+        invariant=rule,
+        step=window.step,
+        rank=window.rank,
+        process=window.process,
+        window=window.index,
+        stage=window.stage,
+        seq=seq,
+        site=Site.parse(call.site) if call is not None else None,
+        receiver=call.receiver if call is not None else "",
+        variables=tuple(variables),
+        occasions=sum(max(1, len(occasion.variables)) for occasion in occasions),
+    )
+
+
+def _concerned(call: Call, window: Window) -> list[str]:
+    """The parameters observed around a call that its receiver holds."""
+    return [
+        change.variable
+        for change in window.changes_of.get(call.seq, ())
+        if change.kind == "parameter" and (not change.owner or change.owner == call.receiver)
+    ]

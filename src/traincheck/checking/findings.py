@@ -1,0 +1,101 @@
+"""Findings: violations are echoes of one another; group them under one cause, and put the likeliest first.
+
+Note [Grouping]
+One defect breaks many rules, most of them in the step in which it first shows, some a step later (what a cycle lacks
+shows at its end). So violations that begin within `ECHO_STEPS` of the leading one's first step are told as one finding,
+unless they concern another optimizer's or module's variables and have another cause. The leading violation is that of
+the highest severity, then the earliest, then the one whose cause is nearest to the root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from traincheck.checking.causes import Cause, cause_of, expected, observed
+from traincheck.vocab.finding import Finding, Violation
+from traincheck.vocab.invariant import ERROR, NOTICE
+
+ECHO_STEPS = 1
+
+
+@dataclass
+class _Strand:
+    """All violations of one invariant in one process: when it began and how it went on."""
+
+    first: Violation
+    last_step: int
+    times: int
+    variables: tuple[str, ...]
+    cause: Cause
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """The order in which strands lead."""
+        rule = self.first.invariant
+        return (
+            rule.severity != ERROR,
+            self.first.step,
+            self.cause.rank,
+            self.first.rank,
+            len(rule.precondition.clauses),
+            -rule.support.runs,
+            -rule.confidence,
+            rule.id,
+        )
+
+
+def group(violations: Iterable[Violation]) -> tuple[Finding, ...]:
+    """The findings behind `violations`, the leading one first."""
+    pending = sorted(_strands(violations), key=lambda strand: strand.place)
+    findings = []
+    while pending:
+        leader = pending[0]
+        echoes = [strand for strand in pending if strand is leader or _echoes(strand, leader)]
+        pending = [strand for strand in pending if strand not in echoes]
+        findings.append(_finding(leader, echoes))
+    return tuple(findings)
+
+
+def _strands(violations: Iterable[Violation]) -> list[_Strand]:
+    strands: dict[tuple[str, int], _Strand] = {}
+    for violation in violations:
+        key = (violation.invariant.id, violation.process)
+        strand = strands.get(key)
+        if strand is None:
+            strands[key] = _Strand(violation, violation.step, 1, violation.variables, cause_of(violation))
+        else:
+            strand.last_step = max(strand.last_step, violation.step)
+            strand.times += 1
+    return list(strands.values())
+
+
+def _echoes(strand: _Strand, leader: _Strand) -> bool:
+    begins = strand.first.step - leader.first.step
+    same_cause = strand.cause.rank == leader.cause.rank and strand.cause.title == leader.cause.title
+    if same_cause and begins >= 0:
+        return True
+    if strand.first.invariant.severity == NOTICE and begins >= 0:
+        return begins <= ECHO_STEPS
+    return abs(begins) <= ECHO_STEPS
+
+
+def _finding(leader: _Strand, strands: Sequence[_Strand]) -> Finding:
+    first = leader.first
+    variables = leader.variables or next((strand.variables for strand in strands if strand.variables), ())
+    site = first.site or next((strand.first.site for strand in strands if strand.first.site), None)
+    return Finding(
+        severity=first.invariant.severity,
+        step=first.step,
+        rank=first.rank,
+        title=leader.cause.title,
+        cause=leader.cause.cause,
+        site=site,
+        variables=variables,
+        expected=expected(first.invariant),
+        observed=observed(first),
+        advice=leader.cause.advice,
+        invariants=tuple(strand.first.invariant.id for strand in strands),
+        last_step=max(strand.last_step for strand in strands),
+        times=max(strand.times for strand in strands),
+    )

@@ -1,0 +1,156 @@
+"""The live driver: check each window as it closes, inside the training process, and leave the outcome in the run folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from traincheck.checking.checked import Checked, conclude
+from traincheck.checking.engine import Engine, Outcome, Tried
+from traincheck.checking.findings import group
+from traincheck.checking.offline import recorded_demand, run_facts, unobserved
+from traincheck.errors import InputError, OutputError
+from traincheck.invariants.book import Book
+from traincheck.trace.folder import RunFolder
+from traincheck.vocab.events import Window
+from traincheck.vocab.finding import Finding, Site, Violation
+
+SAVE_EVERY = 500
+"""Windows between two savings of a quiet run's outcome: what a killed process loses of its counts."""
+
+
+class _Failed(msgspec.Struct, frozen=True):
+    """A violation as it is stored: the invariant by its id."""
+
+    id: str
+    step: int
+    window: int
+    stage: str
+    seq: int
+    site: str
+    receiver: str
+    variables: tuple[str, ...]
+    occasions: int
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    """An outcome as it is stored in live-RANK-PROCESS.json."""
+
+    rank: int
+    process: int
+    windows: int
+    steps: int
+    tried: dict[str, tuple[int, int]]
+    violations: tuple[_Failed, ...]
+
+
+class LiveChecker:
+    """Checks the windows of one process and tells each new finding once.
+
+    `on_finding` is called on the thread that feeds. The outcome is saved whenever there is something new to lose.
+    """
+
+    def __init__(
+        self, book: Book, folder: Path, rank: int, process: int, on_finding: Callable[[Finding], None]
+    ) -> None:
+        self.engine = Engine(book.active, rank, process)
+        self._path = folder / f"live-{rank}-{process}.json"
+        self._on_finding = on_finding
+        self._told: set[str] = set()
+
+    def feed(self, window: Window) -> None:
+        """Judge one window."""
+        violations = self.engine.feed(window)
+        if any(violation.invariant.id not in self._told for violation in violations):
+            for finding in group(self.engine.outcome.violations):
+                if not self._told.intersection(finding.invariants):
+                    self._on_finding(finding)
+                self._told.update(finding.invariants)
+            self.save()
+        elif self.engine.outcome.windows % SAVE_EVERY == 0:
+            self.save()
+
+    def save(self) -> None:
+        """Store the outcome. Raises OutputError."""
+        outcome = self.engine.outcome
+        stored = _Stored(
+            outcome.rank,
+            outcome.process,
+            outcome.windows,
+            outcome.steps,
+            {name: (tried.triggered, tried.failed) for name, tried in outcome.tried.items()},
+            tuple(_failed(violation) for violation in outcome.violations),
+        )
+        temporary = self._path.with_suffix(".tmp")
+        try:
+            temporary.write_bytes(msgspec.json.encode(stored))
+            os.replace(temporary, self._path)
+        except OSError as error:
+            raise OutputError(self._path, error.strerror or str(error)) from error
+
+
+def _failed(violation: Violation) -> _Failed:
+    site = violation.site
+    return _Failed(
+        violation.invariant.id,
+        violation.step,
+        violation.window,
+        violation.stage,
+        violation.seq,
+        f"{site.file}:{site.line}:{site.function}" if site else "",
+        violation.receiver,
+        violation.variables,
+        violation.occasions,
+    )
+
+
+def gather(folder: Path, book: Book) -> Checked:
+    """The result of a live run, from what its processes left in the run folder.
+
+    A process that left nothing (killed before its first finding) counts as not observed. Raises RunFolderError.
+    """
+    run = RunFolder.open(folder)
+    outcomes = [_read(path, book) for path in sorted(run.path.glob("live-*.json"))]
+    notes = run.notes()
+    reasons = [reason for note in notes for reason in note.not_observed]
+    if not outcomes:
+        reasons.append("no training was observed: the program did not import torch, or ended before its first step")
+    return conclude(
+        book,
+        outcomes,
+        unobserved=unobserved(book.active, recorded_demand(run), notes),
+        not_observed=reasons,
+        dropped=sum(note.dropped for note in notes),
+        run=run_facts(run, notes),
+    )
+
+
+def _read(path: Path, book: Book) -> Outcome:
+    try:
+        stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise InputError(f"{path} cannot be read ({error}). Delete it, or check the run again with `traincheck check`.") from error
+    outcome = Outcome(stored.rank, stored.process, windows=stored.windows, steps=stored.steps)
+    outcome.tried = {name: Tried(*counts) for name, counts in stored.tried.items()}
+    for failed in stored.violations:
+        rule = book.by_id(failed.id)
+        if rule is not None:
+            outcome.violations.append(
+                Violation(
+                    rule,
+                    failed.step,
+                    stored.rank,
+                    stored.process,
+                    failed.window,
+                    failed.stage,
+                    failed.seq,
+                    Site.parse(failed.site),
+                    failed.receiver,
+                    failed.variables,
+                    failed.occasions,
+                )
+            )
+    return outcome

@@ -1,0 +1,57 @@
+"""`traincheck check`: check recorded runs against books, without torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from traincheck import config as configs
+from traincheck.cli import flags, reports
+from traincheck.cli.console import Progress, exit_code, remark
+from traincheck.config import Config
+from traincheck.errors import BadOption
+
+EPILOG = """\b
+Examples:
+  traincheck check runs/suspicious --book good.jsonl
+  traincheck check runs/* -b good.jsonl --fail-on notice
+  traincheck check runs/suspicious -b good.jsonl --json report.json --html report.html
+
+Exit codes: 0 no findings at or above --fail-on, 3 findings, 2 wrong usage, 1 TrainCheck failed.
+"""
+
+
+def command(
+    runs: flags.RunFolders,
+    books: flags.Books = None,
+    json_file: flags.JsonFile = None,
+    html_file: flags.HtmlFile = None,
+    fail_on: flags.FailOn = None,
+) -> None:
+    """Check recorded runs against books of invariants. Torch is not needed."""
+    said = {"books": tuple(map(str, books or ())), "fail_on": fail_on}
+    raise typer.Exit(check(runs, configs.load(said, os.environ, Path.cwd()), json_file, html_file))
+
+
+def check(runs: Sequence[Path], config: Config, json_file: Path | None = None, html_file: Path | None = None) -> int:
+    """Check each of the run folders and report on it; the exit code for all of them."""
+    for name, path in (("--json", json_file), ("--html", html_file)):
+        if path is not None and len(runs) > 1:
+            raise BadOption(name, str(path), "one RUN, for a file holds the report of one")
+    book = reports.books_of(config.books)
+
+    from traincheck.checking.offline import check_folder
+
+    code = 0
+    for run in runs:
+        if len(runs) > 1:
+            remark(f"checking {run}")
+        with Progress() as progress:
+            checked = check_folder(run, book, progress)
+        reports.write_reports(checked.report, checked.verdicts, reports.given(json_file), reports.given(html_file))
+        reports.show_summary(checked.report, reports.given(json_file, html_file))
+        code = max(code, exit_code(checked.report, config.fail_on))
+    return code

@@ -1,0 +1,111 @@
+"""The console: what commands say. Results go to stdout, everything about the work itself to stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+
+    from traincheck.vocab.finding import Report
+
+FINDINGS = 3
+"""Exit code for findings at or above --fail-on."""
+
+QUIET_SECONDS = 5.0
+"""Between two plain lines about the same work: often enough to see that it lives, seldom enough for a log."""
+
+
+def say(text: str = "") -> None:
+    """A line about the work, on stderr."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def remark(text: str) -> None:
+    """A line on stderr that says who speaks, for the midst of the program's own output."""
+    say(f"traincheck: {text}")
+
+
+def out(text: str) -> None:
+    """A line of a result, on stdout."""
+    sys.stdout.write(f"{text}\n")
+
+
+def out_json(value: object) -> None:
+    """A result as JSON, on stdout."""
+    out(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def columns(rows: Iterable[Sequence[str]], indent: str = "  ") -> list[str]:
+    """The rows as lines in which the cells stand under each other."""
+    table = [list(row) for row in rows]
+    widths = [max((len(row[place]) for row in table if len(row) > place), default=0) for place in range(_most(table))]
+    return [
+        (indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))).rstrip()
+        for row in table
+    ]
+
+
+def _most(table: Sequence[Sequence[str]]) -> int:
+    return max((len(row) for row in table), default=0)
+
+
+def amount(number: float, unit: str) -> str:
+    """`1,234 steps`, `1 step`."""
+    return f"{number:,.0f} {unit}" if round(number) == 1 else f"{number:,.0f} {unit}s"
+
+
+def size(number: float) -> str:
+    """`12.3 kB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000 or unit == "GB":
+            break
+        number /= 1000
+    return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+
+
+def exit_code(report: Report, fail_on: str) -> int:
+    """3 when the report holds findings at or above `fail_on` (error, notice or never), else 0."""
+    failing = {"error": ("errors",), "notice": ("errors", "notices"), "never": ()}[fail_on]
+    return FINDINGS if report.verdict in failing else 0
+
+
+class Progress:
+    """Called as `progress(what, done, total)`: a bar on a terminal, now and then a plain line elsewhere."""
+
+    def __init__(self) -> None:
+        self._bars: Bars | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._last: tuple[str, float] = ("", 0.0)
+
+    def __enter__(self) -> Progress:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import Progress as Bars
+
+            self._bars = Bars(console=Console(stderr=True), transient=True)
+            self._bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if self._bars is not None:
+            if what not in self._tasks:
+                self._tasks[what] = self._bars.add_task(what, total=total or None)
+            self._bars.update(self._tasks[what], completed=done, total=total or None)
+            return
+        before, when = self._last
+        now = time.monotonic()
+        if what != before or (done == total and total) or now - when >= QUIET_SECONDS:
+            self._last = (what, now)
+            remark(f"{what} {done}/{total}" if total else what)

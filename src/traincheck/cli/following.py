@@ -1,0 +1,68 @@
+"""Following: check a run that is going on from outside, by looking at its run folder now and then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from traincheck.cli import reports
+from traincheck.cli.console import exit_code, remark
+from traincheck.config import Config
+from traincheck.errors import RunFolderEmpty, RunFolderNotFound
+from traincheck.vocab.finding import Finding
+
+
+def follow(
+    run: Path, config: Config, pause: float, output: Path | None = None, sleep: Callable[[float], None] = time.sleep
+) -> int:
+    """Check `run` every `pause` seconds until it has ended, telling each finding when it is first seen; the exit code.
+
+    With a pause of 0 it is looked at once, and what can be said of it now is said. A folder that is not there yet, or
+    that holds nothing yet, is waited for. Known limitations: each look reads the whole recording again.
+    """
+    from rich.console import Console
+
+    from traincheck.checking.offline import check_folder
+    from traincheck.reporting.terminal import TerminalSink
+
+    book = reports.books_of(config.books)
+    sink = TerminalSink(Console(stderr=True, highlight=False))
+    told: set[tuple[object, ...]] = set()
+    remark(f"watching {run}")
+    while True:
+        last = pause == 0 or has_ended(run)  # asked first, so that what is written meanwhile is not missed
+        try:
+            checked = check_folder(run, book)
+        except (RunFolderEmpty, RunFolderNotFound):
+            if last:
+                raise
+        else:
+            for finding in checked.report.findings:
+                if _identity(finding) not in told:
+                    told.add(_identity(finding))
+                    sink.show(finding)
+            if last:
+                break
+        sleep(pause)
+    files = [output / reports.JSON_NAME, output / reports.HTML_NAME] if output else []
+    reports.write_reports(checked.report, checked.verdicts, files[:1], files[1:])
+    reports.show_summary(checked.report, files)
+    return exit_code(checked.report, config.fail_on)
+
+
+def _identity(finding: Finding) -> tuple[object, ...]:
+    """What stays the same of a finding while it grows."""
+    return finding.step, finding.rank, finding.title, finding.site
+
+
+def has_ended(run: Path) -> bool:
+    """Whether the run has ended: said by the command that started it, or by all of the processes that were seen."""
+    from traincheck.trace.folder import RunFolder
+
+    try:
+        folder = RunFolder.open(run)
+    except (RunFolderEmpty, RunFolderNotFound):
+        return False
+    notes = folder.notes()
+    return bool(folder.manifest.ended) or (bool(notes) and all(note.ended for note in notes))

@@ -1,0 +1,127 @@
+"""The command line: all commands, and the one place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import typer
+
+from traincheck.cli import check, collect, doctor, explain, flags, infer, report, run, show
+from traincheck.cli.console import out, remark, say
+from traincheck.cli.targets import TargetCommand
+from traincheck.errors import TrainCheckError
+from traincheck.version import __version__
+
+FAILED, INTERRUPTED = 1, 130
+DEBUG_VARIABLE = "TRAINCHECK_DEBUG"
+
+EPILOG = """\b
+Examples:
+  traincheck collect -o runs/cnn train_cnn.py        record a good run
+  traincheck infer runs/cnn runs/gpt -o good.jsonl   learn what is normal
+  traincheck run --book good.jsonl my_train.py       check another run while it trains
+  traincheck check runs/odd --book good.jsonl        or afterwards, from its recording
+
+\b
+Exit codes: 0 clean, 1 TrainCheck failed, 2 wrong usage, 3 findings at or above --fail-on.
+When your program fails, its own exit code is returned.
+"""
+
+
+# Plain text and not rich panels: --help is on the way of every first minute, and rich takes longer than all the rest.
+app = typer.Typer(
+    name="traincheck",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    epilog=EPILOG,
+)
+app.command("collect", cls=TargetCommand, epilog=collect.EPILOG)(collect.command)
+app.command("infer", epilog=infer.EPILOG)(infer.command)
+app.command("run", cls=TargetCommand, epilog=run.EPILOG)(run.command)
+app.command("check", epilog=check.EPILOG)(check.command)
+app.command("show", epilog=show.EPILOG)(show.command)
+app.command("explain", epilog=explain.EPILOG)(explain.command)
+app.command("report", epilog=report.EPILOG)(report.command)
+app.command("doctor", epilog=doctor.EPILOG)(doctor.command)
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        out(f"traincheck {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", help="Print the version and exit.", callback=_tell_version, is_eager=True)
+]
+
+
+@app.callback()
+def all_commands(version: Version = False, debug: flags.Debug = False) -> None:
+    """TrainCheck catches silent errors in deep learning training.
+
+    It learns training invariants from runs that are known to be good and checks other runs against them.
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command in `argv` (without the program's name; those of the process by default); its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    return guarded(lambda: app(words, prog_name="traincheck"), wants_debug(words))
+
+
+def guarded(work: Callable[[], object], debug: bool) -> int:
+    """The exit code of `work`: what it returns (None is 0) or exits with, or what its error stands for.
+
+    An error that we foresaw is one message; any other is one line and, with `debug`, its traceback.
+    """
+    try:
+        code = work()
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except SystemExit as end:
+        return _code_of(end)
+    except TrainCheckError as error:
+        _show_traceback(debug)
+        say(f"traincheck: error [{error.slug}]: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone, which is its right; the interpreter must not flush into the void at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        _show_traceback(debug)
+        remark(f"error [internal]: {type(error).__name__}: {error}")
+        if not debug:
+            remark(f"this is a fault of TrainCheck's; {DEBUG_VARIABLE}=1 shows where")
+        return FAILED
+
+
+def _code_of(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    say(str(end.code))
+    return FAILED
+
+
+def _show_traceback(debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+
+
+def wants_debug(words: Sequence[str]) -> bool:
+    """Whether tracebacks are asked for: --debug before the command, or the variable."""
+    command = next((place for place, word in enumerate(words) if not word.startswith("-")), len(words))
+    return "--debug" in words[:command] or os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

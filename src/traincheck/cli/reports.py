@@ -1,0 +1,63 @@
+"""Reports: what the commands that check do with what was found, the same for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from traincheck.cli.console import out
+from traincheck.errors import NoBook
+
+if TYPE_CHECKING:
+    from traincheck.invariants.book import Book
+    from traincheck.vocab.finding import Report
+    from traincheck.vocab.invariant import Invariant
+
+JSON_NAME, HTML_NAME = "report.json", "report.html"
+"""The reports of a run in its own folder."""
+STDOUT = Path("-")
+"""In place of a JSON file."""
+
+
+def books_of(paths: Sequence[str]) -> Book:
+    """One book of all that `paths` hold. Raises NoBook when there are none, BookError for one that cannot be read."""
+    from traincheck.invariants.book import read_books
+
+    if not paths:
+        raise NoBook
+    return read_books(paths)
+
+
+def write_reports(
+    report: Report, verdicts: Sequence[tuple[Invariant, str]], json_files: Sequence[Path], html_files: Sequence[Path]
+) -> None:
+    """Write the report into each of the files; JSON for `-` goes to stdout. Raises OutputError."""
+    from traincheck.reporting.html.sink import render_html
+    from traincheck.reporting.json_report import json_of, write_json
+
+    for path in json_files:
+        if path == STDOUT:
+            out(json_of(report).rstrip())
+        else:
+            write_json(report, path)
+    for path in html_files:
+        render_html(report, verdicts, path)
+
+
+def show_summary(report: Report, files: Sequence[Path], is_result: bool = True) -> None:
+    """The report for people: verdict, findings, counts, where the files are.
+
+    On stdout where it is the command's result; on stderr where stdout belongs to a program or to JSON.
+    """
+    from rich.console import Console
+
+    from traincheck.reporting.terminal import TerminalSink
+
+    console = Console(stderr=not is_result or STDOUT in files, highlight=False)
+    TerminalSink(console, [path for path in files if path != STDOUT]).close(report)
+
+
+def given(*paths: Path | None) -> list[Path]:
+    """The paths that were given."""
+    return [path for path in paths if path is not None]

@@ -1,0 +1,82 @@
+"""`traincheck run`: run a program and check it against books while it trains."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import typer
+
+from traincheck import config as configs
+from traincheck.cli import flags, recording, reports
+from traincheck.cli.console import FINDINGS, exit_code
+from traincheck.config import Config
+from traincheck.runtime.target import Target
+
+EPILOG = """\b
+Examples:
+  traincheck run --book good.jsonl train.py --lr 1e-3
+  traincheck run -b good.jsonl --on-violation stop -m package.train --epochs 3
+  traincheck run -b good.jsonl -- torchrun --nproc-per-node 2 train.py
+
+Options of TrainCheck come before the program; everything after it is the program's own. Report and recording are
+left in the run folder: report.html, report.json.
+
+Exit codes: 0 no findings at or above --fail-on, 3 findings, 2 wrong usage, 1 TrainCheck failed. When the program
+fails, its own exit code is returned, unless it was stopped by --on-violation stop: that is 3.
+"""
+
+
+def command(
+    target: flags.Words = None,
+    books: flags.Books = None,
+    run_folder: flags.RunFolder = None,
+    on_violation: flags.OnViolation = None,
+    fail_on: flags.FailOn = None,
+    json_file: flags.JsonFile = None,
+    html_file: flags.HtmlFile = None,
+    packages: flags.Packages = None,
+    runs: flags.Runs = None,
+) -> None:
+    """Run a program and check it while it trains.
+
+    It is checked against books of invariants, as `traincheck infer` learns them from good runs.
+    """
+    said = {
+        "books": tuple(map(str, books or ())),
+        "on_violation": on_violation,
+        "fail_on": fail_on,
+        "packages": tuple(packages or ()),
+        "runs": str(runs) if runs else None,
+    }
+    config = configs.load(said, os.environ, Path.cwd())
+    raise typer.Exit(run(Target.parse(target or ()), config, run_folder, json_file, html_file))
+
+
+def run(
+    target: Target,
+    config: Config,
+    run_folder: Path | None = None,
+    json_file: Path | None = None,
+    html_file: Path | None = None,
+) -> int:
+    """Run it, gather what its processes found, report; the exit code of program or findings."""
+    book = reports.books_of(config.books)  # a bad book stops us before the program starts
+    done = recording.record(target, config, run_folder, book, os.environ)
+
+    from traincheck.checking.live import gather
+
+    checked = gather(done.path, book)
+    json_files = [done.path / reports.JSON_NAME, *reports.given(json_file)]
+    html_files = [done.path / reports.HTML_NAME, *reports.given(html_file)]
+    try:
+        reports.write_reports(checked.report, checked.verdicts, json_files, html_files)
+    finally:  # what was found is told even where it cannot be written
+        recording.tell_end(done.status)
+        if checked.outcomes:
+            reports.show_summary(checked.report, [*json_files, *html_files], is_result=False)
+        else:
+            recording.tell_nothing(done.path)
+    if done.folder.manifest.stopped_by_us:
+        return FINDINGS
+    return done.status.code or exit_code(checked.report, config.fail_on)

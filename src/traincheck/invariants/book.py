@@ -1,0 +1,230 @@
+"""The book: a file of invariants, one to a line, made to be read, compared and merged.
+
+The first line says what the file is; each line after it is one invariant, in an order that depends on the rules alone.
+Nothing in it tells when or where it was written, so that learning the same thing again gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+
+from traincheck.errors import BookConflict, BookNotFound, BookTooNew, BookUnreadable, BookUnrecognised, OutputError
+from traincheck.invariants.lines import FORMAT, KIND, HeaderLine, InvariantLine, KindLine, RunEntry, tellable
+from traincheck.version import __version__
+from traincheck.vocab.invariant import Invariant, Support, identity
+
+PathLike: TypeAlias = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LearnedRun:
+    """A good run that a book was learned from: its script, the digest of that script, and its training steps."""
+
+    script: str
+    digest: str
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """Invariants and the runs they were learned from, both kept sorted; no two invariants share an id.
+
+    Raises ValueError for two invariants with one id.
+    """
+
+    invariants: tuple[Invariant, ...] = ()
+    runs: tuple[LearnedRun, ...] = ()
+
+    def __post_init__(self) -> None:
+        ids = Counter(invariant.id for invariant in self.invariants)
+        if twice := [name for name, times in ids.items() if times > 1]:
+            raise ValueError(f"two invariants of a book share the id {twice[0]}")
+        object.__setattr__(self, "invariants", tuple(sorted(self.invariants, key=_place_of)))
+        object.__setattr__(self, "runs", tuple(sorted(self.runs)))
+
+    def by_id(self, name: str) -> Invariant | None:
+        """The invariant with this id, None when the book has none."""
+        return next((invariant for invariant in self.invariants if invariant.id == name), None)
+
+    @property
+    def active(self) -> tuple[Invariant, ...]:
+        """The invariants that are not muted."""
+        return tuple(invariant for invariant in self.invariants if not invariant.mute)
+
+
+def _place_of(invariant: Invariant) -> tuple[object, ...]:
+    return invariant.relation, invariant.subject, invariant.property, str(invariant.precondition), invariant.id
+
+
+def read_book(path: PathLike) -> Book:
+    """The book in the file `path`.
+
+    Raises BookNotFound, BookUnrecognised (a folder, an empty or binary file, another kind of file), BookTooNew, and
+    BookUnreadable for a file that is cut short, altered so that an id no longer fits its rule, or wrong in a line.
+    """
+    lines = _lines_of(path)
+    header = _read_header(path, lines[0])
+    found: dict[str, tuple[int, Invariant]] = {}
+    for line in lines[1:]:
+        invariant = _read_invariant(path, line)
+        if invariant.id in found:
+            why = f"the id {invariant.id} stands in line {found[invariant.id][0]} already"
+            raise BookUnreadable(path, line.number, why)
+        found[invariant.id] = line.number, invariant
+    if len(found) != header.invariants:
+        loss = "the end of the file is missing" if len(found) < header.invariants else "lines were added"
+        why = f"the first line announces {header.invariants} invariants and the file holds {len(found)}: {loss}"
+        raise BookUnreadable(path, lines[-1].number, f'{why} (if that is meant, correct "invariants" in line 1)')
+    runs = tuple(LearnedRun(run.script, run.digest, run.steps) for run in header.runs)
+    return Book(tuple(invariant for _, invariant in found.values()), runs)
+
+
+def read_books(paths: Sequence[PathLike]) -> Book:
+    """One book of all that the books in `paths` say, as `merge_books` joins them. Raises what `read_book` raises."""
+    return merge_books((path, read_book(path)) for path in paths)
+
+
+def merge_books(books: Iterable[tuple[PathLike, Book]]) -> Book:
+    """One book of all the invariants and runs in `books`, each given with the name that an error shall call it by.
+
+    Of a rule that stands in several, the one with the greater support stays, and a mute stays with it: a reason given
+    once holds for the rule. A run that several books learned from is told once. The order of the books decides only
+    which of two reasons to mute is kept (the first). Raises BookConflict when one id names two rules.
+    """
+    kept: dict[str, tuple[PathLike, Invariant]] = {}
+    runs: Counter[LearnedRun] = Counter()
+    for name, book in books:
+        runs |= Counter(book.runs)
+        for new in book.invariants:
+            first, old = kept.get(new.id, (name, new))
+            if _rule_of(old) != _rule_of(new):
+                raise BookConflict(new.id, first, name)
+            stays = max(old, new, key=lambda one: (_weight(one.support), one.confidence))
+            kept[new.id] = first, replace(stays, mute=old.mute or new.mute)
+    return Book(tuple(invariant for _, invariant in kept.values()), tuple(runs.elements()))
+
+
+def _rule_of(invariant: Invariant) -> tuple[object, ...]:
+    return invariant.relation, invariant.subject, invariant.property, invariant.precondition
+
+
+def _weight(support: Support) -> tuple[int, ...]:
+    """Other scripts say most about the next one, then other runs; occasions within a step say least."""
+    return support.scripts, support.runs, support.steps, support.occasions
+
+
+class _Line(NamedTuple):
+    """A line that is not blank; `last` where the file ends without ending the line."""
+
+    number: int
+    text: bytes
+    last: bool
+
+
+def _lines_of(path: PathLike) -> list[_Line]:
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise BookNotFound(path) from None
+    except IsADirectoryError:
+        raise BookUnrecognised(path, "it is a folder") from None
+    except OSError as error:
+        raise BookUnrecognised(path, error.strerror or str(error)) from None
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise BookUnrecognised(path, "it is not text in UTF-8") from None
+    if b"\0" in data:
+        raise BookUnrecognised(path, "it is a binary file")
+    texts = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")  # some editors put a byte order mark there
+    lines = [_Line(number, text, number == len(texts)) for number, text in enumerate(texts, 1) if text.strip()]
+    if not lines:
+        raise BookUnrecognised(path, "it is empty")
+    return lines
+
+
+def _read_header(path: PathLike, line: _Line) -> HeaderLine:
+    try:
+        kind = msgspec.json.decode(line.text, type=KindLine)
+    except msgspec.MsgspecError as error:
+        if line.last and line.text.startswith(b'{"format":'):
+            raise BookUnreadable(path, line.number, "the file ends in the middle of this line") from None
+        raise BookUnrecognised(path, f"its first line is not the header of a book ({error})") from None
+    if kind.kind != KIND:
+        raise BookUnrecognised(path, f'its first line does not say "kind": "{KIND}"')
+    if kind.format > FORMAT:
+        raise BookTooNew(path, kind.format, FORMAT)
+    return _decoded(path, line, HeaderLine)
+
+
+def _read_invariant(path: PathLike, line: _Line) -> Invariant:
+    if line.text.startswith((b"<<<<<<<", b"=======", b">>>>>>>")):
+        raise BookUnreadable(path, line.number, "a conflict was left here by a merge of two versions of the file")
+    if line.text.startswith(b'{"format":'):
+        raise BookUnreadable(path, line.number, "a second book begins here; books are joined by `traincheck merge`")
+    told = _decoded(path, line, InvariantLine).invariant()
+    rule = identity(told.relation, told.subject, told.property, told.precondition)
+    if rule != told.id:
+        why = f"the id {told.id!r} does not fit the rule, whose id is {rule!r}: the line was altered"
+        raise BookUnreadable(path, line.number, why)
+    return told
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def _decoded(path: PathLike, line: _Line, kind: type[S]) -> S:
+    try:
+        return msgspec.json.decode(line.text, type=kind)
+    except msgspec.ValidationError as error:
+        raise BookUnreadable(path, line.number, str(error)) from None
+    except msgspec.DecodeError as error:
+        why = "the file ends in the middle of this line" if line.last else f"it is not JSON ({error})"
+        raise BookUnreadable(path, line.number, why) from None
+
+
+def write_book(book: Book, path: PathLike) -> None:
+    """Writes `book` to `path`, whole or not at all; the folder is made where it does not exist. Raises OutputError.
+
+    The same book always gives the same bytes. Characters of a script's name that UTF-8 cannot hold are written out.
+    """
+    for invariant in book.invariants:
+        for clause in invariant.precondition.clauses:
+            if isinstance(clause.value, float) and not math.isfinite(clause.value):
+                raise OutputError(path, f"JSON cannot tell the number in the precondition of {invariant.id} ({clause})")
+    header = HeaderLine(
+        format=FORMAT,
+        kind=KIND,
+        traincheck=__version__,
+        runs=[RunEntry(tellable(run.script), run.digest, run.steps) for run in book.runs],
+        invariants=len(book.invariants),
+    )
+    encode = msgspec.json.Encoder().encode
+    lines = [encode(header), *(encode(InvariantLine.of(invariant)) for invariant in book.invariants)]
+    _replace(Path(path), b"".join(line + b"\n" for line in lines))
+
+
+def _replace(path: Path, data: bytes) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        if path.exists() and not path.is_file():  # a device or a pipe is written to, never replaced
+            path.write_bytes(data)
+            return
+        target = Path(os.path.realpath(path))
+        beside = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(data)
+        beside.replace(target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise OutputError(path, error.strerror or str(error)) from None

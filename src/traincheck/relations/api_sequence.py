@@ -1,0 +1,213 @@
+"""APISequence(Ia, Ib, ...): since the last call of B, A was called, or a variable changed; and in which order.
+
+Source: OSDI '25, section 3.2. Occasions are the calls that change some observed state (they pace the loop: whoever
+evaluates when he likes keeps no rhythm), one by one for each receiver. What happened between two calls of B is a *cycle*; that it contains A says both "B is preceded by A"
+and "A is followed by B".
+
+Note [Established calls]
+A loop need not call any particular API: it may clip or not, and clear gradients through the model or by hand. So a call
+is expected in a cycle only once this program has made it in every cycle so far, `ESTABLISHED` of them at least. A change
+of state (gradients are cleared, parameters change) is expected always: see Note [Means and ends] in event_contain.py.
+
+Note [Order that matters]
+Two calls in a cycle are put in order (`then`) only when both changed the same kind of state in it, as `zero_grad` and
+`backward` both change gradients. The order of others (fetch a batch, step a scheduler) is a matter of taste. What counts
+is the last call of each before B, since a cycle may hold the calls of another optimizer's update as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from typing import ClassVar, NamedTuple
+
+from traincheck.relations.base import context_of, ended, family, short, transitions
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import LIFECYCLE, MODULE, Call, Change, Window
+from traincheck.vocab.facts import value_of
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+PRECEDED = "preceded by"
+GRAIN = "cycle"
+STATE_TOKENS = (
+    Property(PRECEDED, "parameter.grad", "is cleared"),
+    Property(PRECEDED, "parameter.grad", "is filled"),
+)
+"""The changes that are expected in a cycle of `UPDATE`, which consumes gradients, without being established."""
+
+OPTIMIZER = "torch.optim.Optimizer"
+UPDATE = f"{OPTIMIZER}.step"
+
+
+ESTABLISHED = 3
+"""Cycles before a call counts as regular: two may be chance (a first and a last), three in a row are a habit."""
+
+
+class _Token(NamedTuple):
+    """Something that happened: what it is, when, and to whom. `what` has one entry for each way to name it.
+
+    `effects` are the kinds of state that a call changed.
+    """
+
+    seq: int
+    what: tuple[Property, ...]
+    owner: str
+    call: Call | None
+    variables: tuple[str, ...] = ()
+    effects: frozenset[str] = frozenset()
+
+
+class _Cycle:
+    """What happened since the last call of a subject on one receiver, and what happened in every cycle before."""
+
+    __slots__ = ("count", "effects", "established", "family", "last", "of_optimizer", "receiver", "regular", "variables")
+
+    def __init__(self, call: Call) -> None:
+        self.receiver = call.receiver
+        self.family = family(call.levels[-1])
+        self.of_optimizer = self.family == OPTIMIZER
+        self.count = 0
+        self.last: dict[Property, int] = {}
+        self.effects: dict[Property, frozenset[str]] = {}
+        self.regular: set[Property] = set()
+        self.established: set[Property] = set()
+        self.variables: dict[str, None] = {}
+
+    def concerns(self, token: _Token) -> bool:
+        """Calls of the same class count only on the same receiver; changes only of what this optimizer holds."""
+        if token.call is None:
+            return not self.of_optimizer or token.owner == self.receiver
+        return family(token.call.levels[-1]) != self.family or token.owner == self.receiver
+
+    def add(self, token: _Token) -> None:
+        for what in token.what:
+            self.last[what] = token.seq
+            self.effects[what] = token.effects
+        for variable in token.variables:
+            self.variables[variable] = None
+
+    def close(self) -> None:
+        happened = set(self.last)
+        self.regular = happened if self.count == 0 else self.regular & happened
+        self.count += 1
+        if self.count >= ESTABLISHED:
+            self.established |= self.regular
+        self.last.clear()
+        self.effects.clear()
+        self.variables.clear()
+
+
+class APISequence:
+    """See the module's docstring."""
+
+    name: ClassVar[str] = "APISequence"
+
+    def __init__(self, interest: Set[Subject] | None = None) -> None:
+        self._interest = interest
+        self._cycles: dict[tuple[str, str], _Cycle] = {}
+        self._next_index = 0
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        if window.index != self._next_index:
+            self._cycles.clear()
+        self._next_index = window.index + 1
+        for token in _timeline(window):
+            if token.call is not None and token.call.kind == LIFECYCLE and token.effects:
+                yield from self._judge(token.call, window)
+            for cycle in self._cycles.values():
+                if cycle.concerns(token):
+                    cycle.add(token)
+
+    def _judge(self, call: Call, window: Window) -> Iterator[Occasion]:
+        for level in call.levels:
+            subject = Subject(level, GRAIN)
+            if self._interest is not None and subject not in self._interest:
+                continue
+            cycle = self._cycles.get((level, call.receiver))
+            if cycle is None:
+                # What happened before the first call began before anything was counted: no cycle, no occasion.
+                self._cycles[level, call.receiver] = _Cycle(call)
+                continue
+            held, failed = _judged(cycle, Property(PRECEDED, call.levels[-1]))
+            yield Occasion(
+                subject, context_of(call.context, window.stage), held, failed, call.seq, tuple(cycle.variables)
+            )
+            cycle.close()
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        if prop in STATE_TOKENS:
+            return Demand(frozenset((subject.api,)), frozenset(((subject.api, prop.object),)))
+        if prop.detail.startswith(THEN):
+            both = (prop.object, _second(prop).object)
+            return Demand(frozenset((subject.api, *both)), frozenset((api, "parameter.grad") for api in both))
+        return Demand(frozenset((subject.api, prop.object)))
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        around = f"between two calls of {short(subject.api)}"
+        if prop.detail.startswith(THEN):
+            return f"{around}, {_said(Property(PRECEDED, prop.object))} comes before {_said(_second(prop))}"
+        if prop in STATE_TOKENS:
+            return f"{around}, some {prop.object.replace('.', ' ')} {prop.detail}"
+        return f"{around}, {_said(prop)} is called"
+
+
+THEN = "then "
+
+
+def _second(prop: Property) -> Property:
+    """The second of two that a `then` property puts in order (calls only; the first stands in `object`)."""
+    return Property(PRECEDED, prop.detail.removeprefix(THEN))
+
+
+def _said(token: Property) -> str:
+    return f"{short(token.object)} with {token.detail}" if token.detail else short(token.object)
+
+
+def _judged(cycle: _Cycle, itself: Property) -> tuple[Set[Property], Set[Property]]:
+    """Which properties held in the cycle that ends now, and which failed."""
+    happened = cycle.last.keys() - {itself}
+    expected = cycle.established.union(STATE_TOKENS if itself.object == UPDATE else ()) - {itself}
+    held = expected & happened
+    failed = expected - happened
+    effective = [token for token in happened if token not in STATE_TOKENS and cycle.effects[token] and not token.detail]
+    for one in effective:
+        for other in effective:
+            if one is not other and cycle.effects[one] & cycle.effects[other]:
+                in_order = cycle.last[one] < cycle.last[other]
+                (held if in_order else failed).add(Property(PRECEDED, one.object, THEN + other.object))
+    return held, failed
+
+
+def _timeline(window: Window) -> list[_Token]:
+    """The calls that drive training and the changes of parameters and gradients, in order."""
+    changes: dict[tuple[int, Property, str], list[Change]] = {}
+    effects: dict[int, set[str]] = {}
+    for change in window.changes:
+        if change.changed:
+            effects.setdefault(change.call, set()).add(f"{change.kind}.{change.attribute}")
+        for transition in transitions(change.before, change.after, change.changed):
+            what = Property(PRECEDED, f"{change.kind}.{change.attribute}", transition)
+            if what in STATE_TOKENS:
+                changes.setdefault((change.call, what, change.owner), []).append(change)
+    found = [
+        _Token(call.seq, _names(call), call.receiver, call, (), frozenset(effects.get(call.seq, ())))
+        for call in window.calls
+        if ended(call) and _drives(call, window)
+    ]
+    for (_, what, owner), group in changes.items():
+        found.append(_Token(group[0].seq, (what,), owner, None, tuple(change.variable for change in group)))
+    found.sort(key=lambda token: token.seq)
+    return found
+
+
+def _drives(call: Call, window: Window) -> bool:
+    if call.kind == MODULE:
+        return value_of(call.context, "outermost") is True
+    return call.kind == LIFECYCLE and not any(around.kind == MODULE for around in window.ancestors(call))
+
+
+def _names(call: Call) -> tuple[Property, ...]:
+    """A call by its most general name, and by that with each fixed argument."""
+    general = call.levels[-1]
+    return (Property(PRECEDED, general), *(Property(PRECEDED, general, f"{key}={value}") for key, value in call.args))

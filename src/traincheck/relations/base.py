@@ -1,0 +1,88 @@
+"""What a relation is: it knows the occasions in a window, what it needs observed, and how to say itself in English."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from typing import ClassVar, Protocol
+
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import Call, Window
+from traincheck.vocab.facts import Facts, merged
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+
+class Relation(Protocol):
+    """One instance follows the windows of one process, in order; it may carry state from window to window.
+
+    `interest` limits the work to these subjects; None asks for all. Inference and every checking driver call the same
+    `occasions`, so a rule has one meaning. A relation imports the vocabulary only: no torch, no files, no threads.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, interest: Set[Subject] | None = None) -> None: ...
+
+    def occasions(self, window: Window) -> Iterable[Occasion]:
+        """The occasions in `window`. A gap in `window.index` means that windows were dropped: forget what came before."""
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        """What must be observed to judge a rule of this subject and property."""
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        """The rule as a sentence in the present tense, without its precondition and without a full stop."""
+
+
+_contexts: dict[tuple[Facts, str], Facts] = {}
+_MOST_CONTEXTS = 100_000
+"""The cache is emptied beyond this: contexts are of a closed vocabulary, so more means that something is wrong."""
+
+
+def context_of(told: Facts, stage: str) -> Facts:
+    """`told` with the stage; equal contexts are one object."""
+    key = (told, stage)
+    found = _contexts.get(key)
+    if found is None:
+        if len(_contexts) > _MOST_CONTEXTS:
+            _contexts.clear()
+        found = _contexts[key] = merged(told, stage=stage)
+    return found
+
+
+def short(api: str) -> str:
+    """An API as people say it: `torch.optim.Optimizer.step` is `Optimizer.step`."""
+    parts = api.split(".")
+    if parts[0] in ("torch", "transformers", "accelerate", "lightning"):
+        named = next((place for place, part in enumerate(parts) if part[:1].isupper()), len(parts) - 1)
+        return ".".join(parts[named:])
+    return api
+
+
+def family(api: str) -> str:
+    """What the API belongs to: the class of a method, the module of a function."""
+    return api.rsplit(".", 1)[0]
+
+
+def ended(call: Call) -> bool:
+    """Whether the call ran to its end (one that raised is no occasion)."""
+    return call.end >= 0
+
+
+PAST = {"changes": "changed", "does not change": "did not change", "is cleared": "was cleared", "is filled": "was filled"}
+"""Transitions of a variable, and how they are told of the past."""
+
+
+def transitions(before: str, after: str, changed: bool) -> tuple[str, ...]:
+    """Which of the transitions in `PAST` a change was."""
+    found = ["changes" if changed else "does not change"]
+    if before == "some" and after != "some":
+        found.append("is cleared")
+    elif before != "some" and after == "some":
+        found.append("is filled")
+    return tuple(found)
+
+
+def possible(before: str) -> tuple[str, ...]:
+    """Which transitions a variable in this state can make: what is there cannot be filled, what is not not cleared."""
+    return ("changes", "does not change", "is cleared" if before == "some" else "is filled")

@@ -1,0 +1,163 @@
+"""EventContain(Ea, Eb): inside a call of an API another API is called, or a variable changes in a given way.
+
+Source: OSDI '25, section 3.2. Three grains: the call and the calls that it makes itself (what those call in turn follows
+from rules about them); the call and the changes inside it, at any depth; the call *for each variable* around it.
+
+Note [Means and ends]
+Which calls a call makes is a matter of its implementation, so containment of calls is offered only under the call's own
+most specific name: `Linear.forward` calls `linear`, which says nothing of modules in general. What becomes of
+parameters, gradients and buffers is what the call is for, so changes are offered at every level: `Adam.step` changes
+parameters as an `Optimizer.step`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Set
+from typing import ClassVar
+
+from traincheck.relations.base import context_of, ended, possible, short, transitions
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import FUNCTION, MODULE, REGION, Call, Change, Window
+from traincheck.vocab.facts import FactValue, merged
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+CALL, CHANGE = "contains call", "contains change"
+WITHIN = "calls"
+"""The grain at which the calls inside a call are its properties."""
+
+SOME_DO = ("changes", "is cleared", "is filled")
+"""Transitions that say something when some variable makes them (that some variable does not change says nothing)."""
+
+
+class EventContain:
+    """See the module's docstring."""
+
+    name: ClassVar[str] = "EventContain"
+
+    def __init__(self, interest: Set[Subject] | None = None) -> None:
+        self._interest = interest
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        inner_calls, inner_changes = _calls_inside(window), _changes_inside(window)
+        for call in window.calls:
+            if not ended(call):
+                continue
+            yield from self._of_calls(call, window, inner_calls.get(call.seq))
+            if call.kind != FUNCTION:
+                yield from self._of_changes(call, window, inner_changes.get(call.seq))
+        yield from self._of_variables(window)
+
+    def _wanted(self, subject: Subject) -> bool:
+        return self._interest is None or subject in self._interest
+
+    def _of_calls(self, call: Call, window: Window, inside: set[Property] | None) -> Iterator[Occasion]:
+        subject = Subject(call.name, WITHIN)
+        # A call that never contains another is nobody's container; saying nothing of it keeps the tallies small, and
+        # one that sometimes does is told from its first containing call on.
+        if call.kind == REGION or (inside is None and call.kind == FUNCTION):
+            return
+        if self._wanted(subject):
+            yield Occasion(subject, context_of(call.context, window.stage), inside or frozenset(), None, call.seq)
+
+    def _of_changes(self, call: Call, window: Window, inside: list[Change] | None) -> Iterator[Occasion]:
+        if inside is None:
+            return
+        # Of an attribute that was not observed around the call (an optimizer without state) nothing can be said, nor
+        # of a transition that no variable could make.
+        # Without a receiver (a backward) it is not known which variables the call is about, only that some must change.
+        told = SOME_DO if call.receiver else SOME_DO[:1]
+        held = {prop for change in inside for prop in _as_change(change) if prop.detail in told}
+        could = {prop for change in inside for prop in _could(change) if prop.detail in told}
+        context = context_of(call.context, window.stage)
+        for level in call.levels:
+            subject = Subject(level)
+            if self._wanted(subject):
+                yield Occasion(subject, context, held, could - held, call.seq)
+
+    def _of_variables(self, window: Window) -> Iterator[Occasion]:
+        groups: dict[tuple[int, Change], list[str]] = {}
+        for change in window.changes:
+            call = window.by_seq.get(change.call)
+            # A call without a receiver (a backward) holds and owns nothing: which variables it concerns is not known.
+            if call is not None and call.receiver and ended(call):
+                alike = change._replace(seq=0, variable="", owner="", fingerprint=None)
+                groups.setdefault((change.call, alike), []).append(change.variable)
+        for (seq, change), variables in groups.items():
+            call = window.by_seq[seq]
+            context = context_of(merged(change.context, before=change.before, **_told_of_call(call)), window.stage)
+            held = frozenset(_as_change(change))
+            failed = frozenset(_could(change)) - held
+            for level in call.levels:
+                subject = Subject(level, f"{change.kind}.{change.attribute}")
+                if self._wanted(subject):
+                    yield Occasion(subject, context, held, failed, seq, tuple(variables))
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        if prop.verb == CALL:
+            return Demand(apis=frozenset((subject.api, prop.object)))
+        return Demand(apis=frozenset((subject.api,)), states=frozenset(((subject.api, prop.object),)))
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        if prop.verb == CALL:
+            with_argument = f" with {prop.detail}" if prop.detail else ""
+            return f"a call of {short(subject.api)} calls {short(prop.object)}{with_argument}"
+        what = prop.object.replace(".", " ").replace("_", " ")
+        if subject.grain == "call":
+            return f"in a call of {short(subject.api)}, some {what} {prop.detail}"
+        return f"in a call of {short(subject.api)}, the {what} {prop.detail}"
+
+
+def _as_content(call: Call) -> Iterator[Property]:
+    """The ways to name a call inside another: by its own and its most general name, with each fixed argument.
+
+    Which layers a container of torch holds is a matter of its construction, so torch's modules have no name of their own
+    here.
+    """
+    own = () if call.kind == MODULE and call.name.startswith("torch.") else (call.name,)
+    for name in {*own, call.levels[-1]}:
+        yield Property(CALL, name)
+        for key, value in call.args:
+            yield Property(CALL, name, f"{key}={value}")
+
+
+def _as_change(change: Change) -> Iterator[Property]:
+    for transition in transitions(change.before, change.after, change.changed):
+        yield Property(CHANGE, f"{change.kind}.{change.attribute}", transition)
+
+
+def _could(change: Change) -> Iterator[Property]:
+    for transition in possible(change.before):
+        yield Property(CHANGE, f"{change.kind}.{change.attribute}", transition)
+
+
+def _told_of_call(call: Call) -> dict[str, FactValue]:
+    """What of the call's context bears on each variable."""
+    return {name: value for name, value in call.context if name in ("training", "grad_mode", "set_to_none")}
+
+
+def _calls_inside(window: Window) -> dict[int, set[Property]]:
+    """What each call of the window calls itself."""
+    found: dict[int, set[Property]] = defaultdict(set)
+    for call in window.calls:
+        parent = window.by_seq.get(call.parent)
+        while parent is not None:
+            found[parent.seq].update(_as_content(call))
+            if parent.kind != REGION:  # what is called in a block is called by the function around it
+                break
+            parent = window.by_seq.get(parent.parent)
+    return found
+
+
+def _changes_inside(window: Window) -> dict[int, list[Change]]:
+    """The changes inside each call of the window, at any depth; of modules only those around the call itself."""
+    found: dict[int, list[Change]] = defaultdict(list)
+    for change in window.changes:
+        call = window.by_seq.get(change.call)
+        while call is not None:
+            if call.kind != MODULE or call.seq == change.call:
+                found[call.seq].append(change)
+            call = window.by_seq.get(call.parent)
+    return found

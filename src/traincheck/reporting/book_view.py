@@ -1,0 +1,115 @@
+"""The book, told: what `traincheck show` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from traincheck.reporting import words
+from traincheck.vocab.invariant import ERROR, Clause, Invariant
+
+
+def selected(
+    invariants: Iterable[Invariant], *, text: str = "", relation: str = "", severity: str = ""
+) -> tuple[Invariant, ...]:
+    """The invariants that fit all that is asked for, in their order; an empty condition fits every one.
+
+    Every word of `text` must occur in the id, the sentence, the rule itself, its precondition or the scripts it was
+    learned from. Upper and lower case are the same in `text` and `relation`.
+    """
+    sought = text.lower().split()
+    return tuple(
+        invariant
+        for invariant in invariants
+        if (not relation or invariant.relation.lower() == relation.lower())
+        and (not severity or invariant.severity == severity)
+        and all(word in _searched(invariant) for word in sought)
+    )
+
+
+def _searched(told: Invariant) -> str:
+    parts = (told.id, told.sentence, *told.subject, *told.property, str(told.precondition), *told.origin, told.mute)
+    return "\n".join(parts).lower()
+
+
+def book_data(invariants: Iterable[Invariant]) -> list[dict[str, object]]:
+    """The invariants as plain data, with the names that the lines of a book have."""
+    return [
+        {
+            "id": told.id,
+            "relation": told.relation,
+            "subject": told.subject._asdict(),
+            "property": told.property._asdict(),
+            "precondition": [_clause_data(clause) for clause in told.precondition.clauses],
+            "support": {
+                "occasions": told.support.occasions,
+                "steps": told.support.steps,
+                "runs": told.support.runs,
+                "scripts": told.support.scripts,
+            },
+            "confidence": told.confidence,
+            "severity": told.severity,
+            "scope": told.scope,
+            "origin": list(told.origin),
+            "sentence": told.sentence,
+            "mute": told.mute,
+        }
+        for told in invariants
+    ]
+
+
+def _clause_data(clause: Clause) -> dict[str, object]:
+    return {"fact": clause.fact, "is_not" if clause.negated else "is": clause.value}
+
+
+def book_view(invariants: Sequence[Invariant]) -> RenderableType:
+    """The invariants as a person reads them: by relation, then by subject, each a sentence and what it rests on."""
+    if not invariants:
+        return Text("No invariant fits.", "yellow")
+    parts: list[RenderableType] = []
+    ordered = sorted(invariants, key=lambda told: (told.relation, told.subject))
+    for relation, of_relation in groupby(ordered, key=lambda told: told.relation):
+        group = list(of_relation)
+        count = words.number(len(group), "invariant")
+        parts.append(Text.assemble((words.plain(relation), "bold underline"), (f"  {count}", "dim")))
+        for subject, of_subject in groupby(group, key=lambda told: told.subject):
+            grain = "" if subject.grain == "call" else f", each {subject.grain}"
+            parts.append(Padding(Text(words.plain(subject.api + grain), "bold cyan"), (1, 0, 0, 2)))
+            parts.append(Padding(_entries(list(of_subject)), (0, 0, 0, 4)))
+        parts.append(Text(""))
+    return Group(*parts, _total(invariants))
+
+
+def _entries(invariants: Sequence[Invariant]) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for told in invariants:
+        style = "dim" if told.mute else "bold red" if told.severity == ERROR else "yellow"
+        table.add_row(Text(told.id, "dim"), Text("muted" if told.mute else told.severity, style), _entry(told))
+    return table
+
+
+def _entry(told: Invariant) -> Text:
+    lines = [Text(words.plain(told.sentence))]
+    if told.precondition.clauses:
+        lines.append(Text(words.plain(f"when {told.precondition}")))
+    rests = f"{told.scope}, {words.support(told.support)}, confidence {words.confidence(told.confidence)}"
+    lines.append(Text(rests, "dim"))
+    if told.mute:
+        lines.append(Text(words.plain(f"muted: {told.mute}"), "italic"))
+    return Text("\n").join(lines)
+
+
+def _total(invariants: Sequence[Invariant]) -> Text:
+    errors = sum(told.severity == ERROR for told in invariants)
+    muted = sum(bool(told.mute) for told in invariants)
+    said = [words.number(len(invariants), "invariant"), words.number(errors, "error")]
+    said += [words.number(len(invariants) - errors, "notice"), *([f"{muted:,} muted"] if muted else [])]
+    return Text(", ".join(said), "dim")

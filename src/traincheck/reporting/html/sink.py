@@ -1,0 +1,136 @@
+"""The HTML report of a run: one file with everything in it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import shlex
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TypeAlias
+
+import jinja2
+
+from traincheck.reporting import words
+from traincheck.reporting.files import PathLike, write_whole
+from traincheck.reporting.html.timeline import timeline
+from traincheck.version import __version__
+from traincheck.vocab.finding import NOT_OBSERVED, NOT_TRIGGERED, PASSED, VIOLATED, Counts, Finding, Report
+from traincheck.vocab.invariant import Invariant
+
+Judged: TypeAlias = tuple[Invariant, str]
+"""An invariant with its verdict: passed, violated, never triggered or could not be observed."""
+
+_ORDER = (VIOLATED, PASSED, NOT_TRIGGERED, NOT_OBSERVED)
+
+
+class HtmlSink:
+    """Writes the HTML report when the run is over; `judged` is asked then for the invariants and their verdicts."""
+
+    def __init__(self, path: PathLike, judged: Callable[[], Sequence[Judged]] = tuple) -> None:
+        self._path = path
+        self._judged = judged
+
+    def open(self, run: Mapping[str, object]) -> None:
+        """Nothing: the document is written as one."""
+
+    def show(self, finding: Finding) -> None:
+        """Nothing: the report of `close` holds every finding."""
+
+    def close(self, report: Report) -> None:
+        render_html(report, self._judged(), self._path)
+
+
+def render_html(report: Report, invariants: Sequence[Judged], path: PathLike) -> None:
+    """Writes the report with the invariants that were deployed to `path`, whole or not at all. Raises OutputError."""
+    write_whole(path, html_of(report, invariants).encode("utf-8", "backslashreplace"))
+
+
+def html_of(report: Report, invariants: Sequence[Judged]) -> str:
+    """The report as one HTML document that loads nothing.
+
+    All text of the report is escaped. Besides, the policy in the head of the document admits our own style and script
+    alone, by their digests: a browser would run nothing else even if it stood there.
+    """
+    style, script = _asset("report.css"), _asset("report.js")
+    rows = sorted(invariants, key=lambda one: (_place(one[1]), one[0].relation, one[0].subject, one[0].id))
+    tally = Counter(verdict for _, verdict in rows)
+    return _template().render(
+        report=report,
+        headline=words.headline(report),
+        program=str(report.run.get("script") or ""),
+        words=words,
+        version=__version__,
+        policy=_policy(style, script),
+        style=style,
+        script=script,
+        timeline=timeline(report.findings, report.counts.steps),
+        shares=_shares(report.counts),
+        rows=rows,
+        known={invariant.id: invariant for invariant, _ in rows},
+        tally=[(verdict, tally[verdict]) for verdict in sorted(tally, key=_place)],
+        not_observed=Counter(report.not_observed).most_common(),
+        run=[(name.replace("_", " "), told(name, value)) for name, value in report.run.items()],
+    )
+
+
+def _place(verdict: str) -> int:
+    """What calls for attention comes first; a verdict of another name comes last."""
+    return _ORDER.index(verdict) if verdict in _ORDER else len(_ORDER)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A verdict's part of the bar under the headline, in per cent."""
+
+    verdict: str
+    count: int
+    left: float
+    width: float
+
+
+def _shares(counts: Counts) -> list[Share]:
+    fared = zip(_ORDER, (counts.violated, counts.passed, counts.not_triggered, counts.not_observed), strict=True)
+    total = max(counts.violated + counts.passed + counts.not_triggered + counts.not_observed, 1)
+    shares, left = [], 0.0
+    for verdict, count in fared:
+        width = 100 * count / total
+        shares.append(Share(verdict, count, round(left, 3), round(width, 3)))
+        left += width
+    return shares
+
+
+def told(name: str, value: object) -> list[str]:
+    """A fact about the run in lines: a command as one would type it, a mapping as one line for each entry."""
+    if isinstance(value, Mapping):
+        return [f"{key}: {', '.join(told(str(key), item))}" for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        if name in ("argv", "command"):
+            return [shlex.join(map(str, value))]
+        return [line for item in value for line in told("", item)]
+    return ["" if value is None else str(value)]
+
+
+def _asset(name: str) -> str:
+    return files(__package__).joinpath("templates").joinpath(name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    def digest(text: str) -> str:
+        return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
+
+    admitted = f"style-src {digest(style)}; script-src {digest(script)}; img-src data:"
+    return f"default-src 'none'; {admitted}; base-uri 'none'; form-action 'none'"
+
+
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_asset),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.get_template("report.html.j2")

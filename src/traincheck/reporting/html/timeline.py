@@ -1,0 +1,67 @@
+"""The timeline of the HTML report: where on the axis of steps each finding lies. Positions are percentages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from traincheck.vocab.finding import Finding
+
+TICKS = 8
+"""At most so many numbers follow the first under the axis: more would touch each other on a narrow screen."""
+
+LANES = 40
+"""Findings that get a lane of their own; the cards below tell all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A finding on the axis; `place` is its number among the findings, from 1."""
+
+    place: int
+    finding: Finding
+    left: float
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A step that is named under the axis."""
+
+    step: int
+    left: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """`last` is the last step on the axis; `beyond` counts the findings that got no lane."""
+
+    last: int
+    lanes: tuple[Lane, ...]
+    ticks: tuple[Tick, ...]
+    beyond: int
+
+
+def timeline(findings: Sequence[Finding], steps: int) -> Timeline:
+    """The axis from the set-up (step 0) to the last step of the run, or of a finding where that is later."""
+    last = max([steps, 1, *(max(finding.step, finding.last_step) for finding in findings)])
+
+    def left(step: int) -> float:
+        return round(100 * max(step, 0) / last, 3)
+
+    lanes = tuple(
+        Lane(place, finding, left(finding.step), round(max(left(finding.last_step) - left(finding.step), 0), 3))
+        for place, finding in enumerate(findings[:LANES], 1)
+    )
+    ticks = tuple(Tick(step, left(step)) for step in range(0, last + 1, _apart(last)))
+    return Timeline(last, lanes, ticks, max(len(findings) - LANES, 0))
+
+
+def _apart(last: int) -> int:
+    """The smallest of 1, 2, 5, 10, 20, 50 ... that gives no more than `TICKS` ticks after the first."""
+    power = 1
+    while True:
+        for apart in (power, 2 * power, 5 * power):
+            if last <= apart * TICKS:
+                return apart
+        power *= 10

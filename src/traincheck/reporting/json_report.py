@@ -1,0 +1,108 @@
+"""The JSON report: the versioned interface of a check for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from traincheck.errors import ReportNotFound, ReportTooNew, ReportUnreadable
+from traincheck.reporting.files import PathLike, write_whole
+from traincheck.vocab.finding import REPORT_VERSION, Counts, Finding, Report
+
+
+class _Document(msgspec.Struct):
+    """The report as it is written. Findings and counts have the fields of the nouns; a gold test pins them."""
+
+    version: int
+    verdict: str
+    findings: tuple[Finding, ...]
+    counts: Counts
+    not_observed: tuple[str, ...]
+    run: dict[str, Any]
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+class JsonSink:
+    """Writes the JSON report when the run is over."""
+
+    def __init__(self, path: PathLike) -> None:
+        self._path = path
+
+    def open(self, run: Mapping[str, object]) -> None:
+        """Nothing: the document is written as one."""
+
+    def show(self, finding: Finding) -> None:
+        """Nothing: the report of `close` holds every finding."""
+
+    def close(self, report: Report) -> None:
+        write_json(report, self._path)
+
+
+def write_json(report: Report, path: PathLike) -> None:
+    """Writes the JSON report of version `REPORT_VERSION` to `path`, whole or not at all. Raises OutputError."""
+    write_whole(path, json_of(report).encode())
+
+
+def json_of(report: Report) -> str:
+    """The JSON report as text, indented, ending with a line break.
+
+    A value in `run` that JSON does not know is written as its text, a number that is not finite as null, and a
+    character that UTF-8 cannot hold (file names may) is written out.
+    """
+    document = _Document(
+        version=report.version,
+        verdict=report.verdict,
+        findings=report.findings,
+        counts=report.counts,
+        not_observed=report.not_observed,
+        run=report.run,
+    )
+    plain = _tellable(msgspec.to_builtins(document, enc_hook=str, str_keys=True))
+    return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode() + "\n"
+
+
+def _tellable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_tellable(key): _tellable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_tellable(item) for item in value]
+    return value
+
+
+def read_json(path: PathLike) -> Report:
+    """The report in the file `path`.
+
+    Raises ReportNotFound, ReportTooNew, and ReportUnreadable for anything that is not a whole report. Fields that this
+    version does not know are passed over.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise ReportNotFound(path) from None
+    except IsADirectoryError:
+        raise ReportUnreadable(path, "it is a folder") from None
+    except OSError as error:
+        raise ReportUnreadable(path, error.strerror or str(error)) from None
+    if not data.strip():
+        raise ReportUnreadable(path, "it is empty")
+    try:
+        version = msgspec.json.decode(data, type=_Version).version
+        if version > REPORT_VERSION:
+            raise ReportTooNew(path, version, REPORT_VERSION)
+        told = msgspec.json.decode(data, type=_Document)
+    except msgspec.ValidationError as error:
+        raise ReportUnreadable(path, str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ReportUnreadable(path, f"it is not JSON ({error})") from None
+    report = Report(told.findings, told.counts, told.not_observed, told.run, told.version)
+    if report.verdict != told.verdict:
+        raise ReportUnreadable(path, f"its verdict is {told.verdict!r} and its findings amount to {report.verdict!r}")
+    return report

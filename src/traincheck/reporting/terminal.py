@@ -1,0 +1,164 @@
+"""The terminal: findings as they happen, and a summary at the end. It goes to stderr: stdout belongs to the program."""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from traincheck.reporting import words
+from traincheck.reporting.files import PathLike
+from traincheck.version import __version__
+from traincheck.vocab.finding import Finding, Report, Site
+from traincheck.vocab.invariant import ERROR
+
+WIDEST = 120
+"""Longer lines are hard to read, however wide the terminal."""
+
+LIVE_BLOCKS = 20
+"""Findings told at length while the program runs; the rest get one line, so that its own output is not drowned."""
+
+ROWS, REASONS, NAMES = 25, 6, 3
+"""How much of a table, a list of reasons and a list of names is told; the whole is in the reports."""
+
+_LABEL, _WHERE = 12, 30
+_STYLES = {ERROR: "bold red", "notice": "bold yellow"}
+
+
+class TerminalSink:
+    """Tells findings live and sums them up. `reports` are the files that the other sinks write.
+
+    Colours and links appear on a terminal only; where NO_COLOR is set, no colours do.
+    """
+
+    def __init__(self, console: Console | None = None, reports: Sequence[PathLike] = ()) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
+        self._reports = tuple(reports)
+        self._shown = 0
+
+    def open(self, run: Mapping[str, object]) -> None:
+        """One line that says what is checked."""
+        script = str(run.get("script") or "this run")
+        self._print(Text(f"TrainCheck {__version__} checks {words.plain(script)}", "dim"))
+
+    def show(self, finding: Finding) -> None:
+        """The finding as a block, set off by an empty line: a progress bar may stand in the last one."""
+        self._shown += 1
+        if self._shown <= LIVE_BLOCKS:
+            self._print(Text("\n").append(finding_block(finding, self._width())))
+        else:
+            self._print(_title(finding, self._width()))
+
+    def close(self, report: Report) -> None:
+        """Verdict, findings, counts, what could not be observed, and where the reports are."""
+        width = self._width()
+        self._console.print()
+        self._print(_verdict(report))
+        if report.findings:
+            self._console.print()
+            self._console.print(_findings_table(report.findings), width=width)
+            if len(report.findings) > ROWS:
+                self._print(Text(f"  and {len(report.findings) - ROWS:,} more findings in the reports", "dim"))
+        self._console.print()
+        self._print(_facts(report, self._reports, width))
+
+    def _width(self) -> int:
+        return min(self._console.width, WIDEST)
+
+    def _print(self, text: Text) -> None:
+        # Wrapped by us where it may be: a path that is broken over two lines can be neither clicked nor copied.
+        self._console.print(text, no_wrap=True, overflow="ignore", crop=False, highlight=False)
+
+
+def finding_block(finding: Finding, width: int = WIDEST) -> Text:
+    """All that there is to say about a finding, in lines of `width` where they can be broken."""
+    rows: list[tuple[str, Text]] = [("cause", _wrapped(finding.cause, width))]
+    if finding.site:
+        rows.append(("where", _site(finding.site)))
+    if finding.variables:
+        rows.append(("variables", _wrapped(words.listed(finding.variables, NAMES), width)))
+    rows += [("expected", _wrapped(finding.expected, width)), ("observed", _wrapped(finding.observed, width))]
+    for place, advice in enumerate(finding.advice, 1):
+        rows.append(("look at" if place == 1 else "", _wrapped(f"{place}. {advice}", width)))
+    if finding.invariants:
+        rows.append(("invariants", _wrapped(words.listed(finding.invariants, NAMES), width)))
+    return Text("\n").join([_title(finding, width), *_lines(rows)])
+
+
+def _lines(rows: Sequence[tuple[str, Text]]) -> Iterator[Text]:
+    for label, text in rows:
+        if text.plain:
+            indent = Text("\n" + " " * (_LABEL + 3))
+            yield Text.assemble((f"  {label:<{_LABEL}} ", "dim"), indent.join(text.split("\n")))
+
+
+def _wrapped(text: str, width: int) -> Text:
+    lines = textwrap.wrap(
+        words.plain(text), max(width - _LABEL - 3, 20), break_long_words=False, break_on_hyphens=False
+    )
+    return Text("\n".join(lines))
+
+
+def _title(finding: Finding, width: int) -> Text:
+    where = f" at step {finding.step}" + (f" on rank {finding.rank}" if finding.rank else "") + ": "
+    head = Text.assemble(
+        (f"TrainCheck {words.plain(finding.severity).upper()}", _STYLES.get(finding.severity, "bold")), where
+    )
+    room = " " * len(head)
+    lines = textwrap.wrap(words.plain(finding.title), width, initial_indent=room, subsequent_indent="  ")
+    return head.append("\n".join(lines)[len(room) :], "bold")
+
+
+def _site(site: Site) -> Text:
+    style = Style()
+    with contextlib.suppress(OSError, ValueError):  # a name that this system does not allow
+        file = Path(site.file).resolve(strict=True)
+        style = Style(link=file.as_uri())
+    return Text.assemble(Text(words.plain(f"{site.file}:{site.line}"), style), f" in {words.plain(site.function)}")
+
+
+def _verdict(report: Report) -> Text:
+    fine = "bold green" if report.counts.passed else "bold yellow"
+    style = {"errors": "bold red", "notices": "bold yellow"}.get(report.verdict, fine)
+    return Text.assemble(("TrainCheck: ", "bold"), (words.headline(report), style))
+
+
+def _findings_table(findings: Sequence[Finding]) -> Table:
+    ranks = any(finding.rank for finding in findings)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", expand=True)
+    table.add_column(" #", justify="right", no_wrap=True)
+    table.add_column("severity", no_wrap=True)
+    table.add_column("steps", no_wrap=True)
+    if ranks:
+        table.add_column("rank", justify="right", no_wrap=True)
+    table.add_column("finding", ratio=1, overflow="fold")
+    table.add_column("where", overflow="fold")
+    for place, finding in enumerate(findings[:ROWS], 1):
+        severity = Text(finding.severity, _STYLES.get(finding.severity, ""))
+        rank = [str(finding.rank)] if ranks else []
+        where = words.shortened(f"{finding.site.file}:{finding.site.line}", _WHERE) if finding.site else ""
+        title = Text(words.plain(finding.title))
+        table.add_row(str(place), severity, words.steps(finding), *rank, title, Text(words.plain(where)))
+    return table
+
+
+def _facts(report: Report, reports: Sequence[PathLike], width: int) -> Text:
+    rows = [("invariants", _wrapped(words.judged(report.counts), width))]
+    rows.append(("seen", _wrapped(words.seen(report.counts), width)))
+    reasons = Counter(report.not_observed).most_common()
+    label = "not observed"
+    for reason, times in reasons[:REASONS]:
+        rows.append((label, _wrapped(f"{reason} ({times:,} times)" if times > 1 else reason, width)))
+        label = ""
+    if len(reasons) > REASONS:
+        rows.append(("", _wrapped(f"and {len(reasons) - REASONS:,} more reasons", width)))
+    for place, path in enumerate(reports):
+        rows.append(("reports" if place == 0 else "", Text(words.plain(str(path)))))
+    return Text("\n").join(_lines(rows))

@@ -1,0 +1,91 @@
+"""A post-import hook: calls back once when a module has been imported, and leaves nothing to be seen of it.
+
+Only what every Python process has loaded anyway is imported here: this runs at the start of all of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from _thread import get_ident
+
+TYPE_CHECKING = False  # as in typing, whose import would take longer than all the rest
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+
+class PostImport:
+    """A finder that lets the others find the module `name` and calls `callback` once its body has run.
+
+    The module's `__spec__` and `__loader__` are the real ones. An import that fails keeps the hook for the next try;
+    one that succeeds removes it. What the callback raises reaches the import, so it should raise nothing.
+
+    Known limitations: a finder that stands before this one and answers by itself, or a loader that takes no attribute
+    (a class, as for frozen modules), leaves the import unseen.
+    """
+
+    def __init__(self, name: str, callback: Callable[[], None]) -> None:
+        self.name = name
+        self._callback = callback
+        self._asking: set[int] = set()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec that the finders after this one give for `name`, with its loader watched; None for others."""
+        if fullname != self.name or get_ident() in self._asking:
+            return None
+        self._asking.add(get_ident())  # a finder that asks all the others, as this one does, would never end
+        try:
+            spec = self._found_by_others(fullname, path, target)
+        finally:
+            self._asking.discard(get_ident())
+        if spec is not None and spec.loader is not None and not isinstance(spec.loader, type):
+            self._watch(spec.loader)
+        return spec
+
+    def _found_by_others(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        finders = list(sys.meta_path)
+        later = finders[finders.index(self) + 1 :] if self in finders else finders
+        for finder in later:
+            find = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find(fullname, path, target) if find is not None else None
+            if spec is not None:
+                return spec
+        return None
+
+    def _watch(self, loader: Any) -> None:
+        """Have `loader` call back: an attribute of this one object, gone again before the module's body runs."""
+        execute = getattr(loader, "exec_module", None)
+        if execute is None:
+            return
+
+        def exec_module(module: ModuleType) -> None:
+            if module.__name__ != self.name:  # one loader may serve several modules, as that of a zip file does
+                execute(module)
+                return
+            vars(loader).pop("exec_module", None)
+            execute(module)
+            self._finished()
+
+        try:
+            loader.exec_module = exec_module
+        except AttributeError:
+            return
+
+    def _finished(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._callback()
+
+
+def when_imported(name: str, callback: Callable[[], None]) -> None:
+    """Call `callback` once when the module `name` has been imported: at once if it has. One hook for each name."""
+    if name in sys.modules:
+        callback()
+    elif not any(isinstance(finder, PostImport) and finder.name == name for finder in sys.meta_path):
+        sys.meta_path.insert(0, PostImport(name, callback))

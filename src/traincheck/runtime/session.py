@@ -1,0 +1,183 @@
+"""The session: joins the stages in one observed process, from the first import of torch to its end."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from traincheck.checking.engine import demand_of
+from traincheck.checking.live import LiveChecker
+from traincheck.errors import StopTraining, TrainCheckError
+from traincheck.invariants.book import Book, read_books
+from traincheck.runtime.children import complain
+from traincheck.runtime.pipeline import Pipeline, Stage
+from traincheck.runtime.settings import Settings
+from traincheck.reporting.base import Sink
+from traincheck.trace.folder import RunFolder
+from traincheck.trace.notes import ProcessNote
+from traincheck.trace.writer import TraceWriter
+from traincheck.vocab.demand import EVERYTHING
+from traincheck.vocab.events import Window
+from traincheck.vocab.finding import Finding
+from traincheck.vocab.invariant import ERROR
+
+current: Session | None = None
+"""The session of this process. (A process has one interpreter to observe, hence one session at a time.)"""
+
+
+def start(settings: Settings, show: Callable[[Finding], None] | None = None) -> Session:
+    """Start observing this process. `show` tells live findings; by default they go to stderr.
+
+    Raises TrainCheckError where the run folder or the book cannot be used.
+    """
+    global current
+    if current is not None and current.running:
+        return current
+    session = Session(settings, show)
+    try:
+        session.start()
+    except BaseException:
+        session.detach()
+        raise
+    current = session
+    return session
+
+
+class Session:
+    """Observes this process until `stop`, which the interpreter calls at its end."""
+
+    def __init__(self, settings: Settings, show: Callable[[Finding], None] | None = None) -> None:
+        self.settings = settings
+        self.running = False
+        self._show = show or _terminal(settings)
+        self._folder = RunFolder.open(settings.run_folder)
+        self._rank = int(os.environ.get("RANK", "0") or 0)
+        self._process = os.getpid()
+        self._faults: list[str] = []
+        self._missing: list[str] = []
+        self._stop_because: Finding | None = None
+        self._undo = ExitStack()
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Attach the sources. Imports torch."""
+        from traincheck.sources.recorder import Recorder
+        from traincheck.sources.registry import attach, build
+        from traincheck.sources.sites import Sites
+
+        book = read_books([Path(path) for path in self.settings.books]) if self.settings.books else Book(())
+        demand = EVERYTHING if self.settings.mode == "collect" else demand_of(book.active)
+        self._writer = TraceWriter(self._folder.path, self._rank, self._process)
+        stages: list[Stage] = [("trace", self._writer.write)]
+        self._checker: LiveChecker | None = None
+        if self.settings.mode == "run":
+            self._checker = LiveChecker(book, self._folder.path, self._rank, self._process, self._found)
+            stages.append(("checking", self._checker.feed))
+        self._pipeline = Pipeline(stages, self._fault)
+        self.recorder = Recorder(Sites(self.settings.project), self._window, self._fault, self._rank, self._process)
+        sources = build(self.recorder, self._may_step)
+        undo, self._missing = attach(sources, demand, self.recorder)
+        self._undo.enter_context(undo)
+        self._pipeline.start()
+        self.running = True
+        self._write_note(ended=False)
+        atexit.register(self.stop)
+        os.register_at_fork(after_in_child=self._forked)
+
+    def stop(self) -> None:
+        """Detach, write what is left, and end. Never raises."""
+        with self._lock:
+            if not self.running:
+                return
+            self.running = False
+        try:
+            self.recorder.finish()
+            self._undo.close()
+            self._pipeline.close()
+            self._writer.close()
+            if self._checker is not None:
+                self._checker.save()
+            self._write_note(ended=True)
+        except Exception as error:
+            self._fault("session", error)
+        atexit.unregister(self.stop)
+
+    def detach(self) -> None:
+        """Take every hook back; what was recorded so far stays."""
+        self.running = False
+        self._undo.close()
+
+    # -- what happens on the way -----------------------------------------------------------------------------------
+
+    def _window(self, window: Window) -> None:
+        if self.running:
+            self._pipeline.put(window)
+
+    def _found(self, finding: Finding) -> None:
+        self._show(finding)
+        if self.settings.on_violation == "stop" and finding.severity == ERROR and self._stop_because is None:
+            self._stop_because = finding
+
+    def _may_step(self) -> None:
+        """Called before each optimizer step, on the training thread: the one place where we raise, on request."""
+        finding = self._stop_because
+        if finding is not None and self.running:
+            self._folder.update(stopped_by_us=True)
+            raise StopTraining(finding.title, finding.step)
+
+    def _fault(self, source: str, error: BaseException) -> None:
+        """A stage of ours failed: say so once, and go on without it."""
+        told = f"{source}: {type(error).__name__}: {error}"
+        self._faults.append(told)
+        complain(f"{told} (the training goes on; this part of it is no longer observed)")
+        if os.environ.get("TRAINCHECK_DEBUG"):
+            sys.excepthook(type(error), error, error.__traceback__)
+
+    def _forked(self) -> None:
+        """In a forked child (a data loader worker): its threads are gone and its files are the parent's; be quiet."""
+        self.running = False
+        self.recorder.active = False
+
+    def _write_note(self, *, ended: bool) -> None:
+        import torch
+
+        note = ProcessNote(
+            rank=self._rank,
+            process=self._process,
+            world_size=int(os.environ.get("WORLD_SIZE", "1") or 1),
+            torch=str(torch.__version__),
+            python=platform.python_version(),
+            windows=self._pipeline.closed,
+            dropped=self._pipeline.dropped,
+            steps=self._pipeline.steps,
+            not_observed=tuple(self._missing + self._faults),
+            cost=dict(self._pipeline.seconds),
+            ended=ended,
+        )
+        try:
+            self._folder.write_note(note)
+        except TrainCheckError as error:
+            complain(str(error))
+
+
+def _terminal(settings: Settings) -> Callable[[Finding], None]:
+    """Shows live findings on stderr, without importing the terminal library before there is something to show."""
+
+    sinks: list[Sink] = []
+
+    def show(finding: Finding) -> None:
+        if not settings.live_terminal:
+            return
+        if not sinks:
+            from traincheck.reporting.terminal import TerminalSink
+
+            sinks.append(TerminalSink())
+        sinks[0].show(finding)
+
+    return show

@@ -1,0 +1,152 @@
+"""The target: the user's program as it was named on the command line."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import warnings
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from traincheck.errors import CommandNotFound, NoTarget, NotAScript, ScriptNotFound
+
+COMPILED = (".pyc",)
+SOURCE = (".py", ".pyw")
+HEAD = 1 << 16
+"""Bytes in which a binary file shows itself by a zero byte; text has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`script.py args`, `-m module args` or `-- command args`. `words` starts with the script, module or command."""
+
+    kind: Literal["script", "module", "command"]
+    words: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> Target:
+        """The target that `words` name, everything in its arguments as it is. Raises NoTarget."""
+        first, rest = (words[0], tuple(words[1:])) if words else ("", ())
+        if first == "--":
+            target = cls("command", rest)
+        elif first == "-m":
+            target = cls("module", rest)
+        elif first.startswith("-m") and not first.startswith("--"):
+            target = cls("module", (first[2:], *rest))
+        else:
+            target = cls("script", tuple(words))
+        if not target.words or not target.words[0]:
+            raise NoTarget
+        return target
+
+    @property
+    def name(self) -> str:
+        """A short name for people and folders: `train` for `dir/train.py`, `-m pkg.train` and `-- bash train.sh`."""
+        word = self.words[0]
+        if self.kind == "module":
+            return word.rpartition(".")[2]
+        path = self.file or Path(word) if self.kind == "command" else Path(word)
+        return path.stem or path.resolve().stem
+
+    def argv(self, python: str) -> list[str]:
+        """The words that start it, with `python` as the interpreter of a script or module."""
+        if self.kind == "script":
+            return [python, *self.words]
+        if self.kind == "module":
+            return [python, "-m", *self.words]
+        return list(self.words)
+
+    def project(self, cwd: Path) -> tuple[str, ...]:
+        """Absolute folders that hold the user's own code: the script's own, otherwise the working directory."""
+        if self.kind != "script":
+            return (str(cwd.resolve()),)
+        script = (cwd / self.words[0]).resolve()
+        return (str(script if script.is_dir() else script.parent),)
+
+    @property
+    def script(self) -> str:
+        """The program's name in books and reports: `dir/train.py`, `-m module`, or of a command `torchrun train.py`.
+
+        An absolute path is told by its last part, so that books say the same on every machine.
+        """
+        if self.kind == "module":
+            return f"-m {self.words[0]}"
+        told = [Path(self.words[0]), *([self.file] if self.kind == "command" and self.file else [])]
+        return " ".join(path.name if path.is_absolute() else str(path) for path in told)
+
+    @property
+    def file(self) -> Path | None:
+        """The file that says most of what the program does, None where it cannot be known without starting it."""
+        if self.kind == "command":
+            return next((Path(word) for word in self.words[1:] if Path(word).is_file()), None)
+        path = Path(self.words[0])
+        if self.kind == "module":
+            path = Path(*self.words[0].split("."))
+            path = path / "__main__.py" if path.is_dir() else path.with_name(f"{path.name}.py")
+        elif path.is_dir():
+            path = path / "__main__.py"
+        return path if path.is_file() else None
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of `file` in hex digits, empty where there is none: tells scripts of one name apart."""
+        try:
+            return hashlib.sha256(self.file.read_bytes()).hexdigest() if self.file else ""
+        except OSError:
+            return ""
+
+    def check(self, environ: Mapping[str, str]) -> None:
+        """Raise ScriptNotFound, NotAScript or CommandNotFound where Python or the shell could only fail.
+
+        A .py file with a syntax error is none of these: Python reports it best. Modules are left to Python as well.
+        """
+        if self.kind == "script":
+            check_script(Path(self.words[0]))
+        elif self.kind == "command" and shutil.which(self.words[0], path=environ.get("PATH", os.defpath)) is None:
+            raise CommandNotFound(self.words[0])
+
+
+def check_script(path: Path) -> None:
+    """Raise ScriptNotFound or NotAScript unless Python could run `path`."""
+    if not path.exists():
+        raise ScriptNotFound(path)
+    if path.is_dir():
+        if not (path / "__main__.py").is_file():
+            raise NotAScript(path, "a folder without a __main__.py")
+    elif path.is_file() and path.suffix not in COMPILED:  # neither a pipe nor a device is read here
+        why = _no_source(path)
+        if why and not _runnable_archive(path):
+            raise NotAScript(path, why)
+
+
+def _no_source(path: Path) -> str:
+    """Why the file is not Python source, or an empty text."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD)
+            if b"\0" in head:
+                return "it is a binary file"
+            source = head if path.suffix in SOURCE else head + file.read()
+    except OSError as error:
+        return error.strerror or str(error)
+    if path.suffix in SOURCE:
+        return ""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(source, str(path), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:  # also raised for an undecodable file
+        return f"its name does not end in .py and it does not compile as Python: {error}"
+    return ""
+
+
+def _runnable_archive(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return "__main__.py" in archive.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return False

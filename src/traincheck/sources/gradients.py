@@ -1,0 +1,101 @@
+"""Gradients: what the program's gradients are (none, zero, some), and how they came to be so.
+
+Note [Gradients between calls]
+A gradient may also change where no observed call is: `p.grad = None` in a loop of the user's own, a hook, a foreign
+kernel. So the states are read anew at the start of every call that is observed, compared with those at the end of the
+one before, and a difference is told as a change that belongs to no call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from traincheck.sources.recorder import Recorder
+from traincheck.sources.tensors import NONE, SOME, fingerprints, states
+from traincheck.sources.variables import Catalog, Variable
+from traincheck.vocab.events import NO_CALL, Change
+
+Held = tuple[Variable, torch.Tensor]
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """The gradients of some variables before a call."""
+
+    held: Sequence[Held]
+    states: list[str]
+    fingerprints: list[int | None]
+
+
+class Gradients:
+    """Reads the states of gradients and tells how they changed. Call its methods under `unseen`."""
+
+    def __init__(self, catalog: Catalog, recorder: Recorder) -> None:
+        self._catalog = catalog
+        self._recorder = recorder
+        self._last: dict[Variable, str] = {}
+
+    def trainable(self) -> list[Held]:
+        """All living variables that require a gradient or are held by an optimizer."""
+        return [(v, t) for v, t in self._catalog.living() if t.requires_grad or v.holders]
+
+    def read(self, held: Sequence[Held], *, values: bool) -> Snapshot:
+        """States of the gradients now; with `values` also fingerprints of those that are not zero.
+
+        What changed since the last reading is told as a change between calls.
+        """
+        gradients = [tensor.grad for _, tensor in held]
+        now = states(gradients)
+        for (variable, tensor), state in zip(held, now, strict=True):
+            before = self._last.get(variable, state)
+            if before != state:
+                self._tell(NO_CALL, variable, tensor, before, state, True, variable.owner)
+                self._last[variable] = state
+        taken: list[int | None] = [None] * len(held)
+        if values:
+            some = [i for i, state in enumerate(now) if state == SOME]
+            for place, digest in zip(some, fingerprints([g for i in some if (g := gradients[i]) is not None]), strict=True):
+                taken[place] = digest
+        return Snapshot(held, now, taken)
+
+    def compare(self, before: Snapshot, call: int, viewer: str = "") -> None:
+        """Tell how the gradients of `before` changed in `call`; `viewer` is the optimizer that was called, if any."""
+        gradients = [tensor.grad for _, tensor in before.held]
+        now = states(gradients)
+        for place, (variable, tensor) in enumerate(before.held):
+            old, new = before.states[place], now[place]
+            changed = old != new
+            gradient = gradients[place]
+            if not changed and new == SOME and before.fingerprints[place] is not None and gradient is not None:
+                changed = fingerprints([gradient])[0] != before.fingerprints[place]
+            self._tell(call, variable, tensor, old, new, changed, viewer or variable.owner)
+            self._last[variable] = new
+
+    def _tell(
+        self, call: int, variable: Variable, tensor: torch.Tensor, old: str, new: str, changed: bool, viewer: str
+    ) -> None:
+        self._recorder.change(
+            Change(
+                seq=self._recorder.next_seq(),
+                call=call,
+                variable=variable.name,
+                kind="parameter",
+                attribute="grad",
+                before=old,
+                after=new,
+                changed=changed,
+                owner=variable.owner,
+                context=variable.facts(tensor, variable.held_by(viewer)),
+            )
+        )
+
+
+def summary(found: Sequence[str]) -> str:
+    """none, zero or some when all gradients agree, mixed when some are there and others are not."""
+    kinds = set(found)
+    if not kinds:
+        return NONE
+    return kinds.pop() if len(kinds) == 1 else "mixed"

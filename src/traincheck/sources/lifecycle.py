@@ -1,0 +1,225 @@
+"""Source `lifecycle`: calls that steer training without being a module's or an optimizer's own.
+
+Learning rate schedulers, gradient clipping, gradient scaling, autocast and gradient-mode regions, seeds, saving and
+loading. Each is a wrapped function or method; the tables below are the whole list.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import weakref
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from traincheck.sources.base import replace, wrapping
+from traincheck.sources.circumstances import circumstances, circumstances_with
+from traincheck.sources.gradients import Gradients, Snapshot
+from traincheck.sources.names import levels
+from traincheck.sources.recorder import OpenCall, Recorder
+from traincheck.sources.tensors import unseen
+from traincheck.sources.variables import Catalog
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import LIFECYCLE, REGION
+from traincheck.vocab.facts import FactValue, facts
+
+FUNCTIONS: tuple[tuple[str, str], ...] = (
+    ("torch.nn.utils", "clip_grad_norm_"),
+    ("torch.nn.utils", "clip_grad_value_"),
+    ("torch", "manual_seed"),
+    ("torch", "save"),
+    ("torch", "load"),
+)
+"""Functions, by the public module that offers them."""
+
+REGIONS: tuple[tuple[str, str, str], ...] = (
+    ("torch.amp.autocast_mode", "autocast", "torch.autocast"),
+    ("torch.autograd.grad_mode", "no_grad", "torch.no_grad"),
+    ("torch.autograd.grad_mode", "inference_mode", "torch.inference_mode"),
+)
+"""Context managers: a call lasts from entering to leaving."""
+
+SCALER_METHODS = ("scale", "unscale_", "step", "update")
+
+
+class LifecycleSource:
+    """Observes the functions, regions, schedulers and scalers named in this file."""
+
+    name = "lifecycle"
+
+    def __init__(self, catalog: Catalog, gradients: Gradients) -> None:
+        self._catalog = catalog
+        self._gradients = gradients
+        self._regions: dict[int, OpenCall] = {}
+        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._counts: dict[str, int] = {}
+
+    def offers(self) -> str | None:
+        return None
+
+    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
+        self._demand = demand
+        self._recorder = recorder
+        undo = ExitStack()
+        for home, name in FUNCTIONS:
+            if demand.wants_call((f"{home}.{name}",)):
+                self._wrap_function(undo, home, name)
+        for home, name, told in REGIONS:
+            if demand.wants_call((told,)):
+                self._wrap_region(undo, home, name, told)
+        self._wrap_schedulers(undo)
+        self._wrap_scaler(undo)
+        return undo
+
+    # -- functions -------------------------------------------------------------------------------------------------
+
+    def _wrap_function(self, undo: ExitStack, home: str, name: str) -> None:
+        """Wrap a function in every module of torch that holds it under its name."""
+        original = getattr(importlib.import_module(home), name, None)
+        if original is None:
+            return
+        call_levels = (f"{home}.{name}",)
+        recorder = self._recorder
+
+        gradients = self._gradients
+        of_gradients = name.startswith("clip_grad") and self._demand.wants_state(call_levels, "parameter.grad")
+
+        def begins(*args: Any, **kwargs: Any) -> tuple[OpenCall, Snapshot | None]:
+            snapshot = None
+            if of_gradients:
+                with unseen():
+                    snapshot = gradients.read(gradients.trainable(), values=True)
+            call = recorder.enter(LIFECYCLE, call_levels, "", circumstances(), _flags(kwargs))
+            return call, snapshot
+
+        def ends(token: tuple[OpenCall, Snapshot | None], result: Any) -> None:
+            call, snapshot = token
+            if snapshot is not None:
+                with unseen():
+                    gradients.compare(snapshot, call.seq)
+            recorder.leave(call)
+
+        def failed(token: tuple[OpenCall, Snapshot | None]) -> None:
+            recorder.abandon(token[0])
+
+        guarded = recorder.guarded
+        decorate = wrapping(guarded(self.name, begins), guarded(self.name, ends), guarded(self.name, failed))
+        replacement = decorate(original)
+        for module_name, module in list(sys.modules.items()):
+            if module_name.split(".", 1)[0] == "torch" and getattr(module, "__dict__", {}).get(name) is original:
+                replace(undo, module, name, lambda _: replacement)
+
+    # -- regions ---------------------------------------------------------------------------------------------------
+
+    def _wrap_region(self, undo: ExitStack, home: str, name: str, told: str) -> None:
+        cls = getattr(importlib.import_module(home), name)
+        recorder, regions = self._recorder, self._regions
+
+        def entered(region: Any) -> None:
+            if not recorder.updating:
+                regions[id(region)] = recorder.enter(REGION, (told,), "", circumstances())
+
+        def left(region: Any) -> None:
+            call = regions.pop(id(region), None)
+            if call is not None:
+                recorder.leave(call)
+
+        safe_entered, safe_left = recorder.guarded(self.name, entered), recorder.guarded(self.name, left)
+
+        def wrap_enter(enter: Any) -> Any:
+            return wrapping(lambda me: me, lambda me, _: safe_entered(me), lambda me: None)(enter)
+
+        def wrap_exit(leave: Any) -> Any:
+            return wrapping(lambda me, *a: safe_left(me) or me, lambda me, _: None, lambda me: None)(leave)
+
+        replace(undo, cls, "__enter__", wrap_enter)
+        replace(undo, cls, "__exit__", wrap_exit)
+
+    # -- schedulers ------------------------------------------------------------------------------------------------
+
+    def _wrap_schedulers(self, undo: ExitStack) -> None:
+        from torch.optim import lr_scheduler
+
+        base = lr_scheduler.LRScheduler
+        recorder = self._recorder
+
+        def begins(scheduler: Any, *args: Any, **kwargs: Any) -> tuple[OpenCall, list[float]] | None:
+            call_levels = levels(type(scheduler), "step", base)
+            optimizer = getattr(scheduler, "optimizer", None)
+            # The step that a scheduler takes on itself when it is built is not one of the training loop's.
+            if optimizer is None or not self._demand.wants_call(call_levels) or not _built(scheduler):
+                return None
+            call = recorder.enter(LIFECYCLE, call_levels, self._name_of(scheduler), circumstances())
+            return call, [float(group["lr"]) for group in optimizer.param_groups]
+
+        def ends(token: tuple[OpenCall, list[float]], result: Any) -> None:
+            recorder.leave(token[0])
+
+        def failed(token: tuple[OpenCall, list[float]]) -> None:
+            recorder.abandon(token[0])
+
+        guarded = recorder.guarded
+        decorate = wrapping(guarded(self.name, begins), guarded(self.name, ends), guarded(self.name, failed))
+        for cls in _family(base):
+            replace(undo, cls, "step", decorate)
+
+    def _name_of(self, thing: Any) -> str:
+        """A name for a scheduler or scaler: its class, numbered from the second on."""
+        name = self._names.get(thing)
+        if name is None:
+            base = type(thing).__name__
+            self._counts[base] = count = self._counts.get(base, 0) + 1
+            name = self._names[thing] = base if count == 1 else f"{base}#{count}"
+        return name
+
+    # -- gradient scaler -------------------------------------------------------------------------------------------
+
+    def _wrap_scaler(self, undo: ExitStack) -> None:
+        scaler_class = torch.amp.GradScaler
+        recorder, catalog = self._recorder, self._catalog
+        for method in SCALER_METHODS:
+
+            def begins(scaler: Any, *args: Any, _method: str = method, **kwargs: Any) -> tuple[OpenCall, str] | None:
+                optimizer = ""
+                if _method == "step":
+                    optimizer = catalog.add_optimizer(args[0])
+                    recorder.steps.update_begins(optimizer, recorder.next_seq())
+                context = circumstances_with()
+                return recorder.enter(
+                    LIFECYCLE, (f"torch.amp.GradScaler.{_method}",), self._name_of(scaler), context
+                ), optimizer
+
+            def ends(token: tuple[OpenCall, str], result: Any) -> None:
+                recorder.leave(token[0])
+                if token[1]:
+                    recorder.steps.update_ends(token[1])
+
+            def failed(token: tuple[OpenCall, str]) -> None:
+                ends(token, None)
+
+            guarded = recorder.guarded
+            decorate = wrapping(guarded(self.name, begins), guarded(self.name, ends), guarded(self.name, failed))
+            replace(undo, scaler_class, method, decorate)
+
+
+def _built(scheduler: Any) -> bool:
+    """Whether the scheduler's own construction is over: torch counts the step taken in it as the first."""
+    return int(getattr(scheduler, "_step_count", 1)) > 0
+
+
+def _family(base: type) -> list[type]:
+    """`base` and all its subclasses that define `step` themselves."""
+    found, pending = [], [base]
+    while pending:
+        cls = pending.pop()
+        if "step" in vars(cls):
+            found.append(cls)
+        pending.extend(cls.__subclasses__())
+    return found
+
+
+def _flags(kwargs: dict[str, Any]) -> tuple[tuple[str, FactValue], ...]:
+    """Flags among the keyword arguments."""
+    return facts(**{key: value for key, value in kwargs.items() if isinstance(value, bool)})

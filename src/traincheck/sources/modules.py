@@ -1,0 +1,189 @@
+"""Source `modules`: calls of modules, their training mode and their buffers."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from traincheck.sources.base import replace, wrapping
+from traincheck.sources.circumstances import circumstances_with
+from traincheck.sources.gradients import Gradients, Snapshot
+from traincheck.sources.names import levels
+from traincheck.sources.recorder import OpenCall, Recorder
+from traincheck.sources.tensors import SOME, fingerprints, unseen
+from traincheck.sources.variables import Catalog
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import LIFECYCLE, MODULE, Change
+from traincheck.vocab.facts import facts
+
+BUFFER_DATA, PARAMETER_GRAD = "buffer.data", "parameter.grad"
+
+
+class _Depth(threading.local):
+    def __init__(self) -> None:
+        self.modules: list[tuple[OpenCall | None, list[int | None] | None]] = []
+        self.switching = 0
+
+
+class ModuleSource:
+    """Observes module calls through torch's global module hooks, and wraps `Module.train` and `Module.zero_grad`."""
+
+    name = "modules"
+
+    def __init__(self, catalog: Catalog, gradients: Gradients) -> None:
+        self._catalog = catalog
+        self._gradients = gradients
+        self._depth = _Depth()
+
+    def offers(self) -> str | None:
+        return None
+
+    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
+        self._demand = demand
+        self._recorder = recorder
+        undo = ExitStack()
+        guarded = recorder.guarded
+        undo.callback(register_module_forward_pre_hook(guarded(self.name, self._begins)).remove)
+        undo.callback(register_module_forward_hook(guarded(self.name, self._ends), always_call=True).remove)
+        replace(
+            undo,
+            nn.Module,
+            "train",
+            wrapping(
+                guarded(self.name, self._switch_begins),
+                guarded(self.name, self._switch_ends),
+                guarded(self.name, self._switch_failed),
+            ),
+        )
+        replace(
+            undo,
+            nn.Module,
+            "zero_grad",
+            wrapping(
+                guarded(self.name, self._clear_begins),
+                guarded(self.name, self._clear_ends),
+                guarded(self.name, self._clear_failed),
+            ),
+        )
+        return undo
+
+    # -- forward ---------------------------------------------------------------------------------------------------
+
+    def _begins(self, module: nn.Module, args: Any) -> None:
+        opened = self._depth.modules
+        outermost = not opened
+        training = module.training
+        recorder = self._recorder
+        if outermost:
+            recorder.steps.forward(recorder.next_seq(), training, torch.is_grad_enabled())
+        call_levels = levels(type(module), "forward", nn.Module)
+        if not self._demand.wants_call(call_levels):
+            opened.append((None, None))
+            return
+        context = circumstances_with(training=training, outermost=outermost)
+        call = recorder.enter(
+            MODULE, call_levels, self._catalog.module_name(module), context, (("training", training),)
+        )
+        before = None
+        if module._buffers and self._demand.wants_state(call_levels, BUFFER_DATA):
+            before = self._read_buffers(module)
+        opened.append((call, before))
+
+    def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
+        opened = self._depth.modules
+        if not opened:
+            return
+        call, before = opened.pop()
+        if call is None:
+            return
+        if before is not None:
+            self._tell_buffers(module, call, before)
+        self._recorder.leave(call, _result(output))
+
+    def _read_buffers(self, module: nn.Module) -> list[int | None]:
+        with unseen():
+            return fingerprints([buffer for buffer in module._buffers.values() if buffer is not None])
+
+    def _tell_buffers(self, module: nn.Module, call: OpenCall, before: list[int | None]) -> None:
+        """Tell the module's own buffers; those of its children are told around the children's calls."""
+        after = self._read_buffers(module)
+        names = [name for name, buffer in module._buffers.items() if buffer is not None]
+        if not len(names) == len(before) == len(after):
+            return  # the call registered or dropped a buffer
+        for name, old, new in zip(names, before, after, strict=True):
+            self._recorder.change(
+                Change(
+                    seq=self._recorder.next_seq(),
+                    call=call.seq,
+                    variable=f"{call.receiver}.{name}",
+                    kind="buffer",
+                    attribute="data",
+                    before=SOME,
+                    after=SOME,
+                    changed=old != new,
+                    fingerprint=new,
+                )
+            )
+
+    # -- train and eval --------------------------------------------------------------------------------------------
+
+    def _switch_begins(self, module: nn.Module, mode: bool = True) -> OpenCall | None:
+        depth = self._depth
+        depth.switching += 1
+        call_levels = levels(type(module), "train" if mode else "eval", nn.Module)
+        if depth.switching > 1 or not self._demand.wants_call(call_levels):
+            return OpenCall(-1, -1, "", (), "", "", (), ())  # inside another switch: only counted
+        context = circumstances_with(training=module.training)
+        return self._recorder.enter(LIFECYCLE, call_levels, self._catalog.module_name(module), context)
+
+    def _switch_ends(self, call: OpenCall, result: Any) -> None:
+        self._depth.switching -= 1
+        if call.seq >= 0:
+            self._recorder.leave(call)
+
+    def _switch_failed(self, call: OpenCall) -> None:
+        self._depth.switching -= 1
+        if call.seq >= 0:
+            self._recorder.abandon(call)
+
+    # -- zero_grad -------------------------------------------------------------------------------------------------
+
+    def _clear_begins(self, module: nn.Module, set_to_none: bool = True) -> tuple[OpenCall, Snapshot] | None:
+        call_levels = levels(type(module), "zero_grad", nn.Module)
+        if not self._demand.wants_call(call_levels) and not self._demand.wants_state(call_levels, PARAMETER_GRAD):
+            return None
+        name = self._catalog.module_name(module)
+        own = {id(param) for param in module.parameters()}
+        with unseen():
+            held = [(v, t) for v, t in self._catalog.living() if id(t) in own]
+            snapshot = self._gradients.read(held, values=False)
+        return self._recorder.enter(
+            LIFECYCLE, call_levels, name, circumstances_with(set_to_none=bool(set_to_none))
+        ), snapshot
+
+    def _clear_ends(self, token: tuple[OpenCall, Snapshot], result: Any) -> None:
+        with unseen():
+            self._gradients.compare(token[1], token[0].seq)
+        self._recorder.leave(token[0])
+
+    def _clear_failed(self, token: tuple[OpenCall, Snapshot]) -> None:
+        self._recorder.abandon(token[0])
+
+
+_results: dict[tuple[torch.dtype, bool], Any] = {}
+
+
+def _result(output: Any) -> Any:
+    """dtype and requires_grad of a call's result, where it is a tensor."""
+    if not isinstance(output, torch.Tensor):
+        return ()
+    key = (output.dtype, output.requires_grad)
+    found = _results.get(key)
+    if found is None:
+        found = _results[key] = facts(dtype=str(key[0]).removeprefix("torch."), requires_grad=key[1])
+    return found

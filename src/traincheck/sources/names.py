@@ -1,0 +1,71 @@
+"""Names: what an API is called in events, at every level of the classes it is inherited through."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_PUBLIC_HOMES = (
+    "torch.optim",
+    "torch.optim.lr_scheduler",
+    "torch.nn",
+    "torch.utils.data",
+    "torch.amp",
+)
+"""Modules under whose name a class of torch is known to users, whatever file defines it."""
+
+
+def main_name() -> str:
+    """What to call `__main__`: the module given to -m, or the script's file name without its suffix."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name:
+        return str(spec.name).removesuffix(".__main__")
+    file = getattr(main, "__file__", None)
+    return Path(file).stem if file else "main"
+
+
+_class_names: dict[type, str] = {}
+
+
+def class_name(cls: type) -> str:
+    """The public, qualified name of a class; `__main__` is replaced by the script's name."""
+    found = _class_names.get(cls)
+    if found is None:
+        found = _class_names[cls] = _class_name(cls)
+    return found
+
+
+def _class_name(cls: type) -> str:
+    module = cls.__module__
+    if module == "__main__":
+        module = main_name()
+    elif module.startswith("torch."):
+        for home in _PUBLIC_HOMES:
+            if getattr(sys.modules.get(home), cls.__name__, None) is cls:
+                return f"{home}.{cls.__name__}"
+    return f"{module}.{cls.__qualname__}"
+
+
+_levels: dict[tuple[type, str, type], tuple[str, ...]] = {}
+
+
+def levels(cls: type, method: str, top: type) -> tuple[str, ...]:
+    """The names of `cls.method` along the classes up to `top`, most specific first."""
+    key = (cls, method, top)
+    found = _levels.get(key)
+    if found is None:
+        line = [base for base in cls.__mro__ if issubclass(base, top)]
+        found = _levels[key] = tuple(f"{class_name(base)}.{method}" for base in line)
+    return found
+
+
+def function_name(function: Any) -> str | None:
+    """The public name of a torch function, None for one that has none (attribute reads, private helpers)."""
+    name = torch.overrides.resolve_name(function)
+    if name is None or name.endswith((".__get__", ".__delete__")) or "._" in name.replace(".__", "."):
+        return None
+    return str(name)

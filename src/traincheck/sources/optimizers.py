@@ -1,0 +1,242 @@
+"""Source `optimizers`: construction, `step` and `zero_grad`, and what they do to parameters, gradients and state."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from traincheck.sources.base import replace, wrapping
+from traincheck.sources.circumstances import circumstances_with
+from traincheck.sources.gradients import Gradients, Held, Snapshot, summary
+from traincheck.sources.names import levels
+from traincheck.sources.recorder import OpenCall, Recorder
+from traincheck.sources.tensors import SOME, fingerprints, unseen
+from traincheck.sources.variables import NOBODY, Catalog, Variable
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import LIFECYCLE, Change
+from traincheck.vocab.facts import Facts, merged
+
+PARAMETER_DATA, PARAMETER_GRAD, STATE_DATA = "parameter.data", "parameter.grad", "optimizer_state.data"
+
+
+class _Before:
+    """What a step found: the variables concerned, their gradients and their fingerprints."""
+
+    __slots__ = ("data", "gradients", "held", "rates", "state")
+
+    def __init__(self, held: Sequence[Held], gradients: list[str], rates: dict[int, str]) -> None:
+        self.held = held
+        self.gradients = gradients
+        self.rates = rates
+        self.data: list[int | None] = []
+        self.state: dict[tuple[int, str], int | None] = {}
+
+
+class OptimizerSource:
+    """Observes every `torch.optim.Optimizer`, through its public step hooks and a wrapped `zero_grad`."""
+
+    name = "optimizers"
+
+    def __init__(self, catalog: Catalog, gradients: Gradients, may_step: Callable[[], None] = lambda: None) -> None:
+        self._catalog = catalog
+        self._gradients = gradients
+        self._may_step = may_step
+        self._open: list[tuple[OpenCall, str, _Before]] = []
+
+    def offers(self) -> str | None:
+        return None
+
+    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
+        self._demand = demand
+        self._recorder = recorder
+        undo = ExitStack()
+        begin = recorder.guarded(self.name, self._step_begins)
+
+        def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            self._may_step()
+            begin(optimizer, args, kwargs)
+
+        undo.callback(register_optimizer_step_pre_hook(before_step).remove)
+        undo.callback(register_optimizer_step_post_hook(recorder.guarded(self.name, self._step_ends)).remove)
+        built = recorder.guarded(self.name, self._built)
+        replace(undo, Optimizer, "__init__", wrapping(lambda me, *a, **k: me, lambda me, _: built(me), lambda me: None))
+        replace(
+            undo,
+            Optimizer,
+            "zero_grad",
+            wrapping(
+                recorder.guarded(self.name, self._clear_begins),
+                recorder.guarded(self.name, self._clear_ends),
+                recorder.guarded(self.name, self._clear_failed),
+            ),
+        )
+        return undo
+
+    # -- construction ----------------------------------------------------------------------------------------------
+
+    def _built(self, optimizer: Any) -> None:
+        name = self._catalog.add_optimizer(optimizer)
+        steps = self._recorder.steps
+        steps.optimizer_built(name)
+        weakref.finalize(optimizer, steps.optimizer_gone, name).atexit = False
+        call_levels = levels(type(optimizer), "__init__", Optimizer)
+        if self._demand.wants_call(call_levels):
+            self._recorder.leave(self._recorder.enter(LIFECYCLE, call_levels, name))
+
+    # -- step ------------------------------------------------------------------------------------------------------
+
+    def _step_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        recorder, catalog = self._recorder, self._catalog
+        name = catalog.add_optimizer(optimizer)
+        call_levels = levels(type(optimizer), "step", Optimizer)
+        if self._open and self._open[-1][1] == name:  # the last step of this optimizer raised
+            self._open.pop()
+            recorder.unwind(call_levels, name)
+            recorder.steps.update_ends(name)
+        recorder.steps.update_begins(name, recorder.next_seq())
+        with unseen():
+            catalog.refresh_holders()
+            held = [(v, t) for v, t in catalog.living() if name in v.holders or (not v.holders and t.requires_grad)]
+            snapshot = self._gradients.read(held, values=False)
+            rates = _learning_rates(optimizer)
+            before = _Before(held, snapshot.states, rates)
+            own = [state for (v, _), state in zip(held, snapshot.states, strict=True) if name in v.holders]
+            context = circumstances_with(
+                closure=bool(args) or kwargs.get("closure") is not None,
+                grads=summary(own),
+                lr=max(rates.values(), key=_RATES.index, default="zero"),
+            )
+            call = recorder.enter(LIFECYCLE, call_levels, name, context)
+            if self._demand.wants_state(call_levels, PARAMETER_DATA):
+                before.data = fingerprints([tensor for _, tensor in held])
+            if self._demand.wants_state(call_levels, STATE_DATA):
+                before.state = _state_fingerprints(optimizer, held)
+        self._open.append((call, name, before))
+
+    def _step_ends(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        name = self._catalog.add_optimizer(optimizer)
+        if not self._open or self._open[-1][1] != name:
+            return
+        call, _, before = self._open.pop()
+        with unseen():
+            if before.data:
+                self._tell_data(call, name, before)
+            if self._demand.wants_state(call.levels, STATE_DATA):
+                self._tell_state(call, name, before, optimizer)
+        self._recorder.leave(call)
+        self._recorder.steps.update_ends(name)
+
+    def _tell_data(self, call: OpenCall, name: str, before: _Before) -> None:
+        after = fingerprints([tensor for _, tensor in before.held])
+        for place, (variable, tensor) in enumerate(before.held):
+            if variable.held_by(name) == NOBODY and before.gradients[place] != SOME and not variable.owned:
+                continue
+            self._recorder.change(
+                Change(
+                    seq=self._recorder.next_seq(),
+                    call=call.seq,
+                    variable=variable.name,
+                    kind="parameter",
+                    attribute="data",
+                    before=SOME,
+                    after=SOME,
+                    changed=before.data[place] != after[place],
+                    owner=variable.owner,
+                    context=_step_facts(variable, tensor, name, before.gradients[place], before.rates),
+                    fingerprint=after[place],
+                )
+            )
+
+    def _tell_state(self, call: OpenCall, name: str, before: _Before, optimizer: Any) -> None:
+        after = _state_fingerprints(optimizer, before.held)
+        for (place, entry), digest in after.items():
+            variable, tensor = before.held[place]
+            old = before.state.get((place, entry))
+            self._recorder.change(
+                Change(
+                    seq=self._recorder.next_seq(),
+                    call=call.seq,
+                    variable=f"{variable.name}:{entry}",
+                    kind="optimizer_state",
+                    attribute="data",
+                    before="none" if old is None else SOME,
+                    after=SOME,
+                    changed=old != digest,
+                    owner=name,
+                    context=_step_facts(variable, tensor, name, before.gradients[place], before.rates),
+                    fingerprint=digest,
+                )
+            )
+
+    # -- zero_grad -------------------------------------------------------------------------------------------------
+
+    def _clear_begins(self, optimizer: Any, set_to_none: bool = True) -> tuple[OpenCall, str, Snapshot] | None:
+        catalog = self._catalog
+        call_levels = levels(type(optimizer), "zero_grad", Optimizer)
+        if not self._demand.wants_call(call_levels) and not self._demand.wants_state(call_levels, PARAMETER_GRAD):
+            return None
+        name = catalog.add_optimizer(optimizer)
+        with unseen():
+            catalog.refresh_holders()
+            held = [(v, t) for v, t in catalog.living() if name in v.holders]
+            snapshot = self._gradients.read(held, values=False)
+        context = circumstances_with(set_to_none=bool(set_to_none), grads=summary(snapshot.states))
+        return self._recorder.enter(LIFECYCLE, call_levels, name, context), name, snapshot
+
+    def _clear_ends(self, token: tuple[OpenCall, str, Snapshot], result: Any) -> None:
+        call, name, snapshot = token
+        with unseen():
+            self._gradients.compare(snapshot, call.seq, name)
+        self._recorder.leave(call)
+
+    def _clear_failed(self, token: tuple[OpenCall, str, Snapshot]) -> None:
+        self._recorder.abandon(token[0])
+
+
+_RATES = ("zero", "negligible", "positive")
+
+NEGLIGIBLE = 16 * torch.finfo(torch.float32).eps
+"""Below this learning rate (2e-6) the update of a value near one may be lost in rounding, and nothing is wrong."""
+
+
+def _learning_rates(optimizer: Any) -> dict[int, str]:
+    """zero, negligible or positive for each parameter (by identity), from the learning rate of its group."""
+    found: dict[int, str] = {}
+    for group in optimizer.param_groups:
+        lr = float(group.get("lr", 1.0))
+        rate = "positive" if lr >= NEGLIGIBLE else "negligible" if lr > 0 else "zero"
+        found.update((id(param), rate) for param in group["params"])
+    return found
+
+
+_told: dict[tuple[Facts, str, str], Facts] = {}
+
+
+def _step_facts(
+    variable: Variable, tensor: torch.Tensor, optimizer: str, gradient: str, rates: dict[int, str]
+) -> Facts:
+    base = variable.facts(tensor, variable.held_by(optimizer))
+    lr = rates.get(id(tensor), "none")
+    key = (base, gradient, lr)
+    found = _told.get(key)
+    if found is None:
+        found = _told[key] = merged(base, grad=gradient, lr=lr)
+    return found
+
+
+def _state_fingerprints(optimizer: Any, held: Sequence[Held]) -> dict[tuple[int, str], int | None]:
+    """Fingerprints of the tensors that the optimizer keeps for each variable, by (place, entry)."""
+    keys: list[tuple[int, str]] = []
+    tensors: list[torch.Tensor] = []
+    for place, (_, tensor) in enumerate(held):
+        for entry, value in optimizer.state.get(tensor, {}).items():
+            if isinstance(value, torch.Tensor):
+                keys.append((place, str(entry)))
+                tensors.append(value)
+    return dict(zip(keys, fingerprints(tensors), strict=True))

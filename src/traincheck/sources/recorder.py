@@ -1,0 +1,212 @@
+"""The recorder: where sources put the events of this process, and where windows are cut from them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from traincheck.sources.sites import Sites
+from traincheck.sources.steps import Cut, StepTracker
+from traincheck.vocab.events import NO_CALL, Call, Change, Window
+from traincheck.vocab.facts import Facts
+
+R = TypeVar("R")
+
+
+class OpenCall:
+    """A call that has begun and not yet ended."""
+
+    __slots__ = ("args", "context", "kind", "levels", "note", "parent", "receiver", "seq", "site")
+
+    def __init__(
+        self,
+        seq: int,
+        parent: int,
+        kind: str,
+        levels: tuple[str, ...],
+        receiver: str,
+        site: str,
+        context: Facts,
+        args: Facts,
+    ) -> None:
+        self.seq = seq
+        self.parent = parent
+        self.kind = kind
+        self.levels = levels
+        self.receiver = receiver
+        self.site = site
+        self.context = context
+        self.args = args
+        self.note: Any = None
+
+
+class _PerThread(threading.local):
+    """The open calls of a thread, and its number in order of appearance."""
+
+    numbers = itertools.count()
+
+    def __init__(self) -> None:
+        self.stack: list[OpenCall] = []
+        self.number = next(self.numbers)
+
+
+class Recorder:
+    """Collects calls and changes and hands whole windows to `on_window`.
+
+    All methods are cheap enough for the training loop and may be called from any thread. A fault in a source is
+    counted by `fault` and reported through `on_fault` once per source; nothing here raises into the program.
+    """
+
+    def __init__(
+        self,
+        sites: Sites,
+        on_window: Callable[[Window], None],
+        on_fault: Callable[[str, BaseException], None],
+        rank: int = 0,
+        process: int = 0,
+    ) -> None:
+        self.sites = sites
+        self.steps = StepTracker(self._cut)
+        self.rank = rank
+        self.process = process
+        self.active = True
+        self._on_window = on_window
+        self._on_fault = on_fault
+        self._seq = itertools.count()
+        self._local = _PerThread()
+        self._calls: list[Call] = []
+        self._changes: list[Change] = []
+        self._index = 0
+        self._start = 0
+        self._faulty: set[str] = set()
+        self._cutting = threading.Lock()
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def next_seq(self) -> int:
+        """The next position among the events of this process."""
+        return next(self._seq)
+
+    def enter(
+        self,
+        kind: str,
+        levels: tuple[str, ...],
+        receiver: str = "",
+        context: Facts = (),
+        args: Facts = (),
+        site: str | None = None,
+    ) -> OpenCall:
+        """Note that a call begins; hand the result to `leave` or `abandon`."""
+        stack = self._local.stack
+        parent = stack[-1].seq if stack else NO_CALL
+        if site is None:
+            site = self.sites.here()
+        call = OpenCall(next(self._seq), parent, kind, levels, receiver, site, context, args)
+        stack.append(call)
+        return call
+
+    def leave(self, call: OpenCall, result: Facts = ()) -> None:
+        """Note that `call` ended; open calls inside it that never ended (they raised) are closed with it."""
+        self._record(call, next(self._seq), result)
+
+    def abandon(self, call: OpenCall) -> None:
+        """Note that `call` raised: it has no end."""
+        self._record(call, NO_CALL, ())
+
+    def _record(self, call: OpenCall, end: int, result: Facts) -> None:
+        local = self._local
+        stack = local.stack
+        while stack:
+            if stack.pop() is call:
+                break
+        # A call that began before this window spans several; no window could judge it (Note [One window per step]).
+        if call.seq >= self._start:
+            self._calls.append(
+                Call(
+                    call.seq,
+                    end,
+                    call.parent,
+                    call.kind,
+                    call.levels,
+                    call.receiver,
+                    call.site,
+                    call.context,
+                    call.args,
+                    result,
+                    local.number,
+                )
+            )
+
+    def change(self, change: Change) -> None:
+        """Note what a variable was before and after."""
+        self._changes.append(change)
+
+    @property
+    def updating(self) -> bool:
+        """Whether an optimizer is stepping: what it computes inside is its own affair."""
+        return self.steps.updating
+
+    def unwind(self, levels: tuple[str, ...], receiver: str) -> None:
+        """Forget open calls from an earlier call of the same API on the same receiver: it raised without telling."""
+        stack = self._local.stack
+        for position, call in enumerate(stack):
+            if call.levels == levels and call.receiver == receiver:
+                del stack[position:]
+                return
+
+    # -- windows ---------------------------------------------------------------------------------------------------
+
+    def _cut(self, cut: Cut) -> None:
+        """Close the current window: what began before `cut.seq` belongs to it, the rest to the next."""
+        with self._cutting:
+            calls, changes = self._calls, self._changes
+            later_calls = [call for call in calls if call.seq >= cut.seq]
+            later_changes = [change for change in changes if change.seq >= cut.seq]
+            self._calls, self._changes = later_calls, later_changes
+            self._start = cut.seq
+            window = Window(
+                index=self._index,
+                step=cut.step,
+                stage=cut.stage,
+                calls=tuple(sorted(call for call in calls if call.seq < cut.seq and call.end < cut.seq)),
+                changes=tuple(sorted(change for change in changes if change.seq < cut.seq)),
+                rank=self.rank,
+                process=self.process,
+            )
+            self._index += 1
+        self._on_window(window)
+
+    def finish(self) -> None:
+        """Close the last window."""
+        self.active = False
+        self.steps.finish(self.next_seq())
+
+    # -- faults ----------------------------------------------------------------------------------------------------
+
+    def fault(self, source: str, error: BaseException) -> None:
+        """Note that a source failed; it is told once and the source observes no more (see `guarded`)."""
+        if source not in self._faulty:
+            self._faulty.add(source)
+            self._on_fault(source, error)
+
+    def guarded(self, source: str, function: Callable[..., R]) -> Callable[..., R | None]:
+        """`function`, made safe for the training loop.
+
+        It returns None where it fails, after its source has failed before, and once observation has ended.
+        """
+        faulty = self._faulty
+
+        @functools.wraps(function)
+        def safe(*args: Any, **kwargs: Any) -> R | None:
+            if not self.active or source in faulty:
+                return None
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                self.fault(source, error)
+                return None
+
+        return safe

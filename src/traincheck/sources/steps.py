@@ -1,0 +1,166 @@
+"""Steps and stages: where one training step ends and the next begins, told by what the program does.
+
+Note [One window per step]
+A training step is what a person would count: the work up to and including one update of the parameters. Its end is
+only known later (does the generator's step follow the discriminator's?), so a cut is made in one of two ways:
+
+* *at once*, when something new begins (a batch is fetched, an outermost module is called, a backward starts) after
+  every active optimizer of the program has stepped in this window;
+* *backdated*, when an optimizer steps that has already stepped in this window: the new step began with the first new
+  activity after the last update.
+
+What a loop does right after an update (scheduler, zero_grad, logging) thereby stays with the step it follows.
+An outermost forward in evaluation mode without gradients makes an evaluation window; one in evaluation mode *with*
+gradients is either evaluation that forgot no_grad or training in the wrong mode: the backward that follows tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from traincheck.vocab.events import END, EVAL, SETUP, TRAIN
+
+ACTIVE_STEPS = 20
+"""An optimizer that has not stepped for this many steps is not waited for: no alternation in use is longer, and
+waiting for one that is done (of an earlier phase) would only delay every cut to the next update."""
+
+UNDECIDED = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A window ends before position `seq`; it had this step and stage."""
+
+    seq: int
+    step: int
+    stage: str
+
+
+class StepTracker:
+    """Counts training steps and cuts windows; sources tell it what begins and ends.
+
+    `step` is the step under way: 0 until the first training activity, then 1, 2, ... Optimizers are known by a name.
+    """
+
+    def __init__(self, on_cut: Callable[[Cut], None]) -> None:
+        self._on_cut = on_cut
+        self._last_step_of: dict[str, int] = {}  # optimizer -> step of its last update (or of its making)
+        self._stepped: set[str] = set()  # stepped in this window
+        self._updating = 0  # depth of update calls
+        self._reopened = -1  # first new activity after the last update
+        self._fetched = -1  # first batch fetch since the last outermost forward
+        self._maybe = -1  # first forward of this window that may be evaluation or training
+        self._kind = SETUP
+        self._explicit = False  # the program says itself where steps end
+        self.step = 0
+
+    @property
+    def updating(self) -> bool:
+        """Whether an update is under way."""
+        return self._updating > 0
+
+    def optimizer_built(self, name: str) -> None:
+        """An optimizer exists; steps wait for it."""
+        self._last_step_of[name] = self.step
+
+    def optimizer_gone(self, name: str) -> None:
+        """An optimizer was deleted; steps no longer wait for it."""
+        self._last_step_of.pop(name, None)
+
+    def batch(self, seq: int) -> None:
+        """A batch is about to be fetched."""
+        if self._updating:
+            return
+        self._activity(seq)
+        if self._fetched < 0:
+            self._fetched = seq
+
+    def forward(self, seq: int, training: bool, grad: bool) -> None:
+        """An outermost module is about to be called."""
+        if self._updating:
+            return
+        self._activity(seq)
+        begin = self._fetched if self._fetched >= 0 else seq
+        self._fetched = -1
+        if grad and training:
+            self._train_from(begin)
+        elif grad:
+            self._maybe = begin if self._maybe < 0 else self._maybe
+        elif not training:
+            self._evaluate_from(begin)
+
+    def backward(self, seq: int) -> None:
+        """A backward is about to run."""
+        if self._updating:
+            return
+        self._activity(seq)
+        if self._kind in (SETUP, EVAL):
+            self._train_from(self._maybe if self._maybe >= 0 else seq)
+        else:
+            self._maybe = -1
+            self._train_from(seq)
+
+    def update_begins(self, name: str, seq: int) -> None:
+        """The optimizer `name` is about to update parameters."""
+        self._updating += 1
+        if self._updating > 1:
+            return
+        if name in self._stepped and not self._explicit:
+            self._close(self._reopened if self._reopened >= 0 else seq, TRAIN)
+        self._train_from(seq)
+
+    def update_ends(self, name: str) -> None:
+        """The update is done (or was left out by a gradient scaler)."""
+        self._updating = max(0, self._updating - 1)
+        if self._updating == 0:
+            self._stepped.add(name)
+            self._last_step_of[name] = self.step
+            self._reopened = self._fetched = -1
+
+    def explicit_step(self, seq: int) -> None:
+        """The program itself says that a step ends here; from now on nothing else ends one."""
+        self._explicit = True
+        self._train_from(seq)
+        self._close(seq, TRAIN)
+
+    def finish(self, seq: int) -> None:
+        """The run ends: close what is open, then the window of the end itself."""
+        if self._kind == TRAIN and self._stepped:
+            self._close(self._reopened if self._reopened >= 0 else seq, TRAIN)
+        stage = self._kind or END
+        self._close(seq, stage)
+
+    # -- cutting -------------------------------------------------------------------------------------------------
+
+    def _activity(self, seq: int) -> None:
+        """Something new begins; after the last update of a step it begins the next window."""
+        if not self._stepped:
+            return
+        if self._reopened < 0:
+            self._reopened = seq
+        active = {name for name, step in self._last_step_of.items() if self.step - step <= ACTIVE_STEPS}
+        if active <= self._stepped and not self._explicit:
+            self._close(self._reopened, TRAIN)
+
+    def _train_from(self, begin: int) -> None:
+        if self._kind in (SETUP, EVAL):
+            self._close(begin, self._kind)
+        elif self._kind == UNDECIDED and self._maybe >= 0:
+            self._close(begin, EVAL)
+        if self._kind != TRAIN:
+            self._kind = TRAIN
+            self.step += 1
+
+    def _evaluate_from(self, begin: int) -> None:
+        if self._kind == TRAIN and not self._stepped:
+            return  # evaluation in the middle of a step (a target network, a rollout) is part of that step
+        if self._kind in (SETUP, TRAIN):
+            self._close(begin, self._kind)
+        self._kind = EVAL
+
+    def _close(self, seq: int, stage: str) -> None:
+        self._stepped.clear()
+        self._reopened = self._maybe = -1
+        self._kind = UNDECIDED
+        self._on_cut(Cut(seq, self.step, stage))

@@ -1,0 +1,182 @@
+"""Tensors: the fingerprint of a whole tensor, whether it is zero, and how to read it without being seen."""
+
+from __future__ import annotations
+
+import ctypes
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import xxhash
+
+NONE, ZERO, SOME = "none", "zero", "some"
+
+_PEEK = 16
+"""Elements looked at before a whole tensor is reduced: one that is not zero settles that the tensor is not."""
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """What we compute in here is seen by no mode of the program (nor by our own) and records no gradient."""
+    grad = torch.is_grad_enabled()
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        torch._C._set_grad_enabled(False)
+        try:
+            yield
+        finally:
+            torch._C._set_grad_enabled(grad)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The dense local memory of `tensor`, None where there is none to read (meta, sparse, a wrapper without it)."""
+    shard = getattr(tensor, "_local_tensor", None)
+    if shard is not None:
+        tensor = shard
+    if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
+        return None
+    return tensor
+
+
+_seeds: dict[tuple[torch.dtype, torch.Size], int] = {}
+
+
+def _seed(tensor: torch.Tensor) -> int:
+    """A number for dtype and shape, so that equal bytes of another type or shape differ."""
+    key = (tensor.dtype, tensor.shape)
+    seed = _seeds.get(key)
+    if seed is None:
+        seed = _seeds[key] = zlib.crc32(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
+    return seed
+
+
+def fingerprints(tensors: Sequence[torch.Tensor]) -> list[int | None]:
+    """One fingerprint for each tensor: of all its bytes, their order, its dtype and its shape; None if unreadable.
+
+    On the CPU it is xxh3-64. On an accelerator it is `device_fingerprint`, with one transfer for all tensors of a
+    device. The two are never compared with each other. Call under `unseen`.
+    """
+    found: list[int | None] = [None] * len(tensors)
+    pending: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
+    for position, tensor in enumerate(tensors):
+        dense = local(tensor)
+        if dense is None:
+            continue
+        if dense.device.type == "cpu":
+            found[position] = _cpu_fingerprint(dense)
+        else:
+            pending.setdefault(dense.device, []).append((position, dense))
+    for entries in pending.values():
+        digests = torch.stack([device_fingerprint(tensor) for _, tensor in entries]).tolist()
+        for (position, _), digest in zip(entries, digests, strict=True):
+            found[position] = digest & 0xFFFFFFFFFFFFFFFF
+    return found
+
+
+def _cpu_fingerprint(tensor: torch.Tensor) -> int:
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    size = tensor.numel() * tensor.element_size()
+    if size == 0:
+        return _seed(tensor)
+    # A view of the memory itself: no copy, no numpy, and it works for bfloat16 as for any other dtype.
+    memory = (ctypes.c_char * size).from_address(tensor.data_ptr())
+    return xxhash.xxh3_64_intdigest(memory, _seed(tensor))
+
+
+_MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+"""The increment and the two multipliers of splitmix64 (Steele, Lea, Flood, OOPSLA 2014)."""
+
+
+def _signed(value: int) -> int:
+    """`value` modulo 2**64 as torch's int64 holds it."""
+    value &= 0xFFFFFFFFFFFFFFFF
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _splitmix(values: torch.Tensor) -> torch.Tensor:
+    """splitmix64's output function on int64 (the arithmetic shifts of int64 are masked to be logical)."""
+    values = (values ^ ((values >> 30) & ((1 << 34) - 1))) * _signed(_MIX[1])
+    values = (values ^ ((values >> 27) & ((1 << 37) - 1))) * _signed(_MIX[2])
+    return values ^ ((values >> 31) & ((1 << 33) - 1))
+
+
+def device_fingerprint(tensor: torch.Tensor) -> torch.Tensor:
+    """A fingerprint computed where `tensor` lies: a 0-dim int64 tensor on its device, with nothing transferred.
+
+    Sum over i of splitmix64(word_i + (i + 1) * increment) modulo 2**64, where word_i is the i-th element's bits: every
+    bit of every element counts, and so does its place. Dtype and shape enter through the seed. Works on the CPU, too
+    (that is how it is tested). Known limitation: it needs eight bytes of scratch for each element.
+    """
+    flat = tensor.detach().contiguous().view(-1)
+    if flat.dtype == torch.bool:
+        flat = flat.view(torch.uint8)
+    elif flat.is_complex():
+        flat = torch.view_as_real(flat).view(-1)
+    by_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    words = flat.view(by_size[flat.element_size()]).to(torch.int64)
+    place = torch.arange(1, words.numel() + 1, dtype=torch.int64, device=words.device) * _signed(_MIX[0])
+    return _splitmix(words + place).sum() ^ _seed(tensor)
+
+
+def states(tensors: Sequence[torch.Tensor | None]) -> list[str]:
+    """`none`, `zero` or `some` for each tensor; one that cannot be read counts as `some`. Call under `unseen`.
+
+    A few elements settle nearly all that are not zero, and on the CPU the fingerprint of zeros all that are; only the
+    rest (zeros of either sign among others) is reduced, in one batched call for each device.
+    """
+    found = [SOME] * len(tensors)
+    rest: dict[tuple[torch.device, torch.dtype], list[tuple[int, torch.Tensor]]] = {}
+    for position, tensor in enumerate(tensors):
+        if tensor is None:
+            found[position] = NONE
+            continue
+        dense = local(tensor)
+        if dense is None:
+            continue
+        if dense.numel() == 0:
+            found[position] = ZERO
+        elif dense.device.type == "cpu" and _peek(dense):
+            continue
+        elif dense.device.type == "cpu" and _cpu_fingerprint(dense) == _zero_fingerprint(dense):
+            found[position] = ZERO
+        else:
+            rest.setdefault((dense.device, dense.dtype), []).append((position, dense))
+    for entries in rest.values():
+        for (position, _), zero in zip(entries, _all_zero([tensor for _, tensor in entries]), strict=True):
+            if zero:
+                found[position] = ZERO
+    return found
+
+
+def _peek(tensor: torch.Tensor) -> bool:
+    """Whether one of a few elements in memory order is not zero (cheap, CPU only)."""
+    if not tensor.is_contiguous() or tensor.numel() < 4 * _PEEK:
+        return False
+    size = _PEEK * tensor.element_size()
+    middle = tensor.data_ptr() + (tensor.numel() // 2) * tensor.element_size()
+    return bool(ctypes.string_at(middle, size).translate(None, _ZERO_BYTES))
+
+
+_ZERO_BYTES = b"\x00\x80"
+"""The bytes that zeros are made of: of either sign, in either byte order."""
+
+_zero_fingerprints: dict[tuple[torch.dtype, torch.Size], int] = {}
+
+
+def _zero_fingerprint(tensor: torch.Tensor) -> int:
+    key = (tensor.dtype, tensor.shape)
+    found = _zero_fingerprints.get(key)
+    if found is None:
+        found = _zero_fingerprints[key] = xxhash.xxh3_64_intdigest(
+            bytes(tensor.numel() * tensor.element_size()), _seed(tensor)
+        )
+    return found
+
+
+def _all_zero(tensors: list[torch.Tensor]) -> list[bool]:
+    if tensors[0].is_floating_point():
+        largest = torch._foreach_norm(tensors, float("inf"))
+    else:
+        largest = [tensor.ne(0).any() for tensor in tensors]
+    return [value == 0 for value in torch.stack(list(largest)).tolist()]

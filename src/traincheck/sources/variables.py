@@ -1,0 +1,196 @@
+"""The catalog of variables: what each parameter and buffer is called, which module owns it, which optimizer holds it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from traincheck.vocab.facts import Facts, facts
+
+THIS, OTHER, NOBODY = "this", "other", "none"
+
+_LOW_PRECISION = 4
+"""Floating point of fewer bytes than this is low precision."""
+
+
+@dataclass(slots=True, eq=False)
+class Variable:
+    """A parameter or buffer as the program holds it; `tensor` is weak so that we keep nothing alive."""
+
+    name: str
+    tensor: weakref.ref[torch.Tensor]
+    owned: bool
+    holders: set[str] = field(default_factory=set)
+    aliases: tuple[str, ...] = ()
+    told: dict[tuple[bool, str], Facts] = field(default_factory=dict)
+
+    def held_by(self, optimizer: str) -> str:
+        """this, other or none, as seen from `optimizer`."""
+        if optimizer in self.holders:
+            return THIS
+        return OTHER if self.holders else NOBODY
+
+    @property
+    def owner(self) -> str:
+        """The optimizer that holds it (the first by name), empty when none does."""
+        return min(self.holders, default="")
+
+    def facts(self, tensor: torch.Tensor, held: str) -> Facts:
+        """The facts of the variable itself; equal ones are the same object."""
+        key = (tensor.requires_grad, held)
+        found = self.told.get(key)
+        if found is None:
+            found = self.told[key] = facts(
+                requires_grad=tensor.requires_grad,
+                held=held,
+                owned=self.owned,
+                precision="low" if tensor.element_size() < _LOW_PRECISION else "full",
+                scalar=tensor.numel() == 1,
+            )
+        return found
+
+
+class Catalog:
+    """Knows the variables of the program by the identity of their tensors.
+
+    A parameter is named by the class of the outermost module that owns it and its qualified name there; one that only
+    an optimizer holds is named by its place in the optimizer. The catalog looks again when an optimizer holds a
+    tensor it does not know, or when an outermost module is called that it has not seen.
+    """
+
+    def __init__(self) -> None:
+        self._variables: dict[int, Variable] = {}
+        self._optimizers: dict[str, weakref.ref[Any]] = {}
+        self._optimizer_names: dict[int, str] = {}
+        self._sizes: dict[str, tuple[int, ...]] = {}
+        self._modules: dict[int, tuple[weakref.ref[Any], str]] = {}
+        self._counts: dict[str, int] = {}
+
+    # -- optimizers ------------------------------------------------------------------------------------------------
+
+    def add_optimizer(self, optimizer: Any) -> str:
+        """The name of `optimizer`, given at first sight: its class, numbered from the second on."""
+        known = self._optimizer_names.get(id(optimizer))
+        if known is not None and self._optimizers[known]() is optimizer:
+            return known
+        base = type(optimizer).__name__
+        self._counts[base] = count = self._counts.get(base, 0) + 1
+        name = base if count == 1 else f"{base}#{count}"
+        self._optimizers[name] = weakref.ref(optimizer)
+        self._optimizer_names[id(optimizer)] = name
+        return name
+
+    def optimizers(self) -> Iterator[tuple[str, Any]]:
+        """The optimizers that are alive, by name."""
+        for name, reference in list(self._optimizers.items()):
+            optimizer = reference()
+            if optimizer is None:
+                self._forget_optimizer(name)
+            else:
+                yield name, optimizer
+
+    def _forget_optimizer(self, name: str) -> None:
+        del self._optimizers[name]
+        self._sizes.pop(name, None)
+        for variable in self._variables.values():
+            variable.holders.discard(name)
+
+    def refresh_holders(self) -> None:
+        """Bring up to date who holds what; cheap when no parameter group has grown or shrunk."""
+        for name, optimizer in self.optimizers():
+            groups = optimizer.param_groups
+            sizes = tuple(len(group["params"]) for group in groups)
+            if self._sizes.get(name) == sizes and all(self._known(group["params"]) for group in groups):
+                continue
+            self._sizes[name] = sizes
+            self._take(name, groups)
+
+    def _known(self, params: list[torch.Tensor]) -> bool:
+        """Whether the first and the last of a group are still the tensors that the catalog knows."""
+        return all(self.find(param) is not None for param in (params[:1] + params[-1:]))
+
+    def _take(self, name: str, groups: list[dict[str, Any]]) -> None:
+        if any(self.find(param) is None for group in groups for param in group["params"]):
+            self.refresh_modules()
+        for variable in self._variables.values():
+            variable.holders.discard(name)
+        for number, group in enumerate(groups):
+            for place, param in enumerate(group["params"]):
+                variable = self.find(param) or self._add(param, f"{name}.param_groups[{number}][{place}]", owned=False)
+                variable.holders.add(name)
+
+    # -- modules ---------------------------------------------------------------------------------------------------
+
+    def module_name(self, module: Any) -> str:
+        """The qualified name of a module (its class for an outermost one), looked up at first sight."""
+        known = self._modules.get(id(module))
+        if known is not None and known[0]() is module:
+            return known[1]
+        if next(module.parameters(), None) is not None:  # a loss made anew in every step is not worth a search
+            self.refresh_modules()
+        known = self._modules.get(id(module))
+        if known is None or known[0]() is not module:
+            self._modules[id(module)] = known = (weakref.ref(module), type(module).__name__)
+        return known[1]
+
+    def refresh_modules(self) -> None:
+        """Find the outermost modules of the program and name what they own.
+
+        The garbage collector is asked, by exact type, so that nothing of the program is called; modules that were
+        built before observation began are found as well.
+        """
+        modules = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
+        inner = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
+        counts: dict[str, int] = {}
+        for root in modules:
+            if id(root) in inner or "_modules" not in root.__dict__:
+                continue
+            base = type(root).__name__
+            counts[base] = counts.get(base, 0) + 1
+            self._name_tree(root, base if counts[base] == 1 else f"{base}#{counts[base]}")
+
+    def _name_tree(self, root: Any, prefix: str) -> None:
+        known = self._modules.get(id(root))
+        if known is not None and known[0]() is root and "." not in known[1]:
+            prefix = known[1]  # a name once told stays
+        for name, module in root.named_modules():
+            self._modules[id(module)] = (weakref.ref(module), f"{prefix}.{name}" if name else prefix)
+        aliases: dict[int, list[str]] = {}
+        for name, param in root.named_parameters(remove_duplicate=False):
+            aliases.setdefault(id(param), []).append(f"{prefix}.{name}")
+            found = self.find(param)
+            if found is None:
+                self._add(param, f"{prefix}.{name}", owned=True)
+            elif not found.owned:
+                found.owned, found.name = True, f"{prefix}.{name}"
+                found.told.clear()
+        for key, names in aliases.items():
+            self._variables[key].aliases = tuple(names)
+
+    # -- variables -------------------------------------------------------------------------------------------------
+
+    def find(self, tensor: torch.Tensor) -> Variable | None:
+        """The variable whose tensor this is."""
+        found = self._variables.get(id(tensor))
+        return found if found is not None and found.tensor() is tensor else None
+
+    def _add(self, tensor: torch.Tensor, name: str, *, owned: bool) -> Variable:
+        variable = self._variables[id(tensor)] = Variable(name, weakref.ref(tensor), owned)
+        return variable
+
+    def living(self) -> Iterable[tuple[Variable, torch.Tensor]]:
+        """All variables whose tensors are alive."""
+        dead = []
+        for key, variable in list(self._variables.items()):
+            tensor = variable.tensor()
+            if tensor is None:
+                dead.append(key)
+            else:
+                yield variable, tensor
+        for key in dead:
+            del self._variables[key]

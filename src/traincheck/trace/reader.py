@@ -1,0 +1,170 @@
+"""The reader: the windows of one event file, in order, without holding more than one of them."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import msgspec
+import pyarrow as pa
+
+from traincheck.errors import TraceOutOfReach, TraceUnreadable
+from traincheck.trace.encoding import text_to_facts, text_to_levels
+from traincheck.trace.schema import CALL, CHANGE, COLUMNS, EVENTS, TEXT, owner
+from traincheck.vocab.events import Call, Change, Window
+
+_GARBLED = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, msgspec.MsgspecError)
+"""What pyarrow and the decoding raise over bytes that were tampered with."""
+
+_STREAM_BEGINS = b"\xff\xff\xff\xff"
+"""The first bytes of every Arrow IPC stream (the continuation marker of its schema message)."""
+
+_call = functools.partial(tuple.__new__, Call)  # as Call._make, without its Python frame
+_change = functools.partial(tuple.__new__, Change)
+
+
+def read_windows(path: str | os.PathLike[str]) -> Iterator[Window]:
+    """The windows of the event file `path`, each made when it is asked for.
+
+    The file may still be written, or its process may have been killed: a tail that is not a whole window is no error,
+    the windows before it are read. Raises, at the first window or later, TraceOutOfReach, TraceTooNew, or
+    TraceUnreadable for a file that is something else or garbled.
+
+    Known limitations: a length in the file that was garbled so that it points beyond the end looks like a torn tail.
+    """
+    try:
+        file = pa.OSFile(os.fspath(path), "rb")
+    except OSError as error:
+        raise TraceOutOfReach(path, os.strerror(error.errno) if error.errno else str(error)) from error
+    with file:
+        yield from _windows(file, path)
+
+
+def _windows(file: pa.NativeFile, path: str | os.PathLike[str]) -> Iterator[Window]:
+    # Its size now: while the file is being written, the end that a read ran into is not where the file ends afterwards.
+    size = file.size()
+    begins = file.read(len(_STREAM_BEGINS))
+    if not _STREAM_BEGINS.startswith(begins):
+        raise TraceUnreadable(path, "it is not an Arrow stream")
+    file.seek(0)
+    batches: _Batches | None = None
+    while True:
+        try:
+            if batches is None:
+                stream = pa.ipc.open_stream(file, options=pa.ipc.IpcReadOptions(use_threads=False))
+                batches = _Batches(*owner(stream.schema, path))
+            batch = stream.read_next_batch()
+        except StopIteration:
+            return
+        except (pa.ArrowException, OSError) as error:
+            if file.tell() >= size:
+                return
+            raise TraceUnreadable(path, f"garbled before byte {file.tell()} ({error})") from error
+        try:
+            window = batches.window(batch, stream.stats.num_replaced_dictionaries)
+        except _GARBLED as error:
+            raise TraceUnreadable(path, f"garbled before byte {file.tell()} ({error})") from error
+        yield window
+
+
+class _Values(list[Any]):
+    """The values of the dictionary of one column, each decoded once and shared by all rows of the file that have it."""
+
+    def __init__(self, decode: Callable[[str], Any]) -> None:
+        self._decode = decode
+
+    def grow(self, dictionary: pa.Array) -> None:
+        """Take in what was added to the dictionary."""
+        if len(dictionary) > len(self):
+            added = dictionary.slice(len(self))
+            added.validate(full=True)  # pyarrow would follow a garbled offset to wherever it leads
+            self.extend(map(self._decode, added.to_pylist()))
+
+
+class _Rows:
+    """Rows `start` to `stop` of a batch, column by column."""
+
+    def __init__(self, columns: dict[str, Any], values: dict[str, _Values], start: int, stop: int) -> None:
+        self._columns = columns
+        self._values = values
+        self._start = start
+        self._stop = stop
+
+    def int64(self, name: str) -> list[int]:
+        return self._numbers(self._columns[name], "q")
+
+    def int32(self, name: str) -> list[int]:
+        return self._numbers(self._columns[name], "i")
+
+    def texts(self, name: str) -> Iterator[Any]:
+        """What a dictionary column tells, decoded."""
+        column, values = self._columns[name], self._values[name]
+        values.grow(column.dictionary)
+        return map(values.__getitem__, self._numbers(column.indices, "i"))
+
+    def objects(self, name: str) -> list[Any]:
+        """A column that is packed in bits or has nulls of its own."""
+        found: list[Any] = self._columns[name][self._start : self._stop].to_pylist()
+        return found
+
+    def _numbers(self, column: pa.Array, letter: Literal["i", "q"]) -> list[int]:
+        # Straight from the buffer: pyarrow's to_pylist makes a scalar of each number first.
+        buffer: memoryview[int] = memoryview(column.buffers()[1]).cast(letter)
+        return buffer[self._start : self._stop].tolist()
+
+
+class _Batches:
+    """Turns the batches of one file back into windows."""
+
+    def __init__(self, rank: int, process: int) -> None:
+        self._owner = rank, process
+        self._replaced = 0
+        decoders: dict[str, Callable[[str], Any]] = {"levels": text_to_levels}
+        decoders |= dict.fromkeys(("context", "args", "result"), text_to_facts)
+        self._values = {name: _Values(decoders.get(name, str)) for name, kind, _ in COLUMNS if kind == TEXT}
+
+    def window(self, batch: pa.RecordBatch, replaced: int) -> Window:
+        """The window of `batch`; `replaced` says how many dictionaries were replaced in the stream so far."""
+        batch.validate()
+        if replaced != self._replaced:  # which one is not told: forget them all, which costs little and comes seldom
+            self._replaced = replaced
+            for values in self._values.values():
+                values.clear()
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        events = bytes(columns["event"].indices.buffers()[1])[: len(batch)]
+        calls, changes = events.count(EVENTS.index(CALL)), events.count(EVENTS.index(CHANGE))
+        if events != b"\0" + b"\1" * calls + b"\2" * changes:
+            raise ValueError("its rows are not one window")
+        first = _Rows(columns, self._values, 0, 1)
+        rank, process = self._owner
+        return Window(
+            index=first.int32("window")[0],
+            step=first.int64("step")[0],
+            stage=next(first.texts("stage")),
+            calls=_calls(_Rows(columns, self._values, 1, 1 + calls)),
+            changes=_changes(_Rows(columns, self._values, 1 + calls, 1 + calls + changes)),
+            rank=rank,
+            process=process,
+        )
+
+
+def _calls(rows: _Rows) -> tuple[Call, ...]:
+    fields = (
+        *map(rows.int64, ("seq", "end", "parent")),
+        *map(rows.texts, ("kind", "levels", "receiver", "site", "context", "args", "result")),
+        rows.int32("thread"),
+    )
+    return tuple(map(_call, zip(*fields, strict=True)))
+
+
+def _changes(rows: _Rows) -> tuple[Change, ...]:
+    fields = (
+        *map(rows.int64, ("seq", "parent")),
+        *map(rows.texts, ("name", "kind", "attribute", "before", "after")),
+        rows.objects("changed"),
+        *map(rows.texts, ("receiver", "context")),
+        rows.objects("fingerprint"),
+    )
+    return tuple(map(_change, zip(*fields, strict=True)))

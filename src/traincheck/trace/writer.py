@@ -1,0 +1,98 @@
+"""The writer: puts the windows of one process into its event file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from traincheck.errors import OutputError
+from traincheck.trace.columns import Columns
+from traincheck.trace.schema import schema
+from traincheck.vocab.events import Window
+
+
+class TraceWriter:
+    """Writes `events-<rank>-<process>.arrows` in `folder`, one window after the other, from one thread.
+
+    The file appears with the first window. When `write` returns, the operating system has the window: a process that is
+    killed loses at most the one it was writing. Windows read back carry `rank` and `process` of the writer.
+
+    `write` and `close` raise OutputError when the file cannot be written or is gone; from then on every `write` does,
+    for nothing could be read behind a half-written message. In a forked child `write` refuses too and `close` does
+    nothing: the file is the parent's.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], rank: int, process: int) -> None:
+        self.path = Path(folder) / f"events-{rank}-{process}.arrows"
+        self.windows = 0
+        self.bytes_written = 0
+        self._schema = schema(rank, process)
+        self._columns = Columns()
+        self._file: Any = None
+        self._stream: Any = None
+        self._refusal = ""
+        self._pid = os.getpid()
+
+    def write(self, window: Window) -> None:
+        """Append `window` and hand it to the operating system."""
+        if os.getpid() != self._pid:
+            raise OutputError(self.path, "it belongs to the process that this one was forked from")
+        if self._refusal:
+            raise OutputError(self.path, self._refusal)
+        batch = pa.RecordBatch.from_arrays(self._columns.of(window), schema=self._schema)
+        try:
+            if self._stream is None:
+                self._open()
+            self._stream.write_batch(batch)
+            self.path.stat()  # a file that was deleted takes writes all the same
+            self.bytes_written = self._file.tell()
+        except (OSError, pa.ArrowException) as error:
+            raise self._failed(error) from error
+        self.windows += 1
+
+    def close(self) -> None:
+        """End the file; further calls do nothing."""
+        if os.getpid() != self._pid or self._refusal:
+            return
+        self._refusal = "it was closed"
+        if self._file is None:
+            return
+        try:
+            self._stream.close()
+            self.bytes_written = self._file.tell()
+            self._file.close()
+        except (OSError, pa.ArrowException) as error:
+            raise self._failed(error) from error
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        # Exclusively: the file of another process of this rank and number (in another container) is not overwritten.
+        os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        self._file = pa.OSFile(os.fspath(self.path), "wb")
+        # Threads that compress would compete with the training for its cores.
+        options = pa.ipc.IpcWriteOptions(compression="zstd", emit_dictionary_deltas=True, use_threads=False)
+        self._stream = pa.ipc.new_stream(self._file, self._schema, options=options)
+
+    def _failed(self, error: Exception) -> OutputError:
+        number = error.errno if isinstance(error, OSError) else None
+        self._refusal = os.strerror(number) if number else str(error)
+        if self._file is not None:
+            self._abandon()
+        return OutputError(self.path, self._refusal)
+
+    def _abandon(self) -> None:
+        """Close the file without an end mark; what was written whole can be read."""
+        with contextlib.suppress(OSError):  # told already: this follows a failed write
+            self._file.close()

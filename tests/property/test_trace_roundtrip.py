@@ -1,0 +1,112 @@
+"""Whatever windows are written, they are read: exactly, and up to the tear where the file was torn."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traincheck.testing.readable import from_text, to_text
+from traincheck.trace.reader import read_windows
+from traincheck.trace.writer import TraceWriter
+from traincheck.vocab.events import CALL_KINDS, STAGES, Call, Change, Window
+
+texts = st.sampled_from(["", "a", "Net.fc.weight"]) | st.text(max_size=8)
+names = st.sampled_from(["torch.add", "f.<locals>.g"]) | st.text(
+    st.characters(exclude_characters="<", exclude_categories=["Cs"]), max_size=8
+)
+values = st.none() | st.booleans() | st.integers() | st.sampled_from([0, 1]) | st.floats() | texts
+all_facts = st.dictionaries(texts, values, max_size=3).map(lambda pairs: tuple(sorted(pairs.items())))
+positions = st.integers(-1, 20) | st.integers(-(2**63), 2**63 - 1)
+
+calls = st.builds(
+    Call,
+    seq=positions,
+    end=positions,
+    parent=positions,
+    kind=st.sampled_from(CALL_KINDS),
+    levels=st.lists(names, min_size=1, max_size=3).map(tuple),
+    receiver=texts,
+    site=texts,
+    context=all_facts,
+    args=all_facts,
+    result=all_facts,
+    thread=st.integers(0, 3),
+)
+changes = st.builds(
+    Change,
+    seq=positions,
+    call=positions,
+    variable=texts,
+    kind=texts,
+    attribute=texts,
+    before=texts,
+    after=texts,
+    changed=st.booleans(),
+    owner=texts,
+    context=all_facts,
+    fingerprint=st.none() | st.integers(0, 2**64 - 1),
+)
+windows_of_a_process = st.lists(
+    st.builds(
+        Window,
+        index=st.integers(0, 2**31 - 1),
+        step=st.integers(0, 2**63 - 1),
+        stage=st.sampled_from(STAGES),
+        calls=st.lists(calls, max_size=4).map(tuple),
+        changes=st.lists(changes, max_size=4).map(tuple),
+    ),
+    max_size=4,
+)
+
+
+def written(folder: str, windows: list[Window]) -> tuple[Path, list[int]]:
+    """The event file of `windows`, and its size after each of them."""
+    sizes = []
+    with TraceWriter(folder, 0, 0) as writer:
+        for window in windows:
+            writer.write(window)
+            sizes.append(writer.bytes_written)
+    return writer.path, sizes
+
+
+@given(windows_of_a_process, st.booleans())
+def test_windows_come_back_exactly(windows: list[Window], again: bool) -> None:
+    windows = windows * 2 if again else windows
+    with tempfile.TemporaryDirectory() as folder:
+        path, _ = written(folder, windows)
+        found = list(read_windows(path)) if windows else []
+    assert repr(found) == repr(windows)  # by repr, which tells 1 from True and takes nan for nan
+
+
+@given(windows_of_a_process.filter(len), st.data())
+def test_a_torn_file_gives_a_prefix(windows: list[Window], data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path, sizes = written(folder, windows)
+        content = path.read_bytes()
+        cut = data.draw(st.integers(0, len(content)))
+        path.write_bytes(content[:cut])
+        found = list(read_windows(path))
+    assert repr(found) == repr(windows[: sum(size <= cut for size in sizes)])
+
+
+words = st.text(st.characters(codec="ascii", categories=["L", "N", "P", "Zs"]), min_size=1, max_size=8)
+readable_calls = st.builds(
+    Call,
+    seq=st.integers(0, 30),
+    end=st.integers(-1, 30),
+    parent=st.integers(-1, 30),
+    kind=st.sampled_from(CALL_KINDS),
+    levels=st.lists(words, min_size=1, max_size=3).map(tuple),
+    receiver=words,
+    context=all_facts,
+)
+
+
+@given(st.lists(readable_calls, max_size=5, unique_by=lambda call: call.seq).map(sorted), words)
+def test_readable_lines_tell_the_window(calls: list[Call], variable: str) -> None:
+    change = Change(50, -1, variable, "parameter", "grad", "some", "none", True)
+    windows = [Window(0, 1, "train", tuple(calls), (change,))]
+    assert repr(from_text(to_text(windows))) == repr(windows)

@@ -1,0 +1,273 @@
+"""Books: what is written is read again, and what is not a whole and unaltered book is refused with the reason."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from traincheck.errors import (
+    BookConflict,
+    BookError,
+    BookNotFound,
+    BookTooNew,
+    BookUnreadable,
+    BookUnrecognised,
+    OutputError,
+)
+from traincheck.invariants.book import Book, LearnedRun, merge_books, read_book, read_books, write_book
+from traincheck.vocab.invariant import Clause, Invariant, Support
+from traincheck.vocab.occasion import Property
+
+Make = Callable[..., Invariant]
+RUN = LearnedRun("mnist.py", "1f2e3d", 300)
+
+
+@pytest.fixture
+def book(some_invariants: tuple[Invariant, ...]) -> Book:
+    return Book(some_invariants, (RUN, RUN, LearnedRun("gan.py", "aa", 20)))
+
+
+@pytest.fixture
+def path(book: Book, tmp_path: Path) -> Path:
+    write_book(book, tmp_path / "book.jsonl")
+    return tmp_path / "book.jsonl"
+
+
+def change_line(path: Path, number: int, change: Callable[[dict[str, object]], object]) -> None:
+    lines = path.read_text().splitlines()
+    told = json.loads(lines[number - 1])
+    change(told)
+    lines[number - 1] = json.dumps(told)
+    path.write_text("\n".join(lines) + "\n")
+
+
+def complaint(path: Path, error: type[BookError] = BookUnreadable) -> str:
+    with pytest.raises(error) as caught:
+        read_book(path)
+    assert type(caught.value) is error
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_book_is_read_as_it_was_written(book: Book, path: Path) -> None:
+    assert read_book(path) == book
+
+
+def test_the_same_rules_in_any_order_give_the_same_bytes(book: Book, path: Path, tmp_path: Path) -> None:
+    other = Book(tuple(reversed(book.invariants)), tuple(reversed(book.runs)))
+    write_book(other, tmp_path / "other.jsonl")
+    assert (tmp_path / "other.jsonl").read_bytes() == path.read_bytes()
+
+
+def test_the_lines_are_sorted_by_what_they_say(path: Path) -> None:
+    header, *lines = map(json.loads, path.read_text().splitlines())
+    assert header["invariants"] == 4 and header["kind"] == "traincheck book" and header["format"] == 1
+    assert [line["relation"] for line in lines] == ["APISequence"] * 2 + ["EventContain"] * 2
+    assert [line["property"]["verb"] for line in lines[:2]] == ["followed by", "preceded by"]
+    assert lines[2]["precondition"] == [{"fact": "grads", "is_not": "none"}, {"fact": "stage", "is": "train"}]
+
+
+def test_an_invariant_is_found_by_its_id(book: Book) -> None:
+    assert book.by_id(book.invariants[2].id) == book.invariants[2]
+    assert book.by_id("nothing") is None
+
+
+def test_muted_invariants_are_not_active(book: Book) -> None:
+    assert len(book.active) == 3 and not any(invariant.mute for invariant in book.active)
+
+
+def test_a_book_has_no_two_invariants_of_one_id(new_invariant: Make) -> None:
+    with pytest.raises(ValueError, match="share the id"):
+        Book((new_invariant(), new_invariant(mute="twice")))
+
+
+def test_a_missing_book_tells_how_to_make_one(tmp_path: Path) -> None:
+    assert "traincheck infer" in complaint(tmp_path / "none.jsonl", BookNotFound)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "empty"),
+        (b"\n  \n", "empty"),
+        (b"\x80\x02\x8a\nl\xfc\x9c", "not text"),
+        (b"PAR1\0\0\0", "binary"),
+        (b"not json\n", "not the header"),
+        (b'{"id": "06cc56ae49"}\n', '"kind": "traincheck book"'),
+        (b"[1, 2]\n", "not the header"),
+        (b'{"kind": "traincheck book", "format": "one"}\n', "not the header"),
+    ],
+)
+def test_a_file_that_is_no_book_is_told_apart(tmp_path: Path, content: bytes, why: str) -> None:
+    (tmp_path / "file").write_bytes(content)
+    assert why in complaint(tmp_path / "file", BookUnrecognised)
+
+
+def test_a_folder_is_no_book(tmp_path: Path) -> None:
+    assert "it is a folder" in complaint(tmp_path, BookUnrecognised)
+
+
+def test_a_book_of_a_later_format_asks_for_an_upgrade(path: Path) -> None:
+    change_line(path, 1, lambda told: told.update(format=99, unheard_of=True))
+    assert "format 99" in complaint(path, BookTooNew)
+
+
+def test_a_file_that_ends_within_a_line_is_cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-30])
+    assert "line 5: the file ends in the middle of this line" in complaint(path)
+
+
+def test_a_file_that_ends_within_its_header_is_cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:40])
+    assert "line 1: the file ends in the middle of this line" in complaint(path)
+
+
+def test_a_file_that_lost_whole_lines_is_cut_short(path: Path) -> None:
+    path.write_bytes(b"".join(path.read_bytes().splitlines(True)[:-1]))
+    told = complaint(path)
+    assert "announces 4 invariants and the file holds 3: the end of the file is missing" in told
+
+
+def test_every_cut_is_noticed_and_none_is_read_as_a_smaller_book(path: Path) -> None:
+    whole = path.read_bytes()
+    for length in range(0, len(whole) - 1, 23):  # without its last line break a book is whole
+        path.write_bytes(whole[:length])
+        with pytest.raises(BookError):
+            read_book(path)
+
+
+def test_a_line_too_many_is_noticed(path: Path) -> None:
+    change_line(path, 1, lambda told: told.update(invariants=3))
+    assert "lines were added" in complaint(path)
+
+
+def test_a_rule_that_was_altered_no_longer_fits_its_id(path: Path) -> None:
+    change_line(path, 3, lambda told: told["property"].update(object="torch.Tensor.add"))  # type: ignore[attr-defined]
+    told = complaint(path)
+    assert "line 3" in told and "the line was altered" in told
+
+
+def test_severity_and_mute_may_be_changed_by_hand(path: Path) -> None:
+    change_line(path, 3, lambda told: told.update(severity="notice", mute="known"))
+    found = read_book(path).invariants[1]
+    assert (found.severity, found.mute) == ("notice", "known")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"confidence": 1.5}, "$.confidence"),
+        ({"confidence": "high"}, "$.confidence"),
+        ({"severity": "fatal"}, "$.severity"),
+        ({"scope": "mine"}, "$.scope"),
+        ({"origin": "mnist.py"}, "$.origin"),
+        ({"support": {"occasions": -1, "steps": 1, "runs": 1, "scripts": 1}}, "$.support.occasions"),
+        ({"precondition": [{"fact": "stage"}]}, "either `is` or `is_not`"),
+        ({"precondition": [{"fact": "stage", "is": 1, "is_not": 2}]}, "either `is` or `is_not`"),
+        ({"comment": "would be lost"}, "comment"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_line(path: Path, change: dict[str, object], why: str) -> None:
+    change_line(path, 2, lambda told: told.update(change))
+    told = complaint(path)
+    assert "line 2" in told and why in told
+
+
+def test_a_missing_field_is_named(path: Path) -> None:
+    change_line(path, 4, lambda told: told.pop("sentence"))
+    assert "line 4" in complaint(path) and "sentence" in complaint(path)
+
+
+def test_a_line_that_is_not_json_is_named(path: Path) -> None:
+    lines = path.read_text().splitlines(True)
+    path.write_text("".join([*lines[:2], "{'id': 1}\n", *lines[2:]]))
+    assert "line 3: it is not JSON" in complaint(path)
+
+
+def test_a_conflict_of_version_control_is_recognised(path: Path) -> None:
+    path.write_text(path.read_text() + "<<<<<<< ours\n")
+    assert "line 6: a conflict was left here" in complaint(path)
+
+
+def test_books_that_were_put_together_by_cat_are_recognised(path: Path) -> None:
+    path.write_text(path.read_text() * 2)
+    assert "line 6: a second book begins here; books are joined by `traincheck merge`" in complaint(path)
+
+
+def test_the_same_line_twice_is_recognised(path: Path) -> None:
+    path.write_text(path.read_text() + path.read_text().splitlines()[3] + "\n")
+    assert "stands in line 4 already" in complaint(path)
+
+
+def test_what_editors_do_to_text_does_no_harm(book: Book, path: Path) -> None:
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().rstrip(b"\n").replace(b"\n", b"\r\n\r\n"))
+    assert read_book(path) == book
+
+
+def test_merging_keeps_the_greater_support_and_the_mute(new_invariant: Make, tmp_path: Path) -> None:
+    small = new_invariant(support=Support(9000, 900, 1, 1), mute="known", severity="notice")
+    great = new_invariant(support=Support(50, 50, 5, 5))
+    for name, one in {"small": small, "great": great}.items():
+        write_book(Book((one,), (RUN,)), tmp_path / name)
+    for order in (["small", "great"], ["great", "small"]):
+        merged = read_books([tmp_path / name for name in order])
+        assert merged == Book((replace(great, mute="known"),), (RUN,))
+
+
+def test_merging_tells_runs_once_that_both_know(new_invariant: Make) -> None:
+    first, second = Book((), (RUN, RUN)), Book((new_invariant(),), (RUN, LearnedRun("gan.py", "aa", 20)))
+    merged = merge_books([("a", first), ("b", second)])
+    assert merged.runs == (LearnedRun("gan.py", "aa", 20), RUN, RUN)
+
+
+def test_merging_nothing_gives_an_empty_book() -> None:
+    assert read_books([]) == Book()
+
+
+def test_one_id_for_two_rules_is_a_conflict(new_invariant: Make) -> None:
+    first = new_invariant(prop=Property("preceded by", "a"), clauses=(Clause("training", "x"),))
+    second = replace(new_invariant(prop=Property("preceded by", "b")), id=first.id)
+    with pytest.raises(BookConflict, match=first.id) as caught:
+        merge_books([("first.jsonl", Book((first,))), ("second.jsonl", Book((second,)))])
+    assert "first.jsonl" in str(caught.value) and "second.jsonl" in str(caught.value)
+
+
+def test_a_book_is_written_whole_into_a_new_folder(book: Book, tmp_path: Path) -> None:
+    write_book(book, tmp_path / "new" / "folder" / "book.jsonl")
+    assert [entry.name for entry in (tmp_path / "new" / "folder").iterdir()] == ["book.jsonl"]
+
+
+def test_a_link_to_a_book_stays_a_link(book: Book, path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    write_book(Book(book.invariants[:1]), link)
+    assert link.is_symlink() and len(read_book(path).invariants) == 1
+
+
+@pytest.mark.parametrize("place", ["", "book.jsonl/below"])
+def test_a_place_that_cannot_be_written_is_told(book: Book, path: Path, tmp_path: Path, place: str) -> None:
+    with pytest.raises(OutputError):
+        write_book(Book(), tmp_path / place)
+    assert read_book(path) == book and [entry.name for entry in tmp_path.iterdir()] == ["book.jsonl"]
+
+
+def test_a_device_is_written_to_and_not_replaced(book: Book) -> None:
+    write_book(book, "/dev/null")
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+def test_a_number_that_json_cannot_tell_is_refused(new_invariant: Make, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="precondition"):
+        write_book(Book((new_invariant(clauses=(Clause("lr", float("nan")),)),)), tmp_path / "book")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_script_whose_name_is_not_unicode_can_be_told(new_invariant: Make, tmp_path: Path) -> None:
+    name = b"tr\xe4in.py".decode("utf-8", "surrogateescape")
+    write_book(Book((new_invariant(origin=(name,)),), (LearnedRun(name, "aa", 1),)), tmp_path / "book")
+    assert read_book(tmp_path / "book").runs[0].script == r"tr\udce4in.py"

@@ -1,0 +1,113 @@
+"""Recording: where it goes, what it is called, what is said at its end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from traincheck.cli.collect import count, summary
+from traincheck.cli.following import has_ended
+from traincheck.cli.main import main
+from traincheck.cli.recording import default_folder
+from traincheck.invariants.book import Book, write_book
+from traincheck.reporting.json_report import read_json
+from traincheck.runtime.target import Target
+from traincheck.trace.folder import RunFolder
+from traincheck.trace.notes import Manifest, ProcessNote
+from traincheck.trace.writer import TraceWriter
+from traincheck.vocab.events import Call, Window
+
+
+@pytest.fixture(autouse=True)
+def quiet_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("TRAINCHECK_BOOKS", "TRAINCHECK_FAIL_ON", "TRAINCHECK_RUNS", "TRAINCHECK_SESSION"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    write_book(Book(), tmp_path / "good.jsonl")
+    return tmp_path / "good.jsonl"
+
+
+def test_a_program_that_never_trains_is_said_to_be_unobserved(
+    tmp_path: Path, book: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sum.py").write_text("import sys\nprint(sys.argv[1:])\nsys.exit(9)\n")
+    for number, words in enumerate((["collect"], ["run", "-b", str(book)])):
+        assert main([*words, "-o", f"runs/{number}", "sum.py", "-o", "x", "--help"]) == 9
+        told = capfd.readouterr()
+        assert told.out == "['-o', 'x', '--help']\n"
+        assert "nothing was observed" in told.err and "exit code 9" in told.err
+        said = RunFolder.open(tmp_path / "runs" / str(number)).manifest
+        assert (said.exit_code, said.script, said.mode) == (9, "sum.py", words[0])
+        assert len(said.script_digest) == 64 and said.started <= said.ended
+    assert read_json(tmp_path / "runs" / "1" / "report.json").counts.processes == 0
+    assert main(["collect", "-o", "runs/0", "sum.py"]) == 2  # taken
+    assert "[run-folder-in-use]" in capfd.readouterr().err
+    assert main(["collect", "sum.py"]) == 9
+    assert [path.name[:4] for path in (tmp_path / "traincheck-runs").iterdir()] == ["sum-"]
+
+
+def window(step: int) -> Window:
+    call = Call(1, 2, -1, "lifecycle", ("torch.optim.SGD.step",))
+    return Window(step, step, "train", (call,), process=7)
+
+
+def test_the_summary_counts_what_was_written(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", Manifest())
+    with TraceWriter(folder.path, 0, 7) as writer:
+        for step in (1, 2, 3):
+            writer.write(window(step))
+    (file,) = folder.event_files()
+    assert count(file) == (3, 3, 3)
+    file.write_bytes(file.read_bytes()[:-30])  # torn
+    assert count(file).windows in (2, 3)
+    folder.write_note(ProcessNote(dropped=2, not_observed=("loaders: too old",)))
+    told = list(summary(folder))
+    assert told[0].startswith("recorded 3 steps: 3 windows, 3 events, ") or "2 windows" in told[0]
+    assert told[1:3] == ["2 windows could not be written in time and were left out", "not observed: loaders: too old"]
+
+
+def test_a_run_has_ended_when_it_says_so(tmp_path: Path) -> None:
+    assert not has_ended(tmp_path / "absent")
+    folder = RunFolder.create(tmp_path / "run", Manifest())
+    assert not has_ended(folder.path)
+    folder.write_note(ProcessNote(ended=True))
+    assert has_ended(folder.path)
+    folder.write_note(ProcessNote(rank=1))
+    assert not has_ended(folder.path)
+    folder.update(ended="2026-01-01T00:00:00+00:00")
+    assert has_ended(folder.path)
+
+
+def test_run_folders_are_named_after_program_and_time(tmp_path: Path) -> None:
+    now = time.struct_time((2026, 1, 2, 3, 4, 5, 0, 0, 0))
+    names = []
+    for words in (["dir/train.py"], ["-m", "pkg.fit"], ["--", "torchrun", "x"], ["."]):
+        path = default_folder("runs", Target.parse(words), now)
+        path.mkdir(parents=True)
+        names.append(path.name)
+    assert names[:3] == ["train-20260102-030405", "fit-20260102-030405", "torchrun-20260102-030405"]
+    assert default_folder("runs", Target.parse(["train.py"]), now).name == "train-20260102-030405-2"
+
+
+def test_a_program_has_one_name_on_every_machine(tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__main__.py").touch()
+    (tmp_path / "train.py").write_text("pass\n")
+    told = [
+        ["train.py"],
+        [str(tmp_path / "train.py"), "a"],
+        ["-m", "pkg"],
+        ["--", "/usr/bin/torchrun", "-n", "train.py"],
+    ]
+    targets = [Target.parse(words) for words in told]
+    assert [target.script for target in targets] == ["train.py", "train.py", "-m pkg", "torchrun train.py"]
+    assert targets[0].digest == targets[1].digest == targets[3].digest != targets[2].digest
+    assert Target.parse(["-m", "elsewhere.module"]).digest == ""
+    assert targets[1].project(Path("/")) == (str(tmp_path.resolve()),)
+    assert targets[2].project(tmp_path) == (str(tmp_path.resolve()),)

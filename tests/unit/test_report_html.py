@@ -1,0 +1,207 @@
+"""The HTML report: one file that loads nothing, runs nothing but its own script, and shows all that there is to say."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from traincheck.errors import OutputError
+from traincheck.reporting.base import Sink
+from traincheck.reporting.html.sink import HtmlSink, html_of, render_html
+from traincheck.reporting.html.timeline import LANES, TICKS, timeline
+from traincheck.vocab.finding import NOT_OBSERVED, NOT_TRIGGERED, PASSED, VIOLATED, Report, Site
+from traincheck.vocab.invariant import Clause, Invariant
+from traincheck.vocab.occasion import Subject
+
+ATTACKS = (
+    "<script>alert(1)</script>",
+    "</script><script>alert(1)</script>",
+    "</style><img src=x onerror=alert(1)>",
+    "\" onmouseover=\"alert(1)",
+    "' autofocus onfocus='alert(1)",
+    "{{ 7 * 7 }}{% raw %}",
+    "<!-- ]]> &lt;b&gt;",
+)  # fmt: skip
+
+
+class Page(HTMLParser):
+    """What a browser would make of a document: its elements, and what they hold."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.raw: dict[str, list[str]] = {"script": [], "style": []}
+        self.texts: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("meta", "link", "input"):
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open and self._open.pop() == tag, f"{tag} closed out of order at {self.getpos()}"
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] in self.raw:
+            self.raw[self._open[-1]].append(data)
+        else:
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.fixture
+def judged(some_invariants: tuple[Invariant, ...]) -> list[tuple[Invariant, str]]:
+    return list(zip(some_invariants, (VIOLATED, PASSED, NOT_TRIGGERED, NOT_OBSERVED), strict=True))
+
+
+@pytest.fixture
+def page(some_report: Report, judged: list[tuple[Invariant, str]]) -> Page:
+    return Page(html_of(some_report, judged))
+
+
+def hostile(attack: str, report: Report, make: Callable[..., Invariant]) -> str:
+    """A report in which every text is the attack."""
+    invariant = make(
+        sentence=attack,
+        clauses=(Clause(attack, attack),),
+        subject=Subject(attack, attack),
+        relation=attack,
+        mute=attack,
+    )
+    finding = replace(
+        report.findings[0],
+        severity=attack,
+        title=attack,
+        cause=attack,
+        site=Site(attack, 1, attack),
+        variables=(attack,) * 20,
+        expected=attack,
+        observed=attack,
+        advice=(attack,),
+        invariants=(invariant.id, attack),
+    )
+    run: dict[str, object] = {"script": attack, attack: attack, "argv": [attack], "nested": {attack: [attack]}}
+    told = replace(report, findings=(finding, finding), not_observed=(attack,), run=run)
+    return html_of(told, [(replace(invariant, id=attack), attack), (invariant, VIOLATED)])
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_no_text_of_a_report_becomes_part_of_the_page(
+    attack: str, page: Page, some_report: Report, new_invariant: Callable[..., Invariant]
+) -> None:
+    attacked = Page(hostile(attack, some_report, new_invariant))
+    assert attacked.raw == page.raw
+    assert {tag for tag, _ in attacked.elements} <= {tag for tag, _ in page.elements} | {"details", "summary"}
+    known = {name for _, attributes in page.elements for name in attributes}
+    assert {name for _, attributes in attacked.elements for name in attributes} <= known
+    assert " ".join(attack.split()) in attacked.text
+
+
+def test_the_page_loads_nothing(page: Page) -> None:
+    for tag, attributes in page.elements:
+        assert "src" not in attributes and "srcset" not in attributes and "style" not in attributes
+        assert (attributes.get("href") or "#").startswith(("#", "data:")), tag
+    assert not {"img", "iframe", "object", "embed", "base"} & {tag for tag, _ in page.elements}
+    assert not re.search(r"url\(|@import|https?:", "".join(page.raw["style"]))
+    assert not re.search(r"fetch|XMLHttp|import|https?:|eval|innerHTML", "".join(page.raw["script"]))
+
+
+def test_the_policy_admits_our_own_style_and_script_alone(page: Page) -> None:
+    policy = next(a["content"] for a in page.all("meta") if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None and policy.startswith("default-src 'none'; ") and "unsafe" not in policy
+    for kind in ("script", "style"):
+        (text,) = page.raw[kind]
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
+
+
+def test_the_page_tells_all_there_is(page: Page, some_report: Report, judged: list[tuple[Invariant, str]]) -> None:
+    error = some_report.findings[0]
+    parts = [error.title, error.cause, error.expected, error.observed, *error.advice, *error.variables]
+    parts += ["project/train.py:42", "1 error and 1 notice in 120 steps, first at step 3", "train.py --lr 1e-3"]
+    parts += ["calls inside compiled regions 2 times", "torch: 2.13.0"]
+    parts += [text for invariant, _ in judged for text in (invariant.sentence, invariant.id)]
+    parts += ["when grads is not none and stage is train", "1,200 occasions in 300 steps, 4 runs, 3 scripts"]
+    for part in parts:
+        assert part in page.text
+
+
+def test_links_within_the_page_lead_somewhere_and_ids_are_unique(page: Page) -> None:
+    ids = [attributes["id"] for _, attributes in page.elements if attributes.get("id")]
+    assert len(ids) == len(set(ids))
+    for link in page.all("a"):
+        assert (link["href"] or "").removeprefix("#") in ids
+    for _, attributes in page.elements:
+        assert (attributes.get("aria-labelledby") or ids[0]) in ids
+
+
+def test_headings_are_in_order(page: Page) -> None:
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+
+
+def test_what_calls_for_attention_comes_first(page: Page) -> None:
+    verdicts = [row["data-verdict"] for row in page.all("tr") if "data-verdict" in row]
+    assert verdicts == ["violated", "passed", "never-triggered", "could-not-be-observed"]
+
+
+def test_a_clean_report_has_no_empty_sections(clean_report: Report) -> None:
+    page = Page(html_of(clean_report, ()))
+    assert "Nothing wrong found in 1 step: 9 invariants held" in page.text
+    assert {a["id"] for a in page.all("section") if "id" in a} == {"run"}
+
+
+def test_the_sink_asks_for_verdicts_at_the_end(
+    some_report: Report, judged: list[tuple[Invariant, str]], tmp_path: Path
+) -> None:
+    sofar: list[tuple[Invariant, str]] = []
+    sink: Sink = HtmlSink(tmp_path / "report.html", lambda: sofar)
+    sink.open(some_report.run)
+    sink.show(some_report.findings[0])
+    sofar.extend(judged)
+    sink.close(some_report)
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == html_of(some_report, judged)
+
+
+def test_a_name_that_is_not_unicode_can_be_told(clean_report: Report, tmp_path: Path) -> None:
+    render_html(replace(clean_report, run={"script": "tr\udce4in.py"}), (), tmp_path / "report.html")
+    assert r"tr\udce4in.py" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_place_that_cannot_be_written_is_told(clean_report: Report, tmp_path: Path) -> None:
+    with pytest.raises(OutputError):
+        render_html(clean_report, (), tmp_path)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 7, 8, 9, 99, 120, 1000, 4096, 10**9])
+def test_the_axis_has_some_ticks_and_not_too_many(some_report: Report, steps: int) -> None:
+    ticks = timeline((), steps).ticks
+    assert 2 <= len(ticks) <= TICKS + 1
+    assert ticks[0].step == 0 and all(0 <= tick.left <= 100 for tick in ticks)
+
+
+def test_lanes_lie_within_the_axis(some_report: Report) -> None:
+    error = some_report.findings[0]
+    late, early = replace(error, step=400, last_step=500), replace(error, step=0, last_step=0)
+    told = timeline((late, early, *[error] * LANES), 120)
+    assert told.last == 500 and told.beyond == 2 and len(told.lanes) == LANES
+    assert (told.lanes[0].left, told.lanes[0].width) == (80, 20)
+    assert (told.lanes[1].left, told.lanes[1].width) == (0, 0)

@@ -1,0 +1,179 @@
+"""The terminal: what is told, and that it stays readable on every kind of terminal and with every kind of name."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from traincheck.reporting import words
+from traincheck.reporting.base import Sink
+from traincheck.reporting.book_view import book_data, book_view, selected
+from traincheck.reporting.terminal import LIVE_BLOCKS, REASONS, ROWS, TerminalSink, finding_block
+from traincheck.vocab.finding import Counts, Report, Site
+from traincheck.vocab.invariant import Invariant
+
+Tell = Callable[..., str]
+
+
+@pytest.fixture
+def tell(monkeypatch: pytest.MonkeyPatch) -> Tell:
+    """The text of a whole run, on a console made with the given options."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(report: Report, reports: tuple[str, ...] = (), **options: object) -> str:
+        text = io.StringIO()
+        console = Console(file=text, **{"width": 100, "highlight": False, **options})  # type: ignore[arg-type]
+        sink: Sink = TerminalSink(console, reports)
+        sink.open(report.run)
+        for finding in report.findings:
+            sink.show(finding)
+        sink.close(report)
+        return text.getvalue()
+
+    return run
+
+
+def test_it_goes_to_stderr(some_report: Report, capsys: pytest.CaptureFixture[str]) -> None:
+    TerminalSink().close(some_report)
+    told = capsys.readouterr()
+    assert not told.out and "1 error and 1 notice" in told.err
+
+
+def test_a_finding_tells_all_it_knows(some_report: Report) -> None:
+    told = finding_block(some_report.findings[0]).plain
+    for part in ("ERROR at step 3 on rank 1", "project/train.py:42 in train_step", "head.weight", "and 2 more"):
+        assert part in told
+    for label in ("cause", "where", "variables", "expected", "observed", "look at", "invariants"):
+        assert f"\n  {label} " in told
+
+
+def test_what_a_finding_does_not_know_takes_no_line(some_report: Report) -> None:
+    told = finding_block(some_report.findings[1]).plain.splitlines()
+    assert [line.split()[0] for line in told] == ["TrainCheck", "expected", "observed"]
+
+
+def test_no_escape_codes_where_there_is_no_terminal(some_report: Report, tell: Tell) -> None:
+    assert "\x1b" not in tell(some_report)
+
+
+def test_colours_and_links_on_a_terminal(some_report: Report, tell: Tell, folder: Path) -> None:
+    (folder / "project").mkdir()
+    (folder / "project" / "train.py").touch()
+    told = tell(some_report, force_terminal=True, color_system="standard")
+    assert "\x1b[1;31m" in told and (folder / "project" / "train.py").resolve().as_uri() in told
+
+
+def test_no_color_is_honoured(some_report: Report, tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    told = tell(some_report, force_terminal=True, color_system="standard")
+    assert "[1;31m" not in told and ";31m" not in told and "[33m" not in told
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 300])
+def test_lines_fit_the_terminal_and_never_more_than_120(some_report: Report, tell: Tell, width: int) -> None:
+    assert max(len(line.rstrip()) for line in tell(some_report, width=width).splitlines()) <= min(width, 120)
+
+
+def test_a_path_is_never_broken(some_report: Report, tell: Tell) -> None:
+    file = "a_long_folder/" * 12 + "train.py"
+    finding = replace(some_report.findings[0], site=Site(file, 7, "step"))
+    told = tell(replace(some_report, findings=(finding,)), ("/reports/" * 20 + "report.html",), width=80)
+    assert f"{file}:7 in step" in told and "/reports/" * 20 + "report.html" in told
+
+
+def test_what_looks_like_markup_or_steers_a_terminal_is_told_as_it_is(some_report: Report, tell: Tell) -> None:
+    finding = replace(some_report.findings[0], title="[red]x[/red]\x1b]0;evil\x07", variables=("w\x1b[2J", "a\nb"))
+    told = tell(replace(some_report, findings=(finding,), not_observed=("[/bold]\r",)))
+    assert r"[red]x[/red]\x1b]0;evil\x07" in told and r"w\x1b[2J, a b" in told and "[/bold]" in told
+    assert "\x1b" not in told and "\r" not in told
+
+
+def test_a_stream_that_knows_ascii_only_is_written_to(some_report: Report) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii", errors="strict")
+    TerminalSink(Console(file=stream, width=80)).close(some_report)
+    stream.flush()
+    assert b"1 error and 1 notice" in raw.getvalue()
+
+
+def test_counts_and_reasons_are_told(some_report: Report, tell: Tell) -> None:
+    told = " ".join(tell(some_report, ("out/report.html", "out/report.json")).split())
+    assert "393 checked (390 passed, 3 violated), 12 never triggered, 7 could not be observed, 2 muted" in told
+    assert "120 steps in 1,300 windows of 2 processes; 1 window dropped, and not checked" in told
+    assert "calls inside compiled regions (2 times) arguments of foreign kernels" in told
+    assert "out/report.html" in told and "out/report.json" in told
+
+
+def test_many_findings_do_not_drown_the_program(some_report: Report, tell: Tell) -> None:
+    many = tuple(replace(some_report.findings[0], step=step) for step in range(100))
+    told = tell(replace(some_report, findings=many, not_observed=tuple(map(str, range(10)))))
+    assert told.count("  cause ") == LIVE_BLOCKS and "TrainCheck ERROR at step 99" in told
+    assert f"and {100 - ROWS} more findings" in told and f"and {10 - REASONS} more reasons" in told
+
+
+def test_ranks_are_a_column_only_where_there_are_several(some_report: Report, tell: Tell) -> None:
+    single = replace(some_report, findings=some_report.findings[1:])
+    assert " rank " in tell(some_report) and " rank " not in tell(single)
+
+
+@pytest.mark.parametrize(
+    ("counts", "line"),
+    [
+        (Counts(invariants=9, passed=9, steps=1200), "Nothing wrong found in 1,200 steps: 9 invariants held"),
+        (Counts(invariants=9, passed=1), "Nothing wrong found before the first step: 1 invariant held"),
+        (Counts(invariants=9, not_triggered=9, steps=1), "Nothing was checked: no deployed invariant could be judged"),
+        (Counts(steps=5), "Nothing was checked: no invariant was deployed"),
+    ],
+)
+def test_a_run_without_findings_is_called_what_it_is(counts: Counts, line: str) -> None:
+    assert words.headline(Report((), counts)).startswith(line)
+
+
+def test_notices_alone_are_no_error(some_report: Report) -> None:
+    only = replace(some_report, findings=some_report.findings[1:])
+    assert words.headline(only) == "No errors, 1 notice in 120 steps, first at step 7"
+
+
+@pytest.mark.parametrize(
+    ("count", "told"), [(0, ""), (1, "a"), (3, "a, b, c"), (4, "a, b, c, d"), (5, "a, b, c and 2 more")]
+)
+def test_a_list_is_cut_where_that_saves_something(count: int, told: str) -> None:
+    assert words.listed("abcde"[:count], 3) == told
+
+
+def test_confidence_is_never_rounded_to_certainty() -> None:
+    assert words.confidence(0.99999) == "0.999" and words.confidence(1.0) == "1.000"
+
+
+def test_a_long_path_keeps_its_end() -> None:
+    assert words.shortened("one/two/three/train.py:7", 20) == ".../three/train.py:7"
+    assert words.shortened("train.py:7", 20) == "train.py:7"
+    assert words.shortened("one/" + "x" * 30 + ".py", 20) == ".../" + "x" * 30 + ".py"
+
+
+def test_invariants_are_selected_by_text_relation_and_severity(some_invariants: tuple[Invariant, ...]) -> None:
+    one, two, three, four = some_invariants
+    assert selected(some_invariants) == some_invariants
+    assert selected(some_invariants, relation="apisequence") == (three, four)
+    assert selected(some_invariants, severity="notice") == (four,)
+    assert selected(some_invariants, text="GRADIENT changed") == (two,)
+    assert selected(some_invariants, text=one.id) == (one,)
+    assert selected(some_invariants, text="backward", relation="EventContain") == ()
+
+
+def test_a_book_as_data_names_things_as_its_lines_do(some_invariants: tuple[Invariant, ...]) -> None:
+    told = book_data(some_invariants)
+    assert told[0]["id"] == some_invariants[0].id
+    assert told[0]["precondition"] == [{"fact": "grads", "is_not": "none"}, {"fact": "stage", "is": "train"}]
+
+
+def test_an_empty_selection_is_told(tell: Tell) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(book_view(()))
+    assert "No invariant fits." in console.file.getvalue()  # type: ignore[attr-defined]

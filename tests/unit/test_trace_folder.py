@@ -1,0 +1,178 @@
+"""The run folder: made once, read at any time, told clearly when it is not what it should be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from traincheck.errors import (
+    OutputError,
+    RunFolderEmpty,
+    RunFolderInUse,
+    RunFolderNotFound,
+    TraceOutOfReach,
+    TraceTooNew,
+    TraceUnreadable,
+)
+from traincheck.testing.readable import from_text
+from traincheck.trace.folder import RunFolder
+from traincheck.trace.notes import Manifest, ProcessNote
+from traincheck.trace.schema import FORMAT
+from traincheck.trace.writer import TraceWriter
+from traincheck.vocab.events import Window
+
+MANIFEST = Manifest(mode="run", argv=("train.py", "--lr", "1e-3"), script="train.py", books=("torch",))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "deep" / "run", MANIFEST)
+
+
+def write_window(run: RunFolder, rank: int, process: int) -> None:
+    with TraceWriter(run.path, rank, process) as writer:
+        writer.write(Window(0, 0, "setup", rank=rank, process=process))
+
+
+def test_a_new_folder_says_what_it_is_of(run: RunFolder) -> None:
+    assert run.manifest == MANIFEST
+    assert RunFolder.open(run.path).manifest == MANIFEST
+    told = json.loads((run.path / "run.json").read_text())
+    assert told["format"] == FORMAT
+    assert told["argv"] == ["train.py", "--lr", "1e-3"]
+    assert "environment" not in told
+
+
+def test_a_folder_that_holds_something_is_left_alone(run: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(RunFolderInUse, match="Nothing was overwritten"):
+        RunFolder.create(run.path, Manifest())
+    assert run.manifest == MANIFEST
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.txt").touch()
+    with pytest.raises(RunFolderInUse):
+        RunFolder.create(tmp_path / "other", Manifest())
+
+
+def test_an_empty_folder_may_be_taken(tmp_path: Path) -> None:
+    assert RunFolder.create(tmp_path, MANIFEST).manifest == MANIFEST
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="it is a file, not a folder"):
+        RunFolder.create(tmp_path / "file", MANIFEST)
+    with pytest.raises(OutputError, match="Not a directory"):
+        RunFolder.create(tmp_path / "file" / "below", MANIFEST)
+
+
+def test_a_folder_without_permission_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(OutputError, match="Permission denied"):
+        RunFolder.create(tmp_path / "run", MANIFEST)
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(TraceOutOfReach, match="Permission denied"):
+        RunFolder.open(tmp_path)
+
+
+def test_opening_what_is_no_run_folder_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderNotFound):
+        RunFolder.open(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFolderNotFound):
+        RunFolder.open(tmp_path / "file")
+    with pytest.raises(RunFolderEmpty, match=r"neither run\.json nor an event file"):
+        RunFolder.open(tmp_path)
+
+
+def test_events_without_a_manifest_can_be_read(run: RunFolder) -> None:
+    write_window(run, 0, 1)
+    (run.path / "run.json").unlink()
+    assert RunFolder.open(run.path).manifest == Manifest(traincheck="")
+    assert [len(list(windows)) for _, windows in RunFolder.open(run.path).windows()] == [1]
+
+
+def test_update_changes_fields_as_a_whole(run: RunFolder) -> None:
+    told = run.update(ended="2026-01-01T00:00:00+00:00", exit_code=3, stopped_by_us=True)
+    assert run.manifest == told
+    assert (told.exit_code, told.stopped_by_us, told.script) == (3, True, "train.py")
+    assert [entry.name for entry in run.path.iterdir()] == ["run.json"]
+
+
+def test_an_update_that_fails_leaves_what_was(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Path, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(OutputError, match=r"run\.json': No space left on device"):
+        run.update(exit_code=0)
+    assert run.manifest == MANIFEST
+
+
+def test_an_argument_that_is_no_unicode_does_not_harm(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", Manifest(argv=("caf\udce9", "café")))
+    assert run.manifest.argv == ("caf?", "café")
+
+
+def test_unknown_fields_are_passed_over_and_a_newer_format_is_not(run: RunFolder) -> None:
+    file = run.path / "run.json"
+    told = json.loads(file.read_text())
+    file.write_text(json.dumps({**told, "colour": "red"}))
+    assert run.manifest == MANIFEST
+    file.write_text(json.dumps({**told, "format": FORMAT + 1, "argv": {"means": "another thing"}}))
+    with pytest.raises(TraceTooNew, match=r"run\.json was written in trace format"):
+        _ = run.manifest
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": "one"}', b'{"format": 1, "argv": 3}', b"\xff{}"])
+def test_garbled_json_is_told_with_the_file_and_the_cure(run: RunFolder, content: bytes) -> None:
+    (run.path / "run.json").write_bytes(content)
+    with pytest.raises(TraceUnreadable, match=r"(?s)run\.json' is not as TrainCheck wrote it: .*Take it out"):
+        _ = run.manifest
+
+
+def test_notes_are_replaced_and_sorted_by_rank_and_process(run: RunFolder) -> None:
+    notes = [ProcessNote(rank=rank, process=process) for rank, process in ((10, 3), (2, 100), (2, 20))]
+    for note in notes:
+        run.write_note(note)
+    latest = ProcessNote(rank=2, process=20, windows=5, dropped=1, cost={"fingerprints": 0.25}, ended=True)
+    run.write_note(latest)
+    assert run.notes() == (latest, notes[1], notes[0])
+
+
+def test_event_files_are_sorted_by_rank_and_process(run: RunFolder) -> None:
+    for rank, process in ((10, 3), (2, 100), (2, 20)):
+        write_window(run, rank, process)
+    (run.path / "events-1-1.arrows.bak").touch()
+    assert [file.name for file in run.event_files()] == [
+        "events-2-20.arrows",
+        "events-2-100.arrows",
+        "events-10-3.arrows",
+    ]
+
+
+def test_windows_go_with_the_note_of_their_process(run: RunFolder) -> None:
+    write_window(run, 1, 5)
+    write_window(run, 0, 6)
+    note = ProcessNote(rank=1, process=5)
+    run.write_note(note)
+    found = [(owner, [(window.rank, window.process) for window in windows]) for owner, windows in run.windows()]
+    assert found == [(None, [(0, 6)]), (note, [(1, 5)])]
+
+
+def test_size_counts_all_files(run: RunFolder) -> None:
+    before = run.size
+    (run.path / "more").write_bytes(bytes(1000))
+    assert run.size == before + 1000
+    assert before == (run.path / "run.json").stat().st_size
+
+
+def test_a_readable_trace_can_be_stored(run: RunFolder) -> None:
+    windows = from_text("window train step=1\n  function torch.add\n")
+    with TraceWriter(run.path, 0, 0) as writer:
+        writer.write(windows[0])
+    assert [list(found) for _, found in run.windows()] == [windows]

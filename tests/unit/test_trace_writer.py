@@ -1,0 +1,242 @@
+"""The writer: what it promises about files, failures and forks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from traincheck.errors import OutputError
+from traincheck.testing.readable import from_text
+from traincheck.trace import columns
+from traincheck.trace.reader import read_windows
+from traincheck.trace.schema import COLUMNS
+from traincheck.trace.writer import TraceWriter
+from traincheck.vocab.events import Call, Window
+
+TRACE = """
+window setup
+window train step=1
+  lifecycle torch.optim.SGD.zero_grad < torch.optim.Optimizer.zero_grad receiver=SGD site=train.py:10:main
+    change Net.fc.weight parameter.grad some -> none changed owner=SGD context={"requires_grad":true}
+  module torch.nn.Linear.forward receiver=Net.fc context={"training":true} result={"dtype":"float32"}
+  lifecycle torch.optim.SGD.step < torch.optim.Optimizer.step receiver=SGD args={"lr":0.1,"flag":true,"n":1}
+    change Net.fc.weight parameter.data some -> some changed owner=SGD fingerprint=18446744073709551615
+window eval step=1
+  module torch.nn.Linear.forward receiver=Net.fc context={"training":false}
+"""
+
+
+@pytest.fixture
+def windows() -> list[Window]:
+    return from_text(TRACE)
+
+
+def test_windows_come_back_and_an_idle_process_leaves_no_file(tmp_path: Path, windows: list[Window]) -> None:
+    with TraceWriter(tmp_path, 0, 0) as writer:
+        assert not writer.path.exists()
+        for window in windows:
+            writer.write(window)
+    TraceWriter(tmp_path, 1, 1).close()
+    assert list(tmp_path.iterdir()) == [tmp_path / "events-0-0.arrows"]
+    assert list(read_windows(writer.path)) == windows
+    assert writer.windows == 3
+    assert writer.bytes_written == writer.path.stat().st_size
+
+
+def test_windows_carry_rank_and_process_of_the_writer(tmp_path: Path, windows: list[Window]) -> None:
+    with TraceWriter(tmp_path, 3, 4242) as writer:
+        writer.write(windows[0])
+    assert writer.path.name == "events-3-4242.arrows"
+    assert [(window.rank, window.process) for window in read_windows(writer.path)] == [(3, 4242)]
+
+
+def test_the_file_is_an_arrow_table_of_calls_and_changes(tmp_path: Path, windows: list[Window]) -> None:
+    with TraceWriter(tmp_path, 0, 0) as writer:
+        for window in windows:
+            writer.write(window)
+    with pa.ipc.open_stream(writer.path) as stream:
+        table = stream.read_all()
+    assert table.column_names == [name for name, _, _ in COLUMNS]
+    rows = table.to_pylist()
+    assert [row["event"] for row in rows] == "window window call call call change change window call".split()
+    told = {name: value for name, value in rows[5].items() if value is not None}
+    assert told == {
+        "window": 1,
+        "step": 1,
+        "stage": "train",
+        "event": "change",
+        "seq": 1,
+        "parent": 0,
+        "kind": "parameter",
+        "name": "Net.fc.weight",
+        "receiver": "SGD",
+        "context": '{"requires_grad":true}',
+        "attribute": "grad",
+        "before": "some",
+        "after": "none",
+        "changed": True,
+    }
+    assert rows[4]["levels"] == "torch.optim.SGD.step < torch.optim.Optimizer.step"
+    assert rows[4]["args"] == '{"lr":0.1,"flag":true,"n":1}'
+
+
+def test_equal_numbers_of_different_kinds_are_kept_apart(tmp_path: Path) -> None:
+    values = (True, 1, 1.0, False, 0, 0.0, -0.0, True)
+    calls = tuple(Call(n, n, -1, "function", ("f",), args=(("x", value),)) for n, value in enumerate(values))
+    with TraceWriter(tmp_path, 0, 0) as writer:
+        writer.write(Window(0, 0, "train", calls))
+        writer.write(Window(1, 0, "train", calls[::-1]))
+    first, second = read_windows(writer.path)
+    assert repr(first.calls) == repr(calls)
+    assert repr(second.calls) == repr(calls[::-1])
+
+
+def test_text_that_is_no_unicode_is_escaped(tmp_path: Path) -> None:
+    call = Call(0, 1, -1, "function", ("f",), site="caf\udce9.py:1:f", args=(("file", "caf\udce9é"),))
+    with TraceWriter(tmp_path, 0, 0) as writer:
+        writer.write(Window(0, 0, "train", (call,)))
+    (window,) = read_windows(writer.path)
+    assert window.calls[0].site == r"caf\udce9.py:1:f"
+    assert window.calls[0].args == (("file", r"caf\udce9é"),)
+
+
+def test_dictionaries_start_anew_before_they_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "ENTRIES_KEPT", 20)
+    windows = [
+        Window(w, w, "train", tuple(Call(n, n, -1, "function", ("f",), args=(("norm", w * 7 + n),)) for n in range(9)))
+        for w in range(30)
+    ]
+    with TraceWriter(tmp_path, 0, 0) as writer:
+        for window in windows:
+            writer.write(window)
+    assert list(read_windows(writer.path)) == windows
+    with pa.ipc.open_stream(writer.path) as stream:
+        sizes = [len(batch.column("args").dictionary) for batch in stream]
+    assert max(sizes) <= 20 + 9
+
+
+def test_a_dictionary_is_written_once(tmp_path: Path, windows: list[Window]) -> None:
+    sizes = []
+    with TraceWriter(tmp_path, 0, 0) as writer:
+        for _ in range(4):
+            before = writer.bytes_written
+            writer.write(windows[1])
+            sizes.append(writer.bytes_written - before)
+        with pa.ipc.open_stream(writer.path) as stream:
+            stream.read_all()
+            assert stream.stats.num_dictionary_batches == 13  # one to each dictionary column
+    assert sizes[0] > sizes[1] == sizes[2] == sizes[3]
+
+
+def test_what_was_written_can_be_read_while_the_process_runs(tmp_path: Path, windows: list[Window]) -> None:
+    writer = TraceWriter(tmp_path, 0, 0)
+    for count, window in enumerate(windows, 1):
+        writer.write(window)
+        assert list(read_windows(writer.path)) == windows[:count]
+    writer.close()
+    writer.close()
+
+
+def test_a_killed_process_loses_no_window_that_was_written(tmp_path: Path, windows: list[Window]) -> None:
+    program = f"""
+import os, signal
+from traincheck.testing.readable import from_text
+from traincheck.trace.writer import TraceWriter
+writer = TraceWriter({str(tmp_path)!r}, 0, 0)
+for window in from_text({TRACE!r}):
+    writer.write(window)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode < 0
+    assert list(read_windows(tmp_path / "events-0-0.arrows")) == windows
+
+
+def test_a_forked_child_leaves_the_file_alone(tmp_path: Path, windows: list[Window]) -> None:
+    writer = TraceWriter(tmp_path, 0, 0)
+    writer.write(windows[0])
+    child = os.fork()
+    if child == 0:
+        try:
+            writer.write(windows[1])
+        except OutputError:
+            writer.close()
+            del writer
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    writer.write(windows[1])
+    writer.close()
+    assert list(read_windows(writer.path)) == windows[:2]
+
+
+def test_a_full_disk_is_told_and_nothing_follows_what_was_half_written(tmp_path: Path) -> None:
+    pytest.importorskip("resource")
+    program = f"""
+import resource
+from traincheck.errors import OutputError
+from traincheck.testing.readable import from_text
+from traincheck.trace.writer import TraceWriter
+windows = from_text({TRACE!r})
+writer = TraceWriter({str(tmp_path)!r}, 0, 0)
+writer.write(windows[0])
+resource.setrlimit(resource.RLIMIT_FSIZE, (writer.bytes_written + 1000, resource.RLIM_INFINITY))
+for window in windows[1:]:
+    try:
+        writer.write(window)
+    except OutputError as error:
+        print(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+try:
+    writer.write(window)
+except OutputError as error:
+    print(error)
+writer.close()
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    path = tmp_path / "events-0-0.arrows"
+    expected = f"Cannot write '{path}': File too large."
+    assert [line[: len(expected)] for line in done.stdout.splitlines()] == [expected] * 3
+    assert list(read_windows(path)) == from_text(TRACE)[:1]
+
+
+def test_a_folder_that_is_deleted_under_way_is_told(tmp_path: Path, windows: list[Window]) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    writer = TraceWriter(folder, 0, 0)
+    writer.write(windows[0])
+    writer.path.unlink()
+    folder.rmdir()
+    for window in windows[1:]:
+        with pytest.raises(OutputError, match=r"events-0-0\.arrows': No such file or directory"):
+            writer.write(window)
+    writer.close()
+    assert writer.windows == 1
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path: Path, windows: list[Window]) -> None:
+    writer = TraceWriter(tmp_path / "gone", 0, 0)
+    with pytest.raises(OutputError, match="No such file or directory"):
+        writer.write(windows[0])
+    writer.close()
+
+
+def test_the_file_of_another_process_is_not_overwritten(tmp_path: Path, windows: list[Window]) -> None:
+    with TraceWriter(tmp_path, 0, 7) as first:
+        first.write(windows[0])
+    before = first.path.read_bytes()
+    with TraceWriter(tmp_path, 0, 7) as second, pytest.raises(OutputError, match="File exists"):
+        second.write(windows[1])
+    assert first.path.read_bytes() == before
+
+
+def test_a_closed_writer_refuses(tmp_path: Path, windows: list[Window]) -> None:
+    writer = TraceWriter(tmp_path, 0, 0)
+    writer.close()
+    with pytest.raises(OutputError, match="closed"):
+        writer.write(windows[0])
+    assert not writer.path.exists()
