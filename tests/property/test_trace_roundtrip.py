@@ -101,7 +101,11 @@ readable_calls = st.builds(
     kind=st.sampled_from(CALL_KINDS),
     levels=st.lists(words, min_size=1, max_size=3).map(tuple),
     receiver=words,
+    site=words,
     context=all_facts,
+    args=all_facts,
+    result=all_facts,
+    thread=st.integers(0, 3),
 )
 
 

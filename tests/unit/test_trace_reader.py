@@ -45,8 +45,8 @@ def test_a_file_torn_at_any_byte_gives_the_windows_before(tmp_path: Path) -> Non
     path, sizes = write(tmp_path, windows)
     data = path.read_bytes()
     torn = tmp_path / "torn.arrows"
-    near = {at for size in (0, *sizes, len(data)) for at in range(max(0, size - 40), min(len(data), size + 40))}
-    for cut in sorted(near | set(range(0, len(data), 7))):
+    near = {at for size in (0, *sizes, len(data)) for at in range(max(0, size - 12), min(len(data), size + 12))}
+    for cut in sorted(near | set(range(0, len(data), 61))):
         torn.write_bytes(data[:cut])
         assert list(read_windows(torn)) == windows[: sum(size <= cut for size in sizes)], cut
 

@@ -32,6 +32,7 @@ class Checked:
 
 def conclude(
     book: Book,
+    rules: Sequence[Invariant],
     outcomes: Sequence[Outcome],
     *,
     unobserved: Mapping[str, str],
@@ -39,11 +40,11 @@ def conclude(
     dropped: int = 0,
     run: Mapping[str, object] | None = None,
 ) -> Checked:
-    """Put outcomes together. `unobserved` maps the id of an invariant that could not be judged to the reason."""
+    """Put outcomes together. `rules` are those of `book` that were deployed on this program; `unobserved` maps the id of an invariant that could not be judged to the reason."""
     violations = [violation for outcome in outcomes for violation in outcome.violations]
     violations.sort(key=_when)
     findings = group(violations)
-    verdicts = tuple((rule, _verdict(rule, outcomes, unobserved)) for rule in book.active)
+    verdicts = tuple((rule, _verdict(rule, outcomes, unobserved)) for rule in rules)
     reasons = sorted({*not_observed, *unobserved.values()})
     counts = _counts(book, verdicts, findings, outcomes, dropped)
     return Checked(Report(findings, counts, tuple(reasons), dict(run or {})), verdicts, tuple(outcomes))

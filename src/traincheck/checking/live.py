@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,11 +11,14 @@ from traincheck.checking.checked import Checked, conclude
 from traincheck.checking.engine import Engine, Outcome, Tried
 from traincheck.checking.findings import group
 from traincheck.checking.offline import recorded_demand, run_facts, unobserved
-from traincheck.errors import InputError, OutputError
+from traincheck.errors import InputError
+from traincheck.files import write_whole
 from traincheck.invariants.book import Book
+from traincheck.invariants.selection import deployable
 from traincheck.trace.folder import RunFolder
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding, Site, Violation
+from traincheck.vocab.invariant import Invariant
 
 SAVE_EVERY = 500
 """Windows between two savings of a quiet run's outcome: what a killed process loses of its counts."""
@@ -54,9 +56,14 @@ class LiveChecker:
     """
 
     def __init__(
-        self, book: Book, folder: Path, rank: int, process: int, on_finding: Callable[[Finding], None]
+        self,
+        rules: Sequence[Invariant],
+        folder: Path,
+        rank: int,
+        process: int,
+        on_finding: Callable[[Finding], None],
     ) -> None:
-        self.engine = Engine(book.active, rank, process)
+        self.engine = Engine(rules, rank, process)
         self._path = folder / f"live-{rank}-{process}.json"
         self._on_finding = on_finding
         self._told: set[str] = set()
@@ -84,12 +91,7 @@ class LiveChecker:
             {name: (tried.triggered, tried.failed) for name, tried in outcome.tried.items()},
             tuple(_failed(violation) for violation in outcome.violations),
         )
-        temporary = self._path.with_suffix(".tmp")
-        try:
-            temporary.write_bytes(msgspec.json.encode(stored))
-            os.replace(temporary, self._path)
-        except OSError as error:
-            raise OutputError(self._path, error.strerror or str(error)) from error
+        write_whole(self._path, msgspec.json.encode(stored))
 
 
 def _failed(violation: Violation) -> _Failed:
@@ -118,10 +120,12 @@ def gather(folder: Path, book: Book) -> Checked:
     reasons = [reason for note in notes for reason in note.not_observed]
     if not outcomes:
         reasons.append("no training was observed: the program did not import torch, or ended before its first step")
+    rules = deployable(book.invariants, run.manifest.script)
     return conclude(
         book,
+        rules,
         outcomes,
-        unobserved=unobserved(book.active, recorded_demand(run), notes),
+        unobserved=unobserved(rules, recorded_demand(run), notes),
         not_observed=reasons,
         dropped=sum(note.dropped for note in notes),
         run=run_facts(run, notes),
@@ -132,7 +136,9 @@ def _read(path: Path, book: Book) -> Outcome:
     try:
         stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
     except (OSError, msgspec.MsgspecError) as error:
-        raise InputError(f"{path} cannot be read ({error}). Delete it, or check the run again with `traincheck check`.") from error
+        raise InputError(
+            f"{path} cannot be read ({error}). Delete it, or check the run again with `traincheck check`."
+        ) from error
     outcome = Outcome(stored.rank, stored.process, windows=stored.windows, steps=stored.steps)
     outcome.tried = {name: Tried(*counts) for name, counts in stored.tried.items()}
     for failed in stored.violations:

@@ -9,6 +9,7 @@ from traincheck.checking.checked import Checked, conclude
 from traincheck.checking.engine import Engine, Outcome, demand_of
 from traincheck.errors import InputError, RunFolderEmpty
 from traincheck.invariants.book import Book, read_book
+from traincheck.invariants.selection import deployable
 from traincheck.trace.folder import ProcessNote, RunFolder
 from traincheck.vocab.demand import EVERYTHING, Demand
 from traincheck.vocab.invariant import Invariant
@@ -25,12 +26,13 @@ def check_folder(folder: Path, book: Book, progress: Progress | None = None) -> 
     Raises RunFolderError for a folder that cannot be read or holds no window.
     """
     run = RunFolder.open(folder)
+    rules = deployable(book.invariants, run.manifest.script)
     outcomes: list[Outcome] = []
     files = len(run.event_files())
     for number, (note, windows) in enumerate(run.windows()):
         if progress:
             progress(f"checking {folder}", number, files)
-        engine = Engine(book.active)
+        engine = Engine(rules)
         for window in windows:
             engine.outcome.rank, engine.outcome.process = window.rank, window.process
             engine.feed(window)
@@ -41,8 +43,9 @@ def check_folder(folder: Path, book: Book, progress: Progress | None = None) -> 
     notes = run.notes()
     return conclude(
         book,
+        rules,
         outcomes,
-        unobserved=unobserved(book.active, recorded_demand(run), notes),
+        unobserved=unobserved(rules, recorded_demand(run), notes),
         not_observed=[reason for note in notes for reason in note.not_observed],
         dropped=sum(note.dropped for note in notes),
         run=run_facts(run, notes),
@@ -54,7 +57,7 @@ def recorded_demand(run: RunFolder) -> Demand:
     if run.manifest.mode == "collect":
         return EVERYTHING
     try:
-        return demand_of(read_book(run.path / BOOK_FILE).active)
+        return demand_of(deployable(read_book(run.path / BOOK_FILE).invariants, run.manifest.script))
     except InputError:
         return EVERYTHING  # recorded by hand or by an older version: nothing says that less was asked for
 

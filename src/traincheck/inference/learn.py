@@ -206,5 +206,3 @@ def _entry(rule: Invariant, fate: str, why: str) -> Entry:
         failed=0,
         id=rule.id,
     )
-
-

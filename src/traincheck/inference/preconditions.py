@@ -39,7 +39,9 @@ class Inseparable:
         differing = [pair for pair in self.good if pair not in self.bad]
         if not differing:
             return f"it both held and failed in the context ({_said(self.good)})"
-        return f"no small condition separates ({_said(self.good)}) where it held from ({_said(self.bad)}) where it failed"
+        return (
+            f"no small condition separates ({_said(self.good)}) where it held from ({_said(self.bad)}) where it failed"
+        )
 
 
 def _said(context: Facts) -> str:

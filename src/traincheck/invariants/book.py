@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
+from traincheck.files import write_whole
 from traincheck.errors import BookConflict, BookNotFound, BookTooNew, BookUnreadable, BookUnrecognised, OutputError
 from traincheck.invariants.lines import FORMAT, KIND, HeaderLine, InvariantLine, KindLine, RunEntry, tellable
 from traincheck.version import __version__
@@ -210,21 +211,4 @@ def write_book(book: Book, path: PathLike) -> None:
     )
     encode = msgspec.json.Encoder().encode
     lines = [encode(header), *(encode(InvariantLine.of(invariant)) for invariant in book.invariants)]
-    _replace(Path(path), b"".join(line + b"\n" for line in lines))
-
-
-def _replace(path: Path, data: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        if path.exists() and not path.is_file():  # a device or a pipe is written to, never replaced
-            path.write_bytes(data)
-            return
-        target = Path(os.path.realpath(path))
-        beside = target.with_name(f".{target.name}.{os.getpid()}.partial")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(data)
-        beside.replace(target)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise OutputError(path, error.strerror or str(error)) from None
+    write_whole(path, b"".join(line + b"\n" for line in lines))

@@ -14,7 +14,7 @@ FORMAT = 1
 """Format of a book; every change of what a line may say takes the next number.
 
 1 (0.1.0): header with format, kind, traincheck, runs (script, digest, steps) and the number of invariants; a line with
-id, relation, subject, property, precondition, support, confidence, severity, scope, origin, sentence, mute.
+id, relation, subject, property, precondition, experience, support, confidence, severity, scope, origin, sentence, mute.
 """
 
 KIND = "traincheck book"
@@ -99,6 +99,7 @@ class InvariantLine(msgspec.Struct, forbid_unknown_fields=True):
     subject: SubjectEntry
     property: PropertyEntry
     precondition: list[ClauseEntry]
+    experience: list[ClauseEntry]
     support: SupportEntry
     confidence: Share
     severity: Literal["error", "notice"]
@@ -117,6 +118,7 @@ class InvariantLine(msgspec.Struct, forbid_unknown_fields=True):
             subject=SubjectEntry(*told.subject),
             property=PropertyEntry(*told.property),
             precondition=[ClauseEntry.of(clause) for clause in told.precondition.clauses],
+            experience=[ClauseEntry.of(clause) for clause in told.experience.clauses],
             support=SupportEntry(support.occasions, support.steps, support.runs, support.scripts),
             confidence=told.confidence,
             severity=told.severity,  # type: ignore[arg-type]  # reading checks it
@@ -138,6 +140,7 @@ class InvariantLine(msgspec.Struct, forbid_unknown_fields=True):
             confidence=self.confidence,
             severity=self.severity,
             scope=self.scope,
+            experience=Precondition(tuple(entry.clause() for entry in self.experience)),
             sentence=self.sentence,
             origin=tuple(self.origin),
             mute=self.mute,

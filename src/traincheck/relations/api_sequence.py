@@ -59,7 +59,17 @@ class _Token(NamedTuple):
 class _Cycle:
     """What happened since the last call of a subject on one receiver, and what happened in every cycle before."""
 
-    __slots__ = ("count", "effects", "established", "family", "last", "of_optimizer", "receiver", "regular", "variables")
+    __slots__ = (
+        "count",
+        "effects",
+        "established",
+        "family",
+        "last",
+        "of_optimizer",
+        "receiver",
+        "regular",
+        "variables",
+    )
 
     def __init__(self, call: Call) -> None:
         self.receiver = call.receiver

@@ -69,7 +69,12 @@ def ended(call: Call) -> bool:
     return call.end >= 0
 
 
-PAST = {"changes": "changed", "does not change": "did not change", "is cleared": "was cleared", "is filled": "was filled"}
+PAST = {
+    "changes": "changed",
+    "does not change": "did not change",
+    "is cleared": "was cleared",
+    "is filled": "was filled",
+}
 """Transitions of a variable, and how they are told of the past."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from traincheck.errors import ReportNotFound, ReportTooNew, ReportUnreadable
-from traincheck.reporting.files import PathLike, write_whole
+from traincheck.files import PathLike, write_whole
 from traincheck.vocab.finding import REPORT_VERSION, Counts, Finding, Report
 
 

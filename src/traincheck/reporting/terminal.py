@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from traincheck.reporting import words
-from traincheck.reporting.files import PathLike
+from traincheck.files import PathLike
 from traincheck.version import __version__
 from traincheck.vocab.finding import Finding, Report, Site
 from traincheck.vocab.invariant import ERROR

@@ -15,6 +15,7 @@ from traincheck.checking.engine import demand_of
 from traincheck.checking.live import LiveChecker
 from traincheck.errors import StopTraining, TrainCheckError
 from traincheck.invariants.book import Book, read_books
+from traincheck.invariants.selection import deployable
 from traincheck.runtime.children import complain
 from traincheck.runtime.pipeline import Pipeline, Stage
 from traincheck.runtime.settings import Settings
@@ -72,12 +73,13 @@ class Session:
         from traincheck.sources.sites import Sites
 
         book = read_books([Path(path) for path in self.settings.books]) if self.settings.books else Book(())
-        demand = EVERYTHING if self.settings.mode == "collect" else demand_of(book.active)
+        rules = deployable(book.invariants, self.settings.script)
+        demand = EVERYTHING if self.settings.mode == "collect" else demand_of(rules)
         self._writer = TraceWriter(self._folder.path, self._rank, self._process)
         stages: list[Stage] = [("trace", self._writer.write)]
         self._checker: LiveChecker | None = None
         if self.settings.mode == "run":
-            self._checker = LiveChecker(book, self._folder.path, self._rank, self._process, self._found)
+            self._checker = LiveChecker(rules, self._folder.path, self._rank, self._process, self._found)
             stages.append(("checking", self._checker.feed))
         self._pipeline = Pipeline(stages, self._fault)
         self.recorder = Recorder(Sites(self.settings.project), self._window, self._fault, self._rank, self._process)

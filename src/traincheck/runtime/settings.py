@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from traincheck.errors import SessionUnreadable
-from traincheck.reporting.files import write_whole
+from traincheck.files import write_whole
 
 FILE_NAME = "session.json"
 

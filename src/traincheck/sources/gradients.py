@@ -57,7 +57,9 @@ class Gradients:
         taken: list[int | None] = [None] * len(held)
         if values:
             some = [i for i, state in enumerate(now) if state == SOME]
-            for place, digest in zip(some, fingerprints([g for i in some if (g := gradients[i]) is not None]), strict=True):
+            for place, digest in zip(
+                some, fingerprints([g for i in some if (g := gradients[i]) is not None]), strict=True
+            ):
                 taken[place] = digest
         return Snapshot(held, now, taken)
 

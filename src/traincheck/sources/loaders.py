@@ -58,9 +58,7 @@ class LoaderSource:
             undo,
             _BaseDataLoaderIter,
             "__next__",
-            wrapping(
-                guarded(self.name, next_begins), guarded(self.name, next_ends), guarded(self.name, next_fails)
-            ),
+            wrapping(guarded(self.name, next_begins), guarded(self.name, next_ends), guarded(self.name, next_fails)),
         )
         replace(
             undo,

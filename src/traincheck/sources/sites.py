@@ -57,7 +57,9 @@ class Sites:
                 line = frame.f_lineno
                 text = self._texts.get((code, line))
                 if text is None:
-                    text = self._texts[code, line] = f"{file}:{line}:{code.co_qualname if sys.version_info >= (3, 11) else code.co_name}"
+                    text = self._texts[code, line] = (
+                        f"{file}:{line}:{code.co_qualname if sys.version_info >= (3, 11) else code.co_name}"
+                    )
                 return text
             frame = frame.f_back  # type: ignore[assignment]
         return ""

@@ -42,7 +42,14 @@ class FunctionSource:
 
 def _is_function(api: str) -> bool:
     """Whether a demanded name is that of a torch function (classes have their method's name after a capital)."""
-    return api.startswith(TORCH_PREFIX) and api.rsplit(".", 2)[-2] in ("torch", "functional", "Tensor", "linalg", "fft", "special")
+    return api.startswith(TORCH_PREFIX) and api.rsplit(".", 2)[-2] in (
+        "torch",
+        "functional",
+        "Tensor",
+        "linalg",
+        "fft",
+        "special",
+    )
 
 
 def _leave(mode: _Mode) -> None:
@@ -132,5 +139,3 @@ def _result(result: Any) -> Facts:
     if found is None:
         found = _results_told[key] = facts(dtype=str(key[0]).removeprefix(TORCH_PREFIX), requires_grad=key[1])
     return found
-
-

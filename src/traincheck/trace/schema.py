@@ -21,7 +21,11 @@ WINDOW, CALL, CHANGE = "window", "call", "change"
 EVENTS = (WINDOW, CALL, CHANGE)
 """What a row is. Each batch is one window: a row for the window itself (so that an empty one survives), then its calls,
 then its changes, each in the order in which the window holds them. Rows of two kinds are not interleaved by `seq`:
-whoever wants them so sorts them when reading, which costs training nothing."""
+whoever wants them so sorts them when reading, which costs training nothing.
+
+Note [Other tools]: `pyarrow.ipc.open_stream(file).read_all()` is the table; DuckDB queries that object by its name,
+`polars.from_arrow` takes it over. Polars' own reader of streams knows no growing dictionaries, which we need: written
+anew whenever one grows, they would outweigh the events in a job that meets new values all the time."""
 
 TEXT = pa.dictionary(pa.int32(), pa.utf8())
 EVENT = pa.dictionary(pa.int8(), pa.utf8())
