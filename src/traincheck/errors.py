@@ -23,6 +23,8 @@ TrainCheckError
 │   │   ├── RunFolderNotFound
 │   │   ├── RunFolderEmpty
 │   │   ├── TraceTooNew
+│   │   ├── TraceUnreadable
+│   │   ├── TraceOutOfReach
 │   │   ├── SessionUnreadable
 │   │   └── RunFolderInUse
 │   └── ReportError

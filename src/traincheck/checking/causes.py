@@ -135,9 +135,7 @@ def cause_of(violation: Violation) -> Cause:
         100,
         f"{short(rule.subject.api)} does not behave as in good runs",
         f"In good runs, {rule.sentence}; here it does not.",
-        (
-            f"Look at what happens around this call of {short(rule.subject.api)}, and what changed since the last good run.",
-        ),
+        (f"Look at what happens around this call of {short(rule.subject.api)}, and what changed since the good runs.",),
         lambda _: True,
     )
 

@@ -40,7 +40,11 @@ def conclude(
     dropped: int = 0,
     run: Mapping[str, object] | None = None,
 ) -> Checked:
-    """Put outcomes together. `rules` are those of `book` that were deployed on this program; `unobserved` maps the id of an invariant that could not be judged to the reason."""
+    """Put outcomes together.
+
+    `rules` are those of `book` that were deployed on this program; `unobserved` maps the id of a rule that could not be
+    judged to the reason.
+    """
     violations = [violation for outcome in outcomes for violation in outcome.violations]
     violations.sort(key=_when)
     findings = group(violations)

@@ -1,4 +1,4 @@
-"""The live driver: check each window as it closes, inside the training process, and leave the outcome in the run folder."""
+"""The live driver: check each window as it closes, inside the training process, and leave the outcome behind."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from traincheck.checking.engine import Engine, Outcome, demand_of
 from traincheck.errors import InputError, RunFolderEmpty
 from traincheck.invariants.book import Book, read_book
 from traincheck.invariants.selection import deployable
-from traincheck.trace.folder import ProcessNote, RunFolder
+from traincheck.trace.folder import RunFolder
+from traincheck.trace.notes import ProcessNote
 from traincheck.vocab.demand import EVERYTHING, Demand
 from traincheck.vocab.invariant import Invariant
 
@@ -29,7 +30,7 @@ def check_folder(folder: Path, book: Book, progress: Progress | None = None) -> 
     rules = deployable(book.invariants, run.manifest.script)
     outcomes: list[Outcome] = []
     files = len(run.event_files())
-    for number, (note, windows) in enumerate(run.windows()):
+    for number, (_, windows) in enumerate(run.windows()):
         if progress:
             progress(f"checking {folder}", number, files)
         engine = Engine(rules)

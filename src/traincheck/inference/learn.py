@@ -70,12 +70,12 @@ def tally_folder(folder: Path) -> Tally:
 def tally_windows(windows: Iterable[Window], tally: Tally) -> bool:
     """Add the windows of one process to `tally`; whether there were any."""
     relations = [relation() for relation in plugins.load("traincheck.relations").values()]
-    number = 0
-    for number, window in enumerate(windows, start=1):
+    before = tally.windows
+    for window in windows:
         tally.add_window(window)
         for relation in relations:
             tally.add_occasions(relation.name, relation.occasions(window), window.index)
-    return number > 0
+    return tally.windows > before
 
 
 def weigh(tallies: Sequence[Tally]) -> tuple[Book, Journal]:
@@ -109,29 +109,33 @@ def _candidates(tallies: Sequence[Tally]) -> Iterator[tuple[Key, Property]]:
 
 
 def _judge(key: Key, prop: Property, sentence: str, tallies: Sequence[Tally], journal: Journal) -> Invariant | None:
-    relation, subject = key
+    relation, _ = key
     evidence = [
         Evidence(context, run, count.held, count.failed, count.windows)
         for run, tally in enumerate(tallies)
         for context, count in tally.evidence(key, prop)
     ]
     held, failed = sum(row.held for row in evidence), sum(row.failed for row in evidence)
-    totals = {"runs": len({row.run for row in evidence}), "steps": sum(row.windows for row in evidence)}
+    runs, steps = len({row.run for row in evidence}), sum(row.windows for row in evidence)
 
-    def dropped(why: str, condition: str = "always") -> None:
-        journal.add(Entry(relation, sentence, condition, DROPPED, why, held=held, failed=failed, **totals))
+    def drop(why: str, condition: str = "always") -> None:
+        journal.add(Entry(relation, sentence, condition, DROPPED, why, runs, steps, held, failed))
 
     if not held:
-        return dropped("it never held")
+        drop("it never held")
+        return None
     if all(tally.dull(prop.object) for tally in tallies if prop.object in tally.reach) and any(
         prop.object in tally.reach for tally in tallies
     ):
-        return dropped(f"{prop.object} is dull: it was never seen to return a tensor or to change a state")
+        drop(f"{prop.object} is dull: it was never seen to return a tensor or to change a state")
+        return None
     if _is_taste(prop, tallies):
-        return dropped("this argument never had another value: a matter of configuration")
+        drop("this argument never had another value: a matter of configuration")
+        return None
     precondition = learn_precondition(evidence)
     if isinstance(precondition, Inseparable):
-        return dropped(str(precondition))
+        drop(str(precondition))
+        return None
     selected = [row for row in evidence if precondition.true_in(row.context)]
     support = Support(
         occasions=sum(row.held for row in selected),
@@ -140,7 +144,8 @@ def _judge(key: Key, prop: Property, sentence: str, tallies: Sequence[Tally], jo
         scripts=len({_program(tallies[row.run]) for row in selected}),
     )
     if support.steps < LEAST_STEPS:
-        return dropped("seen in a single training step", str(precondition))
+        drop("seen in a single training step", str(precondition))
+        return None
     origin = tuple(sorted({tallies[row.run].script for row in selected}))
     return _rule(key, prop, precondition, experience(selected, precondition), support, sentence, origin)
 

@@ -56,7 +56,7 @@ def learn(evidence: Sequence[Evidence]) -> Precondition | Inseparable:
     runs does not matter). Where several facts separate equally well nothing tells which of them is the reason, and the
     rule is to speak only where they agree: all of them enter.
     """
-    bad = [set(row.context) for row in evidence if row.failed]
+    bad = [row.context for row in evidence if row.failed]
     good = [row for row in evidence if not row.failed]
     if not bad:
         return Precondition()
@@ -64,7 +64,7 @@ def learn(evidence: Sequence[Evidence]) -> Precondition | Inseparable:
         worst = max(evidence, key=lambda row: (row.failed, row.context))
         return Inseparable(worst.context, worst.context)
     for size in range(1, MOST_CLAUSES + 1):
-        found = _best(_clauses(good, bad), good, [row.context for row in evidence if row.failed], size)
+        found = _best(_clauses(good, bad), good, bad, size)
         if found is not None:
             return found
     first = min(good, key=lambda row: row.context)
@@ -72,22 +72,17 @@ def learn(evidence: Sequence[Evidence]) -> Precondition | Inseparable:
     return Inseparable(first.context, nearest.context)
 
 
-def _clauses(good: Sequence[Evidence], bad: Sequence[set[tuple[str, object]]]) -> list[Clause]:
+def _clauses(good: Sequence[Evidence], bad: Sequence[Facts]) -> list[Clause]:
     """Clauses worth trying: a value that some good context has, or the negation of one that some bad context has."""
     names = set.intersection(*({name for name, _ in row.context} for row in good))
     positive = {Clause(name, value) for row in good for name, value in row.context if name in names}
-    negative = {
-        Clause(str(name), value, negated=True)  # type: ignore[arg-type]
-        for context in bad
-        for name, value in context
-        if name in names
-    }
+    negative = {Clause(name, value, negated=True) for context in bad for name, value in context if name in names}
     return sorted(positive | negative, key=repr)
 
 
 SYMPTOMS = frozenset(("held", "grads"))
-"""Facts that a defect itself brings about (nobody holds the parameter, there are no gradients): a value of theirs that no
-good run ever showed is no reason to keep quiet."""
+"""Facts that a defect itself brings about (nobody holds the parameter, there are no gradients): a value of theirs that
+no good run ever showed is no reason to keep quiet."""
 
 
 def experience(selected: Sequence[Evidence], precondition: Precondition) -> Precondition:
@@ -118,7 +113,7 @@ def _best(clauses: list[Clause], good: Sequence[Evidence], bad: Sequence[Facts],
 def _agreeing(
     chosen: Clause, clauses: Sequence[Clause], good: Sequence[Evidence], bad: Sequence[Facts]
 ) -> tuple[Clause, ...]:
-    """`chosen` and the clauses on other facts that no evidence tells from it; of one fact, its value before a negation."""
+    """`chosen` and the clauses on other facts that no evidence tells from it; a value goes before a negation."""
     covered = [chosen.true_in(row.context) for row in good]
     found: dict[str, Clause] = {}
     for clause in sorted(clauses, key=lambda clause: (clause.negated, repr(clause))):

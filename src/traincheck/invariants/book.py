@@ -6,7 +6,6 @@ Nothing in it tells when or where it was written, so that learning the same thin
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from collections import Counter
@@ -17,8 +16,8 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-from traincheck.files import write_whole
 from traincheck.errors import BookConflict, BookNotFound, BookTooNew, BookUnreadable, BookUnrecognised, OutputError
+from traincheck.files import write_whole
 from traincheck.invariants.lines import FORMAT, KIND, HeaderLine, InvariantLine, KindLine, RunEntry, tellable
 from traincheck.version import __version__
 from traincheck.vocab.invariant import Invariant, Support, identity

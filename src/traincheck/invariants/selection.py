@@ -11,7 +11,7 @@ LEAST_SCRIPTS = 2
 
 
 def deployable(rules: Iterable[Invariant], script: str) -> tuple[Invariant, ...]:
-    """The rules to check `script` (as run.json tells it) with: those of several programs, and those learned from itself."""
+    """The rules to check `script` (its name in run.json) with: those of several programs, and those learned from it."""
     return tuple(
         rule for rule in rules if not rule.mute and (rule.support.scripts >= LEAST_SCRIPTS or script in rule.origin)
     )

@@ -1,18 +1,18 @@
 """APISequence(Ia, Ib, ...): since the last call of B, A was called, or a variable changed; and in which order.
 
-Source: OSDI '25, section 3.2. Occasions are the calls that change some observed state (they pace the loop: whoever
-evaluates when he likes keeps no rhythm), one by one for each receiver. What happened between two calls of B is a *cycle*; that it contains A says both "B is preceded by A"
-and "A is followed by B".
+Source: OSDI '25, section 3.2. Occasions are the calls that change some observed state (they pace the loop: evaluation
+and the like keep no rhythm), one by one for each receiver. What happened between two calls of B is a *cycle*; that it
+contains A says both "B is preceded by A" and "A is followed by B".
 
 Note [Established calls]
-A loop need not call any particular API: it may clip or not, and clear gradients through the model or by hand. So a call
-is expected in a cycle only once this program has made it in every cycle so far, `ESTABLISHED` of them at least. A change
-of state (gradients are cleared, parameters change) is expected always: see Note [Means and ends] in event_contain.py.
+A loop need not call any particular API: it may clip or not, and clear gradients through the model or by hand. So a
+call is expected in a cycle only once this program has made it in every cycle so far, `ESTABLISHED` of them at least. A
+change of state (gradients are cleared) is expected always: see Note [Means and ends] in event_contain.py.
 
 Note [Order that matters]
 Two calls in a cycle are put in order (`then`) only when both changed the same kind of state in it, as `zero_grad` and
-`backward` both change gradients. The order of others (fetch a batch, step a scheduler) is a matter of taste. What counts
-is the last call of each before B, since a cycle may hold the calls of another optimizer's update as well.
+`backward` both change gradients. The order of others (fetch a batch, step a scheduler) is a matter of taste. What
+counts is the last call of each before B, since a cycle may hold the calls of another optimizer's update as well.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """EventContain(Ea, Eb): inside a call of an API another API is called, or a variable changes in a given way.
 
-Source: OSDI '25, section 3.2. Three grains: the call and the calls that it makes itself (what those call in turn follows
-from rules about them); the call and the changes inside it, at any depth; the call *for each variable* around it.
+Source: OSDI '25, section 3.2. Three grains: the call and the calls that it makes itself (what those call in turn
+follows from rules about them); the call and the changes inside it, at any depth; the call *for each variable* around
+it.
 
 Note [Means and ends]
 Which calls a call makes is a matter of its implementation, so containment of calls is offered only under the call's own
@@ -113,8 +114,8 @@ class EventContain:
 def _as_content(call: Call) -> Iterator[Property]:
     """The ways to name a call inside another: by its own and its most general name, with each fixed argument.
 
-    Which layers a container of torch holds is a matter of its construction, so torch's modules have no name of their own
-    here.
+    Which layers a container of torch holds is a matter of its construction, so torch's modules have no name of their
+    own here.
     """
     own = () if call.kind == MODULE and call.name.startswith("torch.") else (call.name,)
     for name in {*own, call.levels[-1]}:

@@ -13,8 +13,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from traincheck.reporting import words
 from traincheck.files import PathLike
+from traincheck.reporting import words
 from traincheck.version import __version__
 from traincheck.vocab.finding import Finding, Report, Site
 from traincheck.vocab.invariant import ERROR

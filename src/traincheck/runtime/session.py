@@ -16,10 +16,10 @@ from traincheck.checking.live import LiveChecker
 from traincheck.errors import StopTraining, TrainCheckError
 from traincheck.invariants.book import Book, read_books
 from traincheck.invariants.selection import deployable
+from traincheck.reporting.base import Sink
 from traincheck.runtime.children import complain
 from traincheck.runtime.pipeline import Pipeline, Stage
 from traincheck.runtime.settings import Settings
-from traincheck.reporting.base import Sink
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.notes import ProcessNote
 from traincheck.trace.writer import TraceWriter

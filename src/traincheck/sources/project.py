@@ -14,7 +14,7 @@ from typing import Any
 from traincheck.sources.circumstances import circumstances
 from traincheck.sources.names import main_name
 from traincheck.sources.recorder import OpenCall, Recorder
-from traincheck.sources.sites import Sites
+from traincheck.sources.sites import Sites, qualified_name
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import PROJECT
 
@@ -53,7 +53,7 @@ class ProjectSource:
         """The levels of a project function, None for code that is not observed."""
         if not self._sites.file_of(code) or code.co_name in _HIDDEN or code.co_flags & _GENERATOR:
             return None
-        name = code.co_qualname if sys.version_info >= (3, 11) else code.co_name
+        name = qualified_name(code)
         if "<locals>" in name or name.endswith((".forward", ".__init__")):
             return None  # a module's forward is observed as such
         levels = (f"{main_name() if module == '__main__' else module}.{name}",)

@@ -9,6 +9,11 @@ from types import CodeType
 _OURS = str(Path(__file__).resolve().parent.parent)
 
 
+def qualified_name(code: CodeType) -> str:
+    """The function's qualified name where this Python tells it (3.11 and later), else its name."""
+    return str(getattr(code, "co_qualname", code.co_name))
+
+
 class Sites:
     """Finds the nearest frame of the user's project on the stack, as `file:line:function`.
 
@@ -57,9 +62,7 @@ class Sites:
                 line = frame.f_lineno
                 text = self._texts.get((code, line))
                 if text is None:
-                    text = self._texts[code, line] = (
-                        f"{file}:{line}:{code.co_qualname if sys.version_info >= (3, 11) else code.co_name}"
-                    )
+                    text = self._texts[code, line] = f"{file}:{line}:{qualified_name(code)}"
                 return text
             frame = frame.f_back  # type: ignore[assignment]
         return ""

@@ -65,7 +65,7 @@ _args_told: dict[tuple[Any, ...], Facts] = {}
 _results_told: dict[tuple[Any, ...], Facts] = {}
 
 
-class _Mode(TorchFunctionMode):
+class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     """Records each torch function as a call.
 
     The path of a call is kept short: nothing is built for functions that nobody demanded, and equal summaries are one

@@ -1,4 +1,4 @@
-"""The catalog of variables: what each parameter and buffer is called, which module owns it, which optimizer holds it."""
+"""The catalog of variables: what a parameter is called, which module owns it, which optimizer holds it."""
 
 from __future__ import annotations
 

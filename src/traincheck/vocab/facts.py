@@ -16,7 +16,7 @@ FACTS: dict[str, str] = {
     "outermost": "True when a module was called from outside any other module",
     "closure": "True when an optimizer step was given a closure",
     "grads": "gradients that the optimizer holds before the call: none, zero, some or mixed",
-    "lr": "learning rate: zero, negligible (lost in rounding), positive, or none for a variable that the optimizer does not hold",
+    "lr": "learning rate: zero, negligible (lost in rounding), positive; none for a variable that nobody holds",
     "requires_grad": "whether the variable requires a gradient",
     "held": "which optimizer holds the variable: this (the receiver), other or none",
     "owned": "whether a module of the program owns the variable",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-from traincheck.vocab.facts import FactValue, Facts, value_of
+from traincheck.vocab.facts import Facts, FactValue, value_of
 from traincheck.vocab.occasion import Property, Subject
 
 GENERAL, PIPELINE = "general", "pipeline"
@@ -57,7 +57,8 @@ class Support:
 class Invariant:
     """One learned rule. `scope` is general (names of libraries only) or pipeline (names of the user's own code).
 
-    `experience` holds the circumstances that were the same on all occasions it was learned from: of others it says nothing.
+    `experience` holds the circumstances that were the same on all occasions it was learned from: of others it says
+    nothing.
     `confidence` is the probability, derived in `inference/confidence.py`, that a further good run obeys it.
     `mute` is the reason why it is not checked, empty when it is. `origin` names the scripts it was learned from.
     """

@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 import jinja2
 
-from traincheck.reporting import words
 from traincheck.files import PathLike, write_whole
+from traincheck.reporting import words
 from traincheck.reporting.html.timeline import timeline
 from traincheck.version import __version__
 from traincheck.vocab.finding import NOT_OBSERVED, NOT_TRIGGERED, PASSED, VIOLATED, Counts, Finding, Report
