@@ -1,5 +1,24 @@
 """TrainCheck catches silent errors in deep learning training. `import traincheck` does not import torch."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from traincheck.errors import StopTraining, TrainCheckError
 from traincheck.version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from traincheck.runtime.observing import observe, stage, step
+
+__all__ = ["StopTraining", "TrainCheckError", "__version__", "observe", "stage", "step"]
+
+_LAZY = ("observe", "stage", "step")
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on use: a child process that imports only our bootstrap should not pay for reports and readers.
+    if name in _LAZY:
+        from traincheck.runtime import observing
+
+        return getattr(observing, name)
+    raise AttributeError(f"module 'traincheck' has no attribute {name!r}")

@@ -1,1 +1,1 @@
-"""TODO one sentence."""
+"""The command line: one file per command; only here do we print and exit."""

@@ -23,7 +23,7 @@ class Relation(Protocol):
     def __init__(self, interest: Set[Subject] | None = None) -> None: ...
 
     def occasions(self, window: Window) -> Iterable[Occasion]:
-        """The occasions in `window`. A gap in `window.index` means that windows were dropped: forget the ones before."""
+        """The occasions in `window`. A gap in `window.index` means that windows were dropped: forget what was."""
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:

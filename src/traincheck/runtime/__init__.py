@@ -1,1 +1,1 @@
-"""TODO one sentence."""
+"""Runtime: launches the program and joins the stages in each observed process."""

@@ -24,6 +24,10 @@ from traincheck.vocab.facts import facts
 BUFFER_DATA, PARAMETER_GRAD = "buffer.data", "parameter.grad"
 
 
+_TRAINING = {flag: facts(training=flag) for flag in (False, True)}
+"""One object for each flag: what is equal from call to call is written to the trace once."""
+
+
 class _Depth(threading.local):
     def __init__(self) -> None:
         self.modules: list[tuple[OpenCall | None, list[int | None] | None]] = []
@@ -86,9 +90,7 @@ class ModuleSource:
             opened.append((None, None))
             return
         context = circumstances_with(training=training, outermost=outermost)
-        call = recorder.enter(
-            MODULE, call_levels, self._catalog.module_name(module), context, (("training", training),)
-        )
+        call = recorder.enter(MODULE, call_levels, self._catalog.module_name(module), context, _TRAINING[training])
         before = None
         if module._buffers and self._demand.wants_state(call_levels, BUFFER_DATA):
             before = self._read_buffers(module)

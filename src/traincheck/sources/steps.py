@@ -53,6 +53,7 @@ class StepTracker:
         self._maybe = -1  # first forward of this window that may be evaluation or training
         self._kind = SETUP
         self._explicit = False  # the program says itself where steps end
+        self._told = False  # the program says itself which stage this is
         self.step = 0
 
     @property
@@ -83,6 +84,8 @@ class StepTracker:
         self._activity(seq)
         begin = self._fetched if self._fetched >= 0 else seq
         self._fetched = -1
+        if self._told:
+            return
         if grad and training:
             self._train_from(begin)
         elif grad:
@@ -123,6 +126,22 @@ class StepTracker:
         self._explicit = True
         self._train_from(seq)
         self._close(seq, TRAIN)
+
+    def stage_begins(self, stage: str, seq: int) -> None:
+        """The program itself says what it does from here on; until `stage_ends` nothing else is believed."""
+        if stage == EVAL:
+            if self._kind != UNDECIDED:
+                self._close(seq, self._kind)
+            self._kind = EVAL
+        else:
+            self._train_from(seq)
+        self._told = True
+
+    def stage_ends(self, seq: int) -> None:
+        """The stage that the program named is over."""
+        self._told = False
+        if self._kind == EVAL:
+            self._close(seq, EVAL)
 
     def finish(self, seq: int) -> None:
         """The run ends: close what is open, then the window of the end itself."""

@@ -1,1 +1,1 @@
-"""TODO one sentence."""
+"""A public kit for tests: traces written as a few readable lines."""
