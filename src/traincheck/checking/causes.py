@@ -147,22 +147,21 @@ def expected(rule: Invariant) -> str:
 
 
 def observed(violation: Violation) -> str:
-    """What happened instead."""
+    """What happened instead, and how the parameters around it stood."""
+    return "; ".join((_instead(violation), *violation.evidence))
+
+
+def _instead(violation: Violation) -> str:
     rule, prop = violation.invariant, violation.invariant.property
     who = f"{short(rule.subject.api)}" + (f" ({violation.receiver})" if violation.receiver else "")
-    named = f" {len(violation.variables)} concerned" if violation.variables else ""
+    when = f"since the last {who}" if rule.subject.grain == "cycle" else f"in {who}"
     if prop.detail in PAST:
         what = prop.object.replace(".", " ").replace("_", " ")
         if rule.subject.grain in ("call", "cycle"):
-            when = f"in {who}" if rule.subject.grain == "call" else f"since the last {who}"
-            return f"{when}, no {what} {PAST[prop.detail]}" + (f";{named}" if named else "")
-        opposite = PAST.get("does not change" if prop.detail == "changes" else prop.detail, prop.detail)
-        told = opposite if prop.detail == "changes" else f"never {opposite}"
-        if prop.detail == "does not change":
-            told = "changed"
-        return f"in {who}, the {what} {told};{named}"
+            return f"{when}, no {what} {PAST[prop.detail]}"
+        opposite = {"changes": "did not change", "does not change": "changed"}
+        return f"{when}, the {what} {opposite.get(prop.detail, 'did not')}"
     if prop.detail.startswith("then "):
-        return f"since the last {who}, {short(prop.detail.removeprefix('then '))} came before {short(prop.object)}"
+        return f"{when}, {short(prop.detail.removeprefix('then '))} came before {short(prop.object)}"
     with_argument = f" with {prop.detail}" if prop.detail else ""
-    verb = "since the last" if rule.subject.grain == "cycle" else "in"
-    return f"{verb} {who}, {short(prop.object)} was not called{with_argument}"
+    return f"{when}, {short(prop.object)} was not called{with_argument}"

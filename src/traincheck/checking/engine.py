@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from traincheck import plugins
+from traincheck.checking.evidence import concerned, told
 from traincheck.vocab.demand import NOTHING, Demand
-from traincheck.vocab.events import Call, Window
+from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Site, Violation
 from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.occasion import Occasion, Subject
@@ -104,11 +105,9 @@ class Engine:
 def _violation(rule: Invariant, occasions: list[Occasion], window: Window) -> Violation:
     seq = min(occasion.seq for occasion in occasions)
     call = window.by_seq.get(seq)
-    variables: dict[str, None] = {}
-    for occasion in occasions:
-        variables.update(dict.fromkeys(occasion.variables))
+    variables = dict.fromkeys(name for occasion in occasions for name in occasion.variables)
     if not variables and call is not None:
-        variables = dict.fromkeys(_concerned(call, window))
+        variables = dict.fromkeys(concerned(call, window))
     return Violation(
         invariant=rule,
         step=window.step,
@@ -121,13 +120,5 @@ def _violation(rule: Invariant, occasions: list[Occasion], window: Window) -> Vi
         receiver=call.receiver if call is not None else "",
         variables=tuple(variables),
         occasions=sum(max(1, len(occasion.variables)) for occasion in occasions),
+        evidence=told(call, window) if call is not None else (),
     )
-
-
-def _concerned(call: Call, window: Window) -> list[str]:
-    """The parameters observed around a call that its receiver holds."""
-    return [
-        change.variable
-        for change in window.changes_of.get(call.seq, ())
-        if change.kind == "parameter" and (not change.owner or change.owner == call.receiver)
-    ]

@@ -36,6 +36,7 @@ class _Failed(msgspec.Struct, frozen=True):
     receiver: str
     variables: tuple[str, ...]
     occasions: int
+    evidence: tuple[str, ...] = ()
 
 
 class _Stored(msgspec.Struct, frozen=True):
@@ -106,6 +107,7 @@ def _failed(violation: Violation) -> _Failed:
         violation.receiver,
         violation.variables,
         violation.occasions,
+        violation.evidence,
     )
 
 
@@ -157,6 +159,7 @@ def _read(path: Path, book: Book) -> Outcome:
                     failed.receiver,
                     failed.variables,
                     failed.occasions,
+                    failed.evidence,
                 )
             )
     return outcome

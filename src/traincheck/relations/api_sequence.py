@@ -213,7 +213,7 @@ def _timeline(window: Window) -> list[_Token]:
 
 def _drives(call: Call, window: Window) -> bool:
     if call.kind == MODULE:
-        return value_of(call.context, "outermost") is True
+        return value_of(call.context, "parametric") is True
     return call.kind == LIFECYCLE and not any(around.kind == MODULE for around in window.ancestors(call))
 
 

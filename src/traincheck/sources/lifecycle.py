@@ -197,7 +197,9 @@ class LifecycleSource:
                     recorder.steps.update_ends(token[1])
 
             def failed(token: tuple[OpenCall, str]) -> None:
-                ends(token, None)
+                recorder.abandon(token[0])
+                if token[1]:
+                    recorder.steps.update_fails()
 
             guarded = recorder.guarded
             decorate = wrapping(guarded(self.name, begins), guarded(self.name, ends), guarded(self.name, failed))

@@ -83,13 +83,15 @@ class ModuleSource:
         outermost = not opened
         training = module.training
         recorder = self._recorder
-        if outermost:
+        # A loss without parameters is never put into evaluation mode, and tells nothing of what the program does.
+        parametric = outermost and next(module.parameters(), None) is not None
+        if parametric:
             recorder.steps.forward(recorder.next_seq(), training, torch.is_grad_enabled())
         call_levels = levels(type(module), "forward", nn.Module)
         if not self._demand.wants_call(call_levels):
             opened.append((None, None))
             return
-        context = circumstances_with(training=training, outermost=outermost)
+        context = circumstances_with(training=training, outermost=outermost, parametric=parametric)
         call = recorder.enter(MODULE, call_levels, self._catalog.module_name(module), context, _TRAINING[training])
         before = None
         if module._buffers and self._demand.wants_state(call_levels, BUFFER_DATA):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -38,6 +41,35 @@ class _Before:
         self.state: dict[tuple[int, str], int | None] = {}
 
 
+class _Open(NamedTuple):
+    """A step under way. `frame` is that of the function which called our hook: torch tells us of no step that raised."""
+
+    call: OpenCall
+    optimizer: str
+    before: _Before
+    frame: FrameType
+    thread: int
+
+    def runs(self) -> bool:
+        """Whether the step is still on the stack (of another thread that is not known, so it is taken to be)."""
+        return threading.get_ident() != self.thread or _on_stack(self.frame)
+
+
+def _hooked() -> FrameType:
+    """The frame that called our hook: the one of `step` itself."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").startswith("traincheck.") and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _on_stack(wanted: FrameType) -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not wanted:
+        frame = frame.f_back
+    return frame is wanted
+
+
 class OptimizerSource:
     """Observes every `torch.optim.Optimizer`, through its public step hooks and a wrapped `zero_grad`."""
 
@@ -47,7 +79,7 @@ class OptimizerSource:
         self._catalog = catalog
         self._gradients = gradients
         self._may_step = may_step
-        self._open: list[tuple[OpenCall, str, _Before]] = []
+        self._open: list[_Open] = []
 
     def offers(self) -> str | None:
         return None
@@ -83,7 +115,7 @@ class OptimizerSource:
     def _built(self, optimizer: Any) -> None:
         name = self._catalog.add_optimizer(optimizer)
         steps = self._recorder.steps
-        steps.optimizer_built(name)
+        steps.optimizer_built(name, self._recorder.next_seq())
         weakref.finalize(optimizer, steps.optimizer_gone, name).atexit = False
         call_levels = levels(type(optimizer), "__init__", Optimizer)
         if self._demand.wants_call(call_levels):
@@ -95,11 +127,10 @@ class OptimizerSource:
         recorder, catalog = self._recorder, self._catalog
         name = catalog.add_optimizer(optimizer)
         call_levels = levels(type(optimizer), "step", Optimizer)
-        if self._open and self._open[-1][1] == name:  # the last step of this optimizer raised
-            self._open.pop()
-            recorder.unwind(call_levels, name)
-            recorder.steps.update_ends(name)
-        recorder.steps.update_begins(name, recorder.next_seq())
+        if self._open and self._open[-1].optimizer == name and self._runs(self._open[-1]):
+            return  # the step of a subclass that calls its base class's
+        opened: list[_Open] = []
+        recorder.steps.update_begins(name, recorder.next_seq(), lambda: any(map(self._runs, opened)))
         with unseen():
             catalog.refresh_holders()
             held = [(v, t) for v, t in catalog.living() if name in v.holders or (not v.holders and t.requires_grad)]
@@ -117,13 +148,23 @@ class OptimizerSource:
                 before.data = fingerprints([tensor for _, tensor in held])
             if self._demand.wants_state(call_levels, STATE_DATA):
                 before.state = _state_fingerprints(optimizer, held)
-        self._open.append((call, name, before))
+        opened.append(_Open(call, name, before, _hooked(), threading.get_ident()))
+        self._open.extend(opened)
+
+    def _runs(self, step: _Open) -> bool:
+        """Whether `step` still runs; the call of one that raised is closed."""
+        if step.runs():
+            return True
+        if step in self._open:
+            self._open.remove(step)
+            self._recorder.abandon(step.call)
+        return False
 
     def _step_ends(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = self._catalog.add_optimizer(optimizer)
-        if not self._open or self._open[-1][1] != name:
+        if not self._open or self._open[-1].optimizer != name or self._open[-1].frame is not _hooked():
             return
-        call, _, before = self._open.pop()
+        call, _, before, *_ = self._open.pop()
         with unseen():
             if before.data:
                 self._tell_data(call, name, before)

@@ -119,9 +119,10 @@ class Recorder:
     def _record(self, call: OpenCall, end: int, result: Facts) -> None:
         local = self._local
         stack = local.stack
-        while stack:
-            if stack.pop() is call:
-                break
+        if stack and stack[-1] is call:
+            stack.pop()
+        elif call in stack:
+            del stack[stack.index(call) :]
         # A call that began before this window spans several; no window could judge it (Note [One window per step]).
         if call.seq >= self._start:
             self._calls.append(
@@ -148,14 +149,6 @@ class Recorder:
     def updating(self) -> bool:
         """Whether an optimizer is stepping: what it computes inside is its own affair."""
         return self.steps.updating
-
-    def unwind(self, levels: tuple[str, ...], receiver: str) -> None:
-        """Forget open calls from an earlier call of the same API on the same receiver: it raised without telling."""
-        stack = self._local.stack
-        for position, call in enumerate(stack):
-            if call.levels == levels and call.receiver == receiver:
-                del stack[position:]
-                return
 
     # -- windows ---------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,8 @@ only known later (does the generator's step follow the discriminator's?), so a c
   activity after the last update.
 
 What a loop does right after an update (scheduler, zero_grad, logging) thereby stays with the step it follows.
+An update that raises is none: the step goes on until one succeeds. An optimizer that is built after every other has
+stepped begins a new phase, so it closes the step as well (it would be waited for otherwise).
 An outermost forward in evaluation mode without gradients makes an evaluation window; one in evaluation mode *with*
 gradients is either evaluation that forgot no_grad or training in the wrong mode: the backward that follows tells.
 """
@@ -47,7 +49,7 @@ class StepTracker:
         self._on_cut = on_cut
         self._last_step_of: dict[str, int] = {}  # optimizer -> step of its last update (or of its making)
         self._stepped: set[str] = set()  # stepped in this window
-        self._updating = 0  # depth of update calls
+        self._updates: list[Callable[[], bool]] = []  # update calls under way: whether each still runs
         self._reopened = -1  # first new activity after the last update
         self._fetched = -1  # first batch fetch since the last outermost forward
         self._maybe = -1  # first forward of this window that may be evaluation or training
@@ -59,10 +61,12 @@ class StepTracker:
     @property
     def updating(self) -> bool:
         """Whether an update is under way."""
-        return self._updating > 0
+        return bool(self._updates)
 
-    def optimizer_built(self, name: str) -> None:
+    def optimizer_built(self, name: str, seq: int) -> None:
         """An optimizer exists; steps wait for it."""
+        if self._all_stepped():
+            self._close(self._reopened if self._reopened >= 0 else seq, TRAIN)
         self._last_step_of[name] = self.step
 
     def optimizer_gone(self, name: str) -> None:
@@ -71,7 +75,7 @@ class StepTracker:
 
     def batch(self, seq: int) -> None:
         """A batch is about to be fetched."""
-        if self._updating:
+        if self._still_updating():
             return
         self._activity(seq)
         if self._fetched < 0:
@@ -79,7 +83,7 @@ class StepTracker:
 
     def forward(self, seq: int, training: bool, grad: bool) -> None:
         """An outermost module is about to be called."""
-        if self._updating:
+        if self._still_updating():
             return
         self._activity(seq)
         begin = self._fetched if self._fetched >= 0 else seq
@@ -95,7 +99,7 @@ class StepTracker:
 
     def backward(self, seq: int) -> None:
         """A backward is about to run."""
-        if self._updating:
+        if self._still_updating():
             return
         self._activity(seq)
         if self._kind in (SETUP, EVAL):
@@ -104,22 +108,28 @@ class StepTracker:
             self._maybe = -1
             self._train_from(seq)
 
-    def update_begins(self, name: str, seq: int) -> None:
-        """The optimizer `name` is about to update parameters."""
-        self._updating += 1
-        if self._updating > 1:
+    def update_begins(self, name: str, seq: int, runs: Callable[[], bool] = lambda: True) -> None:
+        """The optimizer `name` is about to update parameters; `runs` says later whether it still does (or raised)."""
+        inside = self._still_updating()
+        self._updates.append(runs)
+        if inside:
             return
         if name in self._stepped and not self._explicit:
             self._close(self._reopened if self._reopened >= 0 else seq, TRAIN)
-        self._train_from(seq)
+        self._train_from(self._fetched if self._fetched >= 0 else seq)
 
     def update_ends(self, name: str) -> None:
         """The update is done (or was left out by a gradient scaler)."""
-        self._updating = max(0, self._updating - 1)
-        if self._updating == 0:
+        if not self.update_fails():
             self._stepped.add(name)
             self._last_step_of[name] = self.step
             self._reopened = self._fetched = -1
+
+    def update_fails(self) -> bool:
+        """The update raised; whether another is still under way around it."""
+        if self._still_updating():
+            self._updates.pop()
+        return bool(self._updates)
 
     def explicit_step(self, seq: int) -> None:
         """The program itself says that a step ends here; from now on nothing else ends one."""
@@ -147,7 +157,7 @@ class StepTracker:
         """The run ends: close what is open, then the window of the end itself."""
         if self._kind == TRAIN and self._stepped:
             self._close(self._reopened if self._reopened >= 0 else seq, TRAIN)
-        stage = self._kind or END
+        stage = self._kind or (EVAL if self._maybe >= 0 else END)
         self._close(seq, stage)
 
     # -- cutting -------------------------------------------------------------------------------------------------
@@ -158,9 +168,22 @@ class StepTracker:
             return
         if self._reopened < 0:
             self._reopened = seq
-        active = {name for name, step in self._last_step_of.items() if self.step - step <= ACTIVE_STEPS}
-        if active <= self._stepped and not self._explicit:
+        if self._all_stepped():
             self._close(self._reopened, TRAIN)
+
+    def _all_stepped(self) -> bool:
+        """Whether every active optimizer has stepped in this window."""
+        if not self._stepped or self._explicit:
+            return False
+        return all(
+            name in self._stepped for name, step in self._last_step_of.items() if self.step - step <= ACTIVE_STEPS
+        )
+
+    def _still_updating(self) -> bool:
+        """Whether an update is under way; those that raised are forgotten."""
+        while self._updates and not self._updates[-1]():
+            self._updates.pop()
+        return bool(self._updates)
 
     def _train_from(self, begin: int) -> None:
         if self._kind in (SETUP, EVAL):

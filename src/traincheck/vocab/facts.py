@@ -14,6 +14,7 @@ FACTS: dict[str, str] = {
     "autocast": "off, or the dtype that autocast casts to",
     "training": "the training flag of the module that was called",
     "outermost": "True when a module was called from outside any other module",
+    "parametric": "True when an outermost module has parameters (a model, not a loss)",
     "closure": "True when an optimizer step was given a closure",
     "grads": "gradients that the optimizer holds before the call: none, zero, some or mixed",
     "lr": "learning rate: zero, negligible (lost in rounding), positive; none for a variable that nobody holds",

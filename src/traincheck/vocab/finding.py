@@ -34,7 +34,10 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One invariant that did not hold on one or more occasions of one window."""
+    """One invariant that did not hold on one or more occasions of one window.
+
+    `evidence` tells, a sentence each, how the parameters around the call stood.
+    """
 
     invariant: Invariant
     step: int
@@ -47,6 +50,7 @@ class Violation:
     receiver: str
     variables: tuple[str, ...]
     occasions: int = 1
+    evidence: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

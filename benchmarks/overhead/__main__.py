@@ -1,0 +1,99 @@
+"""python -m benchmarks.overhead [--rounds N] [--workload cnn]: interleaved runs, medians, ratios to the plain program.
+
+Each round runs every mode once, in turn, so that a slow spell of the machine falls on all of them. The figure of a mode
+is the median over the rounds of its median step time, divided by that of the plain program in the same round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.machine import machine
+
+HERE = Path(__file__).parent
+RESULTS = HERE.parent / "results" / "overhead.json"
+MODES = ("plain", "collect", "run")
+TRAINCHECK = [sys.executable, "-m", "traincheck"]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--workload", action="append", choices=["cnn", "gpt"])
+    chosen = options.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        found = {name: measure(name, chosen.rounds, Path(scratch)) for name in chosen.workload or ["cnn", "gpt"]}
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps({"machine": machine(), "rounds": chosen.rounds, "workloads": found}, indent=2) + "\n")
+    for name, result in found.items():
+        print(f"{name}: {json.dumps(result)}")
+
+
+def measure(name: str, rounds: int, scratch: Path) -> dict[str, object]:
+    """Ratios of the modes for one workload; the book of `run` is learned from three recorded runs of it."""
+    script = HERE / "workloads" / f"{name}.py"
+    book = scratch / f"{name}.jsonl"
+    recorded = []
+    for number in range(2):
+        recorded.append(scratch / f"{name}-{number}")
+        timed([*TRAINCHECK, "collect", "-o", str(recorded[-1]), str(script)], scratch)
+    learned = run([*TRAINCHECK, "infer", *map(str, recorded), "-o", str(book)])
+    steps: dict[str, list[float]] = {mode: [] for mode in MODES}
+    for number in range(rounds):
+        for mode in MODES:
+            folder = scratch / f"{name}-{mode}-{number}"
+            commands = {
+                "plain": [sys.executable, str(script)],
+                "collect": [*TRAINCHECK, "collect", "-o", str(folder), str(script)],
+                "run": [*TRAINCHECK, "run", "--fail-on", "never", "--book", str(book), "-o", str(folder), str(script)],
+            }
+            steps[mode].append(timed(commands[mode], scratch))
+            print(f"{name} {mode} round {number}: {steps[mode][-1] * 1e3:.2f} ms a step", file=sys.stderr, flush=True)
+            shutil.rmtree(folder, ignore_errors=True) if number else None
+    return {
+        "plain_step_ms": round(statistics.median(steps["plain"]) * 1e3, 3),
+        **{f"{mode}_ratio": ratio(steps[mode], steps["plain"]) for mode in MODES[1:]},
+        "invariants": sum(1 for _ in book.open()) - 1,
+        "trace_bytes_per_step": {mode: bytes_per_step(scratch / f"{name}-{mode}-0") for mode in MODES[1:]},
+        "infer": learned.strip().splitlines()[-2:],
+    }
+
+
+def ratio(mode: list[float], plain: list[float]) -> dict[str, float]:
+    """Median and range of the ratios round by round."""
+    ratios = [one / other for one, other in zip(mode, plain, strict=True)]
+    return {
+        "median": round(statistics.median(ratios), 3),
+        "least": round(min(ratios), 3),
+        "most": round(max(ratios), 3),
+    }
+
+
+def bytes_per_step(folder: Path) -> int:
+    """Size of the event files over the steps recorded."""
+    notes = [json.loads(path.read_text()) for path in folder.glob("process-*.json")]
+    return sum(path.stat().st_size for path in folder.glob("events-*")) // max(1, sum(note["steps"] for note in notes))
+
+
+def timed(command: list[str], scratch: Path) -> float:
+    """The median step time, in seconds, that the workload itself measured."""
+    out = scratch / "timing.json"
+    subprocess.run(command, check=True, env={**os.environ, "BENCH_OUT": str(out)}, capture_output=True)
+    return float(json.loads(out.read_text())["median_step"])
+
+
+def run(command: list[str]) -> str:
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return done.stdout + done.stderr
+
+
+if __name__ == "__main__":
+    main()

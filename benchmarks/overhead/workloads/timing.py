@@ -1,0 +1,25 @@
+"""Times the steps of a workload, and tells the median where BENCH_OUT points."""
+
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+
+
+class Clock:
+    """Call `tick()` at the end of each step; `tell()` once at the end."""
+
+    def __init__(self, warm_up=10):
+        self.warm_up = warm_up
+        self.times = []
+        self.last = time.perf_counter()
+
+    def tick(self):
+        now = time.perf_counter()
+        self.times.append(now - self.last)
+        self.last = now
+
+    def tell(self):
+        with Path(os.environ["BENCH_OUT"]).open("w") as out:
+            json.dump({"median_step": statistics.median(self.times[self.warm_up :]), "steps": len(self.times)}, out)

@@ -1,0 +1,49 @@
+"""Evidence: how the parameters around a call stood, in words, for the finding about it."""
+
+from __future__ import annotations
+
+from traincheck.vocab.events import Call, Change, Window
+from traincheck.vocab.facts import value_of
+
+MOST_LINES = 3
+MOST_NAMES = 3
+
+_HELD = {"this": "held by this optimizer", "other": "held by another optimizer", "none": "held by no optimizer"}
+
+
+def concerned(call: Call, window: Window) -> list[str]:
+    """The parameters observed around a call: those that its receiver holds, or all where it holds none."""
+    around = [change for change in window.changes_of.get(call.seq, ()) if change.kind == "parameter"]
+    held = [change.variable for change in around if change.owner == call.receiver]
+    return held or [change.variable for change in around]
+
+
+def told(call: Call, window: Window) -> tuple[str, ...]:
+    """One sentence for each kind of parameter around the call: who holds it, whether it is trainable, its gradient."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for change in window.changes_of.get(call.seq, ()):
+        if change.kind == "parameter":
+            groups.setdefault(_standing(change), []).append(change.variable)
+    lines = [f"{_named(names)}: {', '.join(standing)}" for standing, names in groups.items()]
+    return tuple(lines[:MOST_LINES])
+
+
+def _standing(change: Change) -> tuple[str, ...]:
+    context = change.context
+    found = [_HELD.get(str(value_of(context, "held")), "")]
+    if value_of(context, "owned") is False:
+        found.append("part of no module")
+    if value_of(context, "requires_grad") is False:
+        found.append("requires_grad False")
+    gradient = value_of(context, "grad")
+    if gradient is not None:
+        found.append({"none": "no gradient", "zero": "gradient zero"}.get(str(gradient), "has a gradient"))
+    if change.attribute == "data":
+        found.append("changed" if change.changed else "not changed")
+    return tuple(word for word in found if word)
+
+
+def _named(names: list[str]) -> str:
+    if len(names) <= MOST_NAMES:
+        return ", ".join(names)
+    return f"{', '.join(names[:MOST_NAMES])} and {len(names) - MOST_NAMES} more"

@@ -1,0 +1,68 @@
+"""Observing this process in a test, as a session does, but without its threads and files."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from traincheck.sources.base import Source
+from traincheck.sources.recorder import Recorder
+from traincheck.sources.registry import attach, build
+from traincheck.sources.sites import Sites
+from traincheck.vocab.demand import EVERYTHING, Demand
+from traincheck.vocab.events import Call, Change, Window
+
+TESTS = str(Path(__file__).parent)
+
+
+@dataclass
+class Seen:
+    """What was observed: windows, faults of sources, and sources that could not be attached."""
+
+    windows: list[Window] = field(default_factory=list)
+    faults: list[tuple[str, BaseException]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
+    undo: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def stages(self) -> list[tuple[str, int]]:
+        """Stage and step of each window."""
+        return [(window.stage, window.step) for window in self.windows]
+
+    @property
+    def calls(self) -> list[Call]:
+        return [call for window in self.windows for call in window.calls]
+
+    @property
+    def changes(self) -> list[Change]:
+        return [change for window in self.windows for change in window.changes]
+
+    def named(self, name: str) -> list[Call]:
+        """The calls known under `name` at any level."""
+        return [call for call in self.calls if name in call.levels]
+
+    def around(self, name: str) -> list[Change]:
+        """The changes seen around calls known under `name`."""
+        seqs = {call.seq for call in self.named(name)}
+        return [change for change in self.changes if change.call in seqs]
+
+
+@contextmanager
+def observing(demand: Demand = EVERYTHING, project: str = TESTS) -> Iterator[Seen]:
+    """Observe what `demand` asks for; the windows are complete when the block is left."""
+    gc.collect()  # modules of other tests would take names such as Linear
+    seen = Seen()
+    recorder = Recorder(
+        Sites((project,)), seen.windows.append, lambda source, error: seen.faults.append((source, error))
+    )
+    seen.sources = build(recorder, lambda: None)
+    seen.undo, seen.missing = attach(seen.sources, demand, recorder)
+    try:
+        yield seen
+    finally:
+        recorder.finish()
+        seen.undo.close()
