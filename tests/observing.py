@@ -54,7 +54,8 @@ class Seen:
 @contextmanager
 def observing(demand: Demand = EVERYTHING, project: str = TESTS) -> Iterator[Seen]:
     """Observe what `demand` asks for; the windows are complete when the block is left."""
-    gc.collect()  # modules of other tests would take names such as Linear
+    gc.collect()
+    gc.freeze()  # the catalog finds modules through the collector: those of earlier tests would take names such as Linear
     seen = Seen()
     recorder = Recorder(
         Sites((project,)), seen.windows.append, lambda source, error: seen.faults.append((source, error))

@@ -35,6 +35,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor | None:
         tensor = shard
     if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
         return None
+    if tensor.is_conj() or tensor.is_neg():  # a view whose memory holds other values than it shows
+        return tensor.resolve_conj().resolve_neg()
     return tensor
 
 

@@ -1,0 +1,45 @@
+# Every target sets up .venv first, where it is missing or older than the lists of what goes into it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check test-all bench docs clean
+
+help:  ## Tell what the targets do
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+demo: $(READY)  ## Learn from good examples, then catch four silent errors in others
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
+
+test: $(READY)  ## The tests, without the slow ones (under two minutes on two cores)
+	$(BIN)/pytest -n 2 -m "not slow" tests
+
+check: $(READY)  ## Format, lint, types, and the tests of the repository itself
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest tests/house
+
+test-all: $(READY)  ## All tests
+	$(BIN)/pytest -n 2 tests
+
+bench: $(READY)  ## The benchmarks: cost of observing, and how far learned rules carry
+	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.transfer
+
+docs: $(READY)  ## Write the reference pages anew from the source
+	$(BIN)/python docs/generate.py
+
+clean:  ## Remove what was built; recorded runs stay
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# PyTorch goes first and by itself, so that the pin in constraints.txt decides which build is fetched.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt torch
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[examples,test,dev]"
+	touch $@

@@ -1,0 +1,94 @@
+"""The main job with the real command: learn from good scripts, catch the error in another, keep quiet on clean ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+LEARNED_FROM = ("digits_cnn", "small_gpt", "lstm_tbptt", "gan", "grad_accum_bf16")
+
+pytestmark = pytest.mark.slow
+
+
+def traincheck(*words: object) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user does."""
+    command = [sys.executable, "-m", "traincheck", *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "COLUMNS": "100"})
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A book learned from a few examples."""
+    place = tmp_path_factory.mktemp("learned")
+    for name in LEARNED_FROM:
+        done = traincheck("collect", "-o", place / name, EXAMPLES / f"{name}.py")
+        assert done.returncode == 0, done.stderr
+    done = traincheck("infer", *(place / name for name in LEARNED_FROM), "-o", place / "good.jsonl")
+    assert done.returncode == 0, done.stderr
+    return place / "good.jsonl"
+
+
+def run(script: Path, book: Path, folder: Path) -> tuple[int, dict[str, object]]:
+    """Exit code and report of a run that is checked live."""
+    done = traincheck("run", "--book", book, "-o", folder, script)
+    report = json.loads((folder / "report.json").read_text())
+    return done.returncode, report
+
+
+BUGGY = {
+    "frozen_head": ("changes no parameter", ".fc."),
+    "missing_zero_grad": ("not cleared", "weight"),
+    "stale_optimizer": ("changes no parameter", "param_groups"),
+    "eval_never_left": ("evaluation mode", "weight"),
+}
+"""For each buggy script: words of the leading finding's title, and a part of the name of a variable it must tell."""
+
+FIRST_BAD_STEP = {"missing_zero_grad": 2, "stale_optimizer": 1}
+"""The steps in which an effect first exists, where it is the same for every configuration."""
+
+
+@pytest.mark.parametrize("name", BUGGY)
+def test_error_is_caught_and_named(name: str, book: Path, tmp_path: Path) -> None:
+    script = EXAMPLES / "buggy" / f"{name}.py"
+    code, report = run(script, book, tmp_path / "run")
+    assert code == 3
+    errors = [finding for finding in report["findings"] if finding["severity"] == "error"]
+    assert len(errors) == 1
+    leading = report["findings"][0]
+    title, variable = BUGGY[name]
+    assert title in leading["title"]
+    assert leading["site"]["file"].endswith(f"{name}.py") and leading["site"]["line"] > 1
+    assert any(variable in told for told in leading["variables"])
+    if name in FIRST_BAD_STEP:
+        assert leading["step"] == FIRST_BAD_STEP[name]
+
+
+@pytest.mark.parametrize("name", BUGGY)
+def test_clean_twin_is_clean(name: str, book: Path, tmp_path: Path) -> None:
+    code, report = run(EXAMPLES / "buggy" / f"{name}_clean.py", book, tmp_path / "run")
+    assert code == 0
+    assert not [finding for finding in report["findings"] if finding["severity"] == "error"]
+
+
+@pytest.mark.parametrize("name", ["vae", "reinforce", "finetune_frozen", "hf_trainer"])
+def test_other_good_scripts_are_clean(name: str, book: Path, tmp_path: Path) -> None:
+    code, report = run(EXAMPLES / f"{name}.py", book, tmp_path / "run")
+    assert code == 0
+    assert not [finding for finding in report["findings"] if finding["severity"] == "error"]
+
+
+def test_offline_check_agrees_with_live(book: Path, tmp_path: Path) -> None:
+    script = EXAMPLES / "buggy" / "missing_zero_grad.py"
+    _, live = run(script, book, tmp_path / "live")
+    again = traincheck("check", tmp_path / "live", "--book", book, "--json", tmp_path / "offline.json")
+    assert again.returncode == 3, again.stderr
+    offline = json.loads((tmp_path / "offline.json").read_text())
+    assert offline["findings"] == live["findings"]
+    assert offline["counts"] == live["counts"]

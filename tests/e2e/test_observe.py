@@ -1,0 +1,138 @@
+"""`with traincheck.observe(...)`: recording and checking from inside a program."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import sys
+import torch
+import traincheck
+
+def train(steps, clear=True, said=False):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        x = torch.randn(16, 4)
+        loss = (model(x) - x.sum(1, keepdim=True)).pow(2).mean()
+        if clear:
+            optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if said:
+            optimizer.step()
+            traincheck.step()
+
+"""
+
+
+def execute(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM + text)
+    return subprocess.run([sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True)
+
+
+def test_records_then_checks(tmp_path: Path) -> None:
+    done = execute(
+        tmp_path,
+        """
+for number in range(3):
+    with traincheck.observe(f"good-{number}", name=f"program-{number}.py"):
+        train(12)
+import subprocess
+infer = [sys.executable, "-m", "traincheck", "infer", "good-0", "good-1", "good-2", "-o", "good.jsonl"]
+subprocess.run(infer, check=True)
+with traincheck.observe("clean", "good.jsonl", name="other.py") as run:
+    train(12)
+print("clean:", run.report.verdict)
+with traincheck.observe("bad", book="good.jsonl", name="other.py") as run:
+    train(12, clear=False)
+print("bad:", run.report.verdict, run.report.findings[0].step, run.report.findings[0].title)
+with traincheck.observe("plain"):
+    pass
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "clean: clean" in done.stdout
+    assert "bad: errors 2 Gradients are not cleared" in done.stdout
+    assert json.loads((tmp_path / "bad" / "report.json").read_text())["verdict"] == "errors"
+    assert (tmp_path / "bad" / "report.html").exists()
+
+
+def test_stop_raises_before_the_next_step(tmp_path: Path) -> None:
+    done = execute(
+        tmp_path,
+        """
+import subprocess, time
+for number in range(3):
+    with traincheck.observe(f"good-{number}", name=f"program-{number}.py"):
+        train(12)
+infer = [sys.executable, "-m", "traincheck", "infer", "good-0", "good-1", "good-2", "-o", "good.jsonl"]
+subprocess.run(infer, check=True)
+try:
+    with traincheck.observe("bad", "good.jsonl", on_violation="stop", name="other.py"):
+        train(100000, clear=False)
+except traincheck.StopTraining as stop:
+    print("stopped:", stop)
+with traincheck.observe("after"):
+    train(3)
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "stopped: TrainCheck stopped the training after step 2" in done.stdout
+    assert json.loads((tmp_path / "bad" / "run.json").read_text())["stopped_by_us"] is True
+
+
+def test_said_steps_and_stages(tmp_path: Path) -> None:
+    done = execute(
+        tmp_path,
+        """
+from pathlib import Path
+from traincheck.trace.folder import RunFolder
+with traincheck.observe("said"):
+    train(4, said=True)
+    with traincheck.stage("eval"):
+        model = torch.nn.Linear(2, 2)
+        model(torch.randn(1, 2))
+windows = [window for _, found in RunFolder.open("said").windows() for window in found]
+print([window.step for window in windows if window.stage == "train"])
+print([window.stage for window in windows][-2:])
+try:
+    with traincheck.stage("lunch"):
+        pass
+except traincheck.TrainCheckError as error:
+    print(error)
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    # Two updates in each of four iterations; the first iteration was counted as two steps before the program spoke.
+    assert lines[0] == "[1, 2, 3, 4, 5]"
+    assert "eval" in lines[1]
+    assert "stage was given 'lunch'" in lines[2]
+
+
+def test_without_observation_nothing_happens(tmp_path: Path) -> None:
+    done = execute(tmp_path, 'train(2, said=True)\nwith traincheck.stage("eval"):\n    print("done")\n')
+    assert done.returncode == 0 and done.stdout == "done\n" and done.stderr == ""
+
+
+def test_folder_in_use_is_refused_before_the_block(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "keep.txt").write_text("precious")
+    done = execute(
+        tmp_path,
+        """
+try:
+    with traincheck.observe("mine"):
+        print("entered")
+except traincheck.TrainCheckError as error:
+    print(error)
+""",
+    )
+    assert "entered" not in done.stdout and "already holds something" in done.stdout
+    assert (tmp_path / "mine" / "keep.txt").read_text() == "precious"

@@ -1,0 +1,214 @@
+"""Fingerprints: of the whole tensor, its order, its dtype and its shape; and whether it is zero."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from traincheck.sources.tensors import device_fingerprint, fingerprints, local, states, unseen
+
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+)
+
+
+def on_cpu(tensor: torch.Tensor) -> object:
+    with unseen():
+        return fingerprints([tensor])[0]
+
+
+def on_device(tensor: torch.Tensor) -> object:
+    with unseen():
+        dense = local(tensor)
+        assert dense is not None
+        return device_fingerprint(dense).item()
+
+
+Digest = Callable[[torch.Tensor], object]
+both = pytest.mark.parametrize("digest", [on_cpu, on_device])
+
+
+def some(dtype: torch.dtype, size: int = 1001) -> torch.Tensor:
+    return (torch.arange(size) % 2).to(dtype)
+
+
+def state(tensor: torch.Tensor | None) -> str:
+    with unseen():
+        return states([tensor])[0]
+
+
+@both
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("place", [0, 1, 500, 999, 1000])
+def test_every_element_counts(digest: Digest, dtype: torch.dtype, place: int) -> None:
+    tensor = some(dtype)
+    other = tensor.clone()
+    assert digest(other) == digest(tensor)
+    other[place] = not bool(tensor[place])
+    assert digest(other) != digest(tensor)
+
+
+@both
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_order_counts(digest: Digest, dtype: torch.dtype) -> None:
+    tensor = some(dtype, 64)
+    assert digest(tensor) != digest(tensor.flip(0))
+    assert digest(tensor) != digest(tensor.roll(1))
+
+
+@both
+def test_dtype_counts_even_where_the_bytes_are_equal(digest: Digest) -> None:
+    zeros = [torch.zeros(8, dtype=dtype) for dtype in DTYPES]
+    assert len({digest(tensor) for tensor in zeros}) == len(DTYPES)
+    bits = torch.arange(8, dtype=torch.int32)
+    assert digest(bits) != digest(bits.view(torch.float32))
+
+
+@both
+def test_shape_counts(digest: Digest) -> None:
+    tensor = torch.arange(12.0)
+    shapes = [(12,), (3, 4), (4, 3), (1, 12), (12, 1), (2, 2, 3)]
+    assert len({digest(tensor.reshape(shape)) for shape in shapes}) == len(shapes)
+
+
+@both
+def test_a_view_has_the_fingerprint_of_what_it_shows(digest: Digest) -> None:
+    tensor = torch.arange(24.0).reshape(4, 6)
+    views = [tensor.T, tensor[:, 1::2], tensor[2], tensor[1:3, 2:4], tensor[0].expand(3, 6), tensor.as_strided((3,), (7,))]
+    for view in views:
+        assert digest(view) == digest(view.clone(memory_format=torch.contiguous_format))
+    assert digest(tensor.T) != digest(tensor.reshape(6, 4))
+    values = torch.view_as_complex(tensor.view(4, 3, 2))
+    assert digest(values.conj()) == digest(values.conj().resolve_conj()) != digest(values)
+    assert digest(values.conj().imag) == digest(values.conj().imag.resolve_neg()) != digest(values.imag)
+
+
+@both
+def test_one_element_and_none(digest: Digest) -> None:
+    assert digest(torch.tensor(1.0)) != digest(torch.tensor(2.0))
+    assert digest(torch.tensor(1.0)) != digest(torch.tensor([1.0]))
+    assert digest(torch.empty(0)) == digest(torch.empty(0))
+    assert digest(torch.empty(0)) != digest(torch.empty(0, 3))
+
+
+@both
+def test_bits_count_and_not_values(digest: Digest) -> None:
+    assert digest(torch.tensor([0.0])) != digest(torch.tensor([-0.0]))
+    nan = torch.tensor([float("nan")])
+    assert digest(nan) == digest(nan.clone())
+
+
+def test_what_cannot_be_read_has_none() -> None:
+    dense = torch.ones(3)
+    with unseen():
+        found = fingerprints([torch.empty(3, device="meta"), dense, torch.eye(3).to_sparse(), dense])
+    assert found[0] is found[2] is None
+    assert found[1] == found[3] is not None
+    assert local(torch.eye(3).to_sparse()) is None
+
+
+def test_parameters_are_read_without_touching_them() -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    version = parameter._version
+    assert on_cpu(parameter) == on_cpu(torch.ones(3)) is not None
+    assert on_device(parameter) == on_device(torch.ones(3))
+    assert parameter._version == version
+    assert parameter.requires_grad and parameter.grad is None
+
+
+def test_unseen_is_not_seen_and_is_over_afterwards() -> None:
+    seen = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: object, types: object, args: object = (), kwargs: object = None) -> object:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))  # type: ignore[operator]
+
+    with Mode():
+        with unseen():
+            assert not torch.is_grad_enabled()
+            fingerprints([torch.ones(3)])
+        assert seen == []
+        torch.ones(3)
+    assert len(seen) == 1
+    assert torch.is_grad_enabled()
+    with torch.no_grad(), pytest.raises(ZeroDivisionError), unseen():
+        raise ZeroDivisionError
+    assert torch.is_grad_enabled()
+
+
+# -- states ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_zeros_are_zero_and_one_value_is_some(dtype: torch.dtype, size: int) -> None:
+    zeros = torch.zeros(size, dtype=dtype)
+    assert state(zeros) == "zero"
+    for place in {0, size // 2, size - 1}:
+        other = zeros.clone()
+        other[place] = 1
+        assert state(other) == "some"
+
+
+def test_no_gradient_is_none_and_nothing_to_read_is_some() -> None:
+    assert state(None) == "none"
+    assert state(torch.empty(0)) == "zero"
+    assert state(torch.zeros(3, device="meta")) == "some"
+    assert state(torch.zeros(3, 3).to_sparse()) == "some"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64], ids=str)
+@pytest.mark.parametrize("size", [1, 1000])
+def test_zeros_of_either_sign_are_zero(dtype: torch.dtype, size: int) -> None:
+    zeros = torch.zeros(size, dtype=dtype)
+    zeros[size // 2] = -0.0
+    assert state(zeros) == "zero"
+    assert state(-torch.zeros(size, dtype=dtype)) == "zero"
+
+
+def test_nan_and_the_smallest_number_are_some() -> None:
+    for value in (float("nan"), float("inf"), 5e-324):
+        tensor = torch.zeros(1000, dtype=torch.float64)
+        tensor[777] = value
+        assert state(tensor) == "some"
+
+
+def test_numbers_made_of_the_bytes_of_zeros_are_some() -> None:
+    bits = torch.full((1000,), 0x00008000, dtype=torch.int32)
+    assert state(bits) == "some"
+    assert state(bits.view(torch.float32)) == "some"
+    assert state(torch.full((1000,), -128, dtype=torch.int8)) == "some"
+    assert state(torch.full((1000,), 0x80, dtype=torch.uint8)) == "some"
+
+
+def test_views_and_huge_zeros() -> None:
+    huge = torch.zeros(4_000_000)
+    assert state(huge) == "zero"
+    huge[-1] = 1e-30
+    assert state(huge) == "some"
+    strided = torch.zeros(100, 100)
+    strided[:, 1] = 1
+    assert state(strided[:, ::2]) == "zero"
+    assert state(strided[:, 1::2]) == "some"
+
+
+def test_many_of_several_kinds_at_once() -> None:
+    zero, one = torch.zeros(100), torch.ones(100)
+    mixed = [None, zero, one, -zero, zero.double(), zero.long(), one.bfloat16(), -zero.bfloat16(), torch.zeros(2, 2).T]
+    with unseen():
+        assert states(mixed) == ["none", "zero", "some", "zero", "zero", "zero", "some", "zero", "zero"]
+        assert states([]) == []
