@@ -118,8 +118,7 @@ class Session:
     # -- what happens on the way -----------------------------------------------------------------------------------
 
     def _window(self, window: Window) -> None:
-        if self.running:
-            self._pipeline.put(window)
+        self._pipeline.put(window)
 
     def _found(self, finding: Finding) -> None:
         self._show(finding)
