@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 .PHONY: help demo test check test-all bench docs clean
 
 help:  ## Tell what the targets do
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(READY)  ## Learn from good examples, then catch four silent errors in others
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh

@@ -233,9 +233,7 @@ def _bases(cls: type) -> str:
 
 def main(words: list[str]) -> int:
     """Write the pages, or with --check say which differ; the exit code."""
-    stale = [
-        path for path, text in pages().items() if not path.exists() or path.read_text(encoding="utf-8") != text
-    ]
+    stale = [path for path, text in pages().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         if "--check" not in words:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,12 +8,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from traincheck.sources.base import Source
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.registry import attach, build
 from traincheck.sources.sites import Sites
 from traincheck.vocab.demand import EVERYTHING, Demand
 from traincheck.vocab.events import Call, Change, Window
+
+torch.set_num_threads(1)  # threads that wait for each other are slow on a busy machine, and tests compute next to nothing
 
 TESTS = str(Path(__file__).parent)
 
@@ -52,10 +56,11 @@ class Seen:
 
 
 @contextmanager
-def observing(demand: Demand = EVERYTHING, project: str = TESTS) -> Iterator[Seen]:
+def observing(demand: Demand = EVERYTHING, project: str = TESTS, *, freeze: bool = True) -> Iterator[Seen]:
     """Observe what `demand` asks for; the windows are complete when the block is left."""
     gc.collect()
-    gc.freeze()  # the catalog finds modules through the collector: those of earlier tests would take names such as Linear
+    if freeze:
+        gc.freeze()  # the catalog asks the collector for modules: those of other tests would take their names
     seen = Seen()
     recorder = Recorder(
         Sites((project,)), seen.windows.append, lambda source, error: seen.faults.append((source, error))

@@ -12,7 +12,7 @@ parameters = [*encoder.parameters(), *decoder.parameters()]
 optimizer = torch.optim.AdamW(parameters, lr=2e-2)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=60, eta_min=1e-3)
 
-for step in range(40):
+for _ in range(40):
     batch = data[torch.randint(len(data), (40,))]
     restored = decoder(torch.tanh(encoder(batch)))
     loss = (restored - batch).pow(2).mean()

@@ -10,7 +10,7 @@ targets = inputs @ torch.tensor([[1.0], [-2.0], [0.5], [3.0]]) + 0.1 * torch.ran
 model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
-for step in range(40):
+for _ in range(40):
     batch = torch.randint(len(inputs), (32,))
     optimizer.zero_grad()
     loss = nn.functional.mse_loss(model(inputs[batch]), targets[batch])

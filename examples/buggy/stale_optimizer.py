@@ -1,4 +1,4 @@
-"""Bug: the optimizer is built before prepare() copies the model, so it steps parameters that nobody trains.
+"""Bug: the optimizer is built before prepare() copies the model, so it steps a model that no batch ever reaches.
 
 A text CNN learns which of three phrases a sequence of tokens contains.
 """

@@ -196,7 +196,7 @@ def test_a_conflict_of_version_control_is_recognised(path: Path) -> None:
 
 def test_books_that_were_put_together_by_cat_are_recognised(path: Path) -> None:
     path.write_text(path.read_text() * 2)
-    assert "line 6: a second book begins here; books are joined by `traincheck merge`" in complaint(path)
+    assert "line 6: a second book begins here; name both files with --book" in complaint(path)
 
 
 def test_the_same_line_twice_is_recognised(path: Path) -> None:

@@ -170,7 +170,8 @@ def _read_invariant(path: PathLike, line: _Line) -> Invariant:
     if line.text.startswith((b"<<<<<<<", b"=======", b">>>>>>>")):
         raise BookUnreadable(path, line.number, "a conflict was left here by a merge of two versions of the file")
     if line.text.startswith(b'{"format":'):
-        raise BookUnreadable(path, line.number, "a second book begins here; books are joined by `traincheck merge`")
+        why = "a second book begins here; name both files with --book, they need not be one"
+        raise BookUnreadable(path, line.number, why)
     told = _decoded(path, line, InvariantLine).invariant()
     rule = identity(told.relation, told.subject, told.property, told.precondition)
     if rule != told.id:

@@ -31,6 +31,8 @@ class KindLine(msgspec.Struct):
 
 
 class RunEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """A run that the book was learned from."""
+
     script: str
     digest: str
     steps: Count
@@ -47,11 +49,15 @@ class HeaderLine(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SubjectEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """Whose occasions the rule is about."""
+
     api: str
     grain: str
 
 
 class PropertyEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """What holds on them."""
+
     verb: str
     object: str
     detail: str
@@ -82,6 +88,8 @@ class ClauseEntry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
 
 
 class SupportEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """What the rule rests on."""
+
     occasions: Count
     steps: Count
     runs: Count

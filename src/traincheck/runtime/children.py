@@ -10,8 +10,8 @@ imports torch pays for a few small modules. Known limitations: a Python that was
 from __future__ import annotations
 
 import os
-import sys
 
+from traincheck.runtime.complaint import complain
 from traincheck.runtime.imports import when_imported
 
 TYPE_CHECKING = False  # as in typing, see imports.py
@@ -60,13 +60,3 @@ def start(session: str) -> None:
         start_session(Settings.read(session))
     except Exception as error:
         complain(f"this process is not observed: {type(error).__name__}: {error}")
-
-
-def complain(text: str) -> None:
-    """One line on stderr, if there is one."""
-    line = " ".join(text.split())
-    try:
-        sys.stderr.write(f"traincheck: {line}\n")
-        sys.stderr.flush()
-    except (AttributeError, OSError, ValueError):  # no stderr, a broken or a closed one: the program goes on
-        return

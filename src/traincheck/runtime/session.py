@@ -17,7 +17,7 @@ from traincheck.errors import StopTraining, TrainCheckError
 from traincheck.invariants.book import Book, read_books
 from traincheck.invariants.selection import deployable
 from traincheck.reporting.base import Sink
-from traincheck.runtime.children import complain
+from traincheck.runtime.complaint import complain
 from traincheck.runtime.pipeline import Pipeline, Stage
 from traincheck.runtime.settings import Settings
 from traincheck.trace.folder import RunFolder

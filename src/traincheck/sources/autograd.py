@@ -60,7 +60,15 @@ class AutogradSource:
             )
         return undo
 
-    def _begins(self, *args: Any, **kwargs: Any) -> tuple[OpenCall, Snapshot | None] | None:
+    def _begins(
+        self,
+        tensors: Any = None,
+        grad_tensors: Any = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[OpenCall, Snapshot | None] | None:
         recorder = self._recorder
         recorder.steps.backward(recorder.next_seq())
         if not self._calls:
@@ -73,8 +81,8 @@ class AutogradSource:
             grads = summary(snapshot.states)
         context = circumstances_with(
             grads=grads,
-            retain_graph=bool(kwargs.get("retain_graph")),
-            create_graph=bool(kwargs.get("create_graph")),
+            retain_graph=bool(retain_graph),
+            create_graph=bool(create_graph),
         )
         return recorder.enter(LIFECYCLE, BACKWARD, "", context), snapshot
 

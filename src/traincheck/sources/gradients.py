@@ -40,6 +40,7 @@ class Gradients:
 
     def trainable(self) -> list[Held]:
         """All living variables that require a gradient or are held by an optimizer."""
+        self._catalog.refresh_holders()
         return [(v, t) for v, t in self._catalog.living() if t.requires_grad or v.holders]
 
     def read(self, held: Sequence[Held], *, values: bool) -> Snapshot:

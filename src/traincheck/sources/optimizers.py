@@ -137,13 +137,14 @@ class OptimizerSource:
             snapshot = self._gradients.read(held, values=False)
             rates = _learning_rates(optimizer)
             before = _Before(held, snapshot.states, rates)
-            own = [state for (v, _), state in zip(held, snapshot.states, strict=True) if name in v.holders]
-            context = circumstances_with(
-                closure=bool(args) or kwargs.get("closure") is not None,
-                grads=summary(own),
-                lr=max(rates.values(), key=_RATES.index, default="zero"),
-            )
-            call = recorder.enter(LIFECYCLE, call_levels, name, context)
+        own = [state for (v, _), state in zip(held, snapshot.states, strict=True) if name in v.holders]
+        context = circumstances_with(
+            closure=any(arg is not None for arg in (*args[1:], kwargs.get("closure"))),  # args[0] is the optimizer
+            grads=summary(own),
+            lr=max(rates.values(), key=_RATES.index, default="zero"),
+        )
+        call = recorder.enter(LIFECYCLE, call_levels, name, context)
+        with unseen():
             if self._demand.wants_state(call_levels, PARAMETER_DATA):
                 before.data = fingerprints([tensor for _, tensor in held])
             if self._demand.wants_state(call_levels, STATE_DATA):

@@ -1,0 +1,143 @@
+"""The documents tell what is there: commands that parse, links that lead somewhere, slugs, generated pages."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from repository import DOCUMENTS, MODULES, ROOT, blocks, commands, told
+from typer.main import get_command
+
+from traincheck.cli.main import app
+
+GROUP: Any = get_command(app)
+ELSEWHERE = re.compile(r"(?<![\w.])/(?:root|Users|work|mnt|home/(?!me/))/?\w")
+"""Absolute paths of somebody's machine; `/home/me` is nobody's."""
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+TEXTS = (".py", ".md", ".sh", ".toml", ".txt", ".j2", ".css", ".js", ".cfg", ".json", ".jsonl", "")
+SKIPPED = {".git", ".venv", "traincheck-runs", "runs", "build", "dist"}
+
+
+def generator() -> Any:
+    """docs/generate.py as a module."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def parse(words: list[str]) -> None:
+    """Parse a command line of traincheck without running it; raises for one that is wrong."""
+    with GROUP.make_context("traincheck", list(words[1:]), resilient_parsing=False) as above:
+        name, *rest = [*above._protected_args, *above.args] if hasattr(above, "_protected_args") else above.args
+        with GROUP.commands[name].make_context(name, list(rest), parent=above):
+            pass
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=told)
+def test_commands_in_documents_parse(path: Path) -> None:
+    for line in commands(path, "traincheck"):
+        if "[OPTIONS]" in line or "..." in line or line == "traincheck":
+            continue
+        words = shlex.split(line.partition("|")[0])
+        try:
+            parse(words)
+        except Exception as error:
+            pytest.fail(f"{told(path)}: `{line}`: {error!r}")
+
+
+def test_commands_are_looked_at() -> None:
+    assert len(list(commands(ROOT / "README.md", "traincheck"))) >= 6
+    assert len(list(commands(ROOT / "docs" / "tutorial.md", "traincheck"))) >= 8
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=told)
+def test_targets_in_documents_exist(path: Path) -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    text = path.read_text(encoding="utf-8")
+    named = [line.split()[1] for line in commands(path, "make")] + re.findall(r"`make ([a-z-]+)`", text)
+    assert set(named) <= set(targets)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=told)
+def test_links_lead_to_files(path: Path) -> None:
+    for link in LINK.findall(path.read_text(encoding="utf-8")):
+        file = link.partition("#")[0]
+        if file and "://" not in file:
+            assert (path.parent / file).exists(), f"{told(path)} links to {link}"
+
+
+def test_every_slug_is_explained() -> None:
+    text = (ROOT / "docs" / "messages.md").read_text(encoding="utf-8")
+    sections = {
+        match[1]: match[2] for match in re.finditer(r"^### (\S+)\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
+    }
+    slugs = generator().slugs()
+    assert set(sections) == set(slugs)
+    for slug, section in sections.items():
+        assert "never raised by itself" in section or "*Cure:*" in section, f"{slug} has no cure"
+
+
+def test_every_error_stands_in_the_tree() -> None:
+    from traincheck import errors
+
+    for cls in generator().slugs().values():
+        assert re.search(rf"\b{cls.__name__}\b", errors.__doc__ or ""), (
+            f"{cls.__name__} is not in the tree of errors.py"
+        )
+
+
+def test_generated_pages_are_up_to_date() -> None:
+    stale = [
+        told(path)
+        for path, text in generator().pages().items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
+    assert not stale, f"run `make docs`: {', '.join(stale)}"
+
+
+def test_commands_in_messages_exist() -> None:
+    known = {*GROUP.commands, "--debug"}
+    for path in MODULES:
+        for name in re.findall(r"`traincheck ([a-z-]+)", path.read_text(encoding="utf-8")):
+            assert name in known, f"{told(path)} names `traincheck {name}`"
+
+
+def test_how_it_works_names_the_folders() -> None:
+    text = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    folders = {path.parent.name for path in (ROOT / "src" / "traincheck").glob("*/__init__.py")} - {"testing"}
+    headings = set(re.findall(r"\w+", " ".join(re.findall(r"^## (.*)$", text, re.MULTILINE))))
+    assert folders <= headings
+
+
+def test_decisions_are_listed() -> None:
+    folder = ROOT / "docs" / "decisions"
+    listed = (folder / "README.md").read_text(encoding="utf-8")
+    pages = sorted(path.name for path in folder.glob("[0-9]*.md"))
+    assert [page for page in pages if f"({page})" not in listed] == []
+    assert [page[:4] for page in pages] == [f"{number:04}" for number in range(1, len(pages) + 1)]
+
+
+def test_blocks_name_a_language_that_is_known() -> None:
+    known = {"", "bash", "python", "toml", "json", "sql"}
+    assert [(told(path), name) for path in DOCUMENTS for name, _ in blocks(path) if name not in known] == []
+
+
+def test_no_paths_of_one_machine() -> None:
+    here = Path(__file__).name
+    for path in ROOT.rglob("*"):
+        parts = path.relative_to(ROOT).parts
+        if not path.is_file() or path.suffix not in TEXTS or any(p in SKIPPED or p.endswith("_cache") for p in parts):
+            continue
+        if parts[0].startswith(".") and parts[0] != ".ci":
+            continue
+        if path.name == here or path.name.endswith(".actual"):
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            found = ELSEWHERE.search(line)
+            assert not found or line.lstrip().startswith("#!"), f"{told(path)}:{number}: {line.strip()}"

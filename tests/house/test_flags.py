@@ -1,0 +1,52 @@
+"""The flags of the commands are the rows of the option table, and --help is of help."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from traincheck.cli.main import app
+from traincheck.options import OPTIONS
+
+GROUP: Any = get_command(app)
+COMMANDS: dict[str, Any] = dict(GROUP.commands)
+OF_TYPER = {"--help", "--version"}
+
+
+def flags(command: Any) -> dict[str, Any]:
+    """The options of a command by their flags."""
+    options = [param for param in command.params if param.param_type_name == "option"]
+    return {flag: option for option in options for flag in option.opts}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_flag_is_a_row_of_the_table(name: str) -> None:
+    rows = [set(option.flags) for option in OPTIONS.values()]
+    for flag, option in flags(COMMANDS[name]).items():
+        if flag not in OF_TYPER:
+            assert set(option.opts) in rows, f"traincheck {name} {flag} is not in options.py"
+
+
+def test_every_row_is_a_flag_of_some_command() -> None:
+    offered = [set(option.opts) for command in (GROUP, *COMMANDS.values()) for option in flags(command).values()]
+    for row in OPTIONS.values():
+        assert set(row.flags) in offered, f"no command offers {row.name}"
+
+
+@pytest.mark.parametrize("row", OPTIONS.values(), ids=OPTIONS)
+def test_row_has_help_and_a_way_to_be_named(row: Any) -> None:
+    assert row.help.endswith((".", ")")), f"the help of {row.name} is no sentence"
+    assert row.flag.startswith("--")
+    assert row.kind == "switch" or row.metavar
+    assert not row.choices or row.default in (None, *row.choices)
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_has_examples(name: str) -> None:
+    shown = CliRunner().invoke(app, [*([name] if name else []), "--help"])
+    assert shown.exit_code == 0, shown.output
+    assert "Examples:" in shown.output
+    assert f"traincheck {name}" in shown.output.partition("Examples:")[2]

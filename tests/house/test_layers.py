@@ -1,0 +1,104 @@
+"""Imports follow the flow of the design: no back arrows, no cycles, and torch in one place."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from repository import MODULES, SRC, module_name, told, tree
+
+GROUND = {"vocab", "errors", "version", "files"}
+"""What every stage may import."""
+RULES = {"relations", "invariants", "plugins", "trace"}
+
+ALLOWED: dict[str, set[str]] = {
+    "vocab": set(),
+    "errors": set(),
+    "version": set(),
+    "options": set(),
+    "files": {"errors"},
+    "plugins": {"errors"},
+    "config": {"errors", "options"},
+    "sources": {"vocab", "errors"},
+    "trace": GROUND,
+    "relations": {"vocab", "errors"},
+    "reporting": GROUND,
+    "invariants": GROUND,
+    "inference": GROUND | RULES,
+    "checking": GROUND | RULES,
+    "testing": GROUND | RULES | {"inference", "checking", "sources"},
+    "runtime": GROUND | RULES | {"sources", "inference", "checking", "reporting", "config", "options"},
+}
+"""What each stage may import besides itself. `cli`, `__init__` and `__main__` stand on top and may import all."""
+
+ON_TOP = {"cli", "__init__", "__main__"}
+LAZY_TORCH = {"runtime/session.py", "cli/probe.py"}
+"""Run in the observed process, or in a child that asks what torch has: they import it inside a function."""
+
+
+def stage(path: Path) -> str:
+    """The folder of src/traincheck that a file belongs to, or the name of a file beside them."""
+    return path.relative_to(SRC).with_suffix("").parts[0]
+
+
+def imports(path: Path) -> Iterator[tuple[str, ast.stmt]]:
+    """Every module that a file imports, anywhere in it; of `from a import b` both `a` and `a.b`."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            assert node.level == 0, f"{told(path)}:{node.lineno} has a relative import"
+            yield node.module, node
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", node
+
+
+@pytest.mark.parametrize("path", MODULES, ids=told)
+def test_stage_imports_only_what_lies_before_it(path: Path) -> None:
+    own = stage(path)
+    if own in ON_TOP:
+        return
+    assert own in ALLOWED, f"say in {Path(__file__).name} what {own} may import"
+    for name, node in imports(path):
+        parts = name.split(".")
+        if (
+            parts[0] == "traincheck"
+            and len(parts) > 1
+            and (SRC / parts[1]).with_suffix(".py").exists() | (SRC / parts[1]).is_dir()
+        ):
+            where = f"{told(path)}:{node.lineno}"
+            assert parts[1] == own or parts[1] in ALLOWED[own], f"{where}: {own} may not import {name}"
+
+
+def test_modules_import_in_no_circle() -> None:
+    names = {module_name(path): path for path in MODULES}
+    edges = {
+        name: {found for found, _ in imports(path) if found in names and found != name} - {"traincheck"}
+        for name, path in names.items()
+    }
+    done: set[str] = set()
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        assert name not in above, " -> ".join((*above[above.index(name) :], name))
+        if name not in done:
+            for other in sorted(edges[name]):
+                visit(other, (*above, name))
+            done.add(name)
+
+    for name in sorted(names):
+        visit(name, ())
+
+
+@pytest.mark.parametrize("path", MODULES, ids=told)
+def test_only_sources_import_torch(path: Path) -> None:
+    if stage(path) == "sources":
+        return
+    here = path.relative_to(SRC).as_posix()
+    at_top = {id(node) for node in tree(path).body}
+    for name, node in imports(path):
+        if name.split(".")[0] == "torch":
+            assert here in LAZY_TORCH, f"{told(path)}:{node.lineno} imports {name}; only sources may"
+            assert id(node) not in at_top, f"{told(path)}:{node.lineno} imports {name} when it is itself imported"

@@ -1,0 +1,35 @@
+"""What `import traincheck` offers is what it says it offers."""
+
+from __future__ import annotations
+
+import types
+
+import traincheck
+
+NOT_OURS = {"annotations", "TYPE_CHECKING", "Any"}
+
+
+def test_all_is_sorted_and_has_no_name_twice() -> None:
+    assert list(traincheck.__all__) == sorted(set(traincheck.__all__))
+
+
+def test_every_name_is_there_and_explained() -> None:
+    for name in traincheck.__all__:
+        found = getattr(traincheck, name)
+        assert isinstance(found, str) or found.__doc__, f"traincheck.{name} has no docstring"
+
+
+def test_nothing_public_is_left_out() -> None:
+    public = {
+        name
+        for name, value in vars(traincheck).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    }
+    assert public - NOT_OURS <= set(traincheck.__all__)
+
+
+def test_extension_points_load() -> None:
+    from traincheck import plugins
+
+    for group in plugins.GROUPS:
+        assert plugins.load(group)

@@ -1,0 +1,41 @@
+"""Everything but the sources works where torch is not installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from repository import MODULES, SRC, module_name
+
+BLOCKED = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def python(text: str) -> subprocess.CompletedProcess[str]:
+    """Run `text` in a Python in which torch cannot be imported."""
+    return subprocess.run([sys.executable, "-c", BLOCKED + text], capture_output=True, text=True, check=False)
+
+
+def test_modules_are_imported_without_torch() -> None:
+    names = [
+        module_name(path)
+        for path in MODULES
+        if "sources" not in path.relative_to(SRC).parts and path.name not in ("__main__.py", "sitecustomize.py")
+    ]
+    lines = "".join(f"import {name}\n" for name in names)
+    done = python(f"{lines}assert 'torch' not in sys.modules\n")
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_of_the_package_brings_nothing_large() -> None:
+    large = ("torch", "numpy", "pyarrow", "rich", "typer", "jinja2")
+    done = python(f"import traincheck\nprint([name for name in {large!r} if name in sys.modules])\n")
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
