@@ -84,6 +84,9 @@ SYMPTOMS = frozenset(("held", "grads"))
 """Facts that a defect itself brings about (nobody holds the parameter, there are no gradients): a value of theirs that
 no good run ever showed is no reason to keep quiet."""
 
+EXCUSES = (Clause("grads", "zero", negated=True), Clause("grads", "tiny", negated=True))
+"""Values of such facts that honest runs may come to (a loss at its floor), unless good runs showed otherwise."""
+
 
 def experience(selected: Sequence[Evidence], precondition: Precondition) -> Precondition:
     """The circumstances that were the same in all evidence that `precondition` selected, less what it says already.
@@ -92,7 +95,11 @@ def experience(selected: Sequence[Evidence], precondition: Precondition) -> Prec
     """
     same = set.intersection(*(set(row.context) for row in selected))
     said = {clause.fact for clause in precondition.clauses}
-    return Precondition(tuple(Clause(*pair) for pair in sorted(same) if pair[0] not in SYMPTOMS | said))
+    constant = [Clause(*pair) for pair in sorted(same) if pair[0] not in SYMPTOMS | said]
+    seen = {pair for row in selected for pair in row.context}
+    told = {name for row in selected for name, _ in row.context}
+    excuses = [clause for clause in EXCUSES if clause.fact in told - said]
+    return Precondition((*constant, *(clause for clause in excuses if (clause.fact, clause.value) not in seen)))
 
 
 def _best(clauses: list[Clause], good: Sequence[Evidence], bad: Sequence[Facts], size: int) -> Precondition | None:

@@ -7,7 +7,9 @@ contains A says both "B is preceded by A" and "A is followed by B".
 Note [Established calls]
 A loop need not call any particular API: it may clip or not, and clear gradients through the model or by hand. So a
 call is expected in a cycle only once this program has made it in every cycle so far, `ESTABLISHED` of them at least. A
-change of state (gradients are cleared) is expected always: see Note [Means and ends] in event_contain.py.
+change of state is expected where it is called for: gradients are cleared in a cycle in which a backward adds to them
+(who writes gradients by hand need not), and filled once they were cleared. See Note [Means and ends] in
+event_contain.py.
 
 Note [Order that matters]
 Two calls in a cycle are put in order (`then`) only when both changed the same kind of state in it, as `zero_grad` and
@@ -34,8 +36,13 @@ STATE_TOKENS = (
 )
 """The changes that are expected in a cycle of `UPDATE`, which consumes gradients, without being established."""
 
+CLEARED, FILLED = STATE_TOKENS
+ACCUMULATES = Property(PRECEDED, "parameter.grad", "accumulates")
+"""A backward added to a gradient that was there. No property: it tells whether clearing was called for."""
+
 OPTIMIZER = "torch.optim.Optimizer"
 UPDATE = f"{OPTIMIZER}.step"
+BACKWARD = "torch.autograd.backward"
 
 
 ESTABLISHED = 3
@@ -96,7 +103,7 @@ class _Cycle:
             self.variables[variable] = None
 
     def close(self) -> None:
-        happened = set(self.last)
+        happened = set(self.last) - {ACCUMULATES}
         self.regular = happened if self.count == 0 else self.regular & happened
         self.count += 1
         if self.count >= ESTABLISHED:
@@ -145,12 +152,15 @@ class APISequence:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
+        # Only calls that change parameters or gradients have a cycle, so that has to be seen of all of them.
         if prop in STATE_TOKENS:
-            return Demand(frozenset((subject.api,)), frozenset(((subject.api, prop.object),)))
-        if prop.detail.startswith(THEN):
-            both = (prop.object, _second(prop).object)
-            return Demand(frozenset((subject.api, *both)), frozenset((api, "parameter.grad") for api in both))
-        return Demand(frozenset((subject.api, prop.object)))
+            apis = {subject.api}
+        elif prop.detail.startswith(THEN):
+            apis = {subject.api, prop.object, _second(prop).object}
+        else:
+            apis = {subject.api, prop.object}
+        states = {(api, f"parameter.{attribute}") for api in apis for attribute in ("data", "grad")}
+        return Demand(frozenset(apis), frozenset(states))
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
@@ -177,10 +187,13 @@ def _said(token: Property) -> str:
 def _judged(cycle: _Cycle, itself: Property) -> tuple[Set[Property], Set[Property]]:
     """Which properties held in the cycle that ends now, and which failed."""
     happened = cycle.last.keys() - {itself}
-    expected = cycle.established.union(STATE_TOKENS if itself.object == UPDATE else ()) - {itself}
+    expected = cycle.established - {itself}
+    if itself.object == UPDATE:
+        expected |= {CLEARED} & happened if ACCUMULATES not in happened else {CLEARED}
+        expected |= {FILLED} if CLEARED in happened else {FILLED} & happened
     held = expected & happened
     failed = expected - happened
-    effective = [token for token in happened if token not in STATE_TOKENS and cycle.effects[token] and not token.detail]
+    effective = [token for token in happened if cycle.effects[token] and not token.detail]
     for one in effective:
         for other in effective:
             if one is not other and cycle.effects[one] & cycle.effects[other]:
@@ -194,11 +207,17 @@ def _timeline(window: Window) -> list[_Token]:
     changes: dict[tuple[int, Property, str], list[Change]] = {}
     effects: dict[int, set[str]] = {}
     for change in window.changes:
+        if change.kind != "parameter":
+            continue
         if change.changed:
-            effects.setdefault(change.call, set()).add(f"{change.kind}.{change.attribute}")
-        for transition in transitions(change.before, change.after, change.changed):
+            effects.setdefault(change.call, set()).add(change.attribute)
+        told = transitions(change.before, change.after, change.changed)
+        if change.attribute == "grad" and change.before == change.after == "some" and change.changed:
+            call = window.by_seq.get(change.call)
+            told = (*told, ACCUMULATES.detail) if call is not None and call.levels[-1] == BACKWARD else told
+        for transition in told:
             what = Property(PRECEDED, f"{change.kind}.{change.attribute}", transition)
-            if what in STATE_TOKENS:
+            if what in (*STATE_TOKENS, ACCUMULATES):
                 changes.setdefault((change.call, what, change.owner), []).append(change)
     found = [
         _Token(call.seq, _names(call), call.receiver, call, (), frozenset(effects.get(call.seq, ())))

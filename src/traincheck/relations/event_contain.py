@@ -81,7 +81,8 @@ class EventContain:
         for change in window.changes:
             call = window.by_seq.get(change.call)
             # A call without a receiver (a backward) holds and owns nothing: which variables it concerns is not known.
-            if call is not None and call.receiver and ended(call):
+            # What an optimizer keeps for each parameter, and which of it changes when, is its own affair.
+            if call is not None and call.receiver and ended(call) and change.kind != "optimizer_state":
                 alike = change._replace(seq=0, variable="", owner="", fingerprint=None)
                 groups.setdefault((change.call, alike), []).append(change.variable)
         for (seq, change), variables in groups.items():

@@ -23,7 +23,7 @@ from traincheck.sources.tensors import unseen
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE, REGION
-from traincheck.vocab.facts import FactValue, facts
+from traincheck.vocab.facts import FactValue, facts, merged
 
 FUNCTIONS: tuple[tuple[str, str], ...] = (
     ("torch.nn.utils", "clip_grad_norm_"),
@@ -92,6 +92,7 @@ class LifecycleSource:
                 with unseen():
                     snapshot = gradients.read(gradients.trainable(), values=True)
             call = recorder.enter(LIFECYCLE, call_levels, "", circumstances(), _flags(kwargs))
+            call.note = kwargs.get("max_norm", args[1] if len(args) > 1 else None)
             return call, snapshot
 
         def ends(token: tuple[OpenCall, Snapshot | None], result: Any) -> None:
@@ -99,6 +100,8 @@ class LifecycleSource:
             if snapshot is not None:
                 with unseen():
                     gradients.compare(snapshot, call.seq)
+                    if isinstance(call.note, (int, float)) and isinstance(result, torch.Tensor):
+                        call.context = merged(call.context, exceeds=float(result) > call.note)
             recorder.leave(call)
 
         def failed(token: tuple[OpenCall, Snapshot | None]) -> None:

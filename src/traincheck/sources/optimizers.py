@@ -33,7 +33,7 @@ class _Before:
 
     __slots__ = ("data", "gradients", "held", "rates", "state")
 
-    def __init__(self, held: Sequence[Held], gradients: list[str], rates: dict[int, str]) -> None:
+    def __init__(self, held: Sequence[Held], gradients: list[str], rates: dict[int, float]) -> None:
         self.held = held
         self.gradients = gradients
         self.rates = rates
@@ -42,7 +42,7 @@ class _Before:
 
 
 class _Open(NamedTuple):
-    """A step under way. `frame` is that of the function which called our hook: torch tells us of no step that raised."""
+    """A step under way. `frame` is of the function which called our hook: torch tells us of no step that raised."""
 
     call: OpenCall
     optimizer: str
@@ -141,7 +141,7 @@ class OptimizerSource:
         context = circumstances_with(
             closure=any(arg is not None for arg in (*args[1:], kwargs.get("closure"))),  # args[0] is the optimizer
             grads=summary(own),
-            lr=max(rates.values(), key=_RATES.index, default="zero"),
+            lr=_told_rate(max(rates.values(), default=0.0)),
         )
         call = recorder.enter(LIFECYCLE, call_levels, name, context)
         with unseen():
@@ -176,9 +176,16 @@ class OptimizerSource:
 
     def _tell_data(self, call: OpenCall, name: str, before: _Before) -> None:
         after = fingerprints([tensor for _, tensor in before.held])
+        own: set[str] = set()
         for place, (variable, tensor) in enumerate(before.held):
-            if variable.held_by(name) == NOBODY and before.gradients[place] != SOME and not variable.owned:
+            gradient = before.gradients[place]
+            changed = before.data[place] != after[place]
+            if variable.held_by(name) == NOBODY and gradient != SOME and not variable.owned:
                 continue
+            if not changed and gradient == SOME and _lost_in_rounding(tensor, before.rates.get(id(tensor))):
+                gradient = TINY
+            if name in variable.holders:
+                own.add("changed" if changed else gradient)
             self._recorder.change(
                 Change(
                     seq=self._recorder.next_seq(),
@@ -188,12 +195,14 @@ class OptimizerSource:
                     attribute="data",
                     before=SOME,
                     after=SOME,
-                    changed=before.data[place] != after[place],
+                    changed=changed,
                     owner=variable.owner,
-                    context=_step_facts(variable, tensor, name, before.gradients[place], before.rates),
+                    context=_step_facts(variable, tensor, name, gradient, before.rates),
                     fingerprint=after[place],
                 )
             )
+        if TINY in own and not own & {"changed", SOME}:
+            call.context = merged(call.context, grads=TINY)
 
     def _tell_state(self, call: OpenCall, name: str, before: _Before, optimizer: Any) -> None:
         after = _state_fingerprints(optimizer, before.held)
@@ -241,30 +250,45 @@ class OptimizerSource:
         self._recorder.abandon(token[0])
 
 
-_RATES = ("zero", "negligible", "positive")
+TINY = "tiny"
+"""A gradient whose update is lost in rounding. Looked for only where a parameter did not change."""
 
 NEGLIGIBLE = 16 * torch.finfo(torch.float32).eps
 """Below this learning rate (2e-6) the update of a value near one may be lost in rounding, and nothing is wrong."""
 
 
-def _learning_rates(optimizer: Any) -> dict[int, str]:
-    """zero, negligible or positive for each parameter (by identity), from the learning rate of its group."""
-    found: dict[int, str] = {}
+def _learning_rates(optimizer: Any) -> dict[int, float]:
+    """The learning rate of each parameter (by identity), that of its group."""
+    found: dict[int, float] = {}
     for group in optimizer.param_groups:
-        lr = float(group.get("lr", 1.0))
-        rate = "positive" if lr >= NEGLIGIBLE else "negligible" if lr > 0 else "zero"
+        rate = float(group.get("lr", 1.0))
         found.update((id(param), rate) for param in group["params"])
     return found
+
+
+def _told_rate(rate: float | None) -> str:
+    if rate is None:
+        return "none"
+    return "positive" if rate >= NEGLIGIBLE else "negligible" if rate > 0 else "zero"
+
+
+def _lost_in_rounding(tensor: torch.Tensor, rate: float | None) -> bool:
+    """Whether no element of the parameter could change by learning rate times gradient. Call under `unseen`."""
+    gradient = tensor.grad
+    if gradient is None or rate is None or not tensor.is_floating_point() or gradient.layout is not torch.strided:
+        return False
+    smallest = torch.finfo(tensor.dtype).eps * tensor.abs()
+    return bool(((gradient.to(tensor.dtype) * rate).abs() <= smallest).all())
 
 
 _told: dict[tuple[Facts, str, str], Facts] = {}
 
 
 def _step_facts(
-    variable: Variable, tensor: torch.Tensor, optimizer: str, gradient: str, rates: dict[int, str]
+    variable: Variable, tensor: torch.Tensor, optimizer: str, gradient: str, rates: dict[int, float]
 ) -> Facts:
     base = variable.facts(tensor, variable.held_by(optimizer))
-    lr = rates.get(id(tensor), "none")
+    lr = _told_rate(rates.get(id(tensor)))
     key = (base, gradient, lr)
     found = _told.get(key)
     if found is None:

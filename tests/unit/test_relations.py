@@ -1,0 +1,242 @@
+"""What each relation says of a few hand-written windows."""
+
+from __future__ import annotations
+
+from traincheck.relations.api_sequence import ESTABLISHED, PRECEDED, APISequence
+from traincheck.relations.base import possible, short, transitions
+from traincheck.relations.event_contain import CALL, CHANGE, WITHIN, EventContain
+from traincheck.relations.template import RETURNS, ReturnsDtype
+from traincheck.testing.readable import from_text
+from traincheck.vocab.events import Window
+from traincheck.vocab.facts import facts, value_of
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+STEP, ZERO_GRAD = "torch.optim.Optimizer.step", "torch.optim.Optimizer.zero_grad"
+BACKWARD = "torch.autograd.backward"
+CYCLE = Subject(STEP, "cycle")
+CLEARED, FILLED = Property(PRECEDED, "parameter.grad", "is cleared"), Property(PRECEDED, "parameter.grad", "is filled")
+
+
+def update(name: str = "SGD", *, changed: bool = True) -> str:
+    return f"""
+  lifecycle torch.optim.{name}.step < {STEP} receiver={name} context={{"grads":"some"}}
+    change Net.w parameter.data some -> some {"changed" if changed else ""} owner={name} context={{"held":"this"}}"""
+
+
+def clear(name: str = "SGD", before: str = "some") -> str:
+    return f"""
+  lifecycle torch.optim.{name}.zero_grad < {ZERO_GRAD} receiver={name}
+    change Net.w parameter.grad {before} -> none {"changed" if before == "some" else ""} owner={name}"""
+
+
+def backward(name: str = "SGD", before: str = "none") -> str:
+    return f"""
+  lifecycle {BACKWARD}
+    change Net.w parameter.grad {before} -> some changed owner={name}"""
+
+
+CLIP = """
+  lifecycle torch.nn.utils.clip_grad_norm_
+    change Net.w parameter.grad some -> some changed owner=SGD"""
+FETCH = "\n  lifecycle torch.utils.data.DataLoader.__next__ receiver=DataLoader#1"
+
+
+def windows(*steps: str) -> list[Window]:
+    return from_text("".join(f"window train step={number}{step}\n" for number, step in enumerate(steps, start=1)))
+
+
+def of(relation: type, told: list[Window], subject: Subject) -> list[Occasion]:
+    instance = relation()
+    return [one for window in told for one in instance.occasions(window) if one.subject == subject]
+
+
+# -- EventContain ----------------------------------------------------------------------------------------------------
+
+
+def test_a_call_contains_the_calls_it_makes_itself() -> None:
+    told = from_text("""
+window train step=1
+  module torch.nn.Sequential.forward < torch.nn.Module.forward receiver=Net
+    region torch.no_grad
+      module torch.nn.Linear.forward < torch.nn.Module.forward receiver=Net.0 args={"training":true}
+        function torch.nn.functional.linear
+""")
+    (outer,) = of(EventContain, told, Subject("torch.nn.Sequential.forward", WITHIN))
+    assert outer.failed is None
+    assert {prop for prop in outer.held if prop.object == "torch.nn.Module.forward"} == {
+        Property(CALL, "torch.nn.Module.forward"),
+        Property(CALL, "torch.nn.Module.forward", "training=True"),
+    }
+    assert "torch.nn.functional.linear" not in {prop.object for prop in outer.held}
+    (inner,) = of(EventContain, told, Subject("torch.nn.Linear.forward", WITHIN))
+    assert inner.held == {Property(CALL, "torch.nn.functional.linear")}
+    assert of(EventContain, told, Subject("torch.nn.functional.linear", WITHIN)) == []
+
+
+def test_some_variable_changes_in_a_call_at_every_level() -> None:
+    told = windows(update(), update(changed=False))
+    for api in ("torch.optim.SGD.step", STEP):
+        good, bad = of(EventContain, told, Subject(api))
+        changes = Property(CHANGE, "parameter.data", "changes")
+        assert changes in good.held and changes not in (good.failed or ())
+        assert changes in (bad.failed or ()) and changes not in bad.held
+        assert value_of(good.context, "grads") == "some" and value_of(good.context, "stage") == "train"
+
+
+def test_each_variable_around_a_call_with_its_facts() -> None:
+    told = from_text(f"""
+window train step=1
+  lifecycle {STEP} receiver=SGD context={{"closure":false,"grad_mode":"on"}}
+    change Net.a parameter.data some -> some changed owner=SGD context={{"held":"this"}}
+    change Net.b parameter.data some -> some changed owner=SGD context={{"held":"this"}}
+    change Net.c parameter.data some -> some context={{"held":"none"}}
+""")
+    together, alone = of(EventContain, told, Subject(STEP, "parameter.data"))
+    assert (together.variables, alone.variables) == (("Net.a", "Net.b"), ("Net.c",))
+    assert together.context == facts(before="some", grad_mode="on", held="this", stage="train")
+    assert Property(CHANGE, "parameter.data", "changes") in together.held
+    assert Property(CHANGE, "parameter.data", "does not change") in alone.held
+    assert Property(CHANGE, "parameter.data", "changes") in (alone.failed or ())
+
+
+def test_what_no_variable_could_do_is_not_judged() -> None:
+    told = windows(clear(before="none"))
+    cleared = Property(CHANGE, "parameter.grad", "is cleared")
+    for subject in (Subject(ZERO_GRAD), Subject(ZERO_GRAD, "parameter.grad")):
+        (occasion,) = of(EventContain, told, subject)
+        assert cleared not in occasion.held and cleared not in (occasion.failed or ())
+
+
+def test_changes_count_for_every_call_around_but_not_for_modules() -> None:
+    told = from_text(f"""
+window train step=1
+  project train.train_step
+    module Net.forward < torch.nn.Module.forward receiver=Net
+      lifecycle {STEP} receiver=SGD
+        change Net.w parameter.data some -> some changed
+""")
+    (outer,) = of(EventContain, told, Subject("train.train_step"))
+    assert Property(CHANGE, "parameter.data", "changes") in outer.held
+    assert of(EventContain, told, Subject("torch.nn.Module.forward")) == []
+
+
+def test_a_call_that_raised_is_no_occasion() -> None:
+    told = from_text(f"window train step=1\n  lifecycle {STEP} receiver=SGD raised\n    change Net.w parameter.data some -> some\n")
+    assert list(EventContain().occasions(told[0])) == []
+    assert list(APISequence().occasions(told[0])) == []
+
+
+def test_interest_limits_the_subjects() -> None:
+    told = windows(clear() + backward() + update())
+    wanted = Subject(STEP)
+    assert {one.subject for one in EventContain({wanted}).occasions(told[0])} == {wanted}
+
+
+# -- APISequence -----------------------------------------------------------------------------------------------------
+
+GOOD = FETCH + clear() + backward() + update()
+
+
+def test_the_first_call_begins_the_first_cycle() -> None:
+    found = of(APISequence, windows(GOOD, GOOD), CYCLE)
+    assert len(found) == 1
+    assert {CLEARED, FILLED} <= set(found[0].held)
+    assert found[0].variables == ("Net.w",)
+
+
+def test_a_change_of_state_is_expected_from_the_first_cycle() -> None:
+    found = of(APISequence, windows(GOOD, backward(before="some") + update()), CYCLE)
+    assert found[0].failed is not None and {CLEARED, FILLED} <= set(found[0].failed)
+
+
+def test_a_call_is_expected_once_it_is_established() -> None:
+    fetched = Property(PRECEDED, "torch.utils.data.DataLoader.__next__")
+    unfetched = clear() + backward() + update()
+    early = of(APISequence, windows(GOOD, GOOD, unfetched, *[GOOD] * 6), CYCLE)
+    assert not any(fetched in one.held or fetched in (one.failed or ()) for one in early)
+    late = of(APISequence, windows(*[GOOD] * (ESTABLISHED + 2), unfetched), CYCLE)
+    assert [fetched in one.held for one in late] == [False] * ESTABLISHED + [True, False]
+    assert fetched in (late[-1].failed or ())
+
+
+def test_the_order_of_two_calls_that_change_the_same_state() -> None:
+    right = Property(PRECEDED, ZERO_GRAD, f"then {BACKWARD}")
+    wrong = Property(PRECEDED, BACKWARD, f"then {ZERO_GRAD}")
+    (good,) = of(APISequence, windows(GOOD, GOOD), CYCLE)
+    assert right in good.held and wrong in (good.failed or ())
+    (bad,) = of(APISequence, windows(GOOD, backward() + clear() + update()), CYCLE)
+    assert wrong in bad.held and right in (bad.failed or ())
+
+
+def test_calls_that_change_different_things_have_no_order() -> None:
+    (found,) = of(APISequence, windows(GOOD, GOOD), CYCLE)
+    assert not any("DataLoader" in f"{prop.object} {prop.detail}" for prop in {*found.held, *(found.failed or ())})
+
+
+def test_three_in_a_row() -> None:
+    step = clear() + backward() + CLIP + update()
+    (found,) = of(APISequence, windows(step, step), CYCLE)
+    orders = [(ZERO_GRAD, BACKWARD), (BACKWARD, "torch.nn.utils.clip_grad_norm_")]
+    for one, other in orders:
+        assert Property(PRECEDED, one, f"then {other}") in found.held
+        assert Property(PRECEDED, other, f"then {one}") in (found.failed or ())
+
+
+def test_each_optimizer_has_its_own_cycle() -> None:
+    both = clear("SGD") + backward("SGD") + update("SGD") + clear("Adam") + backward("Adam") + update("Adam")
+    half = clear("SGD") + backward("SGD") + update("SGD") + update("Adam")
+    found = of(APISequence, windows(both, both, half), CYCLE)
+    assert [CLEARED in one.held for one in found] == [True, True, True, False]
+    assert CLEARED in (found[-1].failed or ())
+
+
+def test_a_call_without_effect_keeps_no_rhythm() -> None:
+    idle = clear() + backward() + update(changed=False)
+    assert of(APISequence, windows(GOOD, idle, idle), CYCLE) == []
+
+
+def test_a_gap_between_windows_forgets_what_came_before() -> None:
+    told = windows(*[GOOD] * 3)
+    assert len(of(APISequence, told, CYCLE)) == 2
+    assert of(APISequence, [told[0], told[2]], CYCLE) == []
+
+
+def test_cycles_reach_over_windows() -> None:
+    told = windows(update(), clear(), backward(), FETCH, update())
+    (found,) = of(APISequence, told, CYCLE)
+    assert {CLEARED, FILLED} <= set(found.held) and found.seq == told[-1].calls[0].seq
+
+
+# -- the rest --------------------------------------------------------------------------------------------------------
+
+
+def test_transitions() -> None:
+    assert transitions("some", "none", True) == ("changes", "is cleared")
+    assert transitions("some", "zero", True) == ("changes", "is cleared")
+    assert transitions("none", "some", True) == ("changes", "is filled")
+    assert transitions("some", "some", False) == ("does not change",)
+    assert set(possible("some")) & set(possible("none")) == {"changes", "does not change"}
+
+
+def test_apis_as_people_say_them() -> None:
+    assert short("torch.optim.Optimizer.step") == "Optimizer.step"
+    assert short("torch.autograd.backward") == "backward"
+    assert short("train.Trainer.fit") == "train.Trainer.fit"
+
+
+def test_sentences_and_needs_name_what_they_are_about() -> None:
+    for relation in (EventContain, APISequence):
+        instance = relation()
+        for window in windows(*[GOOD] * 6):
+            for occasion in instance.occasions(window):
+                for prop in occasion.held:
+                    sentence = relation.describe(occasion.subject, prop)
+                    assert short(occasion.subject.api) in sentence and not sentence.endswith(".")
+                    assert occasion.subject.api in relation.needs(occasion.subject, prop).apis
+
+
+def test_the_template_works() -> None:
+    told = from_text('window train step=1\n  function torch.add result={"dtype":"float32"}\n  function torch.save\n')
+    (found,) = ReturnsDtype().occasions(told[0])
+    assert found.subject == Subject("torch.add", "dtype")
+    assert found.held == {Property(RETURNS, "float32")} and found.failed is None
