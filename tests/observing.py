@@ -17,7 +17,9 @@ from traincheck.sources.sites import Sites
 from traincheck.vocab.demand import EVERYTHING, Demand
 from traincheck.vocab.events import Call, Change, Window
 
-torch.set_num_threads(1)  # threads that wait for each other are slow on a busy machine, and tests compute next to nothing
+torch.set_num_threads(
+    1
+)  # threads that wait for each other are slow on a busy machine, and tests compute next to nothing
 
 TESTS = str(Path(__file__).parent)
 

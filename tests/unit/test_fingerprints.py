@@ -87,7 +87,14 @@ def test_shape_counts(digest: Digest) -> None:
 @both
 def test_a_view_has_the_fingerprint_of_what_it_shows(digest: Digest) -> None:
     tensor = torch.arange(24.0).reshape(4, 6)
-    views = [tensor.T, tensor[:, 1::2], tensor[2], tensor[1:3, 2:4], tensor[0].expand(3, 6), tensor.as_strided((3,), (7,))]
+    views = [
+        tensor.T,
+        tensor[:, 1::2],
+        tensor[2],
+        tensor[1:3, 2:4],
+        tensor[0].expand(3, 6),
+        tensor.as_strided((3,), (7,)),
+    ]
     for view in views:
         assert digest(view) == digest(view.clone(memory_format=torch.contiguous_format))
     assert digest(tensor.T) != digest(tensor.reshape(6, 4))
@@ -171,7 +178,9 @@ def test_no_gradient_is_none_and_nothing_to_read_is_some() -> None:
     assert state(torch.zeros(3, 3).to_sparse()) == "some"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64], ids=str
+)
 @pytest.mark.parametrize("size", [1, 1000])
 def test_zeros_of_either_sign_are_zero(dtype: torch.dtype, size: int) -> None:
     zeros = torch.zeros(size, dtype=dtype)

@@ -7,8 +7,8 @@ it.
 Note [Means and ends]
 Which calls a call makes is a matter of its implementation, so containment of calls is offered only under the call's own
 most specific name: `Linear.forward` calls `linear`, which says nothing of modules in general. What becomes of
-parameters, gradients and buffers is what the call is for, so changes are offered at every level: `Adam.step` changes
-parameters as an `Optimizer.step`.
+parameters and gradients is what the call is for, so changes are offered at every level: `Adam.step` changes parameters
+as an `Optimizer.step`. (Of modules in general it is not said that they change their buffers: batch norms are for that.)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from traincheck.relations.base import context_of, ended, possible, short, transitions
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import FUNCTION, MODULE, REGION, Call, Change, Window
+from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, REGION, Call, Change, Window
 from traincheck.vocab.facts import FactValue, merged
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
@@ -71,7 +71,7 @@ class EventContain:
         held = {prop for change in inside for prop in _as_change(change) if prop.detail in told}
         could = {prop for change in inside for prop in _could(change) if prop.detail in told}
         context = context_of(call.context, window.stage)
-        for level in call.levels:
+        for level in _answerable(call):
             subject = Subject(level)
             if self._wanted(subject):
                 yield Occasion(subject, context, held, could - held, call.seq)
@@ -90,7 +90,7 @@ class EventContain:
             context = context_of(merged(change.context, before=change.before, **_told_of_call(call)), window.stage)
             held = frozenset(_as_change(change))
             failed = frozenset(_could(change)) - held
-            for level in call.levels:
+            for level in _answerable(call):
                 subject = Subject(level, f"{change.kind}.{change.attribute}")
                 if self._wanted(subject):
                     yield Occasion(subject, context, held, failed, seq, tuple(variables))
@@ -130,6 +130,11 @@ def _as_change(change: Change) -> Iterator[Property]:
         yield Property(CHANGE, f"{change.kind}.{change.attribute}", transition)
 
 
+def _answerable(call: Call) -> tuple[str, ...]:
+    """The levels that answer for changes: any optimizer changes parameters, but not any module its buffers."""
+    return call.levels[:-1] if call.kind == MODULE else call.levels
+
+
 def _could(change: Change) -> Iterator[Property]:
     for transition in possible(change.before):
         yield Property(CHANGE, f"{change.kind}.{change.attribute}", transition)
@@ -146,7 +151,9 @@ def _calls_inside(window: Window) -> dict[int, set[Property]]:
     for call in window.calls:
         parent = window.by_seq.get(call.parent)
         while parent is not None:
-            found[parent.seq].update(_as_content(call))
+            # What a call that drives training computes on the way (and what users hand to a loader) is its own affair.
+            if not (call.kind == FUNCTION and parent.kind == LIFECYCLE):
+                found[parent.seq].update(_as_content(call))
             if parent.kind != REGION:  # what is called in a block is called by the function around it
                 break
             parent = window.by_seq.get(parent.parent)

@@ -1,0 +1,244 @@
+"""What sources record of parameters, gradients and optimizer state, and of the calls that change them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from observing import observing
+from traincheck.vocab.events import NO_CALL, Change
+from traincheck.vocab.facts import value_of
+
+STEP, ZERO_GRAD = "torch.optim.Optimizer.step", "torch.optim.Optimizer.zero_grad"
+BACKWARD = "torch.autograd.backward"
+FORWARD = "torch.nn.Module.forward"
+CLIP = "torch.nn.utils.clip_grad_norm_"
+SCHEDULE = "torch.optim.lr_scheduler.LRScheduler.step"
+NEXT = "torch.utils.data.DataLoader.__next__"
+
+
+class Sole(nn.Module):
+    """A model whose class name no other test uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(3, 3)
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.body(x)))
+
+
+def learn(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+
+
+def told(changes: list[Change], attribute: str) -> dict[str, tuple[str, str, bool]]:
+    """Before, after and changed by variable."""
+    return {change.variable: change[5:8] for change in changes if f"{change.kind}.{change.attribute}" == attribute}
+
+
+def fact(change: Change, name: str) -> object:
+    return value_of(change.context, name)
+
+
+# -- optimizers ------------------------------------------------------------------------------------------------------
+
+
+def test_an_optimizer_is_built_steps_and_clears() -> None:
+    with observing() as seen:
+        model = Sole()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        learn(model, optimizer)
+        optimizer.zero_grad()
+    assert [call.name for call in seen.named("torch.optim.Optimizer.__init__")] == ["torch.optim.Adam.__init__"]
+    (step,) = seen.named(STEP)
+    assert step.levels == ("torch.optim.Adam.step", STEP)
+    assert (step.receiver, step.kind, step.end > step.seq) == ("Adam", "lifecycle", True)
+    assert dict(step.context) == {
+        "autocast": "off",
+        "closure": False,
+        "grad_mode": "on",
+        "grads": "some",
+        "lr": "positive",
+    }
+    names = {"Sole.body.weight", "Sole.body.bias", "Sole.head.weight", "Sole.head.bias"}
+    assert told(seen.around(STEP), "parameter.data").keys() == names
+    assert told(seen.around(STEP), "parameter.data")["Sole.head.bias"] == ("some", "some", True)
+    entries = told(seen.around(STEP), "optimizer_state.data")
+    assert entries["Sole.head.bias:exp_avg"] == ("none", "some", True)
+    assert told(seen.around(ZERO_GRAD), "parameter.grad") == dict.fromkeys(names, ("some", "none", True))
+    assert value_of(seen.named(ZERO_GRAD)[0].context, "set_to_none") is True
+
+
+def test_zeroed_gradients_and_those_that_were_never_there() -> None:
+    with observing() as seen:
+        model = Sole()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.zero_grad(set_to_none=False)
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.zero_grad(set_to_none=False)
+    first, second = seen.named(ZERO_GRAD)
+    around = {call.seq: [c[5:8] for c in seen.changes if c.call == call.seq] for call in (first, second)}
+    assert around[first.seq] == [("none", "none", False)] * 4
+    assert set(around[second.seq]) == {("some", "zero", True)} | (
+        set(around[second.seq]) & {("zero", "zero", False)}  # a unit of relu may be dead
+    )
+    assert value_of(first.context, "grads") == "none"
+
+
+def test_who_holds_and_who_owns_a_parameter() -> None:
+    with observing() as seen:
+        model = Sole()
+        stray = nn.Parameter(torch.ones(3))
+        first = torch.optim.SGD([model.body.weight, stray], lr=0.1)
+        second = torch.optim.SGD([model.head.weight], lr=0.1)
+        (model(torch.ones(2, 3)).sum() + stray.sum()).backward()
+        first.step()
+        second.step()
+    one, other = seen.named(STEP)
+    assert (one.receiver, other.receiver) == ("SGD", "SGD#2")
+    of_first = {change.variable: change for change in seen.changes if change.call == one.seq}
+    held = {name: (fact(change, "held"), fact(change, "owned"), change.owner) for name, change in of_first.items()}
+    assert held["Sole.body.weight"] == ("this", True, "SGD")
+    assert held["SGD.param_groups[0][1]"] == ("this", False, "SGD")
+    assert held["Sole.head.bias"] == ("none", True, "")
+    assert "Sole.head.weight" not in held  # the other optimizer's
+    assert fact(of_first["Sole.head.bias"], "lr") == "none"
+    backward = {change.variable: fact(change, "held") for change in seen.around(BACKWARD)}
+    assert backward["Sole.head.weight"] == "this" and backward["Sole.head.bias"] == "none"
+
+
+def test_frozen_parameters_learning_rates_and_closures() -> None:
+    with observing() as seen:
+        model = Sole()
+        model.body.requires_grad_(False)
+        nn.init.zeros_(model.head.bias)  # where even a tiny update is not lost in rounding
+        groups = [{"params": model.body.parameters(), "lr": 0.0}, {"params": model.head.parameters(), "lr": 1e-9}]
+        optimizer = torch.optim.SGD(groups, lr=0.1)
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step(lambda: 0.0)
+    (step,) = seen.named(STEP)
+    assert value_of(step.context, "closure") is True
+    assert (value_of(step.context, "grads"), value_of(step.context, "lr")) == ("mixed", "negligible")
+    of = {change.variable: change for change in seen.around(STEP)}
+    body, head = of["Sole.body.weight"], of["Sole.head.bias"]
+    assert (fact(body, "requires_grad"), fact(body, "grad"), fact(body, "lr"), body.changed) == (
+        False,
+        "none",
+        "zero",
+        False,
+    )
+    assert (fact(head, "requires_grad"), fact(head, "grad"), fact(head, "lr")) == (True, "some", "negligible")
+    assert fact(head, "scalar") is True and fact(head, "precision") == "full"
+
+
+def test_what_no_optimizer_changes_is_told_as_unchanged() -> None:
+    with observing() as seen:
+        model = Sole()
+        copies = [nn.Parameter(parameter.detach().clone()) for parameter in model.parameters()]
+        optimizer = torch.optim.SGD(copies, lr=0.1)
+        learn(model, optimizer)
+    changed = {change.variable: change.changed for change in seen.around(STEP)}
+    assert changed == dict.fromkeys((f"SGD.param_groups[0][{place}]" for place in range(4)), False) | dict.fromkeys(
+        ("Sole.body.weight", "Sole.body.bias", "Sole.head.weight", "Sole.head.bias"), False
+    )
+
+
+def test_tied_weights_are_one_variable_with_aliases() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+            self.out.weight = self.embed.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.embed(x))
+
+    with observing() as seen:
+        model = Tied()
+        learn(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        variable = seen.sources[0]._catalog.find(model.embed.weight)  # type: ignore[attr-defined]
+    assert variable.aliases == ("Tied.embed.weight", "Tied.out.weight")
+    assert [change.variable for change in seen.around(STEP)] == ["Tied.embed.weight"]
+    assert model.out.weight is model.embed.weight
+
+
+def test_a_group_added_later_is_held() -> None:
+    with observing() as seen:
+        model = Sole()
+        optimizer = torch.optim.SGD(model.body.parameters(), lr=0.1)
+        learn(model, optimizer)
+        optimizer.add_param_group({"params": model.head.parameters()})
+        learn(model, optimizer)
+    held = [
+        {change.variable: fact(change, "held") for change in seen.changes if change.call == call.seq}
+        for call in seen.named(STEP)
+    ]
+    assert (held[0]["Sole.head.weight"], held[1]["Sole.head.weight"]) == ("none", "this")
+
+
+# -- gradients -------------------------------------------------------------------------------------------------------
+
+
+def test_backward_fills_gradients_and_clipping_changes_them() -> None:
+    with observing() as seen:
+        model = Sole()
+        with torch.no_grad():
+            model.body.weight.fill_(1.0)  # all units alive
+        (model(torch.ones(2, 3)).sum() * 100).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        (model(torch.ones(2, 3)).sum() * 0).backward()
+    first, second = seen.named(BACKWARD)
+    assert {change[5:8] for change in seen.changes if change.call == first.seq} == {("none", "some", True)}
+    assert {change[5:8] for change in seen.around(CLIP)} == {("some", "some", True)}
+    assert {change[5:8] for change in seen.changes if change.call == second.seq} == {("some", "some", False)}
+    assert [value_of(call.context, "grads") for call in (first, second)] == ["none", "some"]
+
+
+def test_gradients_cleared_by_hand_are_changes_outside_calls() -> None:
+    with observing() as seen:
+        model = Sole()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            learn(model, optimizer)
+            for parameter in model.parameters():
+                parameter.grad = None
+    by_hand = [change for change in seen.changes if change.call == NO_CALL]
+    assert {change.variable for change in by_hand} == {
+        "Sole.body.weight",
+        "Sole.body.bias",
+        "Sole.head.weight",
+        "Sole.head.bias",
+    }
+    assert {change[5:8] for change in by_hand} <= {("some", "none", True), ("zero", "none", True)}
+    assert {change.owner for change in by_hand} == {"SGD"}
+
+
+def test_a_module_clears_its_own_gradients() -> None:
+    with observing() as seen:
+        model = Sole()
+        model(torch.ones(2, 3)).sum().backward()
+        model.head.zero_grad()
+    (clear,) = seen.named("torch.nn.Module.zero_grad")
+    assert clear.receiver == "Sole.head"
+    assert told(seen.around("torch.nn.Module.zero_grad"), "parameter.grad").keys() == {
+        "Sole.head.weight",
+        "Sole.head.bias",
+    }
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_backward_with_its_arguments_and_autograd_grad() -> None:
+    with observing() as seen:
+        x = torch.ones(3, requires_grad=True)
+        x.square().sum().backward(retain_graph=True, create_graph=True)
+        torch.autograd.grad(x.square().sum(), x, create_graph=True)
+        x.grad = None
+    assert {name: value_of(seen.named(BACKWARD)[0].context, name) for name in ("retain_graph", "create_graph")} == {
+        "retain_graph": True,
+        "create_graph": True,
+    }
+    assert value_of(seen.named("torch.autograd.grad")[0].context, "create_graph") is True
