@@ -32,6 +32,6 @@ def of_support(support: Support, *, pipeline: bool) -> float:
     return confidence(support.runs if pipeline else support.scripts, support.steps)
 
 
-def severity(certainty: float) -> str:
-    """error or notice."""
-    return ERROR if certainty >= ERROR_CONFIDENCE else NOTICE
+def severity(certainty: float, *, habit: bool = False) -> str:
+    """error or notice. A change of habit (a call that was regular is made no more) may be meant, so it is a notice."""
+    return ERROR if certainty >= ERROR_CONFIDENCE and not habit else NOTICE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from traincheck import plugins
@@ -85,7 +85,10 @@ def weigh(tallies: Sequence[Tally]) -> tuple[Book, Journal]:
     kept: list[Invariant] = []
     for key, prop in _candidates(tallies):
         sentence = relations[key[0]].describe(key[1], prop)
+        habit = relations[key[0]].is_habit(prop)
         rule = _judge(key, prop, sentence, tallies, journal)
+        if rule is not None and habit:
+            rule = replace(rule, severity=severity(rule.confidence, habit=True))
         if rule is not None:
             kept.append(rule)
     levels = set().union(*(tally.levels for tally in tallies)) if tallies else set()

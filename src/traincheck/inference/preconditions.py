@@ -84,7 +84,7 @@ SYMPTOMS = frozenset(("held", "grads"))
 """Facts that a defect itself brings about (nobody holds the parameter, there are no gradients): a value of theirs that
 no good run ever showed is no reason to keep quiet."""
 
-EXCUSES = (Clause("grads", "zero", negated=True), Clause("grads", "tiny", negated=True))
+EXCUSES = (Clause("grads", "zero", negated=True),)
 """Values of such facts that honest runs may come to (a loss at its floor), unless good runs showed otherwise."""
 
 

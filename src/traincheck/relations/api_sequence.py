@@ -163,6 +163,10 @@ class APISequence:
         return Demand(frozenset(apis), frozenset(states))
 
     @staticmethod
+    def is_habit(prop: Property) -> bool:
+        return prop not in STATE_TOKENS and not prop.detail
+
+    @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         around = f"between two calls of {short(subject.api)}"
         if prop.detail.startswith(THEN):

@@ -30,6 +30,10 @@ class Relation(Protocol):
         """What must be observed to judge a rule of this subject and property."""
 
     @staticmethod
+    def is_habit(prop: Property) -> bool:
+        """Whether the property only says that a program goes on doing what it did: worth a notice, never an error."""
+
+    @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         """The rule as a sentence in the present tense, without its precondition and without a full stop."""
 

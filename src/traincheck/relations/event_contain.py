@@ -102,6 +102,10 @@ class EventContain:
         return Demand(apis=frozenset((subject.api,)), states=frozenset(((subject.api, prop.object),)))
 
     @staticmethod
+    def is_habit(prop: Property) -> bool:
+        return False
+
+    @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         if prop.verb == CALL:
             with_argument = f" with {prop.detail}" if prop.detail else ""
@@ -118,6 +122,8 @@ def _as_content(call: Call) -> Iterator[Property]:
     Which layers a container of torch holds is a matter of its construction, so torch's modules have no name of their
     own here.
     """
+    if call.kind == REGION:
+        return  # a block is no call; what is in it belongs to the function around it
     own = () if call.kind == MODULE and call.name.startswith("torch.") else (call.name,)
     for name in {*own, call.levels[-1]}:
         yield Property(CALL, name)

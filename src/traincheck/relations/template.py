@@ -45,5 +45,9 @@ class ReturnsDtype:
         return Demand(apis=frozenset((subject.api,)))
 
     @staticmethod
+    def is_habit(prop: Property) -> bool:
+        return False
+
+    @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         return f"{short(subject.api)} returns a tensor of {prop.object}"

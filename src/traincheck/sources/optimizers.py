@@ -182,10 +182,9 @@ class OptimizerSource:
             changed = before.data[place] != after[place]
             if variable.held_by(name) == NOBODY and gradient != SOME and not variable.owned:
                 continue
-            if not changed and gradient == SOME and _lost_in_rounding(tensor, before.rates.get(id(tensor))):
-                gradient = TINY
+            lost = not changed and gradient == SOME and _lost_in_rounding(tensor, before.rates.get(id(tensor)))
             if name in variable.holders:
-                own.add("changed" if changed else gradient)
+                own.add("changed" if changed else "lost" if lost else gradient)
             self._recorder.change(
                 Change(
                     seq=self._recorder.next_seq(),
@@ -197,12 +196,11 @@ class OptimizerSource:
                     after=SOME,
                     changed=changed,
                     owner=variable.owner,
-                    context=_step_facts(variable, tensor, name, gradient, before.rates),
+                    context=_step_facts(variable, tensor, name, gradient, before.rates, lost=lost),
                     fingerprint=after[place],
                 )
             )
-        if TINY in own and not own & {"changed", SOME}:
-            call.context = merged(call.context, grads=TINY)
+        call.context = merged(call.context, lost="lost" in own and not own & {"changed", SOME})
 
     def _tell_state(self, call: OpenCall, name: str, before: _Before, optimizer: Any) -> None:
         after = _state_fingerprints(optimizer, before.held)
@@ -250,9 +248,6 @@ class OptimizerSource:
         self._recorder.abandon(token[0])
 
 
-TINY = "tiny"
-"""A gradient whose update is lost in rounding. Looked for only where a parameter did not change."""
-
 NEGLIGIBLE = 16 * torch.finfo(torch.float32).eps
 """Below this learning rate (2e-6) the update of a value near one may be lost in rounding, and nothing is wrong."""
 
@@ -273,7 +268,10 @@ def _told_rate(rate: float | None) -> str:
 
 
 def _lost_in_rounding(tensor: torch.Tensor, rate: float | None) -> bool:
-    """Whether no element of the parameter could change by learning rate times gradient. Call under `unseen`."""
+    """Whether no element of the parameter could change by learning rate times gradient. Call under `unseen`.
+
+    Asked only where a parameter did not change: it is the one honest reason not to, and not worth its cost elsewhere.
+    """
     gradient = tensor.grad
     if gradient is None or rate is None or not tensor.is_floating_point() or gradient.layout is not torch.strided:
         return False
@@ -281,18 +279,24 @@ def _lost_in_rounding(tensor: torch.Tensor, rate: float | None) -> bool:
     return bool(((gradient.to(tensor.dtype) * rate).abs() <= smallest).all())
 
 
-_told: dict[tuple[Facts, str, str], Facts] = {}
+_told: dict[tuple[Facts, str, str, bool], Facts] = {}
 
 
 def _step_facts(
-    variable: Variable, tensor: torch.Tensor, optimizer: str, gradient: str, rates: dict[int, float]
+    variable: Variable,
+    tensor: torch.Tensor,
+    optimizer: str,
+    gradient: str,
+    rates: dict[int, float],
+    *,
+    lost: bool = False,
 ) -> Facts:
     base = variable.facts(tensor, variable.held_by(optimizer))
     lr = _told_rate(rates.get(id(tensor)))
-    key = (base, gradient, lr)
+    key = (base, gradient, lr, lost)
     found = _told.get(key)
     if found is None:
-        found = _told[key] = merged(base, grad=gradient, lr=lr)
+        found = _told[key] = merged(base, grad=gradient, lr=lr, lost=lost)
     return found
 
 
