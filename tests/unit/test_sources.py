@@ -237,7 +237,7 @@ def everything_happens() -> None:
         optimizer.zero_grad()
         project_function(model(x)).sum().backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        torch.amp.GradScaler("cpu", enabled=False).step(optimizer)
 
 
 DEMANDS = {

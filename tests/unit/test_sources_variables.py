@@ -62,6 +62,7 @@ def test_an_optimizer_is_built_steps_and_clears() -> None:
         "closure": False,
         "grad_mode": "on",
         "grads": "some",
+        "lost": False,
         "lr": "positive",
     }
     names = {"Sole.body.weight", "Sole.body.bias", "Sole.head.weight", "Sole.head.bias"}

@@ -108,7 +108,7 @@ def test_an_update_that_the_scaler_leaves_out_is_a_step() -> None:
             optimizer.zero_grad()
             factor = float("inf") if number == 1 else 1.0
             scaler.scale(model(torch.randn(2, 4)).mean() * factor).backward()
-            scaler.step(optimizer)
+            scaler.step(optimizer=optimizer)
             scaler.update()
 
     windows = told(program)

@@ -148,7 +148,7 @@ def _could(change: Change) -> Iterator[Property]:
 
 def _told_of_call(call: Call) -> dict[str, FactValue]:
     """What of the call's context bears on each variable."""
-    return {name: value for name, value in call.context if name in ("training", "grad_mode", "set_to_none")}
+    return {name: value for name, value in call.context if name in ("training", "grad_mode", "set_to_none", "closure")}
 
 
 def _calls_inside(window: Window) -> dict[int, set[Property]]:

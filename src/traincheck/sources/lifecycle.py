@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from traincheck.sources.base import replace, wrapping
-from traincheck.sources.circumstances import circumstances, circumstances_with
+from traincheck.sources.circumstances import circumstances
 from traincheck.sources.gradients import Gradients, Snapshot
 from traincheck.sources.names import levels
 from traincheck.sources.recorder import OpenCall, Recorder
@@ -184,24 +184,30 @@ class LifecycleSource:
         recorder, catalog = self._recorder, self._catalog
         for method in SCALER_METHODS:
 
-            def begins(scaler: Any, *args: Any, _method: str = method, **kwargs: Any) -> tuple[OpenCall, str] | None:
-                optimizer = ""
-                if _method == "step":
-                    optimizer = catalog.add_optimizer(args[0])
-                    recorder.steps.update_begins(optimizer, recorder.next_seq())
-                context = circumstances_with()
-                return recorder.enter(
-                    LIFECYCLE, (f"torch.amp.GradScaler.{_method}",), self._name_of(scaler), context
-                ), optimizer
+            def begins(
+                scaler: Any, optimizer: Any = None, *args: Any, _method: str = method, **kwargs: Any
+            ) -> tuple[OpenCall | None, str] | None:
+                call_levels = (f"torch.amp.GradScaler.{_method}",)
+                name, call = "", None
+                if _method == "step":  # steps are counted whatever is demanded
+                    name = catalog.add_optimizer(optimizer)
+                    recorder.steps.update_begins(name, recorder.next_seq())
+                if self._demand.wants_call(call_levels):
+                    call = recorder.enter(LIFECYCLE, call_levels, self._name_of(scaler), circumstances())
+                return (call, name) if call or name else None
 
-            def ends(token: tuple[OpenCall, str], result: Any) -> None:
-                recorder.leave(token[0])
-                if token[1]:
-                    recorder.steps.update_ends(token[1])
+            def ends(token: tuple[OpenCall | None, str], result: Any) -> None:
+                call, name = token
+                if call is not None:
+                    recorder.leave(call)
+                if name:
+                    recorder.steps.update_ends(name)
 
-            def failed(token: tuple[OpenCall, str]) -> None:
-                recorder.abandon(token[0])
-                if token[1]:
+            def failed(token: tuple[OpenCall | None, str]) -> None:
+                call, name = token
+                if call is not None:
+                    recorder.abandon(call)
+                if name:
                     recorder.steps.update_fails()
 
             guarded = recorder.guarded

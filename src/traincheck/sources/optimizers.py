@@ -145,7 +145,7 @@ class OptimizerSource:
         )
         call = recorder.enter(LIFECYCLE, call_levels, name, context)
         with unseen():
-            if self._demand.wants_state(call_levels, PARAMETER_DATA):
+            if self._demand.wants_call(call_levels):  # whatever state is wanted: the facts of the call rest on it
                 before.data = fingerprints([tensor for _, tensor in held])
             if self._demand.wants_state(call_levels, STATE_DATA):
                 before.state = _state_fingerprints(optimizer, held)
@@ -177,6 +177,7 @@ class OptimizerSource:
     def _tell_data(self, call: OpenCall, name: str, before: _Before) -> None:
         after = fingerprints([tensor for _, tensor in before.held])
         own: set[str] = set()
+        wanted = self._demand.wants_state(call.levels, PARAMETER_DATA)
         for place, (variable, tensor) in enumerate(before.held):
             gradient = before.gradients[place]
             changed = before.data[place] != after[place]
@@ -185,6 +186,8 @@ class OptimizerSource:
             lost = not changed and gradient == SOME and _lost_in_rounding(tensor, before.rates.get(id(tensor)))
             if name in variable.holders:
                 own.add("changed" if changed else "lost" if lost else gradient)
+            if not wanted:
+                continue
             self._recorder.change(
                 Change(
                     seq=self._recorder.next_seq(),

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from torch.compiler import is_compiling
+
 from traincheck.sources.sites import Sites
 from traincheck.sources.steps import Cut, StepTracker
 from traincheck.vocab.events import NO_CALL, Call, Change, Window
@@ -194,8 +196,8 @@ class Recorder:
 
         @functools.wraps(function)
         def safe(*args: Any, **kwargs: Any) -> R | None:
-            if not self.active or source in faulty:
-                return None
+            if is_compiling() or not self.active or source in faulty:
+                return None  # the compiler traces this far and no further: a compiled region is not observed inside
             try:
                 return function(*args, **kwargs)
             except Exception as error:

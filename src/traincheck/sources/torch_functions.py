@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
 from traincheck.sources.circumstances import circumstances
@@ -82,6 +83,8 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         self._thread = threading.get_ident()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_compiling():
+            return func(*args, **kwargs) if kwargs else func(*args)
         levels = self._levels.get(func, ())
         if levels == ():
             levels = self._learn(func)
