@@ -93,7 +93,7 @@ window train step=1
 """)
     together, alone = of(EventContain, told, Subject(STEP, "parameter.data"))
     assert (together.variables, alone.variables) == (("Net.a", "Net.b"), ("Net.c",))
-    assert together.context == facts(before="some", grad_mode="on", held="this", stage="train")
+    assert together.context == facts(before="some", closure=False, grad_mode="on", held="this", stage="train")
     assert Property(CHANGE, "parameter.data", "changes") in together.held
     assert Property(CHANGE, "parameter.data", "does not change") in alone.held
     assert Property(CHANGE, "parameter.data", "changes") in (alone.failed or ())

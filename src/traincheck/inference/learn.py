@@ -142,7 +142,7 @@ def _judge(key: Key, prop: Property, sentence: str, tallies: Sequence[Tally], jo
     selected = [row for row in evidence if precondition.true_in(row.context)]
     support = Support(
         occasions=sum(row.held for row in selected),
-        steps=_steps(selected, tallies),
+        steps=_steps(selected),
         runs=len({row.run for row in selected}),
         scripts=len({_program(tallies[row.run]) for row in selected}),
     )
@@ -162,11 +162,14 @@ def _is_taste(prop: Property, tallies: Sequence[Tally]) -> bool:
     return len(values) < 2
 
 
-def _steps(selected: Sequence[Evidence], tallies: Sequence[Tally]) -> int:
-    """Distinct windows behind the evidence: contexts of one window count once (at most all windows of a run)."""
+def _steps(selected: Sequence[Evidence]) -> int:
+    """Distinct windows behind the evidence, at the least: contexts of one window must not count twice.
+
+    Which windows two contexts share is not kept, so of each run the context with the most windows counts.
+    """
     by_run: dict[int, int] = {}
     for row in selected:
-        by_run[row.run] = min(tallies[row.run].windows, by_run.get(row.run, 0) + row.windows)
+        by_run[row.run] = max(row.windows, by_run.get(row.run, 0))
     return sum(by_run.values())
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from traincheck.vocab.invariant import Invariant
 
-CONTAINS_CALL = "contains call"
-
 
 @dataclass(frozen=True, slots=True)
 class Implied:
@@ -23,13 +21,13 @@ def suppress(rules: Iterable[Invariant], levels: Iterable[tuple[str, ...]]) -> t
     """Split `rules` into those to keep and those that others imply.
 
     A rule about a class follows from the same rule about a more general one; one without a fixed argument from the
-    same with it; and that A contains C from A contains B and B contains C. Calls that alternate with the update of the
-    parameters (one between two of the other, both ways) have the same cycle, so one set of rules about it is enough.
+    same with it. Calls that alternate with the update of the parameters (one between two of the other, both ways) have
+    the same cycle, so one set of rules about it is enough.
     """
     kept = {rule.id: rule for rule in rules}
     general = _general(levels)
     implied: list[Implied] = []
-    for test in (_by_class, _by_argument, _by_other_name, _by_transitivity, _by_alternation):
+    for test in (_by_class, _by_argument, _by_other_name, _by_alternation):
         index = _Index(kept.values(), general)
         for rule in sorted(kept.values(), key=lambda rule: rule.id):
             found = test(rule, index)
@@ -58,12 +56,9 @@ class _Index:
     def __init__(self, rules: Iterable[Invariant], general: dict[str, frozenset[str]]) -> None:
         self.general = general
         self.rules: dict[Family, list[Invariant]] = {}
-        self.contained: dict[str, list[Invariant]] = {}
         self.updates: set[str] = set()  # calls that change parameters: the heartbeat of a training loop
         for rule in rules:
             self.rules.setdefault(_family(rule, rule.subject.api, rule.property.object), []).append(rule)
-            if rule.property.verb == CONTAINS_CALL and not rule.property.detail and not rule.precondition.clauses:
-                self.contained.setdefault(rule.subject.api, []).append(rule)
             if rule.subject.grain == "call" and rule.property.object == "parameter.data":
                 self.updates.add(rule.subject.api)
 
@@ -103,18 +98,6 @@ def _by_other_name(rule: Invariant, index: _Index) -> tuple[Invariant, str] | No
         other = index.weaker(rule, rule.subject.api, thing, rule.property.detail)
         if other is not None:
             return other, "the call inside is told by its more general name, which transfers"
-    return None
-
-
-def _by_transitivity(rule: Invariant, index: _Index) -> tuple[Invariant, str] | None:
-    if rule.property.verb != CONTAINS_CALL or rule.property.detail or rule.precondition.clauses:
-        return None
-    for middle in index.contained.get(rule.subject.api, ()):
-        if middle.property.object in (rule.subject.api, rule.property.object):
-            continue
-        for inner in index.contained.get(middle.property.object, ()):
-            if inner.property == rule.property:
-                return inner, f"it follows through {middle.property.object}"
     return None
 
 

@@ -27,6 +27,14 @@ CALL, CHANGE = "contains call", "contains change"
 WITHIN = "calls"
 """The grain at which the calls inside a call are its properties."""
 
+CHANGERS = (
+    "torch.optim.Optimizer.step",
+    "torch.optim.Optimizer.zero_grad",
+    "torch.autograd.backward",
+    "torch.nn.Module.forward",
+)
+"""The calls around which sources observe changes."""
+
 SOME_DO = ("changes", "is cleared", "is filled")
 """Transitions that say something when some variable makes them (that some variable does not change says nothing)."""
 
@@ -99,7 +107,9 @@ class EventContain:
     def needs(subject: Subject, prop: Property) -> Demand:
         if prop.verb == CALL:
             return Demand(apis=frozenset((subject.api, prop.object)))
-        return Demand(apis=frozenset((subject.api,)), states=frozenset(((subject.api, prop.object),)))
+        # What changes inside a block or a function changes in the calls that it makes.
+        around = (subject.api, *CHANGERS) if subject.grain == "call" else (subject.api,)
+        return Demand(apis=frozenset((subject.api,)), states=frozenset((api, prop.object) for api in around))
 
     @staticmethod
     def is_habit(prop: Property) -> bool:

@@ -155,7 +155,7 @@ class Session:
             torch=str(torch.__version__),
             python=platform.python_version(),
             windows=self._pipeline.closed,
-            dropped=self._pipeline.dropped,
+            dropped=self._pipeline.dropped + self.recorder.dropped,
             steps=self._pipeline.steps,
             not_observed=tuple(self._missing + self._faults),
             cost=dict(self._pipeline.seconds),

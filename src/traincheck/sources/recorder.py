@@ -18,6 +18,11 @@ from traincheck.vocab.facts import Facts
 R = TypeVar("R")
 
 
+MOST_EVENTS = 500_000
+"""Events of one window: some 200 MB. An epoch of evaluation of a large model may come near; a program in which no step
+is ever seen to end would grow without bound."""
+
+
 class OpenCall:
     """A call that has begun and not yet ended."""
 
@@ -75,6 +80,7 @@ class Recorder:
         self.rank = rank
         self.process = process
         self.active = True
+        self.dropped = 0  # windows that grew beyond MOST_EVENTS
         self._on_window = on_window
         self._on_fault = on_fault
         self._seq = itertools.count()
@@ -82,6 +88,7 @@ class Recorder:
         self._calls: list[Call] = []
         self._changes: list[Change] = []
         self._index = 0
+        self._overflowed = False
         self._start = 0
         self._faulty: set[str] = set()
         self._cutting = threading.Lock()
@@ -126,7 +133,7 @@ class Recorder:
         elif call in stack:
             del stack[stack.index(call) :]
         # A call that began before this window spans several; no window could judge it (Note [One window per step]).
-        if call.seq >= self._start:
+        if call.seq >= self._start and self._has_room():
             self._calls.append(
                 Call(
                     call.seq,
@@ -145,7 +152,17 @@ class Recorder:
 
     def change(self, change: Change) -> None:
         """Note what a variable was before and after."""
-        self._changes.append(change)
+        if self._has_room():
+            self._changes.append(change)
+
+    def _has_room(self) -> bool:
+        """Whether the window can take another event; one that cannot is given up as a whole."""
+        if self._overflowed:
+            return False
+        if len(self._calls) + len(self._changes) >= MOST_EVENTS:
+            self._overflowed = True
+            self._calls, self._changes = [], []
+        return not self._overflowed
 
     @property
     def updating(self) -> bool:
@@ -162,8 +179,13 @@ class Recorder:
             later_changes = [change for change in changes if change.seq >= cut.seq]
             self._calls, self._changes = later_calls, later_changes
             self._start = cut.seq
+            self._index += 1
+            if self._overflowed:
+                self._overflowed = False
+                self.dropped += 1
+                return
             window = Window(
-                index=self._index,
+                index=self._index - 1,
                 step=cut.step,
                 stage=cut.stage,
                 calls=tuple(sorted(call for call in calls if call.seq < cut.seq and call.end < cut.seq)),
@@ -171,7 +193,6 @@ class Recorder:
                 rank=self.rank,
                 process=self.process,
             )
-            self._index += 1
         self._on_window(window)
 
     def finish(self) -> None:
