@@ -68,12 +68,13 @@ class ProjectSource:
         leave = recorder.guarded(self.name, recorder.leave)
 
         def profile(frame: FrameType, event: str, arg: Any) -> None:
-            if not recorder.active:
-                return
+            # Python calls this for everything that the thread does, C functions included: the common case goes first.
             if event == "call":
                 code = frame.f_code
                 levels = known.get(code, ())
                 if levels == ():
+                    if not recorder.active:
+                        return  # the interpreter may be shutting down, with half of its modules gone
                     levels = known[code] = self._told(code, frame.f_globals.get("__name__", ""))
                 if levels is not None:
                     call = begins(levels)
@@ -143,4 +144,5 @@ class ProjectSource:
 
 
 def _may_be_project(api: str) -> bool:
-    return not api.startswith("torch.") and api != "training step"
+    """Whether a demanded name can be a project function's (a module's forward is observed as such, see `_told`)."""
+    return not api.startswith("torch.") and not api.endswith((".forward", ".step", ".zero_grad", ".train", ".eval"))
