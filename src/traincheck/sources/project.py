@@ -145,4 +145,4 @@ class ProjectSource:
 
 def _may_be_project(api: str) -> bool:
     """Whether a demanded name can be a project function's (a module's forward is observed as such, see `_told`)."""
-    return not api.startswith("torch.") and not api.endswith((".forward", ".step", ".zero_grad", ".train", ".eval"))
+    return not api.startswith("torch.") and not api.endswith(".forward")
