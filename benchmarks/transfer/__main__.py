@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.machine import machine
+from benchmarks.page import write_page
 from traincheck.checking.offline import check_folder
 from traincheck.inference.learn import tally_folder, weigh
 from traincheck.vocab.finding import NOT_OBSERVED, NOT_TRIGGERED, VIOLATED
@@ -45,8 +46,10 @@ def main() -> None:
                 rows.append(row(subset, name, check_folder(folder, book)))
                 print(told(rows[-1]), flush=True)
     summary = summarise(rows)
-    RESULTS.write_text(json.dumps({"machine": machine(), "k": chosen.k, **summary, "rows": rows}, indent=2) + "\n")
+    kept = {"machine": machine(), "k": chosen.k, "subsets": len(subsets[: chosen.subsets]), **summary, "rows": rows}
+    RESULTS.write_text(json.dumps(kept, indent=2) + "\n")
     print(json.dumps(summary, indent=2))
+    write_page()
 
 
 def record(script: Path, folder: Path) -> Path:
