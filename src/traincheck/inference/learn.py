@@ -18,7 +18,7 @@ from traincheck.inference.tally import Key, Tally
 from traincheck.invariants.book import Book, LearnedRun
 from traincheck.trace.folder import RunFolder
 from traincheck.vocab.events import Window
-from traincheck.vocab.invariant import GENERAL, PIPELINE, Invariant, Precondition, Support
+from traincheck.vocab.invariant import ERROR, GENERAL, PIPELINE, Invariant, Precondition, Support
 from traincheck.vocab.occasion import Property
 
 Progress = Callable[[str, int, int], None]
@@ -96,7 +96,7 @@ def weigh(tallies: Sequence[Tally]) -> tuple[Book, Journal]:
     for each in implied:
         journal.add(_entry(each.rule, DROPPED, f"implied by {each.by.id}: {each.why}"))
     for rule in rules:
-        journal.add(_entry(rule, KEPT, f"confidence {rule.confidence:.3f} makes it an {rule.severity}"))
+        journal.add(_entry(rule, KEPT, f"confidence {rule.confidence:.3f}, so breaking it is {_named(rule)}"))
     runs = tuple(LearnedRun(tally.script, tally.digest, tally.steps) for tally in tallies)
     return Book(tuple(rules), runs), journal
 
@@ -202,6 +202,10 @@ def _rule(
         origin=origin,
         experience=seen,
     )
+
+
+def _named(rule: Invariant) -> str:
+    return "an error" if rule.severity == ERROR else "a notice"
 
 
 def _entry(rule: Invariant, fate: str, why: str) -> Entry:

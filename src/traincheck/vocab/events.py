@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -98,14 +98,6 @@ class Window:
             found.setdefault(change.call, []).append(change)
         return found
 
-    @cached_property
-    def children(self) -> dict[int, list[Call]]:
-        """Direct children by the `seq` of their parent."""
-        found: dict[int, list[Call]] = {}
-        for call in self.calls:
-            found.setdefault(call.parent, []).append(call)
-        return found
-
     def ancestors(self, call: Call) -> list[Call]:
         """The observed calls around `call` in this window, innermost first."""
         found = []
@@ -114,12 +106,3 @@ class Window:
             found.append(parent)
             parent = self.by_seq.get(parent.parent)
         return found
-
-
-@dataclass(slots=True)
-class WindowCount:
-    """How many windows a process closed and how many of them were dropped for lack of time or space."""
-
-    closed: int = 0
-    dropped: int = 0
-    reasons: dict[str, int] = field(default_factory=dict)

@@ -47,11 +47,6 @@ def merged(base: Facts, **extra: FactValue) -> Facts:
     return tuple(sorted({**dict(base), **extra}.items()))
 
 
-def without(base: Facts, *names: str) -> Facts:
-    """`base` less the facts called `names`."""
-    return tuple(pair for pair in base if pair[0] not in names)
-
-
 def value_of(of: Facts, name: str) -> FactValue:
     """The value of the fact `name`, None when it is not told."""
     for key, value in of:
