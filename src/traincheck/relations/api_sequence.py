@@ -8,7 +8,7 @@ Note [Established calls]
 A loop need not call any particular API: it may clip or not, and clear gradients through the model or by hand. So a
 call is expected in a cycle only once this program has made it in every cycle so far, `ESTABLISHED` of them at least. A
 change of state is expected where it is called for: gradients are cleared in a cycle in which a backward adds to them
-(who writes gradients by hand need not), and filled once they were cleared. See Note [Means and ends] in
+(who writes gradients by hand need not), and filled once they were set to none. See Note [Means and ends] in
 event_contain.py.
 
 Note [Order that matters]
@@ -39,6 +39,9 @@ STATE_TOKENS = (
 CLEARED, FILLED = STATE_TOKENS
 ACCUMULATES = Property(PRECEDED, "parameter.grad", "accumulates")
 """A backward added to a gradient that was there. No property: it tells whether clearing was called for."""
+EMPTIED = Property(PRECEDED, "parameter.grad", "is emptied")
+"""A gradient was set to none. No property: it tells that a backward must fill it. (Zeros that stay zeros may be a
+backward that added nothing, of a loss at its floor.)"""
 
 OPTIMIZER = "torch.optim.Optimizer"
 UPDATE = f"{OPTIMIZER}.step"
@@ -103,7 +106,7 @@ class _Cycle:
             self.variables[variable] = None
 
     def close(self) -> None:
-        happened = set(self.last) - {ACCUMULATES}
+        happened = set(self.last) - {ACCUMULATES, EMPTIED}
         self.regular = happened if self.count == 0 else self.regular & happened
         self.count += 1
         if self.count >= ESTABLISHED:
@@ -194,7 +197,7 @@ def _judged(cycle: _Cycle, itself: Property) -> tuple[Set[Property], Set[Propert
     expected = cycle.established - {itself}
     if itself.object == UPDATE:
         expected |= {CLEARED} & happened if ACCUMULATES not in happened else {CLEARED}
-        expected |= {FILLED} if CLEARED in happened else {FILLED} & happened
+        expected |= {FILLED} if EMPTIED in happened else {FILLED} & happened
     held = expected & happened
     failed = expected - happened
     effective = [token for token in happened if cycle.effects[token] and not token.detail]
@@ -219,9 +222,11 @@ def _timeline(window: Window) -> list[_Token]:
         if change.attribute == "grad" and change.before == change.after == "some" and change.changed:
             call = window.by_seq.get(change.call)
             told = (*told, ACCUMULATES.detail) if call is not None and call.levels[-1] == BACKWARD else told
+        if change.attribute == "grad" and change.before == "some" and change.after == "none":
+            told = (*told, EMPTIED.detail)
         for transition in told:
             what = Property(PRECEDED, f"{change.kind}.{change.attribute}", transition)
-            if what in (*STATE_TOKENS, ACCUMULATES):
+            if what in (*STATE_TOKENS, ACCUMULATES, EMPTIED):
                 changes.setdefault((change.call, what, change.owner), []).append(change)
     found = [
         _Token(call.seq, _names(call), call.receiver, call, (), frozenset(effects.get(call.seq, ())))

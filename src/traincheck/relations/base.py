@@ -83,11 +83,11 @@ PAST = {
 
 
 def transitions(before: str, after: str, changed: bool) -> tuple[str, ...]:
-    """Which of the transitions in `PAST` a change was."""
+    """Which of the transitions in `PAST` a change was. Zeros fill what was none: a backward reached it."""
     found = ["changes" if changed else "does not change"]
     if before == "some" and after != "some":
         found.append("is cleared")
-    elif before != "some" and after == "some":
+    elif before != "some" and (after == "some" or (before, after) == ("none", "zero")):
         found.append("is filled")
     return tuple(found)
 

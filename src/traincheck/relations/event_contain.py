@@ -77,7 +77,9 @@ class EventContain:
         # Without a receiver (a backward) it is not known which variables the call is about, only that some must change.
         told = SOME_DO if call.receiver else SOME_DO[:1]
         held = {prop for change in inside for prop in _as_change(change) if prop.detail in told}
-        could = {prop for change in inside for prop in _could(change) if prop.detail in told}
+        # A backward that adds zeros to zeros changes nothing and is right; where there was none, it leaves something.
+        sure = inside if call.receiver else [change for change in inside if change.before == "none"]
+        could = {prop for change in sure for prop in _could(change) if prop.detail in told}
         context = context_of(call.context, window.stage)
         for level in _answerable(call):
             subject = Subject(level)
