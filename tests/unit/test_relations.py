@@ -156,6 +156,22 @@ def test_gradients_that_were_cleared_should_be_filled() -> None:
     assert FILLED in (found.failed or ()) and CLEARED in found.held
 
 
+def test_gradients_written_by_hand_need_not_be_cleared() -> None:
+    (found,) = of(APISequence, windows(GOOD, update()), CYCLE)
+    assert not {CLEARED, FILLED} & ((found.failed or set()) | set(found.held))
+
+
+def test_zeros_that_stay_zeros_are_no_missing_gradient() -> None:
+    zeros = clear().replace("-> none", "-> zero")
+    (found,) = of(APISequence, windows(GOOD, zeros + update()), CYCLE)
+    assert CLEARED in found.held and FILLED not in (found.failed or ())
+    floor = f"""
+  lifecycle {BACKWARD}
+    change Net.w parameter.grad zero -> zero owner=SGD"""
+    (of_call,) = of(EventContain, windows(floor), Subject(BACKWARD))
+    assert not of_call.held and not of_call.failed
+
+
 def test_a_call_is_expected_once_it_is_established() -> None:
     fetched = Property(PRECEDED, "torch.utils.data.DataLoader.__next__")
     unfetched = clear() + backward() + update()
@@ -221,6 +237,8 @@ def test_transitions() -> None:
     assert transitions("some", "none", True) == ("changes", "is cleared")
     assert transitions("some", "zero", True) == ("changes", "is cleared")
     assert transitions("none", "some", True) == ("changes", "is filled")
+    assert transitions("none", "zero", True) == ("changes", "is filled")
+    assert transitions("zero", "zero", False) == ("does not change",)
     assert transitions("some", "some", False) == ("does not change",)
     assert set(possible("some")) & set(possible("none")) == {"changes", "does not change"}
 
