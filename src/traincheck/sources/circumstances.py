@@ -1,4 +1,4 @@
-"""Circumstances: the facts that every call shares, read from torch's own switches."""
+"""Circumstances: the facts that every call shares, read from torch's own switches, and those of its result."""
 
 from __future__ import annotations
 
@@ -46,4 +46,18 @@ def circumstances_with(**extra: str | int | float | bool | None) -> Facts:
     found = _more.get(key)
     if found is None:
         found = _more[key] = merged(base, **extra)
+    return found
+
+
+_results: dict[tuple[torch.dtype, bool], Facts] = {}
+
+
+def result_facts(result: object) -> Facts:
+    """dtype and requires_grad of a call's result, where it is a tensor; equal ones are the same object."""
+    if not isinstance(result, torch.Tensor):
+        return ()
+    key = (result.dtype, result.requires_grad)
+    found = _results.get(key)
+    if found is None:
+        found = _results[key] = facts(dtype=str(key[0]).removeprefix("torch."), requires_grad=key[1])
     return found

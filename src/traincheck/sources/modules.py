@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from traincheck.sources.base import replace, wrapping
-from traincheck.sources.circumstances import circumstances_with
+from traincheck.sources.circumstances import circumstances_with, result_facts
 from traincheck.sources.gradients import Gradients, Snapshot
 from traincheck.sources.names import levels
 from traincheck.sources.recorder import OpenCall, Recorder
@@ -107,7 +107,7 @@ class ModuleSource:
             return
         if before is not None:
             self._tell_buffers(module, call, before)
-        self._recorder.leave(call, _result(output))
+        self._recorder.leave(call, result_facts(output))
 
     def _read_buffers(self, module: nn.Module) -> list[int | None]:
         with unseen():
@@ -177,17 +177,3 @@ class ModuleSource:
 
     def _clear_failed(self, token: tuple[OpenCall, Snapshot]) -> None:
         self._recorder.abandon(token[0])
-
-
-_results: dict[tuple[torch.dtype, bool], Any] = {}
-
-
-def _result(output: Any) -> Any:
-    """dtype and requires_grad of a call's result, where it is a tensor."""
-    if not isinstance(output, torch.Tensor):
-        return ()
-    key = (output.dtype, output.requires_grad)
-    found = _results.get(key)
-    if found is None:
-        found = _results[key] = facts(dtype=str(key[0]).removeprefix("torch."), requires_grad=key[1])
-    return found

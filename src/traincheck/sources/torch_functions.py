@@ -10,12 +10,12 @@ import torch
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
-from traincheck.sources.circumstances import circumstances
+from traincheck.sources.circumstances import circumstances, result_facts
 from traincheck.sources.names import function_name
 from traincheck.sources.recorder import Recorder
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import FUNCTION
-from traincheck.vocab.facts import Facts, facts
+from traincheck.vocab.facts import Facts
 
 TORCH_PREFIX = "torch."
 
@@ -63,7 +63,6 @@ def _leave(mode: _Mode) -> None:
 
 _FLAGS = (bool, str)
 _args_told: dict[tuple[Any, ...], Facts] = {}
-_results_told: dict[tuple[Any, ...], Facts] = {}
 
 
 class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
@@ -102,7 +101,7 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             recorder.abandon(call)
             raise
         try:
-            recorder.leave(call, _result(result))
+            recorder.leave(call, result_facts(result))
         except Exception as error:
             self._fails(error)
         return result
@@ -130,15 +129,4 @@ def _arguments(kwargs: dict[str, Any] | None) -> Facts:
     found = _args_told.get(told)
     if found is None:
         found = _args_told[told] = tuple(sorted(told))
-    return found
-
-
-def _result(result: Any) -> Facts:
-    """dtype and requires_grad of a result that is a tensor."""
-    if not isinstance(result, torch.Tensor):
-        return ()
-    key = (result.dtype, result.requires_grad)
-    found = _results_told.get(key)
-    if found is None:
-        found = _results_told[key] = facts(dtype=str(key[0]).removeprefix(TORCH_PREFIX), requires_grad=key[1])
     return found
