@@ -170,6 +170,10 @@ class APISequence:
         return prop not in STATE_TOKENS and not prop.detail
 
     @staticmethod
+    def is_setting(prop: Property) -> bool:
+        return False
+
+    @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         around = f"between two calls of {short(subject.api)}"
         if prop.detail.startswith(THEN):

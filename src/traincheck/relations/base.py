@@ -34,6 +34,11 @@ class Relation(Protocol):
         """Whether the property only says that a program goes on doing what it did: worth a notice, never an error."""
 
     @staticmethod
+    def is_setting(prop: Property) -> bool:
+        """Whether the property only tells how a program is configured (a fixed learning rate): it says nothing of other
+        programs, and of the same one only that somebody changed it, which is worth a notice."""
+
+    @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         """The rule as a sentence in the present tense, without its precondition and without a full stop."""
 

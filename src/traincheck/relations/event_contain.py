@@ -118,6 +118,10 @@ class EventContain:
         return False
 
     @staticmethod
+    def is_setting(prop: Property) -> bool:
+        return False
+
+    @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         if prop.verb == CALL:
             with_argument = f" with {prop.detail}" if prop.detail else ""

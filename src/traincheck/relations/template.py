@@ -49,5 +49,9 @@ class ReturnsDtype:
         return False
 
     @staticmethod
+    def is_setting(prop: Property) -> bool:
+        return False
+
+    @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         return f"{short(subject.api)} returns a tensor of {prop.object}"

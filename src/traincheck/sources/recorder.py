@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 
 from traincheck.sources.sites import Sites
 from traincheck.sources.steps import Cut, StepTracker
-from traincheck.vocab.events import NO_CALL, Call, Change, Window
+from traincheck.vocab.events import NO_CALL, Call, Change, Reading, TensorSummary, Window
 from traincheck.vocab.facts import Facts
 
 R = TypeVar("R")
@@ -26,7 +26,7 @@ is ever seen to end would grow without bound."""
 class OpenCall:
     """A call that has begun and not yet ended."""
 
-    __slots__ = ("args", "context", "kind", "levels", "note", "parent", "receiver", "seq", "site")
+    __slots__ = ("args", "context", "kind", "levels", "note", "parent", "receiver", "seq", "site", "tensors")
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class OpenCall:
         self.context = context
         self.args = args
         self.note: Any = None
+        self.tensors: tuple[TensorSummary, ...] = ()  # of its arguments first, those of its result are added at its end
 
 
 class _PerThread(threading.local):
@@ -87,6 +88,7 @@ class Recorder:
         self._local = _PerThread()
         self._calls: list[Call] = []
         self._changes: list[Change] = []
+        self._readings: list[Reading] = []
         self._index = 0
         self._overflowed = False
         self._start = 0
@@ -147,6 +149,7 @@ class Recorder:
                     call.args,
                     result,
                     local.number,
+                    call.tensors,
                 )
             )
 
@@ -155,13 +158,18 @@ class Recorder:
         if self._has_room():
             self._changes.append(change)
 
+    def reading(self, reading: Reading) -> None:
+        """Note the value of something."""
+        if self._has_room():
+            self._readings.append(reading)
+
     def _has_room(self) -> bool:
         """Whether the window can take another event; one that cannot is given up as a whole."""
         if self._overflowed:
             return False
-        if len(self._calls) + len(self._changes) >= MOST_EVENTS:
+        if len(self._calls) + len(self._changes) + len(self._readings) >= MOST_EVENTS:
             self._overflowed = True
-            self._calls, self._changes = [], []
+            self._calls, self._changes, self._readings = [], [], []
         return not self._overflowed
 
     @property
@@ -174,10 +182,10 @@ class Recorder:
     def _cut(self, cut: Cut) -> None:
         """Close the current window: what began before `cut.seq` belongs to it, the rest to the next."""
         with self._cutting:
-            calls, changes = self._calls, self._changes
-            later_calls = [call for call in calls if call.seq >= cut.seq]
-            later_changes = [change for change in changes if change.seq >= cut.seq]
-            self._calls, self._changes = later_calls, later_changes
+            calls, changes, readings = self._calls, self._changes, self._readings
+            self._calls = [call for call in calls if call.seq >= cut.seq]
+            self._changes = [change for change in changes if change.seq >= cut.seq]
+            self._readings = [reading for reading in readings if reading.seq >= cut.seq]
             self._start = cut.seq
             self._index += 1
             if self._overflowed:
@@ -192,6 +200,7 @@ class Recorder:
                 changes=tuple(sorted(change for change in changes if change.seq < cut.seq)),
                 rank=self.rank,
                 process=self.process,
+                readings=tuple(sorted(reading for reading in readings if reading.seq < cut.seq)),
             )
         self._on_window(window)
 

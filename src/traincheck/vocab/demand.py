@@ -10,8 +10,11 @@ from dataclasses import dataclass
 class Demand:
     """APIs to observe (at any level of generality) and attributes of variables to observe around them.
 
-    `states` holds `(api, "parameter.grad")` pairs; `apis` the calls that must be recorded. `everything` asks for all
-    that the sources offer, as a full collection does.
+    `states` holds `(api, "parameter.grad")` pairs; `apis` the calls that must be recorded. What is to be read of a call
+    is asked for in the same way: `(api, "arguments")` for its plain arguments, `(api, "tensors")` for summaries of the
+    tensors that go in and come out, `(api, "values")` for what their values say as well. `(kind + "." + attribute,
+    "readings")`, such as `("hyperparameter.lr", "readings")`, asks for readings. `everything` asks for all that the
+    sources offer, as a full collection does.
     """
 
     apis: frozenset[str] = frozenset()
@@ -26,9 +29,16 @@ class Demand:
         """Whether `attribute` (such as `parameter.grad`) is to be observed around a call of these names."""
         return self.everything or any((level, attribute) in self.states for level in levels)
 
+    def wants_reading(self, kind: str, attribute: str) -> bool:
+        """Whether readings of this attribute of this kind of thing are to be taken."""
+        return self.everything or (f"{kind}.{attribute}", READINGS) in self.states
+
     def __or__(self, other: Demand) -> Demand:
         return Demand(self.apis | other.apis, self.states | other.states, self.everything or other.everything)
 
+
+ARGUMENTS, TENSORS, VALUES, READINGS = "arguments", "tensors", "values", "readings"
+"""What else may be asked of a call or a thing, see `Demand`."""
 
 EVERYTHING = Demand(everything=True)
 NOTHING = Demand()

@@ -1,4 +1,7 @@
-"""Events: what a source saw. A call has a start and an end; a change is the state of one variable around a call."""
+"""Events: what a source saw.
+
+A call has a start and an end; a change is the state of one variable around a call; a reading is one value at one time.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from traincheck.vocab.facts import Facts
+from traincheck.vocab.facts import Facts, FactValue
 
 NO_CALL = -1
 
@@ -18,6 +21,28 @@ CALL_KINDS = (LIFECYCLE, REGION, MODULE, FUNCTION, PROJECT)
 """lifecycle: a call that drives training (step, backward ...); region: a block under a context manager (autocast,
 no_grad), which changes nothing by itself; module: a module's forward; function: a public torch function; project: a
 function of the user's own code."""
+
+
+class TensorSummary(NamedTuple):
+    """A tensor that went into a call or came out of it.
+
+    `role` is the name of the parameter it was passed for (`input`, `weight`; `tensors[1]` for the second of a sequence)
+    or `result` (`result[1]` of a tuple). `dtype` is written as torch does, without `torch.`. `storage` tells tensors
+    over the same memory: the name of the variable where it is one, else `~n` for the n-th other storage of this window;
+    empty where it was not asked. `fingerprint` and `facts` (finite, rows_sum_to_one, norm ...) are of the values, and
+    told only where these were read.
+    """
+
+    role: str
+    dtype: str
+    shape: tuple[int, ...]
+    requires_grad: bool = False
+    storage: str = ""
+    fingerprint: int | None = None
+    facts: Facts = ()
+
+
+RESULT = "result"
 
 
 class Call(NamedTuple):
@@ -40,6 +65,7 @@ class Call(NamedTuple):
     args: Facts = ()
     result: Facts = ()
     thread: int = 0
+    tensors: tuple[TensorSummary, ...] = ()
 
     @property
     def name(self) -> str:
@@ -68,13 +94,37 @@ class Change(NamedTuple):
     fingerprint: int | None = None
 
 
+LIVE, SAVED, LOADED, ANNOUNCED = "live", "saved", "loaded", "announced"
+ROLES = (LIVE, SAVED, LOADED, ANNOUNCED)
+
+
+class Reading(NamedTuple):
+    """The value of one attribute of one thing at one time, such as the weight decay of a parameter group.
+
+    `kind` says what the thing is: parameter, buffer, optimizer_state, hyperparameter (of a parameter group), module,
+    scheduler, loader, worker (of a data loader), random (a random state) or run. `value` is a fingerprint for
+    `data`. `role` tells a thing that a program holds (live) from the copy in what is saved or loaded, and from a figure
+    that was announced beforehand (the length of a loader, the horizon of a scheduler). `call` is the call it was read
+    in, or `NO_CALL`. A value that is as it was at the last reading of the same role may be left out between calls.
+    """
+
+    seq: int
+    call: int
+    variable: str
+    kind: str
+    attribute: str
+    value: FactValue
+    role: str = LIVE
+    context: Facts = ()
+
+
 @dataclass(frozen=True)
 class Window:
     """The events of one training step of one process; also the set-up before the first, an evaluation phase, the end.
 
     `index` counts the windows of the process without gaps (a gap means that windows were dropped). `step` is the
     training step that a person would name: 0 before the first, then 1, 2, ...; an evaluation phase carries the step
-    that it follows. Calls and changes are sorted by `seq`.
+    that it follows. Calls, changes and readings are sorted by `seq`.
     """
 
     index: int
@@ -84,6 +134,7 @@ class Window:
     changes: tuple[Change, ...] = ()
     rank: int = 0
     process: int = 0
+    readings: tuple[Reading, ...] = ()
 
     @cached_property
     def by_seq(self) -> dict[int, Call]:
@@ -96,6 +147,14 @@ class Window:
         found: dict[int, list[Change]] = {}
         for change in self.changes:
             found.setdefault(change.call, []).append(change)
+        return found
+
+    @cached_property
+    def readings_of(self) -> dict[int, list[Reading]]:
+        """The readings of this window by the call they were taken in."""
+        found: dict[int, list[Reading]] = {}
+        for reading in self.readings:
+            found.setdefault(reading.call, []).append(reading)
         return found
 
     def ancestors(self, call: Call) -> list[Call]:

@@ -33,6 +33,18 @@ FACTS: dict[str, str] = {
     "retain_graph": "argument of backward",
     "last_batch": "True when a data loader was exhausted",
     "skipped": "True when a gradient scaler left the optimizer step out",
+    "within": "context managers that are active around the call (no_sync, sdpa_kernel ...), joined by +; empty for none",
+    "kind": "what a variable is: parameter, buffer, optimizer_state, hyperparameter, module, loader ...",
+    "inputs_require_grad": "whether any tensor that went into the call requires a gradient",
+    "inputs_floating": "whether any tensor that went into the call is of floating point",
+    "inputs_finite": "whether all tensors that went into the call were finite",
+    "tied": "whether several names stand for the variable",
+    "same_name": "of a pair: whether both have the same name",
+    "same_rank": "of a pair: whether both are of the same rank",
+    "same_dtype": "of a pair: whether both have the same dtype",
+    "same_shape": "of a pair: whether both have the same shape",
+    "replicated": "of a pair over ranks: whether the variable is whole on each rank (no shard of it)",
+    "attributes": "marks that frameworks set on a parameter (tensor_model_parallel ...), joined by +; empty for none",
 }
 """Every fact that may occur in a context. Never here: process and object ids, addresses, byte counts, clocks."""
 
