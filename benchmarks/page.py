@@ -25,19 +25,29 @@ least and the most. The book of `run` is learned from two runs of the same progr
 TRANSFER = """
 ## Whether rules carry over
 
-`python -m benchmarks.transfer`: a book is learned from some of the good examples and checks the others, all clean, so
-that each violated rule is a false alarm.
+`python -m benchmarks.transfer`: a book is learned from k of the good examples and checks the others, all clean, so that
+each violated rule is a false alarm. All choices of k, or a fixed sample of them.
+"""
+
+PIPELINE = """
+## Whether a pipeline's own rules keep quiet
+
+`python -m benchmarks.pipeline`: for each example a book is learned from two of its runs (another seed, another length).
+It checks a third clean run, and runs with something changed, whose settings it should name. A cell tells rules that
+failed as errors, as notices about settings, and as other notices.
 """
 
 
 def write_page() -> None:
     """Write the page anew from what results there are."""
     parts = [HEAD]
-    cost, transfer = _data("overhead"), _data("transfer")
+    cost, transfer, pipeline = _data("overhead"), _data("transfer"), _data("pipeline")
     if cost:
         parts += [COST, _table(cost), _told_machine(cost)]
     if transfer:
         parts += [TRANSFER, _summary(transfer), _told_machine(transfer)]
+    if pipeline:
+        parts += [PIPELINE, _variations(pipeline), _told_machine(pipeline)]
     PAGE.write_text("".join(parts))
 
 
@@ -67,11 +77,34 @@ def _ratio(found: dict[str, float]) -> str:
 
 
 def _summary(transfer: dict[str, Any]) -> str:
-    return (
-        f"\nLearned from {transfer['k']} examples, {transfer['subsets']} choices of them, {transfer['checks']} checks: "
-        f"{transfer['checks_with_error']} with an error, {transfer['checks_with_notice']} with a notice; "
-        f"{transfer['failed_share_of_triggered']:.2%} of the rules that were triggered failed.\n"
-    )
+    lines = [
+        "",
+        "| k | choices | without any alarm | checks | with an error | with a notice "
+        "| rules (median) | triggered | failed / triggered |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for k, found in transfer["by_k"].items():
+        lines.append(
+            f"| {k} | {found['choices']} | {found['choices_without_alarm']} | {found['checks']} | "
+            f"{found['checks_with_error']} | {found['checks_with_notice']} | {found['rules_median']:.0f} | "
+            f"{found['triggered_share']:.0%} | {found['failed_share_of_triggered']:.3%} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _variations(pipeline: dict[str, Any]) -> str:
+    changes = list(dict.fromkeys(row["changed"] for row in pipeline["rows"]))
+    lines = ["", "| example | rules | " + " | ".join(changes) + " |", "|---" * (len(changes) + 2) + "|"]
+    cells: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in pipeline["rows"]:
+        cells.setdefault(row["example"], {})[row["changed"]] = row
+    for name, found in cells.items():
+        told = [
+            f"{row['errors']} / {len(row['settings'])} / {row['notices'] - len(row['settings'])}" if row else "-"
+            for row in (found.get(change) for change in changes)
+        ]
+        lines.append(f"| {name} | {next(iter(found.values()))['rules']} | " + " | ".join(told) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def _told_machine(result: dict[str, Any]) -> str:

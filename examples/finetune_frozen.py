@@ -1,6 +1,7 @@
 """Transfer learning in small: pretrain on digits 0-4, freeze the backbone, learn 5-9 with a new head."""
 
 import argparse
+import io
 import random
 
 import numpy as np
@@ -107,10 +108,14 @@ def main() -> None:
     model = Classifier(n_classes=5)
     source = DataLoader(digits_dataset(range(0, 5)), batch_size=args.batch_size, shuffle=True)
     pretrain(model, source, args.pretrain_epochs, args.pretrain_lr)
+    pretrained = io.BytesIO()  # in place of a file
+    torch.save(model.backbone.state_dict(), pretrained)
 
+    pretrained.seek(0)
+    model = Classifier(n_classes=5)
+    model.backbone.load_state_dict(torch.load(pretrained))
     for param in model.backbone.parameters():
         param.requires_grad = False
-    model.head = nn.Linear(Backbone.out_features, 5)
 
     train_set, val_set = random_split(digits_dataset(range(5, 10)), [0.8, 0.2])
     train_loader = DataLoader(train_set, batch_size=args.batch_size, shuffle=True)
@@ -118,6 +123,7 @@ def main() -> None:
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     print(f"{trainable} of {sum(p.numel() for p in model.parameters())} parameters are trained")
     finetune(model, train_loader, val_loader, args.epochs, args.lr)
+    torch.save(model.state_dict(), io.BytesIO())
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 import math
 import random
+import tempfile
 import time
+from pathlib import Path
 
 import torch
 import torch.nn as nn
@@ -191,11 +193,18 @@ def estimate_loss():
 # training loop
 
 t0 = time.time()
+out_dir = tempfile.TemporaryDirectory()
+ckpt_path = Path(out_dir.name) / "ckpt.pt"
+best_val_loss = float("inf")
 model.train()
 for it in range(max_iters):
     if it % eval_interval == 0:
         losses = estimate_loss()
         print(f"step {it}: train loss {losses['train']:.4f}, val loss {losses['val']:.4f}")
+        if losses["val"] < best_val_loss:
+            best_val_loss = losses["val"]
+            checkpoint = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "iter": it}
+            torch.save(checkpoint, ckpt_path)
 
     X, Y = get_batch("train")
     _, loss = model(X, Y)
@@ -211,6 +220,10 @@ for it in range(max_iters):
 losses = estimate_loss()
 print(f"step {max_iters}: train loss {losses['train']:.4f}, val loss {losses['val']:.4f}")
 
+# sample from the best checkpoint
+checkpoint = torch.load(ckpt_path)
+model.load_state_dict(checkpoint["model"])
 model.eval()
 start = torch.tensor([[stoi["\n"]]], device=device)
 print("".join(itos[i] for i in model.generate(start, 80)[0].tolist()).strip())
+out_dir.cleanup()

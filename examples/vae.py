@@ -1,6 +1,8 @@
 """Variational autoencoder on the 8x8 digits."""
 
 import argparse
+import tempfile
+from pathlib import Path
 
 import torch
 from sklearn.datasets import load_digits
@@ -67,6 +69,7 @@ if __name__ == "__main__":
 
     model = VAE()
     optimizer = optim.Adam(model.parameters(), lr=args.lr)
+    out_dir = tempfile.TemporaryDirectory()
 
     for epoch in range(1, args.epochs + 1):
         model.train()
@@ -92,4 +95,8 @@ if __name__ == "__main__":
             sample = model.decode(torch.randn(16, model.latent))
         print(f"      sample: mean intensity {sample.mean():.3f}, spread over samples {sample.std(0).mean():.3f}")
 
+        state = {"epoch": epoch, "state_dict": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(state, Path(out_dir.name) / f"vae_{epoch}.pt")
+
     show(sample[0])
+    out_dir.cleanup()

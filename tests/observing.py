@@ -15,7 +15,7 @@ from traincheck.sources.recorder import Recorder
 from traincheck.sources.registry import attach, build
 from traincheck.sources.sites import Sites
 from traincheck.vocab.demand import EVERYTHING, Demand
-from traincheck.vocab.events import Call, Change, Window
+from traincheck.vocab.events import Call, Change, Reading, Window
 
 torch.set_num_threads(
     1
@@ -46,6 +46,10 @@ class Seen:
     @property
     def changes(self) -> list[Change]:
         return [change for window in self.windows for change in window.changes]
+
+    @property
+    def readings(self) -> list[Reading]:
+        return [reading for window in self.windows for reading in window.readings]
 
     def named(self, name: str) -> list[Call]:
         """The calls known under `name` at any level."""

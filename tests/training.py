@@ -12,6 +12,7 @@ from torch.nn.modules import module as nn_module
 from torch.optim import lr_scheduler
 from torch.optim import optimizer as optim_module
 from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data._utils import fetch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 
@@ -74,6 +75,8 @@ HOLDERS = [
     nn.Module,
     DataLoader,
     _BaseDataLoaderIter,
+    fetch._MapDatasetFetcher,
+    fetch._IterableDatasetFetcher,
     lr_scheduler.LRScheduler,
     lr_scheduler.ReduceLROnPlateau,
 ]

@@ -1,5 +1,6 @@
-"""python -m benchmarks.transfer [--k 3] [--subsets 20] [--runs FOLDER]: learn from k good examples, check the others.
+"""python -m benchmarks.transfer [--k 1,2,3,6] [--most 84] [--runs FOLDER] [--learn a,b,c]
 
+Learn from k of the good examples and check the others: all choices of k where there are at most --most, else a sample.
 Every example is clean, so each violated rule is a false alarm. The examples are recorded once into FOLDER and reused.
 """
 
@@ -9,88 +10,106 @@ import argparse
 import itertools
 import json
 import random
-import subprocess
-import sys
+import statistics
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.machine import machine
 from benchmarks.page import write_page
+from benchmarks.recorded import EXAMPLES, ROOT, record
+from benchmarks.verdicts import fared
 from traincheck.checking.offline import check_folder
-from traincheck.inference.learn import tally_folder, weigh
-from traincheck.vocab.finding import NOT_OBSERVED, NOT_TRIGGERED, VIOLATED
+from traincheck.inference.learn import tally_folder
+from traincheck.inference.tally import Tally
+from traincheck.inference.weighing import weigh
+from traincheck.invariants.book import Book
+from traincheck.vocab.finding import VIOLATED
+from traincheck.vocab.invariant import ERROR
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "transfer.json"
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+COMPARED = 3
+"""Checks of each k whose verdicts are compared with those of the offline checker."""
 
 
 def main() -> None:
+    """Record what is missing, check all choices, keep and print the result."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--k", type=int, default=3)
-    options.add_argument("--subsets", type=int, default=20)
+    options.add_argument("--k", default="1,2,3,6", help="sizes of the choices, comma-separated")
+    options.add_argument("--most", type=int, default=84, help="choices of each size at most")
     options.add_argument("--runs", type=Path, default=ROOT / "traincheck-runs" / "transfer")
-    options.add_argument("--learn", help="comma-separated names: learn from exactly these")
+    options.add_argument("--learn", help="comma-separated names: learn from exactly these, and keep no result")
     chosen = options.parse_args()
     folders = {script.stem: record(script, chosen.runs / script.stem) for script in EXAMPLES}
     tallies = {name: tally_folder(folder) for name, folder in folders.items()}
-    subsets = list(itertools.combinations(folders, chosen.k))
-    random.Random(0).shuffle(subsets)
     if chosen.learn:
-        subsets = [tuple(chosen.learn.split(","))]
-    rows = []
-    for subset in subsets[: chosen.subsets]:
-        book, _ = weigh([tallies[name] for name in subset])
-        for name, folder in folders.items():
-            if name not in subset:
-                rows.append(row(subset, name, check_folder(folder, book)))
-                print(told(rows[-1]), flush=True)
-    summary = summarise(rows)
-    kept = {"machine": machine(), "k": chosen.k, "subsets": len(subsets[: chosen.subsets]), **summary, "rows": rows}
-    RESULTS.write_text(json.dumps(kept, indent=2) + "\n")
-    print(json.dumps(summary, indent=2))
+        print(json.dumps(summarise(check_all([tuple(chosen.learn.split(","))], tallies, folders)), indent=2))
+        return
+    by_k = {}
+    for k in map(int, chosen.k.split(",")):
+        by_k[str(k)] = summarise(check_all(choices(list(tallies), k, chosen.most), tallies, folders))
+        print(f"k = {k}: {json.dumps(by_k[str(k)], indent=2)}", flush=True)
+    RESULTS.write_text(json.dumps({"machine": machine(), "by_k": by_k}, indent=2) + "\n")
     write_page()
 
 
-def record(script: Path, folder: Path) -> Path:
-    """The run folder of an example, recorded where it is missing."""
-    if not (folder / "run.json").exists():
-        print(f"recording {script.name}", file=sys.stderr, flush=True)
-        command = [sys.executable, "-m", "traincheck", "collect", "-o", str(folder), str(script)]
-        subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
-    return folder
+def choices(names: Sequence[str], k: int, most: int) -> list[tuple[str, ...]]:
+    """All choices of `k` names, or a fixed sample of `most` of them."""
+    found = list(itertools.combinations(names, k))
+    random.Random(0).shuffle(found)
+    return found[:most]
 
 
-def row(subset, name, checked):
+def check_all(subsets: Sequence[tuple[str, ...]], tallies: dict[str, Tally], folders: dict[str, Path]) -> list[Any]:
+    """One row for each choice and each other example."""
+    rows = []
+    for number, subset in enumerate(subsets):
+        book, _ = weigh([tallies[name] for name in subset])
+        rows.extend(row(subset, name, book, tallies[name]) for name in tallies if name not in subset)
+        if number < COMPARED and rows:
+            compare(rows[-1], book, folders[rows[-1]["checked"]])
+    return rows
+
+
+def row(subset: Sequence[str], name: str, book: Book, tally: Tally) -> dict[str, Any]:
     """What one book said of one clean script."""
-    counts = checked.report.counts
-    violated = [rule for rule, verdict in checked.verdicts if verdict == VIOLATED]
+    found = fared(book, tally)
     return {
         "learned_from": list(subset),
         "checked": name,
-        "errors": counts.errors,
-        "notices": counts.notices,
-        "triggered": sum(verdict not in (NOT_TRIGGERED, NOT_OBSERVED) for _, verdict in checked.verdicts),
-        "failed": [f"{rule.severity}: {rule.sentence} ({rule.precondition})" for rule in violated],
+        "rules": len(book.invariants),
+        "triggered": len(found.triggered),
+        "failed": [f"{rule.severity}: {rule.sentence} ({rule.precondition})" for rule in found.failed],
+        "ids": sorted(rule.id for rule in found.failed),
+        "errors": sum(rule.severity == ERROR for rule in found.failed),
     }
 
 
-def told(found) -> str:
-    return (
-        f"{'+'.join(found['learned_from'])} -> {found['checked']}: {found['errors']} errors, "
-        f"{found['notices']} notices, {len(found['failed'])} of {found['triggered']} rules failed"
-    )
+def compare(found: dict[str, Any], book: Book, folder: Path) -> None:
+    """Stop when the offline checker says otherwise than the tally."""
+    verdicts = check_folder(folder, book).verdicts
+    violated = sorted(rule.id for rule, verdict in verdicts if verdict == VIOLATED)
+    if violated != found["ids"]:
+        raise SystemExit(f"{found['checked']}: the checker says {violated} failed, the tally {found['ids']}")
 
 
-def summarise(rows):
+def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of one k. An alarm of a script is a failing rule, whatever findings would group them into."""
     triggered = sum(found["triggered"] for found in rows)
     failed = sum(len(found["failed"]) for found in rows)
+    subsets = {tuple(found["learned_from"]) for found in rows}
+    noisy = {tuple(found["learned_from"]) for found in rows if found["failed"]}
     return {
+        "choices": len(subsets),
+        "choices_without_alarm": len(subsets - noisy),
         "checks": len(rows),
         "checks_with_error": sum(found["errors"] > 0 for found in rows),
-        "checks_with_notice": sum(found["notices"] > 0 for found in rows),
-        "failed_share_of_triggered": round(failed / max(1, triggered), 5),
-        "failing_rules": Counter(rule for found in rows for rule in found["failed"]).most_common(20),
+        "checks_with_notice": sum(len(found["failed"]) > found["errors"] for found in rows),
+        "rules_median": statistics.median(found["rules"] for found in rows),
+        "triggered_share": round(triggered / max(1, sum(found["rules"] for found in rows)), 4),
+        "failed_share_of_triggered": round(failed / max(1, triggered), 6),
+        "failing_rules": Counter(rule for found in rows for rule in found["failed"]).most_common(25),
     }
 
 

@@ -8,7 +8,7 @@ TrainCheckError
 │   ├── CommandNotRunnable
 │   ├── NoTarget
 │   ├── NoBook
-│   ├── NotABook
+│   ├── OtherFile
 │   ├── NoSuchInvariant
 │   ├── BadOption
 │   └── MissingExtra
@@ -19,6 +19,10 @@ TrainCheckError
 │   │   ├── BookUnreadable
 │   │   ├── BookTooNew
 │   │   └── BookConflict
+│   ├── TallyError
+│   │   ├── TallyUnreadable
+│   │   └── TallyTooNew
+│   ├── JournalUnreadable
 │   ├── RunFolderError
 │   │   ├── RunFolderNotFound
 │   │   ├── RunFolderEmpty
@@ -33,12 +37,17 @@ TrainCheckError
 │       └── ReportTooNew
 ├── PluginError                a relation, source or sink of a package that cannot be used (exit code 2)
 ├── OutputError                a place that cannot be written (exit code 1)
+├── WorkerLost                 a process that helped with the work and ended before it was done (exit code 1)
 └── StopTraining               raised in the training loop on request (--on-violation stop)
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import TypeAlias
+
+PathLike: TypeAlias = str | os.PathLike[str]
 
 
 class TrainCheckError(Exception):
@@ -46,6 +55,17 @@ class TrainCheckError(Exception):
 
     slug = "error"
     exit_code = 1
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # As made from its message: our classes take what the message is made of, and errors travel between processes.
+        return type(self).__new__, (type(self), str(self))
+
+
+def _too_new(path: PathLike, what: str, version: object, known: int) -> str:
+    return (
+        f"{os.fspath(path)} {what} {version}; this TrainCheck reads up to {known}. "
+        "Upgrade TrainCheck: pip install -U traincheck"
+    )
 
 
 class UsageError(TrainCheckError):
@@ -58,7 +78,7 @@ class UsageError(TrainCheckError):
 class ScriptNotFound(UsageError):
     slug = "script-not-found"
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: PathLike) -> None:
         super().__init__(
             f"There is no script '{os.fspath(path)}'. Give the path of a Python file, or `-m package.module`, "
             "or `-- command ...` for a launcher such as torchrun."
@@ -68,7 +88,7 @@ class ScriptNotFound(UsageError):
 class NotAScript(UsageError):
     slug = "not-a-script"
 
-    def __init__(self, path: str | os.PathLike[str], why: str) -> None:
+    def __init__(self, path: PathLike, why: str) -> None:
         super().__init__(
             f"'{os.fspath(path)}' is not a Python script ({why}). "
             "To run another program whose Python children are to be observed, write `-- program ...`."
@@ -111,22 +131,23 @@ class NoBook(UsageError):
         )
 
 
-class NotABook(UsageError):
-    slug = "not-a-book"
+class OtherFile(UsageError):
+    slug = "other-file"
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: PathLike, kind: str, option: str) -> None:
         super().__init__(
-            f"'{os.fspath(path)}' exists and is not a book of invariants; it was left as it is. "
-            "Name another file with -o."
+            f"'{os.fspath(path)}' exists and is not {kind}; it was left as it is. Name another file with {option}."
         )
 
 
 class NoSuchInvariant(UsageError):
     slug = "no-such-invariant"
 
-    def __init__(self, path: str | os.PathLike[str], name: str, matching: int) -> None:
+    def __init__(self, path: PathLike, name: str, matching: int, candidates: Sequence[tuple[str, str]] = ()) -> None:
         found = f"{matching} ids begin" if matching else "no id begins"
-        super().__init__(f"In '{os.fspath(path)}' {found} with '{name}'. `traincheck show` prints the ids.")
+        told = "; ".join(f"{one} ({sentence})" for one, sentence in candidates)
+        hint = f" Did you mean {told}?" if told else ""
+        super().__init__(f"In '{os.fspath(path)}' {found} with '{name}'.{hint} `traincheck show` prints the ids.")
 
 
 class BadOption(UsageError):
@@ -159,7 +180,7 @@ class BookError(InputError):
 class BookNotFound(BookError):
     slug = "book-not-found"
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: PathLike) -> None:
         super().__init__(
             f"There is no book '{os.fspath(path)}'. "
             f"Learn one from good runs: traincheck infer RUN ... -o {os.fspath(path)}"
@@ -169,7 +190,7 @@ class BookNotFound(BookError):
 class BookUnrecognised(BookError):
     slug = "book-unrecognised"
 
-    def __init__(self, path: str | os.PathLike[str], why: str) -> None:
+    def __init__(self, path: PathLike, why: str) -> None:
         super().__init__(
             f"Cannot read '{os.fspath(path)}' as a book of invariants: {why}. "
             "A book is the file that `traincheck infer RUN ... -o BOOK` writes."
@@ -179,7 +200,7 @@ class BookUnrecognised(BookError):
 class BookUnreadable(BookError):
     slug = "book-unreadable"
 
-    def __init__(self, path: str | os.PathLike[str], line: int, why: str) -> None:
+    def __init__(self, path: PathLike, line: int, why: str) -> None:
         super().__init__(
             f"{os.fspath(path)}, line {line}: {why}. A book is JSON Lines as `traincheck infer` writes it; "
             "write it again, or mend or delete the line."
@@ -189,20 +210,48 @@ class BookUnreadable(BookError):
 class BookTooNew(BookError):
     slug = "book-too-new"
 
-    def __init__(self, path: str | os.PathLike[str], version: object, known: int) -> None:
-        super().__init__(
-            f"{os.fspath(path)} is a book of format {version}; this TrainCheck reads up to {known}. "
-            "Upgrade TrainCheck: pip install -U traincheck"
-        )
+    def __init__(self, path: PathLike, version: object, known: int) -> None:
+        super().__init__(_too_new(path, "is a book of format", version, known))
 
 
 class BookConflict(BookError):
     slug = "book-conflict"
 
-    def __init__(self, invariant: str, first: str | os.PathLike[str], second: str | os.PathLike[str]) -> None:
+    def __init__(self, invariant: str, first: PathLike, second: PathLike) -> None:
         super().__init__(
             f"The id {invariant} names one rule in {os.fspath(first)} and another in {os.fspath(second)}. "
             "One of the files was changed by hand; learn it again with `traincheck infer`."
+        )
+
+
+class TallyError(InputError):
+    slug = "tally"
+
+
+class TallyUnreadable(TallyError):
+    slug = "tally-unreadable"
+
+    def __init__(self, path: PathLike, why: str) -> None:
+        super().__init__(
+            f"Cannot read '{os.fspath(path)}' as a tally file: {why}. A tally file is what `traincheck infer RUN ... "
+            "--tally FILE` writes; a run is named by its folder."
+        )
+
+
+class TallyTooNew(TallyError):
+    slug = "tally-too-new"
+
+    def __init__(self, path: PathLike, version: object, known: int) -> None:
+        super().__init__(_too_new(path, "is a tally file of format", version, known))
+
+
+class JournalUnreadable(InputError):
+    slug = "journal-unreadable"
+
+    def __init__(self, path: PathLike, why: str) -> None:
+        super().__init__(
+            f"Cannot read '{os.fspath(path)}' as a journal: {why}. A journal is the file that "
+            "`traincheck infer RUN ... -o BOOK` writes beside the book, BOOK.journal.jsonl."
         )
 
 
@@ -215,7 +264,7 @@ class RunFolderError(InputError):
 class RunFolderNotFound(RunFolderError):
     slug = "run-folder-not-found"
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: PathLike) -> None:
         super().__init__(
             f"There is no run folder '{os.fspath(path)}'. Record one: traincheck collect -o {os.fspath(path)} train.py"
         )
@@ -224,7 +273,7 @@ class RunFolderNotFound(RunFolderError):
 class RunFolderEmpty(RunFolderError):
     slug = "run-folder-empty"
 
-    def __init__(self, path: str | os.PathLike[str], why: str) -> None:
+    def __init__(self, path: PathLike, why: str) -> None:
         super().__init__(
             f"The run folder '{os.fspath(path)}' holds no events ({why}). "
             "Record the run again with `traincheck collect`; `traincheck doctor` tells what can be observed here."
@@ -234,17 +283,14 @@ class RunFolderEmpty(RunFolderError):
 class TraceTooNew(RunFolderError):
     slug = "trace-too-new"
 
-    def __init__(self, path: str | os.PathLike[str], version: object, known: int) -> None:
-        super().__init__(
-            f"{os.fspath(path)} was written in trace format {version}; this TrainCheck reads up to {known}. "
-            "Upgrade TrainCheck: pip install -U traincheck"
-        )
+    def __init__(self, path: PathLike, version: object, known: int) -> None:
+        super().__init__(_too_new(path, "was written in trace format", version, known))
 
 
 class TraceUnreadable(RunFolderError):
     slug = "trace-unreadable"
 
-    def __init__(self, path: str | os.PathLike[str], why: str) -> None:
+    def __init__(self, path: PathLike, why: str) -> None:
         super().__init__(
             f"'{os.fspath(path)}' is not as TrainCheck wrote it: {why}. "
             "Take it out of the run folder to read the rest, or record the run again."
@@ -254,14 +300,14 @@ class TraceUnreadable(RunFolderError):
 class TraceOutOfReach(RunFolderError):
     slug = "trace-out-of-reach"
 
-    def __init__(self, path: str | os.PathLike[str], why: str) -> None:
+    def __init__(self, path: PathLike, why: str) -> None:
         super().__init__(f"'{os.fspath(path)}' cannot be read: {why}. Check the path and its permissions.")
 
 
 class SessionUnreadable(RunFolderError):
     slug = "session-unreadable"
 
-    def __init__(self, path: str | os.PathLike[str], why: str) -> None:
+    def __init__(self, path: PathLike, why: str) -> None:
         super().__init__(
             f"The settings of the run in '{os.fspath(path)}' cannot be read ({why}). "
             "Every process of the run needs them; start the run again."
@@ -271,7 +317,7 @@ class SessionUnreadable(RunFolderError):
 class RunFolderInUse(RunFolderError):
     slug = "run-folder-in-use"
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: PathLike) -> None:
         super().__init__(
             f"'{os.fspath(path)}' already holds something. Nothing was overwritten; name another folder with -o, "
             "or remove that one."
@@ -287,7 +333,7 @@ class ReportError(InputError):
 class ReportNotFound(ReportError):
     slug = "report-not-found"
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: PathLike) -> None:
         super().__init__(
             f"There is no report '{os.fspath(path)}'. "
             "Name the JSON report that `traincheck run` or `traincheck check` wrote."
@@ -297,7 +343,7 @@ class ReportNotFound(ReportError):
 class ReportUnreadable(ReportError):
     slug = "report-unreadable"
 
-    def __init__(self, path: str | os.PathLike[str], why: str) -> None:
+    def __init__(self, path: PathLike, why: str) -> None:
         super().__init__(
             f"Cannot read '{os.fspath(path)}' as a report: {why}. "
             "A report is the JSON file that `traincheck run` and `traincheck check` write; check the run again."
@@ -307,11 +353,8 @@ class ReportUnreadable(ReportError):
 class ReportTooNew(ReportError):
     slug = "report-too-new"
 
-    def __init__(self, path: str | os.PathLike[str], version: object, known: int) -> None:
-        super().__init__(
-            f"{os.fspath(path)} is a report of version {version}; this TrainCheck reads up to {known}. "
-            "Upgrade TrainCheck: pip install -U traincheck"
-        )
+    def __init__(self, path: PathLike, version: object, known: int) -> None:
+        super().__init__(_too_new(path, "is a report of version", version, known))
 
 
 class PluginError(TrainCheckError):
@@ -329,10 +372,21 @@ class OutputError(TrainCheckError):
 
     slug = "output"
 
-    def __init__(self, path: str | os.PathLike[str], why: str) -> None:
+    def __init__(self, path: PathLike, why: str) -> None:
         super().__init__(
             f"Cannot write '{os.fspath(path)}': {why}. "
             "Check its permissions and the free space, or name another place with -o."
+        )
+
+
+class WorkerLost(TrainCheckError):
+    slug = "worker-lost"
+
+    def __init__(self, what: str, code: int | None) -> None:
+        how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
+        super().__init__(
+            f"The process that was reading '{what}' ended {how}, most often because memory ran out. "
+            "Nothing was written. Try again with --jobs 1, which needs the least memory."
         )
 
 

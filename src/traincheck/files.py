@@ -30,3 +30,7 @@ def write_whole(path: PathLike, data: bytes) -> None:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
         raise OutputError(path, error.strerror or str(error)) from None
+    except BaseException:  # Ctrl-C leaves nothing behind
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise

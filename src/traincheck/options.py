@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 Value: TypeAlias = str | bool | tuple[str, ...] | None
-Kind: TypeAlias = Literal["text", "path", "texts", "paths", "switch"]
+Kind: TypeAlias = Literal["text", "path", "texts", "paths", "switch", "number"]
 
 ENVIRONMENT = "TRAINCHECK_"
 
@@ -58,7 +58,13 @@ class Option:
         """What a value should be, for a message."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
-        words = {"switch": "true or false", "texts": "a list of names", "paths": "a list of paths", "path": "a path"}
+        words = {
+            "switch": "true or false",
+            "texts": "a list of names",
+            "paths": "a list of paths",
+            "path": "a path",
+            "number": "a whole number, 1 or more",
+        }
         return words.get(self.kind, "a text")
 
 
@@ -109,7 +115,28 @@ _TABLE = (
         shared=True,
     ),
     Option("run_folder", ("--out", "-o"), "Run folder to write. (default: RUNS/NAME-DATE-TIME)", "path", "RUN"),
-    Option("book_file", ("--out", "-o"), "Book to write; an older book of that name is replaced.", "path", "BOOK"),
+    Option(
+        "book_file",
+        ("--out", "-o"),
+        "Book to write; an older book of that name is replaced, and its mutes are kept.",
+        "path",
+        "BOOK",
+    ),
+    Option("merged_file", ("--out", "-o"), "Book or tally file to write.", "path", "OUT"),
+    Option(
+        "tally_file",
+        ("--tally",),
+        "Tally file to write: what was counted of these runs, to learn from later without the recordings.",
+        "path",
+        "FILE",
+    ),
+    Option(
+        "jobs",
+        ("--jobs", "-j"),
+        "Recorded processes to read at a time. (default: as many as there are cores and as the recordings are worth)",
+        "number",
+        "N",
+    ),
     Option(
         "journal",
         ("--journal",),
@@ -117,6 +144,10 @@ _TABLE = (
         "path",
         "FILE",
     ),
+    Option("journal_read", ("--journal",), "Journal to look in, instead of run folders.", "path", "FILE"),
+    Option("reason", ("--reason",), "Why; it is kept in the book for whoever reads it next.", metavar="TEXT"),
+    Option("unmute", ("--unmute",), "Check these invariants again.", "switch", default=False),
+    Option("fail_on_change", ("--fail-on-change",), "Give exit code 3 when anything differs.", "switch", default=False),
     Option("json_file", ("--json",), "Also write the report as JSON.", "path", "FILE"),
     Option("html_file", ("--html",), "Also write the report as one self-contained HTML page.", "path", "FILE"),
     Option("as_json", ("--json",), "Print JSON.", "switch", default=False),
@@ -129,7 +160,7 @@ _TABLE = (
         metavar="error|notice",
         choices=("error", "notice"),
     ),
-    Option("candidate", ("--candidate",), "Follow the candidates whose sentence contains TEXT.", metavar="TEXT"),
+    Option("candidate", ("--candidate",), "Follow the candidates that TEXT names in its own words.", metavar="TEXT"),
     Option("debug", ("--debug",), "Show the traceback of an error in TrainCheck itself.", "switch", default=False),
 )
 

@@ -14,16 +14,25 @@ from traincheck.errors import PluginError
 RELATIONS = {
     "EventContain": "traincheck.relations.event_contain:EventContain",
     "APISequence": "traincheck.relations.api_sequence:APISequence",
+    "APIArg": "traincheck.relations.api_arg:APIArg",
+    "APIOutput": "traincheck.relations.api_output:APIOutput",
+    "Consistent": "traincheck.relations.consistent:Consistent",
+    "Periodic": "traincheck.relations.periodic:Periodic",
 }
 
 GROUPS: dict[str, dict[str, str]] = {"traincheck.relations": RELATIONS}
+
+MEMBERS: dict[str, tuple[str, ...]] = {
+    "traincheck.relations": ("occasions", "needs", "is_habit", "is_setting", "describe"),
+}
+"""The methods that a class must have to be an extension of a group, whatever they do."""
 
 
 def load(group: str) -> dict[str, Any]:
     """The classes of an extension point by name: built-in ones first, then those of installed packages.
 
-    Raises PluginError for a name that two claim, for a class that cannot be imported, and for one whose own `name`
-    is another.
+    Raises PluginError for a name that two claim, for a class that cannot be imported, for one whose own `name` is
+    another, and for one that lacks a method.
     """
     places = dict(GROUPS[group])
     for entry in entry_points(group=group):
@@ -35,10 +44,17 @@ def load(group: str) -> dict[str, Any]:
 
 def _class(group: str, name: str, place: str) -> Any:
     module, _, attribute = place.partition(":")
+    if not attribute:
+        raise PluginError(group, name, f"{place!r} names no class; write it as `module:Class`")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise PluginError(group, name, f"{place} cannot be imported ({error})") from error
+    except Exception as error:  # it is somebody else's code, and whatever it raises has to be told with its name
+        raise PluginError(group, name, f"{place} cannot be imported ({type(error).__name__}: {error})") from error
+    if not isinstance(found, type):
+        raise PluginError(group, name, f"{place} is no class but {type(found).__name__}")
     if getattr(found, "name", None) != name:
         raise PluginError(group, name, f"{place} calls itself {getattr(found, 'name', None)!r}")
+    missing = [member for member in MEMBERS.get(group, ()) if not callable(getattr(found, member, None))]
+    if missing:
+        raise PluginError(group, name, f"{place} has no {', '.join(missing)}")
     return found

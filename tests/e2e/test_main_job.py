@@ -77,7 +77,7 @@ def test_clean_twin_is_clean(name: str, book: Path, tmp_path: Path) -> None:
     assert not [finding for finding in report["findings"] if finding["severity"] == "error"]
 
 
-@pytest.mark.parametrize("name", ["vae", "reinforce", "finetune_frozen", "hf_trainer"])
+@pytest.mark.parametrize("name", ["vae", "reinforce", "finetune_frozen", "hf_trainer", "augmented_workers"])
 def test_other_good_scripts_are_clean(name: str, book: Path, tmp_path: Path) -> None:
     code, report = run(EXAMPLES / f"{name}.py", book, tmp_path / "run")
     assert code == 0

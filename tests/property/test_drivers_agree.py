@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from observing import observing
 from traincheck.checking.engine import Engine, Outcome, demand_of
-from traincheck.inference.learn import tally_windows, weigh
+from traincheck.inference.learn import tally_windows
+from traincheck.inference.weighing import weigh
 from traincheck.inference.tally import Tally
 from traincheck.trace.reader import read_windows
 from traincheck.trace.writer import TraceWriter

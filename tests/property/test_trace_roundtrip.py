@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from traincheck.testing.readable import from_text, to_text
 from traincheck.trace.reader import read_windows
 from traincheck.trace.writer import TraceWriter
-from traincheck.vocab.events import CALL_KINDS, STAGES, Call, Change, Window
+from traincheck.vocab.events import CALL_KINDS, ROLES, STAGES, Call, Change, Reading, TensorSummary, Window
 
 texts = st.sampled_from(["", "a", "Net.fc.weight"]) | st.text(max_size=8)
 names = st.sampled_from(["torch.add", "f.<locals>.g"]) | st.text(
@@ -20,6 +20,23 @@ names = st.sampled_from(["torch.add", "f.<locals>.g"]) | st.text(
 values = st.none() | st.booleans() | st.integers() | st.sampled_from([0, 1]) | st.floats() | texts
 all_facts = st.dictionaries(texts, values, max_size=3).map(lambda pairs: tuple(sorted(pairs.items())))
 positions = st.integers(-1, 20) | st.integers(-(2**63), 2**63 - 1)
+fingerprints = st.none() | st.integers(0, 2**64 - 1)
+facts_of_values = st.dictionaries(st.sampled_from(["finite", "norm", "zero"]) | texts, values, max_size=3).map(
+    lambda pairs: tuple(sorted(pairs.items()))
+)
+tensors = st.lists(
+    st.builds(
+        TensorSummary,
+        role=texts,
+        dtype=texts | st.sampled_from(["float32", "a[1]", "a requires_grad"]),
+        shape=st.lists(st.integers(0, 9) | st.integers(0, 2**62), max_size=3).map(tuple),
+        requires_grad=st.booleans(),
+        storage=texts,
+        fingerprint=fingerprints,
+        facts=facts_of_values,
+    ),
+    max_size=3,
+).map(tuple)
 
 calls = st.builds(
     Call,
@@ -34,6 +51,7 @@ calls = st.builds(
     args=all_facts,
     result=all_facts,
     thread=st.integers(0, 3),
+    tensors=tensors,
 )
 changes = st.builds(
     Change,
@@ -47,7 +65,18 @@ changes = st.builds(
     changed=st.booleans(),
     owner=texts,
     context=all_facts,
-    fingerprint=st.none() | st.integers(0, 2**64 - 1),
+    fingerprint=fingerprints,
+)
+readings = st.builds(
+    Reading,
+    seq=positions,
+    call=positions,
+    variable=texts,
+    kind=texts,
+    attribute=texts | st.just("data"),
+    value=values | st.integers(0, 2**64) | st.just(-1),
+    role=st.sampled_from(ROLES) | texts,
+    context=all_facts,
 )
 windows_of_a_process = st.lists(
     st.builds(
@@ -57,6 +86,7 @@ windows_of_a_process = st.lists(
         stage=st.sampled_from(STAGES),
         calls=st.lists(calls, max_size=4).map(tuple),
         changes=st.lists(changes, max_size=4).map(tuple),
+        readings=st.lists(readings, max_size=4).map(tuple),
     ),
     max_size=4,
 )
@@ -92,6 +122,10 @@ def test_a_torn_file_gives_a_prefix(windows: list[Window], data: st.DataObject) 
     assert repr(found) == repr(windows[: sum(size <= cut for size in sizes)])
 
 
+def _seq(event: Call | Reading) -> int:
+    return event.seq
+
+
 words = st.text(st.characters(codec="ascii", categories=["L", "N", "P", "Zs"]), min_size=1, max_size=8)
 readable_calls = st.builds(
     Call,
@@ -106,11 +140,29 @@ readable_calls = st.builds(
     args=all_facts,
     result=all_facts,
     thread=st.integers(0, 3),
+    tensors=tensors,
+)
+readable_readings = st.builds(
+    Reading,
+    seq=st.integers(51, 60),
+    call=st.integers(-1, 30),
+    variable=texts,
+    kind=st.sampled_from(["parameter", "worker"]),
+    attribute=words | st.just("random.python"),
+    value=values,
+    role=st.sampled_from(ROLES) | words,
+    context=all_facts,
 )
 
 
-@given(st.lists(readable_calls, max_size=5, unique_by=lambda call: call.seq).map(sorted), words)
-def test_readable_lines_tell_the_window(calls: list[Call], variable: str) -> None:
+@given(
+    st.lists(readable_calls, max_size=5, unique_by=lambda call: call.seq).map(lambda calls: sorted(calls, key=_seq)),
+    st.lists(readable_readings, max_size=3, unique_by=lambda reading: reading.seq).map(
+        lambda readings: sorted(readings, key=_seq)
+    ),
+    words,
+)
+def test_readable_lines_tell_the_window(calls: list[Call], readings: list[Reading], variable: str) -> None:
     change = Change(50, -1, variable, "parameter", "grad", "some", "none", True)
-    windows = [Window(0, 1, "train", tuple(calls), (change,))]
+    windows = [Window(0, 1, "train", tuple(calls), (change,), readings=tuple(readings))]
     assert repr(from_text(to_text(windows))) == repr(windows)

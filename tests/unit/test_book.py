@@ -20,7 +20,7 @@ from traincheck.errors import (
     OutputError,
 )
 from traincheck.invariants.book import Book, LearnedRun, merge_books, read_book, read_books, write_book
-from traincheck.vocab.invariant import Clause, Invariant, Support
+from traincheck.vocab.invariant import Clause, Invariant, Precondition, Support
 from traincheck.vocab.occasion import Property
 
 Make = Callable[..., Invariant]
@@ -66,10 +66,36 @@ def test_the_same_rules_in_any_order_give_the_same_bytes(book: Book, path: Path,
 
 def test_the_lines_are_sorted_by_what_they_say(path: Path) -> None:
     header, *lines = map(json.loads, path.read_text().splitlines())
-    assert header["invariants"] == 4 and header["kind"] == "traincheck book" and header["format"] == 1
+    assert header["invariants"] == 4 and header["kind"] == "traincheck book" and header["format"] == 2
     assert [line["relation"] for line in lines] == ["APISequence"] * 2 + ["EventContain"] * 2
     assert [line["property"]["verb"] for line in lines[:2]] == ["followed by", "preceded by"]
     assert lines[2]["precondition"] == [{"fact": "grads", "is_not": "none"}, {"fact": "stage", "is": "train"}]
+
+
+def test_a_book_of_format_1_is_read(book: Book, path: Path) -> None:
+    text = path.read_text()
+    assert '"otherwise"' not in text and '"program"' not in text  # so its lines are what they were in format 1
+    path.write_text(text.replace('"format":2', '"format":1', 1))
+    assert read_book(path) == book
+
+
+def test_a_rule_without_alternatives_has_the_id_that_it_always_had(book: Book) -> None:
+    assert [one.id for one in book.invariants] == ["6d8421e4ae", "3f48f3ce6f", "82c4f97757", "cc5e4d5f41"]
+
+
+def test_alternatives_and_names_are_told(new_invariant: Make, tmp_path: Path) -> None:
+    inside = Clause("within", "no_sync", contains=True)
+    condition = Precondition((Clause("stage", "train"), ~inside), ((inside,), (Clause("lr", "zero", True),)))
+    told = replace(new_invariant(), precondition=condition, id="")
+    write_book(Book((told,)), tmp_path / "book")
+    assert read_book(tmp_path / "book").invariants == (told,)
+    line = json.loads((tmp_path / "book").read_text().splitlines()[1])
+    assert line["precondition"] == [{"fact": "stage", "is": "train"}, {"fact": "within", "lacks": "no_sync"}]
+    assert line["otherwise"] == [[{"fact": "within", "contains": "no_sync"}], [{"fact": "lr", "is_not": "zero"}]]
+    others = [
+        replace(told, id="", precondition=Precondition(condition.clauses, condition.otherwise[:n])) for n in (0, 1)
+    ]
+    assert len({told.id, *(one.id for one in others)}) == 3
 
 
 def test_an_invariant_is_found_by_its_id(book: Book) -> None:
@@ -167,8 +193,8 @@ def test_severity_and_mute_may_be_changed_by_hand(path: Path) -> None:
         ({"scope": "mine"}, "$.scope"),
         ({"origin": "mnist.py"}, "$.origin"),
         ({"support": {"occasions": -1, "steps": 1, "runs": 1, "scripts": 1}}, "$.support.occasions"),
-        ({"precondition": [{"fact": "stage"}]}, "either `is` or `is_not`"),
-        ({"precondition": [{"fact": "stage", "is": 1, "is_not": 2}]}, "either `is` or `is_not`"),
+        ({"precondition": [{"fact": "stage"}]}, "one of `is`"),
+        ({"precondition": [{"fact": "stage", "is": 1, "is_not": 2}]}, "one of `is`"),
         ({"comment": "would be lost"}, "comment"),
     ],
 )

@@ -119,29 +119,23 @@ def test_explain_an_invariant(book: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["explain", str(book)]) == 2
 
 
-def learned(entries: list[str], wrote: list[Path] | None = None) -> object:
+def learned(wrote: list[Path] | None = None) -> object:
     def write(path: Path) -> None:
         (wrote if wrote is not None else []).append(path)
 
-    journal = types.SimpleNamespace(write=write, find=lambda text: [entry for entry in entries if text in entry])
-    return types.SimpleNamespace(book=Book((invariant(),)), journal=journal, seconds=1.25)
-
-
-def test_explain_a_candidate(stand_in: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
-    stand_in("traincheck.inference.learn", learn=lambda folders, progress=None: learned(["zero_grad: kept", "step"]))
-    assert main(["explain", "--candidate", "zero_grad", "runs/a"]) == 0
-    assert capsys.readouterr().out == "zero_grad: kept\n"
-    assert main(["explain", "--candidate", "nothing", "runs/a"]) == 0
-    assert "no candidate" in capsys.readouterr().err
+    journal = types.SimpleNamespace(write=write)
+    return types.SimpleNamespace(
+        book=Book((invariant(),)), journal=journal, seconds=1.25, tallies=(), remarks=("a remark",)
+    )
 
 
 def test_infer_writes_book_and_journal(tmp_path: Path, stand_in: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
     wrote: list[Path] = []
 
-    def learn(folders: list[Path], progress: Callable[[str, int, int], None]) -> object:
+    def learn(folders: list[Path], progress: Callable[[str, int, int], None], jobs: int) -> object:
         progress("reading", 1, 2)
-        assert folders == [Path("runs/a"), Path("runs/b")]
-        return learned([], wrote)
+        assert folders == [Path("runs/a"), Path("runs/b")] and jobs == 1
+        return learned(wrote)
 
     stand_in("traincheck.inference.learn", learn=learn)
     assert main(["infer", "runs/a", "runs/b", "-o", "new.jsonl"]) == 0
@@ -151,7 +145,7 @@ def test_infer_writes_book_and_journal(tmp_path: Path, stand_in: StandIn, capsys
     assert main(["infer", "runs/a", "runs/b", "-o", "new.jsonl", "--journal", "why"]) == 0  # a book is replaced
     (tmp_path / "train.py").write_text("print()\n")
     assert main(["infer", "runs/a", "-o", "train.py"]) == 2
-    assert "[not-a-book]" in capsys.readouterr().err
+    assert "[other-file]" in capsys.readouterr().err
     assert (tmp_path / "train.py").read_text() == "print()\n"
     assert main(["infer", "runs/a", "-o", str(tmp_path)]) == 2
 
@@ -265,7 +259,7 @@ def test_doctor_tells_people_and_programs(monkeypatch: pytest.MonkeyPatch, capsy
 def test_published_infer_and_check(
     tmp_path: Path, book: Path, stand_in: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stand_in("traincheck.inference.learn", learn=lambda folders, progress=None: learned([]))
+    stand_in("traincheck.inference.learn", learn=lambda folders, progress, jobs: learned())
     assert published.infer(["-f", "a", "b", "-o", "x.jsonl", "--disable-relation", "Y", "Z", "-b", "polars"]) == 0
     assert "not needed any more and left out: --disable-relation, -b" in capsys.readouterr().err
     stand_in("traincheck.checking.offline", check_folder=lambda folder, book, progress=None: Checked(report("error")))

@@ -41,6 +41,12 @@ FAULTS: list[tuple[type, str, str]] = [
     (AutogradSource, "_ends", "autograd"),
     (LifecycleSource, "_name_of", "lifecycle"),
     (LoaderSource, "_name", "loaders"),
+    (LoaderSource, "_pass_begins", "loaders"),
+    (LoaderSource, "_index_ends", "loaders"),
+    (LoaderSource, "_next_begins", "loaders"),
+    (LoaderSource, "_next_ends", "loaders"),
+    (LoaderSource, "_tell_pass", "loaders"),
+    (LoaderSource, "_at_end", "loaders"),
     (ProjectSource, "_begins", "project"),
 ]
 

@@ -1,4 +1,4 @@
-"""From occasions to rules: preconditions, confidence, tallies, suppression, and the independence of order."""
+"""From occasions to rules: confidence, tallies, suppression, and the independence of order."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 from traincheck.inference.confidence import ERROR_CONFIDENCE, confidence, of_support, severity
 from traincheck.inference.journal import DROPPED, KEPT
-from traincheck.inference.learn import tally_windows, weigh
-from traincheck.inference.preconditions import Evidence, Inseparable, experience, learn
+from traincheck.inference.learn import tally_windows
 from traincheck.inference.suppression import suppress
 from traincheck.inference.tally import Tally
+from traincheck.inference.weighing import weigh
 from traincheck.invariants.book import write_book
 from traincheck.testing.readable import from_text
 from traincheck.vocab.events import Window
@@ -24,94 +24,6 @@ from traincheck.vocab.occasion import Occasion, Property, Subject
 
 STEP, SGD, ADAM = "torch.optim.Optimizer.step", "torch.optim.SGD.step", "torch.optim.Adam.step"
 CHANGES = Property("contains change", "parameter.data", "changes")
-
-
-def good(run: int = 0, **told: object) -> Evidence:
-    return Evidence(facts(**told), run, held=10, failed=0, windows=5)  # type: ignore[arg-type]
-
-
-def bad(run: int = 0, **told: object) -> Evidence:
-    return Evidence(facts(**told), run, held=3, failed=1, windows=5)  # type: ignore[arg-type]
-
-
-def learned(*evidence: Evidence) -> str:
-    """The precondition in words, whatever the order of the evidence."""
-    found = {str(learn(order)) for order in itertools.islice(itertools.permutations(evidence), 24)}
-    assert len(found) == 1
-    return found.pop()
-
-
-# -- preconditions ---------------------------------------------------------------------------------------------------
-
-
-def test_no_failure_needs_no_condition() -> None:
-    assert learned(good(mode="a"), good(mode="b")) == "always"
-
-
-def test_one_planted_clause() -> None:
-    assert learned(good(stage="train", x=1), good(stage="train", x=2), bad(stage="eval", x=1)) == "stage is train"
-
-
-def test_a_planted_negation() -> None:
-    evidence = [good(grads=state, x=x) for state in ("some", "mixed", "zero") for x in (1, 2)]
-    assert learned(*evidence, bad(grads="none", x=1), bad(grads="none", x=2)) == "grads is not none"
-
-
-def test_a_planted_conjunction() -> None:
-    told = learned(
-        good(a=True, b=True, c=1),
-        good(a=True, b=True, c=2),
-        bad(a=True, b=False, c=1),
-        bad(a=False, b=True, c=1),
-        bad(a=True, b=False, c=2),
-        bad(a=False, b=True, c=2),
-    )
-    assert set(told.split(" and ")) in (
-        {"a is True", "b is True"},
-        {"a is not False", "b is not False"},
-        {"a is True", "b is not False"},
-        {"a is not False", "b is True"},
-    )
-
-
-def test_what_no_condition_separates() -> None:
-    found = learn([good(a=1, b=1), bad(a=1, b=1)])
-    assert isinstance(found, Inseparable)
-    assert "both held and failed" in str(found)
-    three = [good(a=1, b=1, c=1), bad(a=1, b=1, c=0), bad(a=1, b=0, c=1), bad(a=0, b=1, c=1)]
-    assert isinstance(learn(three), Inseparable)
-    assert isinstance(learn([bad(a=1), bad(a=2)]), Inseparable)
-
-
-def test_frequency_is_no_criterion() -> None:
-    rare = Evidence(facts(replicated=True), 0, held=1, failed=0, windows=1)
-    often = Evidence(facts(replicated=False), 0, held=0, failed=38, windows=38)
-    assert learned(rare, often) == "replicated is True"
-
-
-def test_facts_that_separate_equally_well_enter_together() -> None:
-    told = learned(good(a=1, b="x"), bad(a=2, b="y"))
-    assert {clause.split()[0] for clause in told.split(" and ")} == {"a", "b"}
-
-
-def test_the_condition_that_covers_most_runs_wins() -> None:
-    evidence = [good(run, lr="positive", script=run) for run in range(3)]
-    assert learned(*evidence, bad(0, lr="zero", script=3), bad(1, lr="zero", script=1)) == "lr is positive"
-
-
-def test_experience_is_what_never_varied() -> None:
-    rows = [good(autocast="off", stage="train", x=1), good(autocast="off", stage="train", x=2)]
-    known = experience(rows, Precondition((Clause("stage", "train"),)))
-    assert [str(clause) for clause in known.clauses] == ["autocast is off"]
-    assert known.true_in(facts(autocast="off", stage="eval")) and not known.true_in(facts(autocast="bfloat16"))
-
-
-def test_symptoms_are_no_experience() -> None:
-    rows = [good(held="this", grads="some", x=1)]
-    known = experience(rows, Precondition())
-    for state in ("some", "none", "mixed"):
-        assert known.true_in(facts(held="none", grads=state, x=1))
-    assert not known.true_in(facts(held="this", grads="some", x=2))
 
 
 # -- confidence ------------------------------------------------------------------------------------------------------
@@ -265,6 +177,14 @@ def test_the_special_class_follows_from_the_general(make: Callable[..., Invarian
     narrow = (Clause("stage", "train"),)
     assert left([make(STEP, "x", clauses=narrow), make(SGD, "x")]) == {(STEP, "x", ""), (SGD, "x", "")}
     assert left([make(STEP, "x"), make(SGD, "x", clauses=narrow)]) == {(STEP, "x", "")}
+
+
+def test_what_one_alternative_implies_is_left_out(make: Callable[..., Invariant]) -> None:
+    general = make(STEP, "x")
+    either = Precondition((Clause("stage", "train"),), ((Clause("stage", "eval"),),))
+    general = replace(general, precondition=either, id="")
+    assert left([general, make(SGD, "x", clauses=(Clause("stage", "eval"),))]) == {(STEP, "x", "")}
+    assert len(left([general, make(SGD, "x", clauses=(Clause("stage", "setup"),))])) == 2
 
 
 def test_a_fixed_argument_says_more(make: Callable[..., Invariant]) -> None:

@@ -176,7 +176,7 @@ def test_functions_and_methods_of_torch() -> None:
     assert names[:1] == ["torch.ones"] and names[-1] == "torch.cat"
     assert {"torch.Tensor.mul", "torch.nn.functional.dropout", "torch.Tensor.add_"} <= set(names)
     (dropout,) = seen.named("torch.nn.functional.dropout")
-    assert dropout.args == (("inplace", False), ("training", False))
+    assert dropout.args == (("inplace", False), ("p", 0.5), ("training", False))
     assert dict(dropout.result) == {"dtype": "float32", "requires_grad": True}
     assert seen.named("torch.cat")[0].end == NO_CALL
 

@@ -161,9 +161,11 @@ def test_tied_weights_are_one_variable_with_aliases() -> None:
     with observing() as seen:
         model = Tied()
         learn(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        variable = seen.sources[0]._catalog.find(model.embed.weight)  # type: ignore[attr-defined]
+        (source,) = (source for source in seen.sources if source.name == "optimizers")
+        variable = source._catalog.find(model.embed.weight)  # type: ignore[attr-defined]
     assert variable.aliases == ("Tied.embed.weight", "Tied.out.weight")
     assert [change.variable for change in seen.around(STEP)] == ["Tied.embed.weight"]
+    assert [fact(change, "tied") for change in seen.around(STEP)] == [True]
     assert model.out.weight is model.embed.weight
 
 

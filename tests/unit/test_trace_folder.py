@@ -164,6 +164,23 @@ def test_windows_go_with_the_note_of_their_process(run: RunFolder) -> None:
     assert found == [(None, [(0, 6)]), (note, [(1, 5)])]
 
 
+def test_the_process_that_trains_is_found_for_each_rank(run: RunFolder) -> None:
+    steps = from_text("window setup\nwindow train step=1\n  function torch.add\nwindow end step=1")
+    for rank, process, windows in ((0, 1, steps[:1]), (0, 2, steps), (0, 30, steps[:2]), (1, 3, steps[:1])):
+        with TraceWriter(run.path, rank, process) as writer:
+            for window in windows:
+                writer.write(window)
+    assert run.by_rank() == {0: run.path / "events-0-2.arrows", 1: run.path / "events-1-3.arrows"}
+
+
+def test_of_two_processes_with_as_many_windows_the_one_that_saw_more_trains(run: RunFolder) -> None:
+    idle, busy = from_text("window setup\nwindow setup\n  function torch.manual_seed site=train.py:1:main")
+    for process, window in ((1, idle), (2, busy), (3, idle)):
+        with TraceWriter(run.path, 0, process) as writer:
+            writer.write(window)
+    assert run.by_rank() == {0: run.path / "events-0-2.arrows"}
+
+
 def test_size_counts_all_files(run: RunFolder) -> None:
     before = run.size
     (run.path / "more").write_bytes(bytes(1000))

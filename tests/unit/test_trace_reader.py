@@ -13,7 +13,7 @@ import pytest
 
 from traincheck.errors import InputError, TraceOutOfReach, TraceTooNew, TraceUnreadable
 from traincheck.testing.readable import from_text
-from traincheck.trace.reader import read_windows
+from traincheck.trace.reader import count_windows, read_windows
 from traincheck.trace.schema import FORMAT, schema
 from traincheck.trace.writer import TraceWriter
 from traincheck.vocab.events import Window
@@ -22,11 +22,26 @@ TRACE = """
 window setup
 window train step=1
   module torch.nn.Linear.forward < torch.nn.Module.forward receiver=Net.fc context={"training":true}
+    tensor input float32[4,8] storage=~1 fingerprint=3 facts={"finite":true,"norm":1.5}
+    tensor result float32[4,2] requires_grad storage=~2
+    reading module.training Net true
   lifecycle torch.optim.SGD.step < torch.optim.Optimizer.step receiver=SGD site=train.py:8:main
     change Net.fc.weight parameter.data some -> some changed owner=SGD fingerprint=7
 window train step=2
   module torch.nn.Linear.forward < torch.nn.Module.forward receiver=Net.fc context={"training":false}
   lifecycle torch.optim.AdamW.step < torch.optim.Optimizer.step receiver=AdamW
+"""
+
+FORMAT_1 = Path(__file__).with_name("trace-format-1.arrows")
+"""Written by TrainCheck before it knew of tensors and readings."""
+TRACE_OF_FORMAT_1 = """
+window setup
+window train step=1
+  module torch.nn.Linear.forward < torch.nn.Module.forward receiver=Net.fc context={"training":true} \
+result={"dtype":"float32"}
+  lifecycle torch.optim.SGD.step < torch.optim.Optimizer.step receiver=SGD site=train.py:8:main args={"lr":0.5}
+    change Net.fc.weight parameter.data some -> some changed owner=SGD fingerprint=7
+window end step=1
 """
 
 
@@ -144,6 +159,31 @@ def test_garbled_bytes_raise_nothing_but_input_errors(tmp_path: Path) -> None:
             assert str(path) in str(error)
             told += 1
     assert told > 100
+
+
+def test_a_file_of_format_1_is_read(tmp_path: Path) -> None:
+    windows = from_text(TRACE_OF_FORMAT_1)
+    assert list(read_windows(FORMAT_1)) == windows
+    assert count_windows(FORMAT_1) == len(windows)
+
+
+def test_a_column_of_format_2_may_be_missing_in_format_1_only(tmp_path: Path) -> None:
+    found = schema(0, 0)
+    path = stream_of(tmp_path / "x.arrows", found.remove(found.get_field_index("tensors")))
+    with pytest.raises(TraceUnreadable, match="no proper column 'tensors'"):
+        list(read_windows(path))
+
+
+def test_windows_are_counted_up_to_a_tear(tmp_path: Path) -> None:
+    path, sizes = write(tmp_path, from_text(TRACE))
+    data = path.read_bytes()
+    for cut, expected in ((0, 0), (sizes[0] - 1, 0), (sizes[1], 2), (sizes[1] + 40, 2), (len(data), 3)):
+        path.write_bytes(data[:cut])
+        assert count_windows(path) == expected
+    path.write_bytes(data[: sizes[0]] + b"\xff" * 4 + b"garbled")
+    assert count_windows(path) == 1
+    with pytest.raises(TraceOutOfReach):
+        count_windows(tmp_path / "nowhere.arrows")
 
 
 def test_reading_needs_no_torch() -> None:

@@ -16,7 +16,8 @@ from traincheck.trace import columns
 from traincheck.trace.reader import read_windows
 from traincheck.trace.schema import COLUMNS
 from traincheck.trace.writer import TraceWriter
-from traincheck.vocab.events import Call, Window
+from traincheck.vocab.events import NO_CALL, Call, Reading, TensorSummary, Window
+from traincheck.vocab.facts import FactValue
 
 TRACE = """
 window setup
@@ -86,6 +87,98 @@ def test_the_file_is_an_arrow_table_of_calls_and_changes(tmp_path: Path, windows
     assert rows[4]["args"] == '{"lr":0.1,"flag":true,"n":1}'
 
 
+def test_tensors_and_readings_are_rows_of_the_table(tmp_path: Path) -> None:
+    (window,) = from_text("""
+window train step=1
+  function torch.nn.functional.relu
+    tensor input bfloat16[4,8] requires_grad storage=w fingerprint=18446744073709551615 facts={"norm":0.5,"zero":false}
+    tensor result float32[]
+    reading parameter.data Net.w 7 role=saved context={"tied":false}
+    reading parameter.dtype Net.w "bfloat16"
+    reading scheduler.last_epoch StepLR 3
+    reading hyperparameter.lr SGD.param_groups[0] 0.1
+""")
+    with TraceWriter(tmp_path, 0, 0) as writer:
+        writer.write(window)
+    assert list(read_windows(writer.path)) == [window]
+    with pa.ipc.open_stream(writer.path) as stream:
+        table = stream.read_all().drop(["window", "step", "stage", "kind"])
+    rows = [{name: value for name, value in row.items() if value is not None} for row in table.to_pylist()]
+    assert rows[1]["tensors"] == 2
+    reading = {"event": "reading", "parent": 0, "role": "live", "context": "{}"}
+    assert rows[2:6] == [
+        reading
+        | {
+            "seq": 1,
+            "name": "Net.w",
+            "attribute": "data",
+            "role": "saved",
+            "context": '{"tied":false}',
+            "fingerprint": 7,
+        },
+        reading | {"seq": 2, "name": "Net.w", "attribute": "dtype", "value": '"bfloat16"'},
+        reading | {"seq": 3, "name": "StepLR", "attribute": "last_epoch", "integer": 3},
+        reading | {"seq": 4, "name": "SGD.param_groups[0]", "attribute": "lr", "number": 0.1},
+    ]
+    told = {"type": "bfloat16[4,8] requires_grad", "storage": "w", "context": '{"zero":false}', "number": 0.5}
+    assert rows[6:] == [
+        {"event": "tensor", "parent": 0, "role": "input", "fingerprint": 2**64 - 1, **told},
+        {"event": "tensor", "parent": 0, "role": "result", "type": "float32[]", "storage": "", "context": "{}"},
+    ]
+
+
+def test_values_of_readings_are_kept_apart(tmp_path: Path) -> None:
+    values: tuple[FactValue, ...] = (True, 1, 1.0, False, 0, 0.0, -0.0, None, "1", "", -1, 2**64, float("-inf"), True)
+    readings = tuple(Reading(n, NO_CALL, "x", "run", "data", value) for n, value in enumerate(values))
+    readings += tuple(reading._replace(attribute="steps") for reading in readings)
+    with TraceWriter(tmp_path, 0, 0) as writer:
+        writer.write(Window(0, 0, "train", readings=readings))
+        writer.write(Window(1, 0, "train", readings=readings[::-1]))
+    first, second = read_windows(writer.path)
+    assert repr(first.readings) == repr(readings)
+    assert repr(second.readings) == repr(readings[::-1])
+
+
+def step_with_tensors(number: int, length: int) -> Window:
+    """A step whose tensors have other values than those of any other step."""
+
+    def tensors(call: int) -> tuple[TensorSummary, ...]:
+        values = (("finite", True), ("norm", number + call / 7))
+        return (
+            TensorSummary("input", "float32", (8, length), False, f"~{call}", hash((number, call)) % 2**64, values),
+            TensorSummary("result", "float32", (8, length), True, f"~{call + 1}"),
+        )
+
+    calls = tuple(Call(2 * n, 2 * n + 1, NO_CALL, "function", (f"f{n % 9}",), tensors=tensors(n)) for n in range(90))
+    readings = tuple(Reading(200 + n, NO_CALL, "SGD", "optimizer_state", "step", number) for n in range(3))
+    losses = tuple(Reading(300 + n, NO_CALL, "SGD", "hyperparameter", "lr", 1 / (number + n + 1)) for n in range(3))
+    return Window(number, number, "train", calls, readings=readings + losses)
+
+
+def test_numbers_that_change_in_each_step_are_in_no_dictionary(tmp_path: Path) -> None:
+    windows = [step_with_tensors(number, length=16) for number in range(5)]
+    with TraceWriter(tmp_path, 0, 0) as writer:
+        for window in windows:
+            writer.write(window)
+    assert list(read_windows(writer.path)) == windows
+    with pa.ipc.open_stream(writer.path) as stream:
+        stream.read_all()
+        assert stream.stats.num_dictionary_batches == 17
+        assert stream.stats.num_dictionary_deltas == 0
+
+
+def test_batches_of_varying_length_bring_one_entry_for_each_length(tmp_path: Path) -> None:
+    windows = [step_with_tensors(number, length=16 + number) for number in range(5)]
+    with TraceWriter(tmp_path, 0, 0) as writer:
+        for window in windows:
+            writer.write(window)
+    with pa.ipc.open_stream(writer.path) as stream:
+        *_, last = stream
+        entries = [len(column.dictionary) for column in last.columns if isinstance(column, pa.DictionaryArray)]
+        assert len(last.column("type").dictionary) == 2 * len(windows)  # with and without a gradient
+    assert max(entries) <= 91
+
+
 def test_equal_numbers_of_different_kinds_are_kept_apart(tmp_path: Path) -> None:
     values = (True, 1, 1.0, False, 0, 0.0, -0.0, True)
     calls = tuple(Call(n, n, -1, "function", ("f",), args=(("x", value),)) for n, value in enumerate(values))
@@ -104,6 +197,21 @@ def test_text_that_is_no_unicode_is_escaped(tmp_path: Path) -> None:
     (window,) = read_windows(writer.path)
     assert window.calls[0].site == r"caf\udce9.py:1:f"
     assert window.calls[0].args == (("file", r"caf\udce9é"),)
+
+
+def test_text_that_is_no_unicode_is_escaped_in_tensors_and_readings(tmp_path: Path) -> None:
+    odd = "caf\udce9é"
+    tensor = TensorSummary(odd, odd, (1,), True, odd, facts=((odd, odd), ("norm", 0.5)))
+    call = Call(0, 1, NO_CALL, "function", ("f",), tensors=(tensor,))
+    reading = Reading(2, NO_CALL, odd, odd, odd, odd, odd, ((odd, odd),))
+    with TraceWriter(tmp_path, 0, 0) as writer:
+        writer.write(Window(0, 0, "train", (call,), readings=(reading,)))
+    (window,) = read_windows(writer.path)
+    told = r"caf\udce9é"
+    assert window.calls[0].tensors == (
+        TensorSummary(told, told, (1,), True, told, facts=((told, told), ("norm", 0.5))),
+    )
+    assert window.readings == (Reading(2, NO_CALL, told, told, told, told, told, ((told, told),)),)
 
 
 def test_dictionaries_start_anew_before_they_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +238,7 @@ def test_a_dictionary_is_written_once(tmp_path: Path, windows: list[Window]) -> 
             sizes.append(writer.bytes_written - before)
         with pa.ipc.open_stream(writer.path) as stream:
             stream.read_all()
-            assert stream.stats.num_dictionary_batches == 13  # one to each dictionary column
+            assert stream.stats.num_dictionary_batches == 17  # one to each dictionary column
     assert sizes[0] > sizes[1] == sizes[2] == sizes[3]
 
 

@@ -87,5 +87,5 @@ def _counts(
         steps=max((outcome.steps for outcome in outcomes), default=0),
         windows=sum(outcome.windows for outcome in outcomes),
         windows_dropped=dropped,
-        processes=len(outcomes),
+        processes=sum(outcome.windows > 0 for outcome in outcomes),
     )

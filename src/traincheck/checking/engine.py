@@ -17,6 +17,9 @@ from traincheck.vocab.occasion import Occasion, Subject
 MOST_VIOLATIONS = 200
 """Violations kept for each invariant and process; beyond that only the count goes on, so that memory is bounded."""
 
+MOST_ALTERNATIVES = 2
+"""What held instead is told of so many properties: of a setting there is one, more would be a list."""
+
 
 @dataclass(slots=True)
 class Tried:
@@ -57,7 +60,7 @@ class Engine:
         self._deployed: dict[str, dict[Subject, list[Invariant]]] = {}
         for rule in invariants:
             self._deployed.setdefault(rule.relation, {}).setdefault(rule.subject, []).append(rule)
-        classes = plugins.load("traincheck.relations")
+        self._classes = classes = plugins.load("traincheck.relations")
         self._relations: list[tuple[str, Any]] = [
             (name, classes[name](frozenset(subjects))) for name, subjects in self._deployed.items() if name in classes
         ]
@@ -69,17 +72,38 @@ class Engine:
         outcome = self.outcome
         outcome.windows += 1
         outcome.steps = max(outcome.steps, window.step)
+        return self._judge(window, ((name, relation.occasions(window)) for name, relation in self._relations))
+
+    def feed_ranks(self, windows: Sequence[Window]) -> list[Violation]:
+        """Judge what relations say of the same window of several ranks; a violation is told of the first of them."""
+        comparing = ((name, relation) for name, relation in self._relations if hasattr(relation, "across"))
+        return self._judge(windows[0], ((name, relation.across(windows)) for name, relation in comparing))
+
+    def _judge(self, window: Window, told: Iterable[tuple[str, Iterable[Occasion]]]) -> list[Violation]:
         found: dict[str, tuple[Invariant, list[Occasion]]] = {}
-        for name, relation in self._relations:
+        for name, occasions in told:
             deployed = self._deployed[name]
-            for occasion in relation.occasions(window):
+            for occasion in occasions:
                 for rule in deployed.get(occasion.subject, ()):
                     if self._fails(rule, occasion):
                         found.setdefault(rule.id, (rule, []))[1].append(occasion)
-        violations = [_violation(rule, occasions, window) for rule, occasions in found.values()]
+        violations = [
+            _violation(rule, occasions, window, self._instead(rule, occasions)) for rule, occasions in found.values()
+        ]
         for violation in violations:
             self._keep(violation)
         return violations
+
+    def _instead(self, rule: Invariant, occasions: Sequence[Occasion]) -> tuple[str, ...]:
+        """What held in place of the property: the like of it with another value, in the relation's own words."""
+        alike = {
+            prop
+            for occasion in occasions
+            for prop in occasion.held
+            if prop != rule.property and (prop.verb, prop.object) == (rule.property.verb, rule.property.object)
+        }
+        describe = self._classes[rule.relation].describe
+        return tuple(f"here {describe(rule.subject, prop)}" for prop in sorted(alike)[:MOST_ALTERNATIVES])
 
     def _fails(self, rule: Invariant, occasion: Occasion) -> bool:
         held = rule.property in occasion.held
@@ -102,7 +126,7 @@ class Engine:
             self.outcome.violations.append(violation)
 
 
-def _violation(rule: Invariant, occasions: list[Occasion], window: Window) -> Violation:
+def _violation(rule: Invariant, occasions: list[Occasion], window: Window, instead: tuple[str, ...]) -> Violation:
     seq = min(occasion.seq for occasion in occasions)
     call = window.by_seq.get(seq)
     variables = dict.fromkeys(name for occasion in occasions for name in occasion.variables)
@@ -120,5 +144,5 @@ def _violation(rule: Invariant, occasions: list[Occasion], window: Window) -> Vi
         receiver=call.receiver if call is not None else "",
         variables=tuple(variables),
         occasions=sum(max(1, len(occasion.variables)) for occasion in occasions),
-        evidence=told(call, window) if call is not None else (),
+        evidence=(*instead, *(told(call, window) if call is not None else ())),
     )

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from traincheck.checking.causes import Cause, cause_of, expected, observed
+from traincheck.checking.causes import cause_of, expected, observed
+from traincheck.checking.known_causes import Cause
 from traincheck.vocab.finding import Finding, Violation
 from traincheck.vocab.invariant import ERROR, NOTICE
 
@@ -38,7 +39,7 @@ class _Strand:
             self.first.step,
             self.cause.rank,
             self.first.rank,
-            len(rule.precondition.clauses),
+            rule.precondition.size,
             -rule.support.runs,
             -rule.confidence,
             rule.id,

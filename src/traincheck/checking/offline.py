@@ -10,8 +10,10 @@ from traincheck.checking.engine import Engine, Outcome, demand_of
 from traincheck.errors import InputError, RunFolderEmpty
 from traincheck.invariants.book import Book, read_book
 from traincheck.invariants.selection import deployable
+from traincheck.trace.alignment import aligned
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.notes import ProcessNote
+from traincheck.trace.reader import read_windows
 from traincheck.vocab.demand import EVERYTHING, Demand
 from traincheck.vocab.invariant import Invariant
 
@@ -39,6 +41,7 @@ def check_folder(folder: Path, book: Book, progress: Progress | None = None) -> 
             engine.feed(window)
         if engine.outcome.windows:
             outcomes.append(engine.outcome)
+    outcomes.extend(_of_ranks(run, rules))
     if not outcomes:
         raise RunFolderEmpty(folder, "no window was recorded")
     notes = run.notes()
@@ -51,6 +54,17 @@ def check_folder(folder: Path, book: Book, progress: Progress | None = None) -> 
         dropped=sum(note.dropped for note in notes),
         run=run_facts(run, notes),
     )
+
+
+def _of_ranks(run: RunFolder, rules: Sequence[Invariant]) -> list[Outcome]:
+    """What is to be said of all ranks together, where there are several."""
+    files = list(run.by_rank().values())
+    if len(files) < 2:
+        return []
+    engine = Engine(rules)
+    for windows in aligned([read_windows(file) for file in files]):
+        engine.feed_ranks(windows)
+    return [engine.outcome]
 
 
 def recorded_demand(run: RunFolder) -> Demand:

@@ -26,8 +26,15 @@ OnViolation = Annotated[Optional[str], flag("on_violation")]  # noqa: UP045
 FailOn = Annotated[Optional[str], flag("fail_on")]  # noqa: UP045
 Runs = Annotated[Optional[Path], flag("runs")]  # noqa: UP045
 RunFolder = Annotated[Optional[Path], flag("run_folder")]  # noqa: UP045
-BookFile = Annotated[Path, flag("book_file")]
+BookFile = Annotated[Optional[Path], flag("book_file")]  # noqa: UP045
+MergedFile = Annotated[Path, flag("merged_file")]
+TallyFile = Annotated[Optional[Path], flag("tally_file")]  # noqa: UP045
+Jobs = Annotated[Optional[int], flag("jobs")]  # noqa: UP045
 Journal = Annotated[Optional[Path], flag("journal")]  # noqa: UP045
+JournalRead = Annotated[Optional[Path], flag("journal_read")]  # noqa: UP045
+Reason = Annotated[Optional[str], flag("reason")]  # noqa: UP045
+Unmute = Annotated[bool, flag("unmute")]
+FailOnChange = Annotated[bool, flag("fail_on_change")]
 JsonFile = Annotated[Optional[Path], flag("json_file")]  # noqa: UP045
 HtmlFile = Annotated[Optional[Path], flag("html_file")]  # noqa: UP045
 AsJson = Annotated[bool, flag("as_json")]
@@ -38,7 +45,16 @@ Candidate = Annotated[Optional[str], flag("candidate")]  # noqa: UP045
 Debug = Annotated[bool, flag("debug")]
 
 RunFolders = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.", show_default=False)]
+Recordings = Annotated[
+    list[Path], typer.Argument(metavar="RUN...", help="Run folders, or tally files of runs.", show_default=False)
+]
 OneRunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)]
+Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Books, or tally files.", show_default=False)]
+Ids = Annotated[
+    list[str], typer.Argument(metavar="ID...", help="Ids of invariants, or the first digits.", show_default=False)
+]
+BookA = Annotated[Path, typer.Argument(metavar="A", help="Book of invariants, the older one.", show_default=False)]
+BookB = Annotated[Path, typer.Argument(metavar="B", help="Book of invariants, the newer one.", show_default=False)]
 OneBook = Annotated[Path, typer.Argument(metavar="BOOK", help="Book of invariants.", show_default=False)]
 Words = Annotated[
     Optional[list[str]],  # noqa: UP045

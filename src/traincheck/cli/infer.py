@@ -9,60 +9,107 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from traincheck.cli import flags
-from traincheck.cli.console import Progress, amount, columns, remark, say
-from traincheck.errors import BookUnrecognised, NotABook, TrainCheckError
+from traincheck.cli import flags, outputs
+from traincheck.cli.console import Progress, amount, columns, remark, say, size
+from traincheck.errors import BadOption
+from traincheck.options import OPTIONS
 
 if TYPE_CHECKING:
+    from traincheck.inference.tally import Tally
     from traincheck.invariants.book import Book
 
 EPILOG = """\b
 Examples:
   traincheck infer runs/cnn runs/lstm runs/gpt -o good.jsonl
   traincheck infer runs/last-week -o pipeline.jsonl --journal why.jsonl
+  traincheck infer runs/monday --tally monday.tally
+  traincheck infer monday.tally tuesday.tally runs/wednesday -o week.jsonl --jobs 8
 
 Several runs of different scripts give rules that transfer to others. `traincheck show BOOK` prints them,
-`traincheck explain` says why a candidate was kept or dropped.
+`traincheck explain` says why a candidate was kept or dropped. A tally file holds what was counted of some runs: it is
+small, takes the place of the recordings, and gives the same book.
 """
 
 
-def command(runs: flags.RunFolders, book: flags.BookFile, journal: flags.Journal = None) -> None:
+def command(
+    runs: flags.Recordings,
+    book: flags.BookFile = None,
+    tally: flags.TallyFile = None,
+    journal: flags.Journal = None,
+    jobs: flags.Jobs = None,
+) -> None:
     """Learn a book of invariants from good runs."""
-    raise typer.Exit(infer(runs, book, journal))
+    raise typer.Exit(infer(runs, book, journal, tally, jobs))
 
 
-def infer(runs: Sequence[Path], book: Path, journal: Path | None = None) -> int:
-    """Learn from the run folders, write book and journal, and say what was learned."""
-    refuse_other_files(book)
-
+def infer(
+    runs: Sequence[Path],
+    book: Path | None,
+    journal: Path | None = None,
+    tally: Path | None = None,
+    jobs: int | None = None,
+) -> int:
+    """Learn from run folders and tally files, write what was asked for, and say what was learned."""
+    if book is None and tally is None:
+        raise BadOption("infer", "no output", "-o BOOK to learn a book, --tally FILE to keep what was counted, or both")
+    if book is None and journal is not None:
+        raise BadOption("--journal", str(journal), "-o BOOK as well: without a book no candidate is weighed")
+    jobs = workable(jobs, runs)
+    if tally is not None:
+        outputs.may_replace_tally(tally, "--tally")
+    if book is None:
+        assert tally is not None
+        return keep_tally(runs, tally, jobs)
+    journal = journal or Path(f"{book}.journal.jsonl")
+    outputs.may_replace_book(book)
+    outputs.may_replace_journal(journal, "--journal")
     from traincheck.inference.learn import learn
-    from traincheck.invariants.book import write_book
 
     with Progress() as progress:
-        learned = learn(runs, progress)
-    journal = journal or Path(f"{book}.journal.jsonl")
-    write_book(learned.book, book)
+        learned = learn(runs, progress, jobs)
+    for line in learned.remarks:
+        remark(line)
+    if tally is not None:
+        write_tally(learned.tallies, tally)
     learned.journal.write(journal)
-    for line in summary(learned.book):
+    written = outputs.replace_book(learned.book, book)
+    for line in summary(written):
         say(line)
-    remark(f"{amount(len(learned.book.invariants), 'invariant')} in {book} ({learned.seconds:.1f} s)")
+    remark(f"{amount(len(written.invariants), 'invariant')} in {book} ({learned.seconds:.1f} s)")
     remark(f"why each candidate was kept or dropped: {journal}")
     return 0
 
 
-def refuse_other_files(path: Path) -> None:
-    """Raise NotABook for a file that is there and is not a book: it would be lost. A damaged book may be replaced."""
-    from traincheck.invariants.book import read_book
+def keep_tally(runs: Sequence[Path], path: Path, jobs: int) -> int:
+    """Count what is in the run folders and tally files, without learning from it."""
+    from traincheck.inference.gathering import gather
 
-    if not path.exists():
-        return
-    try:
-        read_book(path)
-    except BookUnrecognised as error:
-        if path.is_dir() or (path.is_file() and path.stat().st_size):
-            raise NotABook(path) from error
-    except TrainCheckError:
-        return
+    with Progress() as progress:
+        gathered = gather(runs, progress, jobs)
+    for line in gathered.remarks:
+        remark(line)
+    write_tally(gathered.tallies, path)
+    return 0
+
+
+def write_tally(tallies: Sequence[Tally], path: Path) -> None:
+    """Write the tally file and say so."""
+    from traincheck.inference.stored import write_tallies
+
+    write_tallies(tallies, path)
+    taken = f" ({size(path.stat().st_size)})" if path.is_file() else ""
+    remark(f"what was counted of {amount(len(tallies), 'run')}: {path}{taken}")
+
+
+def workable(jobs: int | None, runs: Sequence[Path]) -> int:
+    """The number of jobs that was asked for, or one that suits the recordings. Raises BadOption."""
+    from traincheck.inference.gathering import suitable_jobs
+
+    if jobs is None:
+        return suitable_jobs(runs)
+    if jobs < 1:
+        raise BadOption("--jobs", jobs, OPTIONS["jobs"].expected)
+    return jobs
 
 
 def summary(book: Book) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from traincheck.cli import check, collect, doctor, explain, flags, infer, report, run, show
+from traincheck.cli import check, collect, diff, doctor, explain, flags, infer, merge, mute, report, run, show
 from traincheck.cli.console import out, remark, say
 from traincheck.cli.targets import TargetCommand
 from traincheck.errors import TrainCheckError
@@ -46,6 +46,9 @@ app.command("infer", epilog=infer.EPILOG)(infer.command)
 app.command("run", cls=TargetCommand, epilog=run.EPILOG)(run.command)
 app.command("check", epilog=check.EPILOG)(check.command)
 app.command("show", epilog=show.EPILOG)(show.command)
+app.command("diff", epilog=diff.EPILOG)(diff.command)
+app.command("mute", epilog=mute.EPILOG)(mute.command)
+app.command("merge", epilog=merge.EPILOG)(merge.command)
 app.command("explain", epilog=explain.EPILOG)(explain.command)
 app.command("report", epilog=report.EPILOG)(report.command)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.command)

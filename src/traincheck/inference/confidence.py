@@ -1,16 +1,20 @@
 """Confidence: the probability that a further good run obeys a rule, and what follows for its severity.
 
 Note [Confidence]
-A rule was obeyed by s distinct programs, in t distinct training steps, without exception. With a uniform prior over the
-unknown share of programs that obey it, Laplace's rule of succession gives (s + 1) / (s + 2) for the next program, and
-likewise (t + 1) / (t + 2) for a further step of one that does. Both must come true, so confidence is their product.
-Occasions are not counted: a thousand parameters in one step are one observation of what the program does.
+*General* rules. A rule was obeyed by s distinct programs, in t distinct training steps, without exception. With a
+uniform prior over the unknown share of programs that obey it, Laplace's rule of succession gives (s + 1) / (s + 2) for
+the next program, and likewise (t + 1) / (t + 2) for a further step of one that does. Both must come true, so confidence
+is their product. Occasions are not counted: a thousand parameters in one step are one observation of what the program
+does.
+
+*Pipeline* rules. The next run is of the same program, so the whole run is the observation, however many steps it had:
+what happens once in a run (an initialisation, a checkpoint) is seen as well by three runs as what happens in each step.
+But runs of one pipeline share more than programs do (data, machine, configuration), so the prior is not uniform but
+counts one run that disobeyed: r runs give r / (r + 1).
 
 A finding of severity *error* fails a user's run, so it takes `ERROR_CONFIDENCE` = 3/4. That is three programs at 14
-steps between them: (4/5) (15/16) = 3/4 exactly; two programs never reach it (3/4 at infinitely many steps), which is
-what "supported by several distinct runs" means.
-
-For rules about the user's own functions the distinct runs of that pipeline take the place of distinct programs.
+steps between them, (4/5) (15/16) = 3/4 exactly, or three runs of the user's own pipeline; two of either never reach it,
+which is what "supported by several distinct runs" means.
 """
 
 from __future__ import annotations
@@ -22,14 +26,19 @@ LEAST_STEPS = 2
 """Rules seen in a single step are coincidences: nothing in them has ever been repeated."""
 
 
-def confidence(programs: int, steps: int) -> float:
-    """See Note [Confidence]."""
+def of_programs(programs: int, steps: int) -> float:
+    """The confidence of a general rule, see Note [Confidence]."""
     return (programs + 1) / (programs + 2) * (steps + 1) / (steps + 2)
+
+
+def of_runs(runs: int) -> float:
+    """The confidence of a rule of one pipeline, see Note [Confidence]."""
+    return runs / (runs + 1)
 
 
 def of_support(support: Support, *, pipeline: bool) -> float:
     """The confidence of a rule with this support."""
-    return confidence(support.runs if pipeline else support.scripts, support.steps)
+    return of_runs(support.runs) if pipeline else of_programs(support.scripts, support.steps)
 
 
 def severity(certainty: float, *, habit: bool = False) -> str:

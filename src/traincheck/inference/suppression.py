@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from traincheck.inference.generalisation import General, more_general
 from traincheck.vocab.invariant import Invariant
 
 
@@ -25,7 +26,7 @@ def suppress(rules: Iterable[Invariant], levels: Iterable[tuple[str, ...]]) -> t
     the same cycle, so one set of rules about it is enough.
     """
     kept = {rule.id: rule for rule in rules}
-    general = _general(levels)
+    general = more_general(levels)
     implied: list[Implied] = []
     for test in (_by_class, _by_argument, _by_other_name, _by_alternation):
         index = _Index(kept.values(), general)
@@ -37,15 +38,6 @@ def suppress(rules: Iterable[Invariant], levels: Iterable[tuple[str, ...]]) -> t
     return list(kept.values()), implied
 
 
-def _general(levels: Iterable[tuple[str, ...]]) -> dict[str, frozenset[str]]:
-    """For each API the more general names of it."""
-    found: dict[str, set[str]] = {}
-    for line in levels:
-        for place, api in enumerate(line):
-            found.setdefault(api, set()).update(line[place + 1 :])
-    return {api: frozenset(names - {api}) for api, names in found.items()}
-
-
 Family = tuple[str, str, str, str, str]
 CYCLE, PRECEDED = "cycle", "preceded by"
 
@@ -53,7 +45,7 @@ CYCLE, PRECEDED = "cycle", "preceded by"
 class _Index:
     """Rules by what they say."""
 
-    def __init__(self, rules: Iterable[Invariant], general: dict[str, frozenset[str]]) -> None:
+    def __init__(self, rules: Iterable[Invariant], general: General) -> None:
         self.general = general
         self.rules: dict[Family, list[Invariant]] = {}
         self.updates: set[str] = set()  # calls that change parameters: the heartbeat of a training loop
@@ -65,7 +57,7 @@ class _Index:
     def weaker(self, rule: Invariant, api: str, thing: str, detail: str | None = None) -> Invariant | None:
         """A rule on `api` and `thing`, else like `rule`, whose precondition asks no more (None: any fixed argument)."""
         for other in self.rules.get(_family(rule, api, thing), ()):
-            if other.id == rule.id or not set(other.precondition.clauses) <= set(rule.precondition.clauses):
+            if other.id == rule.id or not rule.precondition.implies(other.precondition):
                 continue
             if other.property.detail == detail or (detail is None and "=" in other.property.detail):
                 return other

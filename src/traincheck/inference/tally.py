@@ -2,6 +2,12 @@
 
 Counts are sums, so tallies of windows, processes and runs merge by addition, in any order. Memory is bounded by the
 number of distinct contexts, which the closed vocabulary of facts bounds, and not by the length of the run.
+
+Note [Steps of several processes]
+Support counts distinct training steps, and a step that two ranks take together is one step, not two. Which steps two
+processes share would take a set for each count, which grows with the run. So windows are counted within each process,
+and of the processes of a run the one that saw most is believed: the number of distinct steps at the least, exact
+where one process saw all that the others saw. A maximum, like a sum, cares for neither order nor grouping.
 """
 
 from __future__ import annotations
@@ -10,34 +16,47 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from traincheck.vocab.events import FUNCTION, PROJECT, Window
-from traincheck.vocab.facts import Facts, value_of
+from traincheck.vocab.facts import Facts, FactValue, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 Key = tuple[str, Subject]
 """A relation's name and one of its subjects."""
 
+MOST_VALUES = 8
+"""Values remembered of an argument. What is asked of them is whether there were several; the rest are for people."""
+
 
 @dataclass(slots=True)
 class Count:
-    """How often a property held and failed in one context, and in how many distinct windows it was judged."""
+    """How often a property held and was said to fail in one context, and in how many distinct windows it was judged.
+
+    `closed` counts those of the `held` that came from a closed world (see `Cell`).
+    """
 
     held: int = 0
     failed: int = 0
     windows: int = 0
+    closed: int = 0
     latest: int = -1
+
+    def merge(self, other: Count) -> None:
+        """Add what another process counted."""
+        self.held += other.held
+        self.failed += other.failed
+        self.closed += other.closed
+        self.windows = max(self.windows, other.windows)
 
 
 @dataclass(slots=True)
 class Cell:
-    """One subject in one context: occasions, distinct windows with one, and the properties seen on them.
+    """One subject in one context: the properties seen on its occasions.
 
-    `closed` cells are of relations for which a property that is not told has failed.
+    `closed` counts occasions on which every property that was not told has failed, `windows` those with such a one.
     """
 
-    occasions: int = 0
+    closed: int = 0
     windows: int = 0
     latest: int = -1
-    closed: bool = True
     properties: dict[Property, Count] = field(default_factory=dict)
 
     def of(self, prop: Property) -> Count | None:
@@ -45,8 +64,17 @@ class Cell:
         count = self.properties.get(prop)
         if not self.closed:
             return count
-        held = count.held if count else 0
-        return Count(held, self.occasions - held, self.windows)
+        if count is None:
+            return Count(0, self.closed, self.windows)
+        missing = self.closed - count.closed
+        return Count(count.held, count.failed + missing, max(self.windows, count.windows))
+
+    def merge(self, other: Cell) -> None:
+        """Add what another process counted."""
+        self.closed += other.closed
+        self.windows = max(self.windows, other.windows)
+        for prop, count in other.properties.items():
+            self.properties.setdefault(prop, Count()).merge(count)
 
 
 @dataclass(slots=True)
@@ -58,33 +86,51 @@ class Reach:
     effects: int = 0
     kind: str = ""
 
+    def merge(self, other: Reach) -> None:
+        """Add what another process counted."""
+        self.calls += other.calls
+        self.tensors += other.tensors
+        self.effects += other.effects
+        self.kind = min(filter(None, (self.kind, other.kind)), default="")
+
 
 class Tally:
-    """The counts of one run. `script` and `digest` tell which program it was."""
+    """The counts of one run. `script` and `digest` tell which program it was, `run` which run of it.
 
-    def __init__(self, script: str, digest: str) -> None:
+    Windows and occasions are added in the order of one process; those of several are tallied each and merged. `run` is
+    empty for a run that nothing is to be compared with.
+    """
+
+    def __init__(self, script: str, digest: str, run: str = "") -> None:
         self.script = script
         self.digest = digest
+        self.run = run
         self.steps = 0
+        self.windows = 0
         self.cells: dict[Key, dict[Facts, Cell]] = {}
         self.reach: dict[str, Reach] = {}
         self.levels: set[tuple[str, ...]] = set()
-        self.windows = 0
-        self.arguments: dict[tuple[str, str], set[object]] = {}
+        self.arguments: dict[tuple[str, str], set[str]] = {}
+        """By API (its own and its most general name) and argument: values as `repr` tells them, of which the first
+        `MOST_VALUES` in alphabetical order are kept, so that one of many is known to vary."""
 
     def add_window(self, window: Window) -> None:
         """Count what does not depend on relations: steps, levels, and what calls do."""
         self.steps = max(self.steps, window.step)
         self.windows += 1
         effective = {change.call for change in window.changes if change.changed}
+        told: set[tuple[int, int]] = set()
         for call in window.calls:
             reach = self.reach.get(call.name)
             if reach is None:
                 reach = self.reach[call.name] = Reach(kind=call.kind)
                 self.levels.add(call.levels)
-            for name, value in call.args:
-                for api in (call.levels[0], call.levels[-1]):
-                    self.arguments.setdefault((api, name), set()).add(value)
+            # Equal arguments of equal calls are mostly one object, and then have been looked at in this window.
+            if call.args and (id(call.levels), id(call.args)) not in told:
+                told.add((id(call.levels), id(call.args)))
+                for name, value in call.args:
+                    for api in {call.levels[0], call.levels[-1]}:
+                        _remember(self.arguments.setdefault((api, name), set()), value)
             reach.calls += 1
             if call.seq in effective:
                 reach.effects += 1
@@ -97,16 +143,60 @@ class Tally:
             cells = self.cells.setdefault((relation, occasion.subject), {})
             cell = cells.get(occasion.context)
             if cell is None:
-                cell = cells[occasion.context] = Cell(closed=occasion.failed is None)
-            times = max(1, len(occasion.variables)) if occasion.failed is None else 1
-            cell.occasions += times
-            if cell.latest != window:
-                cell.latest = window
-                cell.windows += 1
+                cell = cells[occasion.context] = Cell()
+            if occasion.failed is None:
+                times = max(1, len(occasion.variables))
+                cell.closed += times
+                if cell.latest != window:
+                    cell.latest = window
+                    cell.windows += 1
+                for prop in occasion.held:
+                    count = _count(cell, prop, window)
+                    count.held += times
+                    count.closed += times
+                continue
             for prop in occasion.held:
-                _count(cell, prop, window).held += times
-            for prop in occasion.failed or ():
-                _count(cell, prop, window).failed += times
+                _count(cell, prop, window).held += 1
+            for prop in occasion.failed:
+                _count(cell, prop, window).failed += 1
+
+    def merge(self, other: Tally) -> None:
+        """Add what another process of the same run counted; `other` stays as it is. See Note [Steps of several
+        processes].
+
+        Raises ValueError for a run of another program.
+        """
+        if (self.script, self.digest) != (other.script, other.digest):
+            raise ValueError(f"a run of {self.script} and one of {other.script} are not parts of one run")
+        self.steps = max(self.steps, other.steps)
+        self.windows += other.windows
+        self.levels |= other.levels
+        for key, cells in other.cells.items():
+            mine = self.cells.setdefault(key, {})
+            known = {context: context for context in mine}
+            for context, cell in cells.items():
+                first = known.get(context)
+                if first is not None and repr(context) < repr(first):  # True in one process and 1 in another
+                    mine[context] = mine.pop(first)
+                mine.setdefault(context, Cell()).merge(cell)
+        for api, reach in other.reach.items():
+            self.reach.setdefault(api, Reach()).merge(reach)
+        for argument, values in other.arguments.items():
+            self.arguments[argument] = set(sorted(self.arguments.get(argument, set()) | values)[:MOST_VALUES])
+
+    def arrange(self) -> Tally:
+        """Put all in an order that depends on what was counted alone, and return it: what is made of it is the same
+        whichever process was read first."""
+        self.cells = {
+            key: {
+                context: _arranged(self.cells[key][context])
+                for context in sorted(self.cells[key], key=repr)  # values of several types have no order of their own
+            }
+            for key in sorted(self.cells)
+        }
+        self.reach = {api: self.reach[api] for api in sorted(self.reach)}
+        self.arguments = {argument: self.arguments[argument] for argument in sorted(self.arguments)}
+        return self
 
     def evidence(self, key: Key, prop: Property) -> Iterator[tuple[Facts, Count]]:
         """Each context in which `prop` was judged for the subject `key`, with its count."""
@@ -119,6 +209,26 @@ class Tally:
         """Whether calls of `api` were never seen to return a tensor or to change a state (functions only)."""
         reach = self.reach.get(api)
         return reach is not None and reach.kind in (FUNCTION, PROJECT) and not reach.tensors and not reach.effects
+
+
+def candidates(tallies: Iterable[Tally]) -> list[tuple[Key, Property]]:
+    """Every subject with every property that was told of it in any of the runs, in a fixed order."""
+    found: set[tuple[Key, Property]] = set()
+    for tally in tallies:
+        for key, cells in tally.cells.items():
+            for cell in cells.values():
+                found.update((key, prop) for prop in cell.properties)
+    return sorted(found)
+
+
+def _arranged(cell: Cell) -> Cell:
+    return Cell(cell.closed, cell.windows, -1, {prop: cell.properties[prop] for prop in sorted(cell.properties)})
+
+
+def _remember(values: set[str], value: FactValue) -> None:
+    values.add(repr(value))  # True, 1 and 1.0 are equal, and three values
+    if len(values) > MOST_VALUES:
+        values.remove(max(values))
 
 
 def _count(cell: Cell, prop: Property, window: int) -> Count:

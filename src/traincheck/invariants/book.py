@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -114,7 +115,7 @@ def merge_books(books: Iterable[tuple[PathLike, Book]]) -> Book:
 
 
 def _rule_of(invariant: Invariant) -> tuple[object, ...]:
-    return invariant.relation, invariant.subject, invariant.property, invariant.precondition
+    return invariant.relation, invariant.subject, invariant.property, invariant.precondition, invariant.program
 
 
 def _weight(support: Support) -> tuple[int, ...]:
@@ -173,7 +174,7 @@ def _read_invariant(path: PathLike, line: _Line) -> Invariant:
         why = "a second book begins here; name both files with --book, they need not be one"
         raise BookUnreadable(path, line.number, why)
     told = _decoded(path, line, InvariantLine).invariant()
-    rule = identity(told.relation, told.subject, told.property, told.precondition)
+    rule = identity(told.relation, told.subject, told.property, told.precondition, told.program)
     if rule != told.id:
         why = f"the id {told.id!r} does not fit the rule, whose id is {rule!r}: the line was altered"
         raise BookUnreadable(path, line.number, why)
@@ -199,7 +200,7 @@ def write_book(book: Book, path: PathLike) -> None:
     The same book always gives the same bytes. Characters of a script's name that UTF-8 cannot hold are written out.
     """
     for invariant in book.invariants:
-        for clause in invariant.precondition.clauses:
+        for clause in chain.from_iterable(invariant.precondition.alternatives):
             if isinstance(clause.value, float) and not math.isfinite(clause.value):
                 raise OutputError(path, f"JSON cannot tell the number in the precondition of {invariant.id} ({clause})")
     header = HeaderLine(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
 
 from traincheck.vocab.facts import FactValue
-from traincheck.vocab.invariant import Clause, Invariant, Precondition, Support
+from traincheck.vocab.invariant import Clause, Conjunction, Invariant, Precondition, Support
 from traincheck.vocab.occasion import Property, Subject
 
-FORMAT = 1
+FORMAT = 2
 """Format of a book; every change of what a line may say takes the next number.
 
 1 (0.1.0): header with format, kind, traincheck, runs (script, digest, steps) and the number of invariants; a line with
 id, relation, subject, property, precondition, experience, support, confidence, severity, scope, origin, sentence, mute.
+2: `otherwise`, further alternatives of the precondition, and `program`, both left out where there are none; a condition
+may say `contains` or `lacks`.
 """
 
 KIND = "traincheck book"
@@ -64,27 +67,39 @@ class PropertyEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ClauseEntry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A condition on a fact, which says one of `is` and `is_not`."""
+    """A condition on a fact, which says one of `is`, `is_not`, `contains` and `lacks`."""
 
     fact: str
     is_: FactValue | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="is")
     is_not: FactValue | msgspec.UnsetType = msgspec.UNSET
+    contains: FactValue | msgspec.UnsetType = msgspec.UNSET
+    lacks: FactValue | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
-        if (self.is_ is msgspec.UNSET) is (self.is_not is msgspec.UNSET):
-            raise ValueError(f"the condition on the fact {self.fact!r} has to say either `is` or `is_not`")
+        if len(list(self._said())) != 1:
+            verbs = "`is`, `is_not`, `contains` or `lacks`"
+            raise ValueError(f"the condition on the fact {self.fact!r} has to say one of {verbs}")
+
+    def _said(self) -> Iterator[Clause]:
+        if self.is_ is not msgspec.UNSET:
+            yield Clause(self.fact, self.is_)
+        if self.is_not is not msgspec.UNSET:
+            yield Clause(self.fact, self.is_not, negated=True)
+        if self.contains is not msgspec.UNSET:
+            yield Clause(self.fact, self.contains, contains=True)
+        if self.lacks is not msgspec.UNSET:
+            yield Clause(self.fact, self.lacks, negated=True, contains=True)
 
     @classmethod
     def of(cls, clause: Clause) -> ClauseEntry:
-        if clause.negated:
-            return cls(clause.fact, is_not=clause.value)
-        return cls(clause.fact, is_=clause.value)
+        """The entry for a condition."""
+        if clause.contains:
+            return cls(clause.fact, lacks=clause.value) if clause.negated else cls(clause.fact, contains=clause.value)
+        return cls(clause.fact, is_not=clause.value) if clause.negated else cls(clause.fact, is_=clause.value)
 
     def clause(self) -> Clause:
-        if self.is_ is not msgspec.UNSET:
-            return Clause(self.fact, self.is_)
-        assert self.is_not is not msgspec.UNSET
-        return Clause(self.fact, self.is_not, negated=True)
+        """The condition that the entry tells."""
+        return next(self._said())
 
 
 class SupportEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -96,7 +111,7 @@ class SupportEntry(msgspec.Struct, forbid_unknown_fields=True):
     scripts: Count
 
 
-class InvariantLine(msgspec.Struct, forbid_unknown_fields=True):
+class InvariantLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """One invariant. The order of the fields is the order in the file: what a reader of a diff looks for comes first.
 
     Unknown fields are refused, because they would be lost when the book is written again.
@@ -107,6 +122,7 @@ class InvariantLine(msgspec.Struct, forbid_unknown_fields=True):
     subject: SubjectEntry
     property: PropertyEntry
     precondition: list[ClauseEntry]
+    otherwise: list[list[ClauseEntry]] = []  # msgspec copies it
     experience: list[ClauseEntry]
     support: SupportEntry
     confidence: Share
@@ -115,6 +131,7 @@ class InvariantLine(msgspec.Struct, forbid_unknown_fields=True):
     origin: list[str]
     sentence: str
     mute: str
+    program: str = ""
 
     @classmethod
     def of(cls, told: Invariant) -> InvariantLine:
@@ -125,8 +142,9 @@ class InvariantLine(msgspec.Struct, forbid_unknown_fields=True):
             relation=told.relation,
             subject=SubjectEntry(*told.subject),
             property=PropertyEntry(*told.property),
-            precondition=[ClauseEntry.of(clause) for clause in told.precondition.clauses],
-            experience=[ClauseEntry.of(clause) for clause in told.experience.clauses],
+            precondition=_entries(told.precondition.clauses),
+            otherwise=[_entries(clauses) for clauses in told.precondition.otherwise],
+            experience=_entries(told.experience.clauses),
             support=SupportEntry(support.occasions, support.steps, support.runs, support.scripts),
             confidence=told.confidence,
             severity=told.severity,  # type: ignore[arg-type]  # reading checks it
@@ -134,6 +152,7 @@ class InvariantLine(msgspec.Struct, forbid_unknown_fields=True):
             origin=[tellable(script) for script in told.origin],
             sentence=told.sentence,
             mute=told.mute,
+            program=tellable(told.program),
         )
 
     def invariant(self) -> Invariant:
@@ -143,17 +162,26 @@ class InvariantLine(msgspec.Struct, forbid_unknown_fields=True):
             relation=self.relation,
             subject=Subject(self.subject.api, self.subject.grain),
             property=Property(self.property.verb, self.property.object, self.property.detail),
-            precondition=Precondition(tuple(entry.clause() for entry in self.precondition)),
+            precondition=Precondition(_clauses(self.precondition), tuple(map(_clauses, self.otherwise))),
             support=Support(support.occasions, support.steps, support.runs, support.scripts),
             confidence=self.confidence,
             severity=self.severity,
             scope=self.scope,
-            experience=Precondition(tuple(entry.clause() for entry in self.experience)),
+            experience=Precondition(_clauses(self.experience)),
             sentence=self.sentence,
             origin=tuple(self.origin),
             mute=self.mute,
+            program=self.program,
             id=self.id,
         )
+
+
+def _entries(clauses: Conjunction) -> list[ClauseEntry]:
+    return [ClauseEntry.of(clause) for clause in clauses]
+
+
+def _clauses(entries: list[ClauseEntry]) -> Conjunction:
+    return tuple(entry.clause() for entry in entries)
 
 
 def tellable(text: str) -> str:

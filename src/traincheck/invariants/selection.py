@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from traincheck.vocab.invariant import Invariant
-
-LEAST_SCRIPTS = 2
-"""What a single program did says nothing of others: such a rule is deployed on that program only."""
+from traincheck.vocab.invariant import GENERAL, Invariant
 
 
 def deployable(rules: Iterable[Invariant], script: str) -> tuple[Invariant, ...]:
-    """The rules to check `script` (its name in run.json) with: those of several programs, and those learned from it."""
+    """The rules to check `script` (its name in run.json) with: the general ones, and those learned from it.
+
+    What a single program did says nothing of others, and a setting is that of its program alone.
+    """
     return tuple(
-        rule for rule in rules if not rule.mute and (rule.support.scripts >= LEAST_SCRIPTS or script in rule.origin)
+        rule
+        for rule in rules
+        if not rule.mute and (rule.scope == GENERAL or script in rule.origin) and rule.program in ("", script)
     )

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from typing import ClassVar, NamedTuple
 
-from traincheck.relations.base import context_of, ended, family, short, transitions
+from traincheck.relations.base import asks_for_argument, context_of, ended, family, fixed_arguments, short, transitions
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE, MODULE, Call, Change, Window
 from traincheck.vocab.facts import value_of
@@ -163,6 +163,8 @@ class APISequence:
         else:
             apis = {subject.api, prop.object}
         states = {(api, f"parameter.{attribute}") for api in apis for attribute in ("data", "grad")}
+        if "=" in prop.detail:
+            states |= asks_for_argument(prop.object, prop.detail)
         return Demand(frozenset(apis), frozenset(states))
 
     @staticmethod
@@ -252,4 +254,4 @@ def _drives(call: Call, window: Window) -> bool:
 def _names(call: Call) -> tuple[Property, ...]:
     """A call by its most general name, and by that with each fixed argument."""
     general = call.levels[-1]
-    return (Property(PRECEDED, general), *(Property(PRECEDED, general, f"{key}={value}") for key, value in call.args))
+    return (Property(PRECEDED, general), *(Property(PRECEDED, general, given) for given in fixed_arguments(call)))

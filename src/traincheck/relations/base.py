@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from typing import ClassVar, Protocol
 
-from traincheck.vocab.demand import Demand
+from traincheck.vocab.demand import ARGUMENTS, Demand
 from traincheck.vocab.events import Call, Window
 from traincheck.vocab.facts import Facts, merged
 from traincheck.vocab.occasion import Occasion, Property, Subject
@@ -43,6 +43,17 @@ class Relation(Protocol):
         """The rule as a sentence in the present tense, without its precondition and without a full stop."""
 
 
+class ComparesRanks(Relation, Protocol):
+    """A relation that also says something of several ranks together. `across` is optional: who has it is asked."""
+
+    def across(self, windows: Sequence[Window]) -> Iterable[Occasion]:
+        """The occasions in windows of several ranks at the same step, in the order of the ranks.
+
+        One instance follows all ranks. `seq` is of the first window. A gap in the windows of a rank is no more than
+        that: others of this step may have had no partner.
+        """
+
+
 _contexts: dict[tuple[Facts, str], Facts] = {}
 _MOST_CONTEXTS = 100_000
 """The cache is emptied beyond this: contexts are of a closed vocabulary, so more means that something is wrong."""
@@ -59,11 +70,23 @@ def context_of(told: Facts, stage: str) -> Facts:
     return found
 
 
+def fixed_arguments(call: Call) -> list[str]:
+    """The flags and choices that a call was given, as `training=True`. (A number is a matter of size.)"""
+    return [f"{name}={value}" for name, value in call.args if isinstance(value, (bool, str))]
+
+
+def asks_for_argument(api: str, detail: str) -> frozenset[tuple[str, str]]:
+    """The states to demand for calls of `api` with an argument. (The mode of a module is told of all its calls.)"""
+    if not detail or (detail.startswith("training=") and api.endswith(".forward")):
+        return frozenset()
+    return frozenset(((api, ARGUMENTS),))
+
+
 def short(api: str) -> str:
     """An API as people say it: `torch.optim.Optimizer.step` is `Optimizer.step`."""
     parts = api.split(".")
     if parts[0] in ("torch", "transformers", "accelerate", "lightning"):
-        named = next((place for place, part in enumerate(parts) if part[:1].isupper()), len(parts) - 1)
+        named = next((place for place, part in enumerate(parts) if part.lstrip("_")[:1].isupper()), len(parts) - 1)
         return ".".join(parts[named:])
     return api
 

@@ -17,7 +17,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Set
 from typing import ClassVar
 
-from traincheck.relations.base import context_of, ended, possible, short, transitions
+from traincheck.relations.base import (
+    asks_for_argument,
+    context_of,
+    ended,
+    fixed_arguments,
+    possible,
+    short,
+    transitions,
+)
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, REGION, Call, Change, Window
 from traincheck.vocab.facts import FactValue, merged
@@ -108,7 +116,7 @@ class EventContain:
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         if prop.verb == CALL:
-            return Demand(apis=frozenset((subject.api, prop.object)))
+            return Demand(frozenset((subject.api, prop.object)), asks_for_argument(prop.object, prop.detail))
         # What changes inside a block or a function changes in the calls that it makes.
         around = (subject.api, *CHANGERS) if subject.grain == "call" else (subject.api,)
         return Demand(apis=frozenset((subject.api,)), states=frozenset((api, prop.object) for api in around))
@@ -143,8 +151,8 @@ def _as_content(call: Call) -> Iterator[Property]:
     own = () if call.kind == MODULE and call.name.startswith("torch.") else (call.name,)
     for name in {*own, call.levels[-1]}:
         yield Property(CALL, name)
-        for key, value in call.args:
-            yield Property(CALL, name, f"{key}={value}")
+        for argument in fixed_arguments(call):
+            yield Property(CALL, name, argument)
 
 
 def _as_change(change: Change) -> Iterator[Property]:

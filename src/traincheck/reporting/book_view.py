@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from traincheck.reporting import words
-from traincheck.vocab.invariant import ERROR, Clause, Invariant
+from traincheck.vocab.invariant import ERROR, Conjunction, Invariant
 
 
 def selected(
@@ -45,7 +45,8 @@ def book_data(invariants: Iterable[Invariant]) -> list[dict[str, object]]:
             "relation": told.relation,
             "subject": told.subject._asdict(),
             "property": told.property._asdict(),
-            "precondition": [_clause_data(clause) for clause in told.precondition.clauses],
+            "precondition": _conjunction_data(told.precondition.clauses),
+            "otherwise": [_conjunction_data(clauses) for clauses in told.precondition.otherwise],
             "support": {
                 "occasions": told.support.occasions,
                 "steps": told.support.steps,
@@ -63,8 +64,8 @@ def book_data(invariants: Iterable[Invariant]) -> list[dict[str, object]]:
     ]
 
 
-def _clause_data(clause: Clause) -> dict[str, object]:
-    return {"fact": clause.fact, "is_not" if clause.negated else "is": clause.value}
+def _conjunction_data(clauses: Conjunction) -> list[dict[str, object]]:
+    return [{"fact": clause.fact, clause.verb: clause.value} for clause in clauses]
 
 
 def book_view(invariants: Sequence[Invariant]) -> RenderableType:

@@ -157,7 +157,7 @@ class Session:
             windows=self._pipeline.closed,
             dropped=self._pipeline.dropped + self.recorder.dropped,
             steps=self._pipeline.steps,
-            not_observed=tuple(self._missing + self._faults),
+            not_observed=tuple(self._missing + self._faults + self.recorder.missed),
             cost=dict(self._pipeline.seconds),
             ended=ended,
         )

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from traincheck.sources.base import replace, wrapping
-from traincheck.sources.circumstances import circumstances_with
+from traincheck.sources.circumstances import Surroundings, circumstances_with
 from traincheck.sources.gradients import Gradients, Snapshot, summary
+from traincheck.sources.names import parameter_names
 from traincheck.sources.recorder import OpenCall, Recorder
+from traincheck.sources.summaries import Asked, Before, Summaries, asked
 from traincheck.sources.tensors import unseen
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE
+from traincheck.vocab.facts import Facts
 
 BACKWARD = ("torch.autograd.backward",)
 GRAD = ("torch.autograd.grad",)
 PARAMETER_GRAD = "parameter.grad"
+
+
+class _Open(NamedTuple):
+    """A backward under way: the gradients and its arguments as they were."""
+
+    call: OpenCall
+    gradients: Snapshot | None
+    asked: Asked | None
+    before: Before | None
 
 
 class AutogradSource:
@@ -25,8 +37,10 @@ class AutogradSource:
 
     name = "autograd"
 
-    def __init__(self, gradients: Gradients) -> None:
+    def __init__(self, gradients: Gradients, summaries: Summaries, surroundings: Surroundings) -> None:
         self._gradients = gradients
+        self._summaries = summaries
+        self._surroundings = surroundings
 
     def offers(self) -> str | None:
         return None
@@ -37,6 +51,10 @@ class AutogradSource:
             ("torch.optim.Optimizer.step",), PARAMETER_GRAD
         )
         self._calls = self._states or demand.wants_call(BACKWARD)
+        self._asked: dict[tuple[str, ...], Asked | None] = {
+            levels: asked(demand, levels, parameter_names(function))
+            for levels, function in ((BACKWARD, torch.autograd.backward), (GRAD, torch.autograd.grad))
+        }
         undo = ExitStack()
         guarded = recorder.guarded
         replace(
@@ -60,15 +78,7 @@ class AutogradSource:
             )
         return undo
 
-    def _begins(
-        self,
-        tensors: Any = None,
-        grad_tensors: Any = None,
-        retain_graph: bool | None = None,
-        create_graph: bool = False,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[OpenCall, Snapshot | None] | None:
+    def _begins(self, *args: Any, **kwargs: Any) -> _Open | None:
         recorder = self._recorder
         recorder.steps.backward(recorder.next_seq())
         if not self._calls:
@@ -79,23 +89,45 @@ class AutogradSource:
             with unseen():
                 snapshot = self._gradients.read(self._gradients.trainable(), values=True)
             grads = summary(snapshot.states)
+        retain_graph, create_graph = _graph_flags(*args, **kwargs)
         context = circumstances_with(
-            grads=grads,
-            retain_graph=bool(retain_graph),
-            create_graph=bool(create_graph),
+            grads=grads, retain_graph=retain_graph, create_graph=create_graph, within=self._surroundings.within
         )
-        return recorder.enter(LIFECYCLE, BACKWARD, "", context), snapshot
+        return self._enter(BACKWARD, context, snapshot, args, kwargs)
 
-    def _grad_begins(self, *args: Any, **kwargs: Any) -> tuple[OpenCall, Snapshot | None]:
-        context = circumstances_with(create_graph=bool(kwargs.get("create_graph")))
-        return self._recorder.enter(LIFECYCLE, GRAD, "", context), None
+    def _grad_begins(self, *args: Any, **kwargs: Any) -> _Open:
+        context = circumstances_with(create_graph=bool(kwargs.get("create_graph")), within=self._surroundings.within)
+        return self._enter(GRAD, context, None, args, kwargs)
 
-    def _ends(self, token: tuple[OpenCall, Snapshot | None], result: Any) -> None:
-        call, snapshot = token
+    def _enter(
+        self, levels: tuple[str, ...], context: Facts, snapshot: Snapshot | None, args: Any, kwargs: Any
+    ) -> _Open:
+        call = self._recorder.enter(LIFECYCLE, levels, "", context)
+        what = self._asked[levels]
+        before = self._summaries.begins(call, what, args, kwargs) if what is not None else None
+        return _Open(call, snapshot, what, before)
+
+    def _ends(self, opened: _Open, result: Any) -> None:
+        call, snapshot, what, before = opened
         if snapshot is not None:
             with unseen():
                 self._gradients.compare(snapshot, call.seq)
-        self._recorder.leave(call)
+        if what is None:
+            self._recorder.leave(call)
+        else:
+            self._recorder.leave(call, self._summaries.ends(call, what, before, result))
 
-    def _failed(self, token: tuple[OpenCall, Snapshot | None]) -> None:
-        self._recorder.abandon(token[0])
+    def _failed(self, opened: _Open) -> None:
+        self._recorder.abandon(opened.call)
+
+
+def _graph_flags(
+    tensors: Any = None,
+    grad_tensors: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[bool, bool]:
+    """retain_graph and create_graph, as `torch.autograd.backward` was given them."""
+    return bool(retain_graph), bool(create_graph)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
@@ -47,6 +49,18 @@ def replace(undo: ExitStack, holder: Any, attribute: str, make: Callable[[Any], 
             setattr(holder, attribute, original)
 
     undo.callback(put_back)
+
+
+def replace_everywhere(undo: ExitStack, home: str, name: str, make: Callable[[Any], Any]) -> None:
+    """Replace the function `home.name` in every loaded module of the same package that holds it under its name."""
+    original = getattr(importlib.import_module(home), name, None)
+    if original is None:
+        return
+    package = home.split(".", 1)[0]
+    replacement = make(original)
+    for module_name, module in list(sys.modules.items()):
+        if module_name.split(".", 1)[0] == package and getattr(module, "__dict__", {}).get(name) is original:
+            replace(undo, module, name, lambda _: replacement)
 
 
 def wrapping(

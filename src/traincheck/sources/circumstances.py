@@ -2,11 +2,50 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from typing import Any
+
 import torch
 
-from traincheck.vocab.facts import Facts, facts, merged
+from traincheck.vocab.facts import Facts, FactValue, facts, merged
 
-_told: dict[tuple[bool, bool, str], Facts] = {}
+
+class Surroundings(threading.local):
+    """What the calls of a thread are in the midst of.
+
+    `flags` are the training flags of the modules that are being called, outermost first; `regions` the names of the
+    context managers that are active, and `within` the same as one text. `profiler` is the one that we have set to see
+    the project's functions: Python calls it for every function, ours as well, which doubles the cost of what we do.
+    """
+
+    def __init__(self) -> None:
+        self.flags: list[bool] = []
+        self.regions: list[str] = []
+        self.within = ""
+        self.profiler: Any = None
+
+    def look_away(self) -> bool:
+        """Take our profiler off while we are at work; whether it was on (a profiler of the program's own stays)."""
+        if self.profiler is None or sys.getprofile() is not self.profiler:
+            return False
+        sys.setprofile(None)
+        return True
+
+    def look_again(self) -> None:
+        """Put our profiler on again, after `look_away` has taken it off."""
+        sys.setprofile(self.profiler)
+
+    def enters(self, region: str) -> None:
+        """A context manager becomes active."""
+        self.regions.append(region)
+        self.within = "+".join(sorted(set(self.regions)))
+
+    def leaves(self, region: str) -> None:
+        """A context manager is left (perhaps in another thread than it was entered in: then nothing is known of it)."""
+        if region in self.regions:
+            self.regions.remove(region)
+            self.within = "+".join(sorted(set(self.regions)))
 
 
 def autocast_dtype() -> str:
@@ -27,12 +66,37 @@ def grad_mode() -> str:
     return "on" if torch.is_grad_enabled() else "off"
 
 
+_told: dict[tuple[bool, bool, str], Facts] = {}
+
+
 def circumstances() -> Facts:
     """Grad mode and autocast; equal circumstances are the same object."""
     key = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_dtype())
     found = _told.get(key)
     if found is None:
         found = _told[key] = facts(grad_mode=grad_mode(), autocast=key[2])
+    return found
+
+
+_around: dict[tuple[bool, bool, str, bool | None, str], Facts] = {}
+
+
+def circumstances_amid(surroundings: Surroundings) -> Facts:
+    """`circumstances()`, the active context managers and, inside a module, its mode; equal ones are the same object."""
+    flags = surroundings.flags
+    cast = "off"
+    for device in _AUTOCAST_DEVICES:  # written out, for it is asked at every call of a function of torch
+        if torch.is_autocast_enabled(device):
+            cast = autocast_dtype()
+            break
+    training = flags[-1] if flags else None
+    key = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), cast, training, surroundings.within)
+    found = _around.get(key)
+    if found is None:
+        told: dict[str, FactValue] = (
+            {"within": key[4]} if training is None else {"within": key[4], "training": training}
+        )
+        found = _around[key] = merged(circumstances(), **told)
     return found
 
 
@@ -49,15 +113,64 @@ def circumstances_with(**extra: str | int | float | bool | None) -> Facts:
     return found
 
 
-_results: dict[tuple[torch.dtype, bool], Facts] = {}
+LONGEST_TEXT = 64
+"""Longer texts are data (a prompt, a path), and tell nothing of how a program is meant to work."""
+
+PLAIN = (bool, int, float, str, type(None))
+
+
+def plain(value: object) -> bool:
+    """Whether a value is told as it is. (By its exact type: nothing of the program's is run to find out.)"""
+    kind = type(value)
+    if kind is str:
+        return len(value) <= LONGEST_TEXT  # type: ignore[arg-type]
+    if kind is int:
+        return -1 << 63 <= value < 1 << 64  # type: ignore[operator]  # what the trace can hold
+    return kind in PLAIN
+
+
+def length(value: object) -> int | None:
+    """The length of a list, a tuple or a text, None for anything else."""
+    for base in (list, tuple, str):
+        if issubclass(type(value), base):
+            return base.__len__(value)  # type: ignore[arg-type]
+    return None
+
+
+_MOST_RESULTS = 10_000
+"""The cache is emptied beyond this: what a call returns may be another number each time."""
+
+_results: dict[tuple[object, ...], Facts] = {}
 
 
 def result_facts(result: object) -> Facts:
-    """dtype and requires_grad of a call's result, where it is a tensor; equal ones are the same object."""
-    if not isinstance(result, torch.Tensor):
+    """What a call returned: dtype and requires_grad of a tensor, `value` of what is plain, `length` of a sequence.
+
+    Equal ones are the same object.
+    """
+    kind = type(result)
+    key: tuple[object, ...]
+    if issubclass(kind, torch.Tensor):
+        key = (torch.Tensor, result.dtype, result.requires_grad)  # type: ignore[attr-defined]
+    elif plain(result):
+        key = (kind, result)
+    elif (count := length(result)) is not None:
+        key = (list, count)
+    else:
         return ()
-    key = (result.dtype, result.requires_grad)
     found = _results.get(key)
     if found is None:
-        found = _results[key] = facts(dtype=str(key[0]).removeprefix("torch."), requires_grad=key[1])
+        if len(_results) > _MOST_RESULTS:
+            _results.clear()
+        found = _results[key] = _result_facts(key)
     return found
+
+
+def _result_facts(key: tuple[object, ...]) -> Facts:
+    if key[0] is torch.Tensor:
+        return facts(dtype=str(key[1]).removeprefix("torch."), requires_grad=bool(key[2]))
+    if key[0] is list:
+        return (("length", key[1]),)  # type: ignore[return-value]
+    if key[0] is str:
+        return facts(length=len(str(key[1])), value=str(key[1]))
+    return (("value", key[1]),)  # type: ignore[return-value]

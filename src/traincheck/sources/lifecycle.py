@@ -1,35 +1,30 @@
 """Source `lifecycle`: calls that steer training without being a module's or an optimizer's own.
 
-Learning rate schedulers, gradient clipping, gradient scaling, autocast and gradient-mode regions, seeds, saving and
-loading. Each is a wrapped function or method; the tables below are the whole list.
+Learning rate schedulers, gradient scaling, autocast and gradient-mode regions, seeds, loading of files. Each is a
+wrapped function or method; the tables below are the whole list.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
 import weakref
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from traincheck.sources.base import replace, wrapping
+from traincheck.sources.base import replace, replace_everywhere, wrapping
 from traincheck.sources.circumstances import circumstances
-from traincheck.sources.gradients import Gradients, Snapshot
 from traincheck.sources.names import levels
 from traincheck.sources.recorder import OpenCall, Recorder
-from traincheck.sources.tensors import unseen
+from traincheck.sources.schedules import ScheduleReadings
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE, REGION
-from traincheck.vocab.facts import FactValue, facts, merged
+from traincheck.vocab.facts import FactValue, facts
 
 FUNCTIONS: tuple[tuple[str, str], ...] = (
-    ("torch.nn.utils", "clip_grad_norm_"),
-    ("torch.nn.utils", "clip_grad_value_"),
     ("torch", "manual_seed"),
-    ("torch", "save"),
     ("torch", "load"),
 )
 """Functions, by the public module that offers them."""
@@ -49,9 +44,8 @@ class LifecycleSource:
 
     name = "lifecycle"
 
-    def __init__(self, catalog: Catalog, gradients: Gradients) -> None:
+    def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._gradients = gradients
         self._regions: dict[int, OpenCall] = {}
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._counts: dict[str, int] = {}
@@ -76,43 +70,18 @@ class LifecycleSource:
     # -- functions -------------------------------------------------------------------------------------------------
 
     def _wrap_function(self, undo: ExitStack, home: str, name: str) -> None:
-        """Wrap a function in every module of torch that holds it under its name."""
-        original = getattr(importlib.import_module(home), name, None)
-        if original is None:
-            return
         call_levels = (f"{home}.{name}",)
         recorder = self._recorder
 
-        gradients = self._gradients
-        of_gradients = name.startswith("clip_grad") and self._demand.wants_state(call_levels, "parameter.grad")
+        def begins(*args: Any, **kwargs: Any) -> OpenCall:
+            return recorder.enter(LIFECYCLE, call_levels, "", circumstances(), _flags(kwargs))
 
-        def begins(*args: Any, **kwargs: Any) -> tuple[OpenCall, Snapshot | None]:
-            snapshot = None
-            if of_gradients:
-                with unseen():
-                    snapshot = gradients.read(gradients.trainable(), values=True)
-            call = recorder.enter(LIFECYCLE, call_levels, "", circumstances(), _flags(kwargs))
-            call.note = kwargs.get("max_norm", args[1] if len(args) > 1 else None)
-            return call, snapshot
-
-        def ends(token: tuple[OpenCall, Snapshot | None], result: Any) -> None:
-            call, snapshot = token
-            if snapshot is not None:
-                with unseen():
-                    gradients.compare(snapshot, call.seq)
-                    if isinstance(call.note, (int, float)) and isinstance(result, torch.Tensor):
-                        call.context = merged(call.context, exceeds=float(result) > call.note)
+        def ends(call: OpenCall, result: Any) -> None:
             recorder.leave(call)
 
-        def failed(token: tuple[OpenCall, Snapshot | None]) -> None:
-            recorder.abandon(token[0])
-
         guarded = recorder.guarded
-        decorate = wrapping(guarded(self.name, begins), guarded(self.name, ends), guarded(self.name, failed))
-        replacement = decorate(original)
-        for module_name, module in list(sys.modules.items()):
-            if module_name.split(".", 1)[0] == "torch" and getattr(module, "__dict__", {}).get(name) is original:
-                replace(undo, module, name, lambda _: replacement)
+        decorate = wrapping(guarded(self.name, begins), guarded(self.name, ends), guarded(self.name, recorder.abandon))
+        replace_everywhere(undo, home, name, decorate)
 
     # -- regions ---------------------------------------------------------------------------------------------------
 
@@ -147,20 +116,23 @@ class LifecycleSource:
 
         base = lr_scheduler.LRScheduler
         recorder = self._recorder
+        readings = ScheduleReadings(self._demand, recorder)
 
-        def begins(scheduler: Any, *args: Any, **kwargs: Any) -> tuple[OpenCall, list[float]] | None:
+        def begins(scheduler: Any, *args: Any, **kwargs: Any) -> tuple[OpenCall, Any] | None:
             call_levels = levels(type(scheduler), "step", base)
             optimizer = getattr(scheduler, "optimizer", None)
             # The step that a scheduler takes on itself when it is built is not one of the training loop's.
             if optimizer is None or not self._demand.wants_call(call_levels) or not _built(scheduler):
                 return None
             call = recorder.enter(LIFECYCLE, call_levels, self._name_of(scheduler), circumstances())
-            return call, [float(group["lr"]) for group in optimizer.param_groups]
+            return call, scheduler
 
-        def ends(token: tuple[OpenCall, list[float]], result: Any) -> None:
-            recorder.leave(token[0])
+        def ends(token: tuple[OpenCall, Any], result: Any) -> None:
+            call, scheduler = token
+            readings.step_ends(scheduler, call.receiver, call.seq)
+            recorder.leave(call)
 
-        def failed(token: tuple[OpenCall, list[float]]) -> None:
+        def failed(token: tuple[OpenCall, Any]) -> None:
             recorder.abandon(token[0])
 
         guarded = recorder.guarded

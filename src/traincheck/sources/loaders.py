@@ -1,81 +1,301 @@
-"""Source `loaders`: batches fetched from `torch.utils.data.DataLoader`, and the end of an epoch."""
+"""Source `loaders`: passes over `torch.utils.data.DataLoader`, their batches, and the random states around them."""
 
 from __future__ import annotations
 
+import itertools
+import sys
+import threading
 import weakref
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.circumstances import circumstances
+from traincheck.sources.passes import (
+    MOST_TENSORS,
+    UNKNOWN,
+    LoaderNames,
+    Pass,
+    announced_length,
+    batch_size,
+    dataset_size,
+    order_of_batch,
+    order_of_indices,
+    tensors_in,
+)
+from traincheck.sources.random_states import STREAMS, stream_fingerprint
 from traincheck.sources.recorder import OpenCall, Recorder
-from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import LIFECYCLE
-from traincheck.vocab.facts import facts
+from traincheck.sources.tensors import fingerprints, unseen
+from traincheck.sources.values import readable, value_facts
+from traincheck.sources.workers import KIND as WORKER
+from traincheck.sources.workers import Workers
+from traincheck.vocab.demand import TENSORS, VALUES, Demand
+from traincheck.vocab.events import ANNOUNCED, LIFECYCLE, LIVE, NO_CALL, RESULT, Reading, TensorSummary
+from traincheck.vocab.facts import Facts, FactValue, facts
 
 NEXT = ("torch.utils.data.DataLoader.__next__",)
 ITER = ("torch.utils.data.DataLoader.__iter__",)
+LOADER, RANDOM = "loader", "random"
+LENGTH, BATCHES, ORDER = "length", "batches", "order"
+SIZES: dict[str, tuple[str, Callable[[Any], int | None]]] = {
+    LENGTH: (ANNOUNCED, announced_length),
+    "batch_size": (LIVE, batch_size),
+    "dataset_size": (LIVE, dataset_size),
+}
+"""What is read of a loader when a pass over it begins: the role and how."""
+PROCESS = "process"
+"""The variable of readings of the process's own random states."""
+MOST_SUMMARIES = 10_000
+"""Summaries that are kept to be told again; batches of ever new shapes must not fill the memory."""
+
+_LAST = {flag: facts(last_batch=flag) for flag in (False, True)}
+
+
+class _Fetch(NamedTuple):
+    """A fetch under way: where it began, its call (where it is recorded) and the pass it belongs to."""
+
+    began: int
+    call: OpenCall | None
+    of: Pass
+
+
+class _Opened(threading.local):
+    """The call of `DataLoader.__iter__` under way in a thread."""
+
+    call: OpenCall | None = None
 
 
 class LoaderSource:
-    """Observes the iterators of data loaders; each loader is named in order of appearance."""
+    """Observes the iterators of data loaders; each loader is named in order of appearance.
+
+    Known limitations: a loader is asked for its length, which a sampler of the program's own answers by whatever
+    `__len__` it has. Workers that are not forked are not seen inside (and told so).
+    """
 
     name = "loaders"
 
     def __init__(self) -> None:
-        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._names = LoaderNames()
+        self._passes: dict[int, tuple[weakref.ref[Any], Pass]] = {}
+        self._numbers = itertools.count(1)
+        self._opened = _Opened()
+        self._workers = Workers()
+        self._summaries: dict[tuple[Any, ...], TensorSummary] = {}
 
     def offers(self) -> str | None:
         return None
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
+        self._recorder = recorder
+        self._sizes = [name for name in SIZES if demand.wants_reading(LOADER, name)]
+        self._results = [name for name in (BATCHES, ORDER) if demand.wants_reading(LOADER, name)]
+        self._streams = [name for name in STREAMS if demand.wants_reading(RANDOM, name)]
+        self._values = demand.wants_state(NEXT, VALUES)
+        self._tensors = self._values or demand.wants_state(NEXT, TENSORS)
+        read_at_next = self._results or self._tensors or demand.wants_readings(WORKER)
+        self._next_wanted = demand.wants_call(NEXT) or bool(read_at_next)
+        self._iter_wanted = demand.wants_call(ITER) or bool(self._sizes or self._streams)
         undo = ExitStack()
-        wanted = demand.wants_call(NEXT)
-
-        def next_begins(iterator: Any) -> OpenCall | None:
-            recorder.steps.batch(recorder.next_seq())
-            return recorder.enter(LIFECYCLE, NEXT, self._name(iterator), circumstances()) if wanted else None
-
-        def next_ends(call: OpenCall, batch: Any) -> None:
-            recorder.leave(call, facts(last_batch=False))
-
-        def next_fails(call: OpenCall) -> None:
-            recorder.leave(call, facts(last_batch=True))
-
-        def iter_begins(loader: Any) -> OpenCall | None:
-            if not demand.wants_call(ITER):
-                return None
-            return recorder.enter(LIFECYCLE, ITER, self._name(loader), circumstances())
-
-        def iter_ends(call: OpenCall, iterator: Any) -> None:
-            recorder.leave(call)
-
-        guarded = recorder.guarded
-        replace(
-            undo,
-            _BaseDataLoaderIter,
-            "__next__",
-            wrapping(guarded(self.name, next_begins), guarded(self.name, next_ends), guarded(self.name, next_fails)),
-        )
-        replace(
-            undo,
-            DataLoader,
-            "__iter__",
-            wrapping(
-                guarded(self.name, iter_begins), guarded(self.name, iter_ends), guarded(self.name, recorder.abandon)
-            ),
-        )
+        undo.enter_context(self._workers.attach(demand, recorder))
+        self._wrap(undo, DataLoader, "__iter__", self._iter_begins, self._iter_ends, self._iter_fails)
+        self._wrap(undo, _BaseDataLoaderIter, "__init__", self._pass_begins, self._about_to_fork, _nothing)
+        self._wrap(undo, _BaseDataLoaderIter, "_reset", self._pass_begins_again, _nothing, _nothing)
+        self._wrap(undo, _BaseDataLoaderIter, "__next__", self._next_begins, self._next_ends, self._next_fails)
+        if ORDER in self._results:
+            self._wrap(undo, _BaseDataLoaderIter, "_next_index", self._index_begins, self._index_ends, _nothing)
+        recorder.at_end(recorder.guarded(self.name, self._at_end))
         return undo
 
-    def _name(self, thing: Any) -> str:
-        """The loader's name; an iterator has that of the dataset it reads, which the loader shares."""
-        key = getattr(thing, "_dataset", None)
-        if key is None:
-            key = getattr(thing, "dataset", thing)
-        try:
-            return self._names.setdefault(key, f"DataLoader#{len(self._names) + 1}")
-        except TypeError:  # a dataset that cannot be weakly referenced or hashed, such as a list
-            return "DataLoader"
+    def _wrap(
+        self,
+        undo: ExitStack,
+        holder: type,
+        method: str,
+        begins: Callable[..., Any],
+        ends: Callable[..., None],
+        fails: Callable[..., None],
+    ) -> None:
+        guarded = [self._recorder.guarded(self.name, function) for function in (begins, ends, fails)]
+        replace(undo, holder, method, wrapping(*guarded))
+
+    def _name(self, loader: Any) -> str:
+        return self._names.of(loader)
+
+    def _read(self, of: str, kind: str, attribute: str, value: FactValue, role: str, call: int, told: Facts) -> None:
+        recorder = self._recorder
+        recorder.reading(Reading(recorder.next_seq(), call, of, kind, attribute, value, role, told))
+
+    # -- a pass begins ---------------------------------------------------------------------------------------------
+
+    def _iter_begins(self, loader: Any) -> OpenCall | None:
+        if not self._iter_wanted:
+            return None
+        call = self._recorder.enter(LIFECYCLE, ITER, self._name(loader), circumstances())
+        self._opened.call = call
+        return call
+
+    def _iter_ends(self, call: OpenCall, iterator: Any) -> None:
+        self._opened.call = None
+        self._recorder.leave(call)
+
+    def _iter_fails(self, call: OpenCall) -> None:
+        self._opened.call = None
+        self._recorder.abandon(call)
+
+    def _pass_begins(self, iterator: Any, loader: Any) -> tuple[Any, Pass] | None:
+        """An iterator is being made. (What makes it is not always `DataLoader.__iter__`: a subclass may do it.)"""
+        receiver = self._name(loader)
+        self._read_loader(loader, receiver)
+        made = Pass(receiver, next(self._numbers), loader.num_workers)
+        key = id(iterator)
+        gone = self._recorder.guarded(self.name, lambda _: self._gone(key))
+        self._passes[key] = weakref.ref(iterator, gone), made
+        return (loader.multiprocessing_context, made) if made.workers else None
+
+    def _about_to_fork(self, token: tuple[Any, Pass], result: Any) -> None:
+        """The iterator is made, as far as its base class does it; workers start next."""
+        context, made = token
+        made.rounds = self._workers.about_to_fork(made.number, made.turn, made.workers, context)
+
+    def _pass_begins_again(self, iterator: Any, loader: Any = None, first_iter: bool = False) -> None:
+        """An iterator is used again for another pass (or, as part of its making, for the first)."""
+        found = self._pass_of(iterator)
+        if loader is None or found is None or first_iter:
+            return
+        self._abandoned(found)
+        self._read_loader(loader, found.receiver)
+        found.again()
+        if found.rounds is not None:
+            context = loader.multiprocessing_context
+            found.rounds = self._workers.about_to_fork(found.number, found.turn, found.workers, context)
+
+    def _read_loader(self, loader: Any, receiver: str) -> None:
+        opened = self._opened.call
+        call = NO_CALL if opened is None else opened.seq
+        for attribute in self._streams:
+            state = stream_fingerprint(attribute)
+            if state is not None:
+                self._read(PROCESS, RANDOM, attribute, state, LIVE, call, ())
+        for attribute in self._sizes:
+            role, read = SIZES[attribute]
+            size = read(loader)
+            if size is not None:
+                self._read(receiver, LOADER, attribute, size, role, call, ())
+
+    def _pass_of(self, iterator: Any) -> Pass | None:
+        found = self._passes.get(id(iterator))
+        return found[1] if found is not None and found[0]() is iterator else None
+
+    # -- a pass goes on --------------------------------------------------------------------------------------------
+
+    def _index_begins(self, iterator: Any) -> Pass | None:
+        """The first indices of a pass tell its order; those of an iterable data set are none."""
+        found = self._pass_of(iterator)
+        return found if found is not None and found.order is None and not found.batches else None
+
+    def _index_ends(self, found: Pass, indices: Any) -> None:
+        if found.order is None:
+            found.order = order_of_indices(indices)
+
+    def _next_begins(self, iterator: Any) -> _Fetch:
+        recorder = self._recorder
+        began = recorder.next_seq()
+        recorder.steps.fetch_begins(began)
+        found = self._pass_of(iterator)
+        if found is None:
+            found = Pass(UNKNOWN, 0, whole=False)
+            self._passes[id(iterator)] = weakref.ref(iterator), found
+        call = recorder.enter(LIFECYCLE, NEXT, found.receiver, circumstances()) if self._next_wanted else None
+        return _Fetch(began, call, found)
+
+    def _next_ends(self, fetch: _Fetch, batch: Any) -> None:
+        found, call = fetch.of, fetch.call
+        found.batches += 1
+        if found.batches == 1 and found.order is None and ORDER in self._results:
+            found.order = order_of_batch(batch)
+        if call is not None:
+            if self._tensors:
+                call.tensors += self._summarised(batch)
+            self._tell_workers(found, call.seq)
+            self._recorder.leave(call, _LAST[False])
+        self._recorder.steps.fetch_ends(fetch.began)
+
+    def _next_fails(self, fetch: _Fetch) -> None:
+        recorder, call, found = self._recorder, fetch.call, fetch.of
+        if not isinstance(sys.exc_info()[1], StopIteration):
+            recorder.steps.fetch_fails(fetch.began)
+            if call is not None:
+                recorder.abandon(call)
+            return
+        first, found.over = not found.over, True
+        if call is not None:
+            if first:
+                self._tell_workers(found, call.seq)
+                self._tell_pass(found, call.seq)
+            recorder.leave(call, _LAST[True])
+        recorder.steps.fetch_ends(fetch.began, exhausted_at=recorder.next_seq())
+
+    def _tell_workers(self, found: Pass, call: int) -> None:
+        if found.rounds is not None:
+            self._workers.tell(found.rounds, found.receiver, found.batches, found.over, call)
+
+    def _summarised(self, batch: Any) -> tuple[TensorSummary, ...]:
+        """Summaries of the tensors of a batch; equal ones are the same object where no values are told."""
+        entries = list(itertools.islice(tensors_in(batch, RESULT), MOST_TENSORS))
+        with unseen():
+            told = tuple(self._summary(role, tensor) for role, tensor in entries)
+            if not self._values:
+                return told
+            digests = fingerprints([tensor for _, tensor in entries])
+            read = [readable(tensor) for _, tensor in entries]
+            values = iter(value_facts([tensor for (_, tensor), small in zip(entries, read, strict=True) if small]))
+        return tuple(
+            summary._replace(fingerprint=digest, facts=tuple(sorted(next(values).items())) if small else ())
+            for summary, digest, small in zip(told, digests, read, strict=True)
+        )
+
+    def _summary(self, role: str, tensor: Any) -> TensorSummary:
+        key = (role, tensor.dtype, tensor.shape, tensor.requires_grad)
+        found = self._summaries.get(key)
+        if found is None:
+            if len(self._summaries) >= MOST_SUMMARIES:
+                self._summaries.clear()
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            found = self._summaries[key] = TensorSummary(role, dtype, tuple(tensor.shape), tensor.requires_grad)
+        return found
+
+    # -- a pass ends -----------------------------------------------------------------------------------------------
+
+    def _tell_pass(self, found: Pass, call: int) -> None:
+        """How far the pass came and in what order; one that was not seen from its beginning tells neither."""
+        if found.whole:
+            told = _LAST[found.over]
+            if BATCHES in self._results:
+                self._read(found.receiver, LOADER, BATCHES, found.batches, LIVE, call, told)
+            if ORDER in self._results and found.order is not None:
+                self._read(found.receiver, LOADER, ORDER, found.order, LIVE, call, told)
+
+    def _abandoned(self, found: Pass) -> None:
+        """Nothing more comes of this pass. One without a batch was only prepared."""
+        if not found.over and found.batches:
+            self._tell_pass(found, NO_CALL)
+
+    def _gone(self, key: int) -> None:
+        """The program let go of an iterator."""
+        entry = self._passes.get(key)
+        if entry is not None and entry[0]() is None:
+            del self._passes[key]
+            self._abandoned(entry[1])
+
+    def _at_end(self) -> None:
+        for _, found in list(self._passes.values()):
+            self._abandoned(found)
+        self._workers.at_end()
+
+
+def _nothing(*_: Any) -> None:
+    """For what needs no word when it ends."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from contextlib import ExitStack
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from traincheck.sources.base import replace, wrapping
-from traincheck.sources.circumstances import circumstances_with, result_facts
+from traincheck.sources.circumstances import Surroundings, circumstances_with, result_facts
+from traincheck.sources.frames import local_values
 from traincheck.sources.gradients import Gradients, Snapshot
-from traincheck.sources.names import levels
+from traincheck.sources.names import levels, parameter_names
 from traincheck.sources.recorder import OpenCall, Recorder
+from traincheck.sources.summaries import Asked, Before, Summaries, asked
 from traincheck.sources.tensors import SOME, fingerprints, unseen
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import Demand
@@ -28,9 +32,18 @@ _TRAINING = {flag: facts(training=flag) for flag in (False, True)}
 """One object for each flag: what is equal from call to call is written to the trace once."""
 
 
+class _Open(NamedTuple):
+    """A module call under way: None for one that is not recorded; its buffers and arguments as they were."""
+
+    call: OpenCall | None = None
+    asked: Asked | None = None
+    before: Before | None = None
+    buffers: list[int | None] | None = None
+
+
 class _Depth(threading.local):
     def __init__(self) -> None:
-        self.modules: list[tuple[OpenCall | None, list[int | None] | None]] = []
+        self.modules: list[_Open] = []
         self.switching = 0
 
 
@@ -39,10 +52,15 @@ class ModuleSource:
 
     name = "modules"
 
-    def __init__(self, catalog: Catalog, gradients: Gradients) -> None:
+    def __init__(
+        self, catalog: Catalog, gradients: Gradients, summaries: Summaries, surroundings: Surroundings
+    ) -> None:
         self._catalog = catalog
         self._gradients = gradients
+        self._summaries = summaries
+        self._surroundings = surroundings
         self._depth = _Depth()
+        self._asked: dict[type, Asked | None] = {}
 
     def offers(self) -> str | None:
         return None
@@ -51,6 +69,7 @@ class ModuleSource:
         self._demand = demand
         self._recorder = recorder
         undo = ExitStack()
+        undo.callback(self._summaries.forget)
         guarded = recorder.guarded
         undo.callback(register_module_forward_pre_hook(guarded(self.name, self._begins)).remove)
         undo.callback(register_module_forward_hook(guarded(self.name, self._ends), always_call=True).remove)
@@ -87,27 +106,41 @@ class ModuleSource:
         parametric = outermost and next(module.parameters(), None) is not None
         if parametric:
             recorder.steps.forward(recorder.next_seq(), training, torch.is_grad_enabled())
+        self._surroundings.flags.append(training)
         call_levels = levels(type(module), "forward", nn.Module)
         if not self._demand.wants_call(call_levels):
-            opened.append((None, None))
+            opened.append(_Open())
             return
         context = circumstances_with(training=training, outermost=outermost, parametric=parametric)
         call = recorder.enter(MODULE, call_levels, self._catalog.module_name(module), context, _TRAINING[training])
-        before = None
+        what = self._asked_of(type(module), call_levels)
+        before = self._summaries.begins(call, what, args, _keywords()) if what is not None else None
+        buffers = None
         if module._buffers and self._demand.wants_state(call_levels, BUFFER_DATA):
-            before = self._read_buffers(module)
-        opened.append((call, before))
+            buffers = self._read_buffers(module)
+        opened.append(_Open(call, what, before, buffers))
 
     def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
         opened = self._depth.modules
         if not opened:
             return
-        call, before = opened.pop()
+        call, what, before, buffers = opened.pop()
+        self._surroundings.flags.pop()
         if call is None:
             return
-        if before is not None:
-            self._tell_buffers(module, call, before)
-        self._recorder.leave(call, result_facts(output))
+        if buffers is not None:
+            self._tell_buffers(module, call, buffers)
+        if what is None:
+            self._recorder.leave(call, result_facts(output))
+        else:
+            self._recorder.leave(call, self._summaries.ends(call, what, before, output))
+
+    def _asked_of(self, cls: type, call_levels: tuple[str, ...]) -> Asked | None:
+        """What is to be told of the calls of modules of this class."""
+        if cls not in self._asked:
+            names = parameter_names(cls.forward)[1:]  # type: ignore[attr-defined]
+            self._asked[cls] = asked(self._demand, call_levels, names)
+        return self._asked[cls]
 
     def _read_buffers(self, module: nn.Module) -> list[int | None]:
         with unseen():
@@ -177,3 +210,23 @@ class ModuleSource:
 
     def _clear_failed(self, token: tuple[OpenCall, Snapshot]) -> None:
         self._recorder.abandon(token[0])
+
+
+_DEEPEST = 6
+"""Frames between our hook and the function of torch that calls it: our guard, and what a tool may have put between."""
+
+
+def _keywords() -> dict[str, Any]:
+    """The keyword arguments of the module call whose hook is running.
+
+    torch hands only the positional ones to global hooks; they are a variable of the function that calls the hook.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_DEEPEST):
+        if frame is None:
+            break
+        if frame.f_globals.get("__name__") == "torch.nn.modules.module":
+            keywords = local_values(frame, ("kwargs",)).get("kwargs")
+            return keywords if isinstance(keywords, dict) else {}
+        frame = frame.f_back
+    return {}

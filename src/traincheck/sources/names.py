@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +71,25 @@ def function_name(function: Any) -> str | None:
     if name is None or name.endswith((".__get__", ".__delete__")) or "._" in name.replace(".__", "."):
         return None
     return str(name)
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of the positional parameters of a Python function, empty where they are not known."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    return tuple(parameter.name for parameter in parameters if parameter.kind in _POSITIONAL)
+
+
+def torch_parameter_names(function: Any, name: str) -> tuple[str, ...]:
+    """As `parameter_names`, for a function of torch that is known by `name`.
+
+    Functions written in C++ have no signature; those that can be overridden have one in the table that torch keeps for
+    its own tests. There the tensor that a method is called on is named now `self`, now `input`.
+    """
+    names = parameter_names(torch.overrides.get_testing_overrides().get(function, function))
+    return ("self", *names[1:]) if name.startswith("torch.Tensor.") and names else names

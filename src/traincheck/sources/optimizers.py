@@ -17,13 +17,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.circumstances import circumstances_with
 from traincheck.sources.gradients import Gradients, Held, Snapshot, summary
-from traincheck.sources.names import levels
+from traincheck.sources.hyperparameters import KEYS, OptimizerReadings, settings
+from traincheck.sources.names import class_name, levels
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.tensors import SOME, fingerprints, unseen
 from traincheck.sources.variables import NOBODY, Catalog, Variable
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE, Change
-from traincheck.vocab.facts import Facts, merged
+from traincheck.vocab.facts import Facts, facts, merged
 
 PARAMETER_DATA, PARAMETER_GRAD, STATE_DATA = "parameter.data", "parameter.grad", "optimizer_state.data"
 
@@ -87,6 +88,7 @@ class OptimizerSource:
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._demand = demand
         self._recorder = recorder
+        self._readings = OptimizerReadings(self._catalog, demand, recorder)
         undo = ExitStack()
         begin = recorder.guarded(self.name, self._step_begins)
 
@@ -119,7 +121,11 @@ class OptimizerSource:
         weakref.finalize(optimizer, steps.optimizer_gone, name).atexit = False
         call_levels = levels(type(optimizer), "__init__", Optimizer)
         if self._demand.wants_call(call_levels):
-            self._recorder.leave(self._recorder.enter(LIFECYCLE, call_levels, name))
+            with unseen():
+                told = settings(optimizer.param_groups[0]) if optimizer.param_groups else {}
+            told.pop(KEYS, None)
+            args = facts(**{**told, "class": class_name(type(optimizer))})
+            self._recorder.leave(self._recorder.enter(LIFECYCLE, call_levels, name, args=args))
 
     # -- step ------------------------------------------------------------------------------------------------------
 
@@ -149,6 +155,7 @@ class OptimizerSource:
                 before.data = fingerprints([tensor for _, tensor in held])
             if self._demand.wants_state(call_levels, STATE_DATA):
                 before.state = _state_fingerprints(optimizer, held)
+        self._readings.step_begins(optimizer, name, call.seq)
         opened.append(_Open(call, name, before, _hooked(), threading.get_ident()))
         self._open.extend(opened)
 
@@ -171,6 +178,7 @@ class OptimizerSource:
                 self._tell_data(call, name, before)
             if self._demand.wants_state(call.levels, STATE_DATA):
                 self._tell_state(call, name, before, optimizer)
+        self._readings.step_ends(optimizer, name, call.seq)
         self._recorder.leave(call)
         self._recorder.steps.update_ends(name)
 

@@ -7,20 +7,49 @@ for the thread it is attached from.
 from __future__ import annotations
 
 import sys
+import threading
 from contextlib import ExitStack
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
-from traincheck.sources.circumstances import circumstances
+from traincheck.sources.circumstances import Surroundings, circumstances_amid, result_facts
+from traincheck.sources.frames import argument_names, further_names, local_values, returning
 from traincheck.sources.names import main_name
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.sites import Sites, qualified_name
+from traincheck.sources.summaries import Asked, Before, Summaries, asked
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import PROJECT
 
 _HIDDEN = ("<module>", "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<lambda>")
+_UNKNOWN: Any = object()
+"""Stands for code that was not seen before."""
+
 _GENERATOR = 0x20 | 0x80 | 0x200
 """Code flags of generators and coroutines: they are entered many times, and are no calls."""
+
+
+class _Known(NamedTuple):
+    """A function that is observed: its name, what is told of its calls, the places where it returns."""
+
+    levels: tuple[str, ...]
+    asked: Asked | None
+    arguments: tuple[str, ...]
+    returns: frozenset[int]
+
+
+class _Open(NamedTuple):
+    """A call under way. `of` is its frame, or its code where frames are not told."""
+
+    of: FrameType | CodeType
+    call: OpenCall
+    known: _Known
+    before: Before | None
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.opened: list[_Open] = []
 
 
 class ProjectSource:
@@ -28,9 +57,11 @@ class ProjectSource:
 
     name = "project"
 
-    def __init__(self, sites: Sites) -> None:
+    def __init__(self, sites: Sites, summaries: Summaries, surroundings: Surroundings) -> None:
         self._sites = sites
-        self._levels: dict[CodeType, tuple[str, ...] | None] = {}
+        self._summaries = summaries
+        self._surroundings = surroundings
+        self._known: dict[CodeType, _Known | None] = {}
 
     def offers(self) -> str | None:
         if sys.version_info < (3, 12) and sys.getprofile() is not None:
@@ -49,6 +80,16 @@ class ProjectSource:
             self._profile(undo)
         return undo
 
+    def _learn(self, code: CodeType, module: str) -> _Known | None:
+        """What is known of a project function, None for code that is not observed."""
+        levels = self._told(code, module)
+        known = None
+        if levels is not None:
+            names = (*argument_names(code), *further_names(code))
+            known = _Known(levels, asked(self._demand, levels, ()), names, returning(code))
+        self._known[code] = known
+        return known
+
     def _told(self, code: CodeType, module: str) -> tuple[str, ...] | None:
         """The levels of a project function, None for code that is not observed."""
         if not self._sites.file_of(code) or code.co_name in _HIDDEN or code.co_flags & _GENERATOR:
@@ -59,40 +100,61 @@ class ProjectSource:
         levels = (f"{main_name() if module == '__main__' else module}.{name}",)
         return levels if self._demand.wants_call(levels) else None
 
+    def _begins(self, known: _Known, of: FrameType | CodeType, frame: FrameType) -> _Open:
+        call = self._recorder.enter(PROJECT, known.levels, "", circumstances_amid(self._surroundings))
+        before = None
+        if known.asked is not None:
+            before = self._summaries.begins(call, known.asked, (), local_values(frame, known.arguments))
+        return _Open(of, call, known, before)
+
+    def _ends(self, opened: _Open, result: Any) -> None:
+        call, what = opened.call, opened.known.asked
+        if what is None:
+            self._recorder.leave(call, result_facts(result))
+        else:
+            self._recorder.leave(call, self._summaries.ends(call, what, opened.before, result))
+
+    def _fails(self, opened: _Open) -> None:
+        self._recorder.abandon(opened.call)
+
     # -- before Python 3.12 ----------------------------------------------------------------------------------------
 
     def _profile(self, undo: ExitStack) -> None:
-        recorder, known = self._recorder, self._levels
-        opened: list[tuple[FrameType, OpenCall]] = []
-        begins = recorder.guarded(self.name, self._begins)
-        leave = recorder.guarded(self.name, recorder.leave)
+        recorder, functions, learn = self._recorder, self._known, self._learn
+        opened: list[_Open] = []
+        guarded = recorder.guarded
+        begins, ends, fails = (guarded(self.name, f) for f in (self._begins, self._ends, self._fails))
 
         def profile(frame: FrameType, event: str, arg: Any) -> None:
             # Python calls this for everything that the thread does, C functions included: the common case goes first.
             if event == "call":
                 code = frame.f_code
-                levels = known.get(code, ())
-                if levels == ():
+                known = functions.get(code, _UNKNOWN)
+                if known is _UNKNOWN:
                     if not recorder.active:
                         return  # the interpreter may be shutting down, with half of its modules gone
-                    levels = known[code] = self._told(code, frame.f_globals.get("__name__", ""))
-                if levels is not None:
-                    call = begins(levels)
+                    known = learn(code, frame.f_globals.get("__name__", ""))
+                if known is not None:
+                    call = begins(known, frame, frame)
                     if call is not None:
-                        opened.append((frame, call))
-            elif event == "return" and opened and opened[-1][0] is frame:
-                leave(opened.pop()[1])
+                        opened.append(call)
+            elif event == "return" and opened and opened[-1].of is frame:
+                call = opened.pop()
+                # A function that raises is told to return None, too.
+                if arg is not None or frame.f_lasti in call.known.returns:
+                    ends(call, arg)
+                else:
+                    fails(call)
 
         sys.setprofile(profile)
+        self._surroundings.profiler = profile
 
         def stop() -> None:
+            self._surroundings.profiler = None
             if sys.getprofile() is profile:  # a profiler that came after us is not ours to remove
                 sys.setprofile(None)
 
         undo.callback(stop)
-
-    def _begins(self, levels: tuple[str, ...]) -> OpenCall:
-        return self._recorder.enter(PROJECT, levels, "", circumstances())
 
     # -- Python 3.12 and later -------------------------------------------------------------------------------------
 
@@ -102,33 +164,35 @@ class ProjectSource:
         if tool is None:
             return
         events = monitoring.events
-        recorder = self._recorder
-        opened: list[tuple[CodeType, OpenCall]] = []
-        begins = recorder.guarded(self.name, self._begins)
-        leave = recorder.guarded(self.name, recorder.leave)
+        recorder, functions = self._recorder, self._known
+        stack = _Stack()
+        guarded = recorder.guarded
+        begins, ends, fails = (guarded(self.name, f) for f in (self._begins, self._ends, self._fails))
 
         def started(code: CodeType, offset: int) -> Any:
-            levels = self._levels.get(code, ())
-            if levels == ():
-                module = sys._getframe(1).f_globals.get("__name__", "")
-                levels = self._levels[code] = self._told(code, module)
-            if levels is None:
+            known = functions.get(code, _UNKNOWN)
+            frame = sys._getframe(1)
+            if known is _UNKNOWN:
+                if not recorder.active:
+                    return None
+                known = self._learn(code, frame.f_globals.get("__name__", ""))
+            if known is None:
                 return monitoring.DISABLE
-            call = begins(levels)
+            call = begins(known, code, frame)
             if call is not None:
-                opened.append((code, call))
+                stack.opened.append(call)
             return None
 
         def returned(code: CodeType, offset: int, value: Any) -> Any:
-            if self._levels.get(code) is None:
+            if functions.get(code) is None:
                 return monitoring.DISABLE
-            if opened and opened[-1][0] is code:
-                leave(opened.pop()[1])
+            if stack.opened and stack.opened[-1].of is code:
+                ends(stack.opened.pop(), value)
             return None
 
         def unwound(code: CodeType, offset: int, error: BaseException) -> None:
-            if opened and opened[-1][0] is code:
-                leave(opened.pop()[1])
+            if stack.opened and stack.opened[-1].of is code:
+                fails(stack.opened.pop())
 
         monitoring.use_tool_id(tool, "traincheck")
         monitoring.register_callback(tool, events.PY_START, started)

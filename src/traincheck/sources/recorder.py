@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from torch.compiler import is_compiling
@@ -81,7 +81,9 @@ class Recorder:
         self.rank = rank
         self.process = process
         self.active = True
+        self.window = 0  # the index of the one that is open
         self.dropped = 0  # windows that grew beyond MOST_EVENTS
+        self.late_names: Callable[[str], dict[str, str] | None] = lambda stage: None  # see `Storages.late_names`
         self._on_window = on_window
         self._on_fault = on_fault
         self._seq = itertools.count()
@@ -89,10 +91,11 @@ class Recorder:
         self._calls: list[Call] = []
         self._changes: list[Change] = []
         self._readings: list[Reading] = []
-        self._index = 0
         self._overflowed = False
         self._start = 0
         self._faulty: set[str] = set()
+        self._last_words: list[Callable[[], object]] = []
+        self.missed: list[str] = []  # what could not be observed, as found out on the way
         self._cutting = threading.Lock()
 
     # -- events ----------------------------------------------------------------------------------------------------
@@ -177,23 +180,38 @@ class Recorder:
         """Whether an optimizer is stepping: what it computes inside is its own affair."""
         return self.steps.updating
 
+    def innermost(self) -> OpenCall | None:
+        """The call of this thread that began last and has not ended."""
+        stack = self._local.stack
+        return stack[-1] if stack else None
+
     # -- windows ---------------------------------------------------------------------------------------------------
+
+    def told_of_tensors(self) -> Iterator[TensorSummary]:
+        """What was told of tensors so far in the window that is open."""
+        calls: list[Call | OpenCall] = [*self._calls, *self._local.stack]
+        for call in calls:
+            if call.seq >= self._start:
+                yield from call.tensors
 
     def _cut(self, cut: Cut) -> None:
         """Close the current window: what began before `cut.seq` belongs to it, the rest to the next."""
+        names = self.late_names(cut.stage)
         with self._cutting:
             calls, changes, readings = self._calls, self._changes, self._readings
+            if names:
+                calls = [_renamed(call, names) for call in calls]
             self._calls = [call for call in calls if call.seq >= cut.seq]
             self._changes = [change for change in changes if change.seq >= cut.seq]
             self._readings = [reading for reading in readings if reading.seq >= cut.seq]
             self._start = cut.seq
-            self._index += 1
+            self.window += 1
             if self._overflowed:
                 self._overflowed = False
                 self.dropped += 1
                 return
             window = Window(
-                index=self._index - 1,
+                index=self.window - 1,
                 step=cut.step,
                 stage=cut.stage,
                 calls=tuple(sorted(call for call in calls if call.seq < cut.seq and call.end < cut.seq)),
@@ -204,12 +222,24 @@ class Recorder:
             )
         self._on_window(window)
 
+    def at_end(self, tell: Callable[[], object]) -> None:
+        """Have `tell` (guarded) called when the run ends: what it notes is in the last window."""
+        self._last_words.append(tell)
+
     def finish(self) -> None:
         """Close the last window."""
+        began = self.next_seq()
+        for tell in self._last_words:
+            tell()
         self.active = False
-        self.steps.finish(self.next_seq())
+        self.steps.finish(began, self.next_seq())
 
     # -- faults ----------------------------------------------------------------------------------------------------
+
+    def miss(self, what: str) -> None:
+        """Note that something cannot be observed here, and why; the rest of its source goes on."""
+        if what not in self.missed:
+            self.missed.append(what)
 
     def fault(self, source: str, error: BaseException) -> None:
         """Note that a source failed; it is told once and the source observes no more (see `guarded`)."""
@@ -235,3 +265,11 @@ class Recorder:
                 return None
 
         return safe
+
+
+def _renamed(call: Call, names: dict[str, str]) -> Call:
+    """`call` with other names for the memory of its tensors."""
+    if not any(tensor.storage in names for tensor in call.tensors):
+        return call
+    tensors = (tensor._replace(storage=names.get(tensor.storage, tensor.storage)) for tensor in call.tensors)
+    return call._replace(tensors=tuple(tensors))

@@ -8,14 +8,22 @@ from typing import NamedTuple
 
 from traincheck.sources.autograd import AutogradSource
 from traincheck.sources.base import Source
+from traincheck.sources.checkpoints import CheckpointSource
+from traincheck.sources.circumstances import Surroundings
+from traincheck.sources.clipping import ClippingSource
+from traincheck.sources.collectives import CollectiveSource
 from traincheck.sources.gradients import Gradients
 from traincheck.sources.lifecycle import LifecycleSource
 from traincheck.sources.loaders import LoaderSource
+from traincheck.sources.module_state import ModuleStateSource
 from traincheck.sources.modules import ModuleSource
 from traincheck.sources.optimizers import OptimizerSource
 from traincheck.sources.project import ProjectSource
 from traincheck.sources.recorder import Recorder
+from traincheck.sources.regions import RegionSource
+from traincheck.sources.run import RunSource
 from traincheck.sources.sites import Sites
+from traincheck.sources.summaries import Summaries
 from traincheck.sources.torch_functions import FunctionSource
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import Demand
@@ -33,14 +41,21 @@ def build(recorder: Recorder, may_step: Callable[[], None]) -> list[Source]:
     """All sources, in the order in which they attach. `may_step` is called before each optimizer step and may raise."""
     catalog = Catalog()
     gradients = Gradients(catalog, recorder)
+    summaries, surroundings = Summaries(catalog, recorder), Surroundings()
     return [
+        RegionSource(surroundings),
         OptimizerSource(catalog, gradients, may_step),
-        ModuleSource(catalog, gradients),
-        AutogradSource(gradients),
-        LifecycleSource(catalog, gradients),
+        ModuleSource(catalog, gradients, summaries, surroundings),
+        ModuleStateSource(catalog),
+        AutogradSource(gradients, summaries, surroundings),
+        LifecycleSource(catalog),
+        ClippingSource(gradients),
+        CheckpointSource(catalog),
         LoaderSource(),
-        FunctionSource(),
-        ProjectSource(recorder.sites),
+        CollectiveSource(summaries, surroundings),
+        FunctionSource(summaries, surroundings),
+        RunSource(),
+        ProjectSource(recorder.sites, summaries, surroundings),
     ]
 
 

@@ -10,6 +10,8 @@ only known later (does the generator's step follow the discriminator's?), so a c
   activity after the last update.
 
 What a loop does right after an update (scheduler, zero_grad, logging) thereby stays with the step it follows.
+Whether there is another batch is known when its fetch ends: one that finds the loader exhausted still belongs to what
+came before it, and what follows it is new.
 An update that raises is none: the step goes on until one succeeds. An optimizer that is built after every other has
 stepped begins a new phase, so it closes the step as well (it would be waited for otherwise).
 An outermost forward in evaluation mode without gradients makes an evaluation window; one in evaluation mode *with*
@@ -51,7 +53,8 @@ class StepTracker:
         self._stepped: set[str] = set()  # stepped in this window
         self._updates: list[Callable[[], bool]] = []  # update calls under way: whether each still runs
         self._reopened = -1  # first new activity after the last update
-        self._fetched = -1  # first batch fetch since the last outermost forward
+        self._fetched = -1  # first batch fetch (or end of a loader) since the last outermost forward
+        self._fetching = -1  # batch fetch under way (the outermost)
         self._maybe = -1  # first forward of this window that may be evaluation or training
         self._kind = SETUP
         self._explicit = False  # the program says itself where steps end
@@ -63,6 +66,16 @@ class StepTracker:
         """Whether an update is under way."""
         return bool(self._updates)
 
+    @property
+    def coming(self) -> int:
+        """The step of the window that is open, or that it will be if it turns out to be one of training."""
+        return self.step if self._kind == TRAIN else self.step + 1
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether the window that is open is known to be an evaluation."""
+        return self._kind == EVAL
+
     def optimizer_built(self, name: str, seq: int) -> None:
         """An optimizer exists; steps wait for it."""
         if self._all_stepped():
@@ -73,18 +86,35 @@ class StepTracker:
         """An optimizer was deleted; steps no longer wait for it."""
         self._last_step_of.pop(name, None)
 
-    def batch(self, seq: int) -> None:
-        """A batch is about to be fetched."""
-        if self._still_updating():
-            return
-        self._activity(seq)
-        if self._fetched < 0:
-            self._fetched = seq
+    def fetch_begins(self, seq: int) -> None:
+        """A batch is about to be fetched; what the data set computes on the way belongs to it."""
+        if self._fetching < 0 and not self._still_updating():
+            self._fetching = seq
+
+    def fetch_ends(self, began: int, exhausted_at: int = -1) -> None:
+        """The fetch that began at `began` gave a batch, or (at `exhausted_at`) found none.
+
+        Nothing is said where an update went on meanwhile (a loader that is read by another thread), or where another
+        fetch was under way around it, which will end by itself.
+        """
+        if self.fetch_fails(began):
+            seq = began if exhausted_at < 0 else exhausted_at
+            self._activity(seq)
+            if self._fetched < 0:
+                self._fetched = seq
+
+    def fetch_fails(self, began: int) -> bool:
+        """The fetch that began at `began` raised; whether it was the one that counts."""
+        if self._fetching != began:
+            return False
+        self._fetching = -1
+        return True
 
     def forward(self, seq: int, training: bool, grad: bool) -> None:
         """An outermost module is about to be called."""
         if self._still_updating():
             return
+        seq = self._begun(seq)
         self._activity(seq)
         begin = self._fetched if self._fetched >= 0 else seq
         self._fetched = -1
@@ -101,6 +131,7 @@ class StepTracker:
         """A backward is about to run."""
         if self._still_updating():
             return
+        seq = self._begun(seq)
         self._activity(seq)
         if self._kind in (SETUP, EVAL):
             self._train_from(self._maybe if self._maybe >= 0 else seq)
@@ -123,7 +154,7 @@ class StepTracker:
         if not self.update_fails():
             self._stepped.add(name)
             self._last_step_of[name] = self.step
-            self._reopened = self._fetched = -1
+            self._reopened = self._fetched = self._fetching = -1
 
     def update_fails(self) -> bool:
         """The update raised; whether another is still under way around it."""
@@ -153,14 +184,23 @@ class StepTracker:
         if self._kind == EVAL:
             self._close(seq, EVAL)
 
-    def finish(self, seq: int) -> None:
-        """The run ends: close what is open, then the window of the end itself."""
+    @property
+    def completed(self) -> int:
+        """The training steps that were made: one under way counts once it has updated something."""
+        return self.step - 1 if self._kind == TRAIN and not self._stepped else self.step
+
+    def finish(self, began: int, seq: int) -> None:
+        """The run ends: close what was open when the end began, then (at `seq`) the window of the end itself."""
         if self._kind == TRAIN and self._stepped:
-            self._close(self._reopened if self._reopened >= 0 else seq, TRAIN)
+            self._close(self._reopened if self._reopened >= 0 else began, TRAIN)
         stage = self._kind or (EVAL if self._maybe >= 0 else END)
         self._close(seq, stage)
 
     # -- cutting -------------------------------------------------------------------------------------------------
+
+    def _begun(self, seq: int) -> int:
+        """Where new activity began that is told at `seq`: with the fetch that it happens in, if there is one."""
+        return self._fetching if self._fetching >= 0 else seq
 
     def _activity(self, seq: int) -> None:
         """Something new begins; after the last update of a step it begins the next window."""

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 import xxhash
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 NONE, ZERO, SOME = "none", "zero", "some"
 
@@ -33,11 +34,25 @@ def local(tensor: torch.Tensor) -> torch.Tensor | None:
     shard = getattr(tensor, "_local_tensor", None)
     if shard is not None:
         tensor = shard
-    if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized:
+    if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized or tensor.is_nested:
+        return None
+    if is_functorch_wrapped_tensor(tensor) or not (type(tensor) in _PLAIN or _has_memory(tensor)):
         return None
     if tensor.is_conj() or tensor.is_neg():  # a view whose memory holds other values than it shows
         return tensor.resolve_conj().resolve_neg()
     return tensor
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of a class of its own has memory, and is not one that only stands for others."""
+    try:
+        storage = tensor.untyped_storage()
+        return storage.device.type != "meta" and bool(storage.data_ptr() != 0 or tensor.numel() == 0)
+    except (RuntimeError, NotImplementedError):
+        return False
 
 
 _seeds: dict[tuple[torch.dtype, torch.Size], int] = {}

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
-from traincheck.sources.circumstances import circumstances, result_facts
-from traincheck.sources.names import function_name
-from traincheck.sources.recorder import Recorder
+from traincheck.sources.base import replace_everywhere, wrapping
+from traincheck.sources.circumstances import Surroundings, circumstances_amid, result_facts
+from traincheck.sources.names import function_name, parameter_names, torch_parameter_names
+from traincheck.sources.recorder import OpenCall, Recorder
+from traincheck.sources.summaries import Asked, Before, Summaries, asked
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import FUNCTION
-from traincheck.vocab.facts import Facts
 
 TORCH_PREFIX = "torch."
+
+INIT = "torch.nn.init"
 
 
 class FunctionSource:
     """Observes torch functions called by the thread it is attached from.
 
     Known limitations: other threads and the inside of compiled regions are not seen; of a function that calls others
-    only the outermost is.
+    only the outermost is (but for the functions of `torch.nn.init` that a mode does not see, which are wrapped).
     """
 
     name = "functions"
+
+    def __init__(self, summaries: Summaries, surroundings: Surroundings) -> None:
+        self._summaries = summaries
+        self._surroundings = surroundings
 
     def offers(self) -> str | None:
         return None
@@ -35,10 +41,38 @@ class FunctionSource:
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         undo = ExitStack()
         if demand.everything or any(_is_function(api) for api in demand.apis):
-            mode = _Mode(demand, recorder, self.name)
+            self._wrap_init(demand, recorder, undo)
+            mode = _Mode(demand, recorder, self._summaries, self._surroundings, self.name)
             mode.__enter__()
             undo.callback(_leave, mode)
         return undo
+
+    def _wrap_init(self, demand: Demand, recorder: Recorder, undo: ExitStack) -> None:
+        """Wrap the functions that fill a tensor and that no mode is asked about."""
+        seen_by_modes = torch.overrides.get_testing_overrides()
+        for name, function in vars(torch.nn.init).items():
+            levels = (f"{INIT}.{name}",)
+            public = name.endswith("_") and not name.startswith("_") and callable(function)
+            if public and function not in seen_by_modes and demand.wants_call(levels):
+                what = asked(demand, levels, parameter_names(function))
+                replace_everywhere(undo, INIT, name, self._watching(recorder, levels, what))
+
+    def _watching(self, recorder: Recorder, levels: tuple[str, ...], what: Asked | None) -> Any:
+        summaries, surroundings = self._summaries, self._surroundings
+
+        def begins(*args: Any, **kwargs: Any) -> tuple[OpenCall, Before | None]:
+            call = recorder.enter(FUNCTION, levels, "", circumstances_amid(surroundings))
+            return call, summaries.begins(call, what, args, kwargs) if what else None
+
+        def ends(token: tuple[OpenCall, Before | None], result: Any) -> None:
+            call, before = token
+            recorder.leave(call, summaries.ends(call, what, before, result) if what else result_facts(result))
+
+        def failed(token: tuple[OpenCall, Before | None]) -> None:
+            recorder.abandon(token[0])
+
+        guarded = recorder.guarded
+        return wrapping(guarded(self.name, begins), guarded(self.name, ends), guarded(self.name, failed))
 
 
 def _is_function(api: str) -> bool:
@@ -47,6 +81,7 @@ def _is_function(api: str) -> bool:
         "torch",
         "functional",
         "Tensor",
+        "init",
         "linalg",
         "fft",
         "special",
@@ -61,8 +96,11 @@ def _leave(mode: _Mode) -> None:
         mode.__exit__(None, None, None)
 
 
-_FLAGS = (bool, str)
-_args_told: dict[tuple[Any, ...], Facts] = {}
+class _Known(NamedTuple):
+    """A function that is recorded: its name, and what is told of its calls."""
+
+    levels: tuple[str, ...]
+    asked: Asked | None
 
 
 class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
@@ -72,61 +110,79 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     object.
     """
 
-    def __init__(self, demand: Demand, recorder: Recorder, name: str) -> None:
+    def __init__(
+        self, demand: Demand, recorder: Recorder, summaries: Summaries, surroundings: Surroundings, name: str
+    ) -> None:
         super().__init__()
         self.off = False
         self._demand = demand
         self._recorder = recorder
+        self._summaries = summaries
+        self._surroundings = surroundings
         self._name = name
-        self._levels: dict[Any, tuple[str, ...] | None] = {}
-        self._thread = threading.get_ident()
+        self._known: dict[Any, _Known | None] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_compiling():
             return func(*args, **kwargs) if kwargs else func(*args)
-        levels = self._levels.get(func, ())
-        if levels == ():
-            levels = self._learn(func)
-        recorder = self._recorder
-        if levels is None or self.off or not recorder.active or recorder.updating:
-            return func(*args, **kwargs) if kwargs else func(*args)
         try:
-            call = recorder.enter(FUNCTION, levels, "", circumstances(), _arguments(kwargs))
-        except Exception as error:
-            self._fails(error)
+            known = self._known[func]
+        except KeyError:
+            known = self._learn(func)
+        recorder = self._recorder
+        if known is None or self.off or not recorder.active or recorder.updating:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        call, before = self._begins(known, args, kwargs)
+        if call is None:
             return func(*args, **kwargs) if kwargs else func(*args)
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
         except BaseException:
             recorder.abandon(call)
             raise
-        try:
-            recorder.leave(call, result_facts(result))
-        except Exception as error:
-            self._fails(error)
+        self._ends(known, call, before, result)
         return result
 
-    def _learn(self, func: Any) -> tuple[str, ...] | None:
+    def _begins(self, known: _Known, args: Any, kwargs: Any) -> tuple[OpenCall | None, Before | None]:
+        around = self._surroundings
+        away = around.look_away()
+        call = before = None
         try:
-            name = function_name(func)
+            levels, what = known
+            call = self._recorder.enter(FUNCTION, levels, "", circumstances_amid(around))
+            if what is not None:
+                before = self._summaries.begins(call, what, args, kwargs)
         except Exception as error:
             self._fails(error)
-            name = None
-        levels = (name,) if name is not None and self._demand.wants_call((name,)) else None
-        self._levels[func] = levels
-        return levels
+        finally:
+            if away:
+                around.look_again()
+        return call, before
+
+    def _ends(self, known: _Known, call: OpenCall, before: Before | None, result: Any) -> None:
+        away = self._surroundings.look_away()
+        try:
+            what = known.asked
+            told = result_facts(result) if what is None else self._summaries.ends(call, what, before, result)
+            self._recorder.leave(call, told)
+        except Exception as error:
+            self._fails(error)
+        finally:
+            if away:
+                self._surroundings.look_again()
+
+    def _learn(self, func: Any) -> _Known | None:
+        known = None
+        try:
+            name = function_name(func)
+            if name is not None and self._demand.wants_call((name,)):
+                what = asked(self._demand, (name,), torch_parameter_names(func, name))
+                known = _Known((name,), what)
+        except Exception as error:
+            self._fails(error)
+        self._known[func] = known
+        return known
 
     def _fails(self, error: Exception) -> None:
         self.off = True
         self._recorder.fault(self._name, error)
-
-
-def _arguments(kwargs: dict[str, Any] | None) -> Facts:
-    """Flags and names among the keyword arguments."""
-    if not kwargs:
-        return ()
-    told = tuple((key, value) for key, value in kwargs.items() if type(value) in _FLAGS)
-    found = _args_told.get(told)
-    if found is None:
-        found = _args_told[told] = tuple(sorted(told))
-    return found

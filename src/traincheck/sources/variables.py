@@ -17,17 +17,24 @@ THIS, OTHER, NOBODY = "this", "other", "none"
 _LOW_PRECISION = 4
 """Floating point of fewer bytes than this is low precision."""
 
+_LONGEST_MARK = 24
+"""A text longer than this that hangs on a parameter is no mark (names of devices, layouts and modes are shorter)."""
+
 
 @dataclass(slots=True, eq=False)
 class Variable:
-    """A parameter or buffer as the program holds it; `tensor` is weak so that we keep nothing alive."""
+    """A parameter or buffer as the program holds it; `tensor` is weak so that we keep nothing alive.
+
+    `told` holds the facts that were made for it, `read` the attributes as they were at their last reading.
+    """
 
     name: str
     tensor: weakref.ref[torch.Tensor]
     owned: bool
     holders: set[str] = field(default_factory=set)
     aliases: tuple[str, ...] = ()
-    told: dict[tuple[bool, str], Facts] = field(default_factory=dict)
+    told: dict[tuple[bool, str, str], Facts] = field(default_factory=dict)
+    read: dict[str, object] = field(default_factory=dict)
 
     def held_by(self, optimizer: str) -> str:
         """this, other or none, as seen from `optimizer`."""
@@ -42,17 +49,37 @@ class Variable:
 
     def facts(self, tensor: torch.Tensor, held: str) -> Facts:
         """The facts of the variable itself; equal ones are the same object."""
-        key = (tensor.requires_grad, held)
+        key = (tensor.requires_grad, held, marks(tensor))
         found = self.told.get(key)
         if found is None:
             found = self.told[key] = facts(
+                attributes=key[2],
                 requires_grad=tensor.requires_grad,
+                tied=len(self.aliases) > 1,
                 held=held,
                 owned=self.owned,
                 precision="low" if tensor.element_size() < _LOW_PRECISION else "full",
                 scalar=tensor.numel() == 1,
             )
         return found
+
+
+def marks(tensor: torch.Tensor) -> str:
+    """The marks that a framework has set on a parameter, joined by +: flags that are True, and words (`mode=sharded`).
+
+    Numbers are left out, as they may be ids or sizes, and so is what begins with an underscore: torch and others keep
+    their own books there.
+    """
+    attributes = tensor.__dict__
+    if not attributes:
+        return ""
+    found = []
+    for name, value in attributes.items():
+        if value is True and not name.startswith("_"):
+            found.append(name)
+        elif type(value) is str and len(value) <= _LONGEST_MARK and value.isidentifier() and not name.startswith("_"):
+            found.append(f"{name}={value}")
+    return "+".join(sorted(found))
 
 
 class Catalog:
@@ -170,7 +197,16 @@ class Catalog:
                 found.owned, found.name = True, f"{prefix}.{name}"
                 found.told.clear()
         for key, names in aliases.items():
-            self._variables[key].aliases = tuple(names)
+            variable = self._variables[key]
+            if variable.aliases != tuple(names):
+                variable.aliases = tuple(names)
+                variable.told.clear()
+
+    def outermost(self) -> list[Any]:
+        """The outermost modules that were found last and are alive."""
+        return [
+            module for ref, name in list(self._modules.values()) if "." not in name and (module := ref()) is not None
+        ]
 
     # -- variables -------------------------------------------------------------------------------------------------
 

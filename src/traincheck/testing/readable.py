@@ -1,11 +1,16 @@
 """Readable traces: windows as a few lines of text, to be written and read by people, in tests above all.
 
-A line is a window, a call (it begins with its kind) or a change; what is indented below a call happened inside it::
+A line is a window, a call (it begins with its kind), a tensor of the call, a change or a reading (its value is JSON);
+what is indented below a call happened inside it::
 
     window train step=1
       lifecycle torch.optim.SGD.zero_grad < torch.optim.Optimizer.zero_grad receiver=SGD site=train.py:10:main
         change Net.fc.weight parameter.grad some -> none changed owner=SGD context={"requires_grad":true}
       module torch.nn.Linear.forward receiver=Net.fc context={"training":true} result={"dtype":"float32"}
+        tensor input bfloat16[4,8] storage=~1 facts={"finite":true}
+        tensor result float32[4,2] requires_grad storage=~2 fingerprint=17
+        reading module.training Net.fc true
+        reading parameter.data Net.fc.weight 123 role=saved context={"requires_grad":true}
       lifecycle torch.optim.SGD.step < torch.optim.Optimizer.step raised
 
 Positions (`seq`, `end`, `parent`) follow from order and indentation. They are written out (`seq=3`) only where these
@@ -20,8 +25,15 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from traincheck.trace.encoding import facts_to_text, text_to_facts
-from traincheck.vocab.events import CALL_KINDS, NO_CALL, Call, Change, Window
+from traincheck.trace.encoding import (
+    facts_to_text,
+    shaped_to_text,
+    text_to_facts,
+    text_to_shaped,
+    text_to_value,
+    value_to_text,
+)
+from traincheck.vocab.events import CALL_KINDS, LIVE, NO_CALL, Call, Change, Reading, TensorSummary, Window
 
 _BARE = re.compile(r'[^\s"={}<]\S*')
 _KEY = re.compile(r"(\w+)=")
@@ -39,15 +51,15 @@ def to_text(windows: Iterable[Window]) -> str:
 
 def from_text(text: str) -> list[Window]:
     """The windows that the lines tell. Raises ValueError for a line that tells none, naming it."""
-    reading = _Reading()
+    parser = _Parser()
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
-            reading.line(line)
+            parser.line(line)
         except (ValueError, IndexError, TypeError) as error:
             raise ValueError(f"line {number} of a readable trace, {line.strip()!r}: {error}") from error
-    return reading.windows()
+    return parser.windows()
 
 
 # -- writing -------------------------------------------------------------------------------------------------------
@@ -58,13 +70,17 @@ def _window_lines(windows: list[Window], *, positions: bool) -> Iterator[str]:
         told = _fields(window, "step", "rank", "process")
         yield _line(0, "window", window.stage, *told, *([f"index={window.index}"] if window.index != number else []))
         depth = {NO_CALL: 0}
-        events: list[Call | Change] = [*window.calls, *window.changes]
+        events: list[Call | Change | Reading] = [*window.calls, *window.changes, *window.readings]
         for event in sorted(events, key=lambda event: event.seq):
             if isinstance(event, Call):
                 depth[event.seq] = depth.get(event.parent, 0) + 1
                 yield _line(depth[event.seq], *_call_words(event, positions))
+                for tensor in event.tensors:
+                    yield _line(depth[event.seq] + 1, *_tensor_words(tensor))
             else:
-                yield _line(depth.get(event.call, 0) + 1, *_change_words(event, positions))
+                words = _change_words(event) if isinstance(event, Change) else _reading_words(event)
+                at = [f"seq={event.seq} parent={event.call}"] if positions else []
+                yield _line(depth.get(event.call, 0) + 1, *words, *at)
 
 
 def _line(depth: int, *words: str) -> str:
@@ -81,15 +97,32 @@ def _call_words(call: Call, positions: bool) -> Iterator[str]:
         yield "raised"
 
 
-def _change_words(change: Change, positions: bool) -> Iterator[str]:
+def _tensor_words(tensor: TensorSummary) -> Iterator[str]:
+    yield "tensor"
+    yield _word(tensor.role)
+    yield _word(shaped_to_text(tensor.dtype, tensor.shape))
+    if tensor.requires_grad:
+        yield "requires_grad"
+    yield from _fields(tensor, "storage", "fingerprint", "facts")
+
+
+def _reading_words(reading: Reading) -> Iterator[str]:
+    yield "reading"
+    yield _word(reading.kind + "." + reading.attribute)
+    yield _word(reading.variable)
+    yield value_to_text(reading.value)
+    if reading.role != LIVE:
+        yield f"role={_word(reading.role)}"
+    yield from _fields(reading, "context")
+
+
+def _change_words(change: Change) -> Iterator[str]:
     yield "change"
     yield _word(change.variable)
     yield f"{_word(change.kind + '.' + change.attribute)} {_word(change.before)} -> {_word(change.after)}"
     if change.changed:
         yield "changed"
     yield from _fields(change, "owner", "context", "fingerprint")
-    if positions:
-        yield f"seq={change.seq} parent={change.call}"
 
 
 def _fields(event: Any, *names: str) -> Iterator[str]:
@@ -111,12 +144,13 @@ def _word(text: str) -> str:
 
 class _Line(NamedTuple):
     words: list[str]
+    as_written: list[str]
     fields: dict[str, Any]
 
 
 def _parsed(line: str) -> _Line:
     """Words and name=value pairs; facts become `Facts`, other values stay text."""
-    parsed = _Line([], {})
+    parsed = _Line([], [], {})
     at = 0
     while at < len(line):
         if line[at].isspace():
@@ -130,45 +164,64 @@ def _parsed(line: str) -> _Line:
         else:
             end = at + len(line[at:].split(maxsplit=1)[0])
             value = line[at:end]
-        at = end
         if key:
             parsed.fields[key[1]] = value
         else:
             parsed.words.append(value)
+            parsed.as_written.append(line[at:end])
+        at = end
     return parsed
 
 
-class _Reading:
+class _Told(NamedTuple):
+    """The fields of a window and of its events."""
+
+    window: dict[str, Any]
+    calls: list[dict[str, Any]]
+    changes: list[Change]
+    readings: list[Reading]
+
+
+class _Parser:
     """What was read so far: windows, and the calls that are open at the current indentation."""
 
     def __init__(self) -> None:
-        self._windows: list[tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]] = []
+        self._windows: list[_Told] = []
         self._open: list[tuple[int, dict[str, Any]]] = []
         self._seq = itertools.count()
 
     def line(self, line: str) -> None:
-        words, fields = _parsed(line)
+        words, as_written, fields = _parsed(line)
         depth = len(line) - len(line.lstrip())
         self._close(depth if words[0] != "window" else 0)
-        if unknown := set(fields) - _FIELDS.get(words[0], set(Call._fields)):
+        if unknown := set(fields) - _FIELDS.get(words[0], _FIELDS_OF_CALLS):
             raise ValueError(f"unknown field {min(unknown)}")
         fields = {name: int(value) if name in _NUMBERS else value for name, value in fields.items()}
         if words[0] == "window":
-            self._windows.append(({"index": len(self._windows), "step": 0, "stage": words[1], **fields}, [], []))
+            told = {"index": len(self._windows), "step": 0, "stage": words[1], **fields}
+            self._windows.append(_Told(told, [], [], []))
             return
         if not self._windows:
             raise ValueError("the first line must be a window")
+        if words[0] == "tensor":
+            if not self._open:
+                raise ValueError("a tensor stands below its call")
+            self._open[-1][1]["tensors"] += (_tensor(words, fields),)
+            return
         around = self._open[-1][1]["seq"] if self._open else NO_CALL
         event = {"seq": next(self._seq), "parent": around, **fields}
         if words[0] == "change":
-            self._windows[-1][2].append(_change(words, event))
+            self._windows[-1].changes.append(_change(words, event))
+        elif words[0] == "reading":
+            self._windows[-1].readings.append(_reading(words, as_written, event))
         elif words[0] in CALL_KINDS:
             ends = NO_CALL if words[-1] == "raised" else None
             levels = tuple(word for word in words[1 : -1 if ends else None] if word != "<")
-            self._windows[-1][1].append({"kind": words[0], "levels": levels, "end": ends, **event})
-            self._open.append((depth, self._windows[-1][1][-1]))
+            call = {"kind": words[0], "levels": levels, "end": ends, "tensors": (), **event}
+            self._windows[-1].calls.append(call)
+            self._open.append((depth, call))
         else:
-            raise ValueError(f"it begins with none of window, change, {', '.join(CALL_KINDS)}")
+            raise ValueError(f"it begins with none of window, change, reading, tensor, {', '.join(CALL_KINDS)}")
 
     def _close(self, depth: int) -> None:
         """End the calls that what follows at this indentation is not inside."""
@@ -180,18 +233,44 @@ class _Reading:
     def windows(self) -> list[Window]:
         self._close(0)
         return [
-            Window(**window, calls=tuple(Call(**call) for call in calls), changes=tuple(Change(**c) for c in changes))
-            for window, calls, changes in self._windows
+            Window(
+                **told.window,
+                calls=tuple(Call(**call) for call in told.calls),
+                changes=tuple(told.changes),
+                readings=tuple(told.readings),
+            )
+            for told in self._windows
         ]
 
 
-_FIELDS = {"window": {"index", "step", "rank", "process"}, "change": {"parent", *Change._fields}}
+_FIELDS = {
+    "window": {"index", "step", "rank", "process"},
+    "change": {"parent", *Change._fields},
+    "reading": {"seq", "parent", "role", "context"},
+    "tensor": {"storage", "fingerprint", "facts"},
+}
+_FIELDS_OF_CALLS = {*Call._fields} - {"tensors"}
 _NUMBERS = ("index", "step", "rank", "process", "seq", "end", "parent", "thread", "fingerprint")
 
 
-def _change(words: list[str], event: dict[str, Any]) -> dict[str, Any]:
+def _change(words: list[str], event: dict[str, Any]) -> Change:
     _, variable, what, before, _, after, *rest = words
     kind, attribute = what.rsplit(".", 1)
     event["call"] = event.pop("parent")
     told = {"variable": variable, "kind": kind, "attribute": attribute, "before": before, "after": after}
-    return {**told, "changed": rest == ["changed"], **event}
+    return Change(**{**told, "changed": rest == ["changed"], **event})
+
+
+def _reading(words: list[str], as_written: list[str], event: dict[str, Any]) -> Reading:
+    _, what, variable, _ = words
+    kind, attribute = what.split(".", 1)  # attributes may have dots: worker.random.python
+    event["call"] = event.pop("parent")
+    value = text_to_value(as_written[3])  # as it was written: 0.1 is a number, "0.1" a text
+    return Reading(variable=variable, kind=kind, attribute=attribute, value=value, **event)
+
+
+def _tensor(words: list[str], fields: dict[str, Any]) -> TensorSummary:
+    _, role, shaped, *rest = words
+    if rest not in ([], ["requires_grad"]):
+        raise ValueError(f"{' '.join(rest)!r} is not 'requires_grad'")
+    return TensorSummary(role, *text_to_shaped(shaped), bool(rest), **fields)

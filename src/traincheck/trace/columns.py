@@ -2,7 +2,8 @@
 
 Note [Beside the training]: windows are turned into columns by a background thread that shares Python's lock with the
 training. So whole columns are handled by one call into C each, which holds the lock for about a millisecond in a window
-of 1,800 events; compressing and writing takes as long again and does not hold it.
+of 1,800 events; compressing and writing takes as long again and does not hold it. Only values of readings and the facts
+of tensors whose values were read are taken apart one by one: readings are few, and reading a value costs far more.
 """
 
 from __future__ import annotations
@@ -10,19 +11,20 @@ from __future__ import annotations
 import operator
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, chain, repeat
 from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
 
-from traincheck.trace.encoding import facts_to_text, levels_to_text, valid
-from traincheck.trace.schema import EVENTS
-from traincheck.vocab.events import Call, Change, Window
+from traincheck.trace.encoding import facts_to_text, levels_to_text, norm_apart, placed, type_to_text, valid
+from traincheck.trace.schema import CALL, CHANGE, EVENTS, READING, TENSOR, WINDOW
+from traincheck.vocab.events import Call, Change, Reading, TensorSummary, Window
 from traincheck.vocab.facts import Facts
 
 ENTRIES_KEPT = 1 << 16
-"""A dictionary that has outgrown this starts anew, so that a job that runs for weeks with ever new values (a norm among
-the facts of a result) needs bounded memory; the names in a large model are about a tenth of it."""
+"""A dictionary that has outgrown this starts anew, so that a job that runs for weeks with ever new values (a loss
+that was asked for its value) needs bounded memory; the names in a large model are about a tenth of it."""
 
 
 class Columns:
@@ -32,43 +34,76 @@ class Columns:
         self._events = pa.array(EVENTS, pa.utf8())
         self._stage, self._kind, self._name, self._receiver, self._site = (Texts() for _ in range(5))
         self._attribute, self._before, self._after = (Texts() for _ in range(3))
-        self._levels = Texts(levels_to_text)
+        self._role, self._storage = Texts(), Texts()
+        self._levels, self._type, self._value = Texts(levels_to_text), Texts(type_to_text), TextsOfSome()
         self._context, self._args, self._result = (FactTexts(str) for _ in range(3))
 
     def of(self, window: Window) -> list[pa.Array]:
         """The columns of `window`, in the order of the schema."""
-        n, m = len(window.calls), len(window.changes)
-        total = 1 + n + m
-        every, events, calls, changes = (
-            Rows(*at, total) for at in ((0, total), (1, total), (1, 1 + n), (1 + n, total))
-        )
         call = _turned(Call._fields, window.calls)
         change = _turned(Change._fields, window.changes)
-        event = pa.Array.from_buffers(pa.int8(), total, [None, pa.py_buffer(b"\0" + b"\1" * n + b"\2" * m)])
+        reading = _turned(Reading._fields, window.readings)
         names = tuple(map(itemgetter(0), call["levels"]))
+        texts, numbers, integers, prints = _unzipped(4, map(placed, reading["attribute"], reading["value"]))
+        counts = tuple(map(len, call["tensors"]))
+        tensor = _turned(TensorSummary._fields, tuple(chain.from_iterable(call["tensors"])))
+        of_call = tuple(chain.from_iterable(map(repeat, call["seq"], counts)))
+        types = tuple(zip(tensor["dtype"], tensor["shape"], tensor["requires_grad"], strict=True))
+        facts, norms = tensor["facts"], (None,) * len(types)
+        if any(facts):
+            facts, norms = _unzipped(2, map(norm_apart, facts))
+
+        lengths = (1, len(names), len(window.changes), len(window.readings), len(types))
+        starts = tuple(accumulate(lengths, initial=0))
+        total = starts[-1]
+
+        def rows(first: str, last: str) -> Rows:
+            """The rows of these kinds of events and of those between them."""
+            return Rows(starts[EVENTS.index(first)], starts[EVENTS.index(last) + 1], total)
+
+        every, below, events = rows(WINDOW, TENSOR), rows(CALL, TENSOR), rows(CALL, READING)
+        calls, changes, readings, tensors = (rows(event, event) for event in EVENTS[1:])
         return [
             every.int32((window.index,) * total),
             every.int64((window.step,) * total),
             self._stage.column(every, (window.stage,) * total),
-            pa.DictionaryArray.from_arrays(event, self._events, safe=False),
-            events.int64(call["seq"] + change["seq"]),
+            pa.DictionaryArray.from_arrays(_event_codes(lengths), self._events, safe=False),
+            events.int64(call["seq"] + change["seq"] + reading["seq"]),
             calls.int64(call["end"]),
-            events.int64(call["parent"] + change["call"]),
-            self._kind.column(events, call["kind"] + change["kind"]),
-            self._name.column(events, names + change["variable"]),
+            below.int64(call["parent"] + change["call"] + reading["call"] + of_call),
+            self._kind.column(events, call["kind"] + change["kind"] + reading["kind"]),
+            self._name.column(events, names + change["variable"] + reading["variable"]),
             self._levels.column(calls, call["levels"]),
-            self._receiver.column(events, call["receiver"] + change["owner"]),
+            self._receiver.column(rows(CALL, CHANGE), call["receiver"] + change["owner"]),
             self._site.column(calls, call["site"]),
-            self._context.column(events, call["context"] + change["context"]),
+            self._context.column(below, call["context"] + change["context"] + reading["context"] + facts),
             self._args.column(calls, call["args"]),
             self._result.column(calls, call["result"]),
             calls.int32(call["thread"]),
-            self._attribute.column(changes, change["attribute"]),
+            self._attribute.column(rows(CHANGE, READING), change["attribute"] + reading["attribute"]),
             self._before.column(changes, change["before"]),
             self._after.column(changes, change["after"]),
             changes.objects(pa.bool_(), change["changed"]),
-            changes.objects(pa.uint64(), change["fingerprint"]),
+            rows(CHANGE, TENSOR).objects(pa.uint64(), change["fingerprint"] + prints + tensor["fingerprint"]),
+            calls.int32(counts),
+            self._role.column(rows(READING, TENSOR), reading["role"] + tensor["role"]),
+            self._type.column(tensors, types),
+            self._storage.column(tensors, tensor["storage"]),
+            rows(READING, TENSOR).objects(pa.float64(), numbers + norms),
+            readings.objects(pa.uint64(), integers),
+            self._value.column(readings, texts),
         ]
+
+
+def _event_codes(lengths: Iterable[int]) -> pa.Array:
+    """The codes of as many rows of each kind of event, in the order of `EVENTS`."""
+    codes = b"".join(bytes((code,)) * length for code, length in enumerate(lengths))
+    return pa.Array.from_buffers(pa.int8(), len(codes), [None, pa.py_buffer(codes)])
+
+
+def _unzipped(width: int, rows: Iterable[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
+    """The values of each of `width` places over all rows."""
+    return tuple(zip(*rows, strict=True)) or ((),) * width
 
 
 def _turned(fields: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
@@ -135,13 +170,16 @@ class Texts(dict[Any, int]):
         if self._column is None or rows.place != self._last_place or not self._same(values):
             if len(self) > ENTRIES_KEPT:
                 self._begin()
-            codes = rows.int32(self._codes(values))
+            codes = self._column_of_codes(rows, values)
             if self._new:  # otherwise the dictionary stays the same object, and Arrow writes nothing for it
                 self._dictionary = pa.concat_arrays([self._dictionary, pa.array(self._new, pa.utf8())])
                 self._new = []
             self._column = pa.DictionaryArray.from_arrays(codes, self._dictionary, safe=False)
             self._last, self._last_place = values, rows.place
         return self._column
+
+    def _column_of_codes(self, rows: Rows, values: tuple[Any, ...]) -> pa.Array:
+        return rows.int32(self._codes(values))
 
     def _codes(self, values: tuple[Any, ...]) -> Iterable[int]:
         return map(self.__getitem__, values)
@@ -164,3 +202,10 @@ class FactTexts(Texts):
 
     def _same(self, values: tuple[Facts, ...]) -> bool:
         return len(values) == len(self._last) and all(map(operator.is_, values, self._last))
+
+
+class TextsOfSome(Texts):
+    """The dictionary of a column in which some of the values are None: these rows are null."""
+
+    def _column_of_codes(self, rows: Rows, values: tuple[str | None, ...]) -> pa.Array:
+        return rows.objects(pa.int32(), [None if value is None else self[value] for value in values])

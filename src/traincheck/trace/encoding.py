@@ -1,8 +1,9 @@
-"""Encoding: how facts and levels are told as the text of a column, and read back exactly."""
+"""Encoding: how facts, values, levels and types are told in columns, and read back exactly."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from typing import Any
 
 import msgspec
@@ -10,9 +11,21 @@ import msgspec
 from traincheck.vocab.facts import Facts, FactValue
 
 LEVELS_JOINED_BY = " < "
+REQUIRES_GRAD = " requires_grad"
+NORM = "norm"
+"""The fact of a tensor that differs in each step: it is told in a column of numbers."""
+DATA = "data"
+"""The attribute whose value is a fingerprint, in changes and in readings."""
+
+TensorType = tuple[str, tuple[int, ...], bool]
+"""Dtype, shape, and whether a gradient is required."""
+
+Placed = tuple[str | None, float | None, int | None, int | None]
+"""A value in one of the columns value, number, integer and fingerprint; None in the others."""
 
 _encoder = msgspec.json.Encoder(enc_hook=str)  # a value outside the vocabulary is told by its text; no run ends over it
 _decoder = msgspec.json.Decoder(dict[str, Any])
+_value_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
 def valid(text: str) -> str:
@@ -49,6 +62,70 @@ def text_to_facts(text: str) -> Facts:
     if '{"float":' in text:
         found = {name: float(value["float"]) if isinstance(value, dict) else value for name, value in found.items()}
     return tuple(found.items())
+
+
+def value_to_text(value: FactValue) -> str:
+    """One value as JSON, as it is told among facts."""
+    return _encoder.encode(_storable(value)).decode()
+
+
+def text_to_value(text: str) -> FactValue:
+    """The value that `value_to_text` told. Raises msgspec.DecodeError or ValueError for any other text."""
+    found = _value_decoder.decode(text)
+    if isinstance(found, dict):
+        found = float(found.get("float", ""))
+    return found  # type: ignore[no-any-return]
+
+
+def placed(attribute: str, value: FactValue) -> Placed:
+    """The value of a reading of `attribute` in the column for its kind, so that numbers swell no dictionary."""
+    if isinstance(value, float):
+        return None, value, None, None
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64:
+        return (None, None, None, value) if attribute == DATA else (None, None, value, None)
+    return value_to_text(value), None, None, None
+
+
+def norm_apart(facts: Facts) -> tuple[Facts, float | None]:
+    """The facts of a tensor without its norm, and the norm; `with_norm` puts them together."""
+    found = dict(facts)
+    norm = found.get(NORM)
+    if not isinstance(norm, float):
+        return facts, None
+    del found[NORM]
+    return tuple(found.items()), norm
+
+
+def with_norm(facts: Facts, norm: float | None) -> Facts:
+    """`facts` with the norm in its place among them."""
+    if norm is None:
+        return facts
+    at = bisect_left(facts, (NORM,))
+    return *facts[:at], (NORM, norm), *facts[at:]
+
+
+def shaped_to_text(dtype: str, shape: tuple[int, ...]) -> str:
+    """Dtype and shape as `bfloat16[4,8]`; `float32[]` is a scalar."""
+    return f"{valid(dtype)}[{','.join(map(str, shape))}]"
+
+
+def text_to_shaped(text: str) -> tuple[str, tuple[int, ...]]:
+    """What `shaped_to_text` told. Raises ValueError for any other text."""
+    dtype, bracket, inside = text.rpartition("[")
+    if not bracket or not inside.endswith("]"):
+        raise ValueError(f"{text!r} is no dtype and shape")
+    return dtype, tuple(map(int, inside[:-1].split(","))) if inside != "]" else ()
+
+
+def type_to_text(of: TensorType) -> str:
+    """Dtype, shape and whether a gradient is required, in one text."""
+    dtype, shape, requires_grad = of
+    return shaped_to_text(dtype, shape) + (REQUIRES_GRAD if requires_grad else "")
+
+
+def text_to_type(text: str) -> TensorType:
+    """What `type_to_text` told. Raises ValueError for any other text."""
+    return *text_to_shaped(text.removesuffix(REQUIRES_GRAD)), text.endswith(REQUIRES_GRAD)
 
 
 def levels_to_text(levels: tuple[str, ...]) -> str:

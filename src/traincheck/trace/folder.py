@@ -12,7 +12,7 @@ import msgspec
 
 from traincheck.errors import OutputError, RunFolderEmpty, RunFolderInUse, RunFolderNotFound, TraceOutOfReach
 from traincheck.trace.notes import Manifest, ProcessNote, from_json, to_json
-from traincheck.trace.reader import read_windows
+from traincheck.trace.reader import count_windows, read_windows
 from traincheck.vocab.events import Window
 
 MANIFEST = "run.json"
@@ -105,6 +105,17 @@ class RunFolder:
         for owner, file in self._files(_EVENTS).items():
             yield from_json(notes[owner], ProcessNote) if owner in notes else None, read_windows(file)
 
+    def by_rank(self) -> dict[int, Path]:
+        """The event file of the process that trains on each rank, by rank; `read_windows` reads it.
+
+        That is the process of the rank with most windows (of two with as many, the one that wrote more): a launcher
+        counts as rank 0 and has hardly any, nor has a worker that failed before the job was restarted.
+        """
+        found: dict[int, list[Path]] = {}
+        for (rank, _), file in self._files(_EVENTS).items():
+            found.setdefault(rank, []).append(file)
+        return {rank: max(files, key=_extent) if len(files) > 1 else files[0] for rank, files in found.items()}
+
     @property
     def size(self) -> int:
         """Bytes that the files in the folder take."""
@@ -135,3 +146,8 @@ class RunFolder:
             unfinished.replace(file)
         except OSError as error:
             raise OutputError(file, error.strerror or str(error)) from error
+
+
+def _extent(file: Path) -> tuple[int, int]:
+    """How many windows an event file holds, and its bytes."""
+    return count_windows(file), file.stat().st_size

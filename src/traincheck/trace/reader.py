@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate, islice
+from operator import itemgetter
 from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
 
 from traincheck.errors import TraceOutOfReach, TraceUnreadable
-from traincheck.trace.encoding import text_to_facts, text_to_levels
-from traincheck.trace.schema import CALL, CHANGE, COLUMNS, EVENTS, TEXT, owner
-from traincheck.vocab.events import Call, Change, Window
+from traincheck.trace.encoding import text_to_facts, text_to_levels, text_to_type, text_to_value, with_norm
+from traincheck.trace.schema import COLUMNS, EVENTS, TEXT, owner
+from traincheck.vocab.events import Call, Change, Reading, TensorSummary, Window
+from traincheck.vocab.facts import FactValue
 
 _GARBLED = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, msgspec.MsgspecError)
 """What pyarrow and the decoding raise over bytes that were tampered with."""
@@ -23,6 +27,8 @@ _STREAM_BEGINS = b"\xff\xff\xff\xff"
 
 _call = functools.partial(tuple.__new__, Call)  # as Call._make, without its Python frame
 _change = functools.partial(tuple.__new__, Change)
+_reading = functools.partial(tuple.__new__, Reading)
+_tensor = functools.partial(tuple.__new__, TensorSummary)
 
 
 def read_windows(path: str | os.PathLike[str]) -> Iterator[Window]:
@@ -34,12 +40,28 @@ def read_windows(path: str | os.PathLike[str]) -> Iterator[Window]:
 
     Known limitations: a length in the file that was garbled so that it points beyond the end looks like a torn tail.
     """
+    with _opened(path) as file:
+        yield from _windows(file, path)
+
+
+def count_windows(path: str | os.PathLike[str]) -> int:
+    """How many windows the event file `path` holds, without decoding them; those before a tear or garbled bytes.
+
+    Raises TraceOutOfReach where the system refuses.
+    """
+    found = 0
+    with _opened(path) as file, contextlib.suppress(pa.ArrowException, OSError, StopIteration):
+        messages = pa.ipc.MessageReader.open_stream(file)
+        while True:
+            found += messages.read_next_message().type == "record batch"
+    return found
+
+
+def _opened(path: str | os.PathLike[str]) -> pa.NativeFile:
     try:
-        file = pa.OSFile(os.fspath(path), "rb")
+        return pa.OSFile(os.fspath(path), "rb")
     except OSError as error:
         raise TraceOutOfReach(path, os.strerror(error.errno) if error.errno else str(error)) from error
-    with file:
-        yield from _windows(file, path)
 
 
 def _windows(file: pa.NativeFile, path: str | os.PathLike[str]) -> Iterator[Window]:
@@ -92,6 +114,9 @@ class _Rows:
         self._start = start
         self._stop = stop
 
+    def __len__(self) -> int:
+        return self._stop - self._start
+
     def int64(self, name: str) -> list[int]:
         return self._numbers(self._columns[name], "q")
 
@@ -109,6 +134,13 @@ class _Rows:
         found: list[Any] = self._columns[name][self._start : self._stop].to_pylist()
         return found
 
+    def texts_of_some(self, name: str) -> list[Any]:
+        """What a dictionary column tells that has nulls of its own, decoded."""
+        column, values = self._columns[name], self._values[name]
+        values.grow(column.dictionary)
+        codes = column.indices[self._start : self._stop].to_pylist()
+        return [None if code is None else values[code] for code in codes]
+
     def _numbers(self, column: pa.Array, letter: Literal["i", "q"]) -> list[int]:
         # Straight from the buffer: pyarrow's to_pylist makes a scalar of each number first.
         buffer: memoryview[int] = memoryview(column.buffers()[1]).cast(letter)
@@ -121,7 +153,11 @@ class _Batches:
     def __init__(self, rank: int, process: int) -> None:
         self._owner = rank, process
         self._replaced = 0
-        decoders: dict[str, Callable[[str], Any]] = {"levels": text_to_levels}
+        decoders: dict[str, Callable[[str], Any]] = {
+            "levels": text_to_levels,
+            "type": text_to_type,
+            "value": text_to_value,
+        }
         decoders |= dict.fromkeys(("context", "args", "result"), text_to_facts)
         self._values = {name: _Values(decoders.get(name, str)) for name, kind, _ in COLUMNS if kind == TEXT}
 
@@ -134,29 +170,34 @@ class _Batches:
                 values.clear()
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         events = bytes(columns["event"].indices.buffers()[1])[: len(batch)]
-        calls, changes = events.count(EVENTS.index(CALL)), events.count(EVENTS.index(CHANGE))
-        if events != b"\0" + b"\1" * calls + b"\2" * changes:
+        lengths = list(map(events.count, range(len(EVENTS))))
+        if lengths[0] != 1 or events != bytes(sorted(events)) or len(events) != sum(lengths):
             raise ValueError("its rows are not one window")
-        first = _Rows(columns, self._values, 0, 1)
+        ends = list(accumulate(lengths))
+        first, *rest = (
+            _Rows(columns, self._values, end - length, end) for end, length in zip(ends, lengths, strict=True)
+        )
+        calls, changes, readings, tensors = rest
         rank, process = self._owner
         return Window(
             index=first.int32("window")[0],
             step=first.int64("step")[0],
             stage=next(first.texts("stage")),
-            calls=_calls(_Rows(columns, self._values, 1, 1 + calls)),
-            changes=_changes(_Rows(columns, self._values, 1 + calls, 1 + calls + changes)),
+            calls=_calls(calls, _tensors_of(calls, tensors)),
+            changes=_changes(changes),
             rank=rank,
             process=process,
+            readings=_readings(readings),
         )
 
 
-def _calls(rows: _Rows) -> tuple[Call, ...]:
+def _calls(rows: _Rows, tensors: Iterable[tuple[TensorSummary, ...]]) -> tuple[Call, ...]:
     fields = (
         *map(rows.int64, ("seq", "end", "parent")),
         *map(rows.texts, ("kind", "levels", "receiver", "site", "context", "args", "result")),
         rows.int32("thread"),
     )
-    return tuple(map(_call, zip(*fields, strict=True)))
+    return tuple(map(_call, zip(*fields, tensors, strict=True)))
 
 
 def _changes(rows: _Rows) -> tuple[Change, ...]:
@@ -168,3 +209,41 @@ def _changes(rows: _Rows) -> tuple[Change, ...]:
         rows.objects("fingerprint"),
     )
     return tuple(map(_change, zip(*fields, strict=True)))
+
+
+def _tensors_of(calls: _Rows, rows: _Rows) -> list[tuple[TensorSummary, ...]]:
+    """The tensors of each of `calls`."""
+    if not rows:
+        return [()] * len(calls)  # as in a file of format 1, which has no such columns
+    types = list(rows.texts("type"))
+    facts = rows.texts("context")
+    fields = (
+        rows.texts("role"),
+        *(map(itemgetter(part), types) for part in range(3)),
+        rows.texts("storage"),
+        rows.objects("fingerprint"),
+        map(with_norm, facts, rows.objects("number")),
+    )
+    tensors = map(_tensor, zip(*fields, strict=True))
+    counts = calls.int32("tensors")
+    if sum(counts) != len(rows):
+        raise ValueError("its tensors are of no call")
+    return [tuple(islice(tensors, count)) for count in counts]
+
+
+def _readings(rows: _Rows) -> tuple[Reading, ...]:
+    if not rows:
+        return ()
+    values = list(map(_value, *map(rows.objects, ("number", "integer", "fingerprint")), rows.texts_of_some("value")))
+    fields = (
+        *map(rows.int64, ("seq", "parent")),
+        *map(rows.texts, ("name", "kind", "attribute")),
+        values,
+        *map(rows.texts, ("role", "context")),
+    )
+    return tuple(map(_reading, zip(*fields, strict=True)))
+
+
+def _value(*columns: FactValue) -> FactValue:
+    """What the one of the columns that is not null says; None where none does."""
+    return next((value for value in columns if value is not None), None)

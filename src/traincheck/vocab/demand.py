@@ -33,6 +33,10 @@ class Demand:
         """Whether readings of this attribute of this kind of thing are to be taken."""
         return self.everything or (f"{kind}.{attribute}", READINGS) in self.states
 
+    def wants_readings(self, kind: str) -> bool:
+        """Whether readings of any attribute of this kind of thing are to be taken."""
+        return self.everything or any(what == READINGS and name.startswith(f"{kind}.") for name, what in self.states)
+
     def __or__(self, other: Demand) -> Demand:
         return Demand(self.apis | other.apis, self.states | other.states, self.everything or other.everything)
 

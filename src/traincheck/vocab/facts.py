@@ -12,7 +12,7 @@ FACTS: dict[str, str] = {
     "stage": "what the run was doing: setup, train, eval or end",
     "grad_mode": "on, off (no_grad) or inference",
     "autocast": "off, or the dtype that autocast casts to",
-    "training": "the training flag of the module that was called",
+    "training": "the training flag of the module that was called, or of the innermost one that a function is called in",
     "outermost": "True when a module was called from outside any other module",
     "parametric": "True when an outermost module has parameters (a model, not a loss)",
     "closure": "True when an optimizer step was given a closure",
@@ -37,6 +37,7 @@ FACTS: dict[str, str] = {
     "kind": "what a variable is: parameter, buffer, optimizer_state, hyperparameter, module, loader ...",
     "inputs_require_grad": "whether any tensor that went into the call requires a gradient",
     "inputs_floating": "whether any tensor that went into the call is of floating point",
+    "inputs_dtype": "the floating point type of what went into the call, the widest of several; none for none",
     "inputs_finite": "whether all tensors that went into the call were finite",
     "tied": "whether several names stand for the variable",
     "same_name": "of a pair: whether both have the same name",
@@ -44,9 +45,14 @@ FACTS: dict[str, str] = {
     "same_dtype": "of a pair: whether both have the same dtype",
     "same_shape": "of a pair: whether both have the same shape",
     "replicated": "of a pair over ranks: whether the variable is whole on each rank (no shard of it)",
+    "fresh": "whether what is saved was taken from the live state as it is now (and is no older or averaged copy)",
+    "updated": "of a pass over a data loader: whether parameters were updated in it",
     "attributes": "marks that frameworks set on a parameter (tensor_model_parallel ...), joined by +; empty for none",
 }
 """Every fact that may occur in a context. Never here: process and object ids, addresses, byte counts, clocks."""
+
+JOINED = frozenset(("within", "attributes"))
+"""Facts whose value is several names joined by +: a condition may ask whether one of them is there."""
 
 
 def facts(**pairs: FactValue) -> Facts:
@@ -65,3 +71,8 @@ def value_of(of: Facts, name: str) -> FactValue:
         if key == name:
             return value
     return None
+
+
+def names_in(value: FactValue) -> tuple[str, ...]:
+    """The names in the value of a joined fact; none in a value that is empty or no text."""
+    return tuple(value.split("+")) if isinstance(value, str) and value else ()

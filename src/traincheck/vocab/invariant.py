@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import TypeAlias
 
-from traincheck.vocab.facts import Facts, FactValue, value_of
+from traincheck.vocab.facts import Facts, FactValue, names_in, value_of
 from traincheck.vocab.occasion import Property, Subject
 
 GENERAL, PIPELINE = "general", "pipeline"
@@ -14,30 +16,100 @@ ERROR, NOTICE = "error", "notice"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Clause:
-    """One condition on a fact: it has this value, or (`negated`) any other."""
+    """One condition on a fact: it has this value, or (`contains`) this name among its joined ones; or it has not.
+
+    A fact that is not told has the value None.
+    """
 
     fact: str
     value: FactValue
     negated: bool = False
+    contains: bool = False
+
+    def true_of(self, value: FactValue) -> bool:
+        """Whether the condition is met by this value of the fact."""
+        met = self.value in names_in(value) if self.contains else value == self.value
+        return met is not self.negated
 
     def true_in(self, context: Facts) -> bool:
-        return (value_of(context, self.fact) == self.value) is not self.negated
+        return self.true_of(value_of(context, self.fact))
+
+    def __invert__(self) -> Clause:
+        """The condition that is true where this one is not."""
+        return replace(self, negated=not self.negated)
+
+    @property
+    def verb(self) -> str:
+        """is, is_not, contains or lacks."""
+        if self.contains:
+            return "lacks" if self.negated else "contains"
+        return "is_not" if self.negated else "is"
 
     def __str__(self) -> str:
-        return f"{self.fact} {'is not' if self.negated else 'is'} {self.value}"
+        return f"{self.fact} {self.verb.replace('_', ' ')} {self.value}"
+
+
+Conjunction: TypeAlias = tuple[Clause, ...]
+"""Clauses that must all be true; the empty one always is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Precondition:
-    """A conjunction of clauses; the empty one is always true."""
+    """True where all of `clauses` are, or all clauses of one of the alternatives in `otherwise`.
 
-    clauses: tuple[Clause, ...] = ()
+    Without any clause it is always true.
+    """
+
+    clauses: Conjunction = ()
+    otherwise: tuple[Conjunction, ...] = ()
+
+    @property
+    def alternatives(self) -> tuple[Conjunction, ...]:
+        """All conjunctions, any of which suffices."""
+        return (self.clauses, *self.otherwise)
+
+    @property
+    def size(self) -> int:
+        """How many clauses it takes to say it."""
+        return sum(map(len, self.alternatives))
 
     def true_in(self, context: Facts) -> bool:
-        return all(clause.true_in(context) for clause in self.clauses)
+        return all(clause.true_in(context) for clause in self.clauses) or any(
+            all(clause.true_in(context) for clause in other) for other in self.otherwise
+        )
+
+    def implies(self, other: Precondition) -> bool:
+        """Whether `other` is true wherever this one is, whatever values the facts may have."""
+        # It is unless one of our conjunctions can be met while some clause of each of theirs is not.
+        return all(
+            _contradictory((*ours, *(~clause for clause in broken)))
+            for ours in self.alternatives
+            for broken in product(*other.alternatives)
+        )
 
     def __str__(self) -> str:
-        return " and ".join(map(str, self.clauses)) or "always"
+        if not all(self.alternatives):
+            return "always"
+        between = ", or " if self.otherwise and any(len(clauses) > 1 for clauses in self.alternatives) else " or "
+        return between.join(" and ".join(map(str, clauses)) for clauses in self.alternatives)
+
+
+def _contradictory(clauses: Conjunction) -> bool:
+    """Whether no context can meet all of `clauses`."""
+    by_fact: dict[str, list[Clause]] = {}
+    for clause in clauses:
+        by_fact.setdefault(clause.fact, []).append(clause)
+    return not all(map(_possible, by_fact.values()))
+
+
+def _possible(clauses: list[Clause]) -> bool:
+    """Whether some value of the one fact that `clauses` are about meets them all."""
+    for clause in clauses:
+        if not clause.contains and not clause.negated:
+            return all(other.true_of(clause.value) for other in clauses)
+    # Left are values that it must not have, which any new one is not, and names that must or must not be in it.
+    wanted = {clause.value for clause in clauses if clause.contains and not clause.negated}
+    return not any(clause.contains and clause.negated and clause.value in wanted for clause in clauses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +127,13 @@ class Support:
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """One learned rule. `scope` is general (names of libraries only) or pipeline (names of the user's own code).
+    """One learned rule. `scope` is general (several programs bear it out) or pipeline (one program does).
 
     `experience` holds the circumstances that were the same on all occasions it was learned from: of others it says
     nothing.
     `confidence` is the probability, derived in `inference/confidence.py`, that a further good run obeys it.
     `mute` is the reason why it is not checked, empty when it is. `origin` names the scripts it was learned from.
+    `program` names the one script that the rule is about, where it only tells how that program is configured.
     """
 
     relation: str
@@ -75,6 +148,7 @@ class Invariant:
     origin: tuple[str, ...] = ()
     mute: str = ""
     experience: Precondition = Precondition()
+    program: str = ""
     id: str = field(default="")
 
     def applies(self, context: Facts) -> bool:
@@ -83,11 +157,19 @@ class Invariant:
 
     def __post_init__(self) -> None:
         if not self.id:
-            object.__setattr__(self, "id", identity(self.relation, self.subject, self.property, self.precondition))
+            told = identity(self.relation, self.subject, self.property, self.precondition, self.program)
+            object.__setattr__(self, "id", told)
 
 
-def identity(relation: str, subject: Subject, prop: Property, precondition: Precondition) -> str:
+def identity(relation: str, subject: Subject, prop: Property, precondition: Precondition, program: str = "") -> str:
     """The stable id: ten hex digits over what the rule says, not over what it rests on."""
-    clauses = (f"{clause.fact} {clause.value!r} {clause.negated}" for clause in precondition.clauses)
-    told = "\x1f".join((relation, *subject, *prop, *clauses))
+    clauses = [_told(clause) for clause in precondition.clauses]
+    for other in precondition.otherwise:
+        clauses += ["or", *map(_told, other)]
+    told = "\x1f".join((relation, *subject, *prop, *clauses, *([program] if program else [])))
     return hashlib.sha256(told.encode()).hexdigest()[:10]
+
+
+def _told(clause: Clause) -> str:
+    """A clause as it enters an id."""
+    return f"{clause.fact} {clause.value!r} {clause.negated}{' contains' if clause.contains else ''}"

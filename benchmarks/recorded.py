@@ -1,0 +1,37 @@
+"""Recorded examples: run folders of good scripts, made once and reused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def record(script: Path, folder: Path, args: Sequence[str] = (), edits: Mapping[str, str] | None = None) -> Path:
+    """The run folder of a script run with `args`, recorded where it is missing.
+
+    `edits` are replaced in a copy of the script first, as a user would edit it; each has to occur. The copy is run
+    under the script's own name. Raises SystemExit with the program's output when it fails.
+    """
+    if (folder / "run.json").exists():
+        return folder
+    home = folder.parent / f"{folder.name}.script"
+    home.mkdir(parents=True, exist_ok=True)
+    text = script.read_text()
+    for old, new in (edits or {}).items():
+        if old not in text:
+            raise SystemExit(f"{script.name} has no {old!r} to replace")
+        text = text.replace(old, new)
+    (home / script.name).write_text(text)
+    print(f"recording {script.name} {' '.join(args)} {edits or ''}", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "traincheck", "collect", "-o", str(folder.resolve()), script.name, *args]
+    environ = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=home, env=environ)
+    if done.returncode:
+        raise SystemExit(f"{script.name} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    return folder

@@ -1,0 +1,192 @@
+"""Contexts as the bits of an integer, and what was observed in them.
+
+A clause is the set of contexts that it is true in, so a conjunction of two is one `&`, and whether it covers a failure
+is another: hundreds of contexts and thousands of conjunctions are weighed in milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from traincheck.inference.chance import Observed
+from traincheck.vocab.facts import JOINED, Facts, FactValue, names_in
+from traincheck.vocab.invariant import Clause
+
+SKETCH = 256
+"""Bits of a sketch: the i-th stands for the windows whose index leaves i when divided by it. From sketches of several
+contexts follows how many distinct windows they have together: exactly up to so many, at the least beyond, and so many
+prove anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """How a property fared in one context of one run: on how many occasions, and in how many distinct windows.
+
+    `seen` and `missed` are sketches of the windows in which it was judged and in which it failed, 0 where none was
+    kept. `failing` counts the windows with a failure; where that is not known, what it must be at the least when all
+    windows held as many occasions.
+    """
+
+    context: Facts
+    run: int
+    held: int
+    failed: int
+    windows: int
+    seen: int = 0
+    missed: int = 0
+    failing: int = -1
+
+    def __post_init__(self) -> None:
+        if self.failing < 0:
+            share = -(-self.windows * self.failed // max(1, self.held + self.failed))
+            known = max(share, self.windows - self.held, self.missed.bit_count()) if self.failed else 0
+            object.__setattr__(self, "failing", known)
+
+    def __add__(self, other: Evidence) -> Evidence:
+        """Of the same context and run, but of other windows."""
+        counts = (self.held + other.held, self.failed + other.failed, self.windows + other.windows)
+        sketches = (self.seen | other.seen, self.missed | other.missed)
+        return Evidence(self.context, self.run, *counts, *sketches, self.failing + other.failing)
+
+
+Place = tuple[tuple[bool, bool, str, str], ...]
+
+
+def place_of(clauses: Iterable[Clause]) -> Place:
+    """The order of conjunctions by name: a value goes before a name in it, and both before what is negated."""
+    return tuple((clause.negated, clause.contains, clause.fact, repr(clause.value)) for clause in clauses)
+
+
+Columns = dict[int, dict[str, Clause]]
+"""For each set of contexts the clauses that are true just there, the first by name for each fact."""
+
+
+class Contexts:
+    """Contexts as bits, and what was observed in them: a mask is a set of contexts.
+
+    `bad` are the contexts in which the property failed in any run, `good` all others. `facts` tells each context by its
+    bit, `columns` the clauses worth trying, `places` their order by name.
+    """
+
+    def __init__(self, evidence: Iterable[Evidence]) -> None:
+        bits: dict[Facts, int] = {}
+        rows = [(bits.setdefault(row.context, 1 << len(bits)), row) for row in evidence]
+        self.facts = {bit: context for context, bit in bits.items()}
+        self.all = (1 << len(bits)) - 1
+        self.bad = 0
+        self.runs: dict[int, int] = {}
+        for bit, row in rows:
+            self.bad |= bit if row.failed else 0
+            self.runs[row.run] = self.runs.get(row.run, 0) | bit
+        self.good = self.all & ~self.bad
+        self.windows = _Distinct((bit, row.run, row.windows, row.seen) for bit, row in rows)
+        self.failures = _Distinct((bit, row.run, row.failing, row.missed) for bit, row in rows)
+        self.held = _Sum((bit, row.held) for bit, row in rows)
+        self.failed = _Sum((bit, row.failed) for bit, row in rows)
+        self.pairs = _Sum((bit, row.windows) for bit, row in rows)
+        self.failing = _Sum((bit, row.failing) for bit, row in rows)
+        self.columns = self._columns()
+        self.places = {mask: place_of(clauses.values())[0] for mask, clauses in self.columns.items()}
+
+    def _columns(self) -> Columns:
+        values: dict[str, dict[FactValue, int]] = {}
+        for bit, context in self.facts.items():
+            for fact, value in context:
+                told = values.setdefault(fact, {})
+                told[value] = told.get(value, 0) | bit
+        clauses = [found for fact, told in values.items() for found in self._clauses(fact, told)]
+        columns: Columns = {}
+        for clause, mask in sorted(clauses, key=lambda found: place_of(found[:1])):
+            if mask not in (0, self.all):
+                columns.setdefault(mask, {}).setdefault(clause.fact, clause)
+        return columns
+
+    def _clauses(self, fact: str, told: dict[FactValue, int]) -> Iterator[tuple[Clause, int]]:
+        """Every clause on one fact, given the contexts of each of its values, and where it is true."""
+        found = [(Clause(fact, value), mask) for value, mask in told.items()]
+        if fact in JOINED:
+            by_name: dict[str, int] = {}
+            for value, mask in told.items():
+                for name in names_in(value):
+                    by_name[name] = by_name.get(name, 0) | mask
+            found += [(Clause(fact, name, contains=True), mask) for name, mask in by_name.items()]
+        yield from found
+        # Where a fact is not told it is not known either, so nothing is said of what it is not.
+        if sum(told.values()) == self.all:
+            yield from ((~clause, self.all & ~mask) for clause, mask in found)
+
+    def observed(self, mask: int) -> Observed:
+        """What was observed in the contexts of `mask`."""
+        held, failed = self.held(mask), self.failed(mask)
+        windows, failing = self.windows(mask), self.failures(mask)
+        contexts, bad = mask.bit_count(), (mask & self.bad).bit_count()
+        return Observed(held + failed, failed, self.pairs(mask), self.failing(mask), windows, failing, contexts, bad)
+
+    def rank(self, mask: int) -> tuple[int, int, int]:
+        """The more runs, contexts and occasions `mask` covers, the lower."""
+        return -self.runs_in(mask), -mask.bit_count(), -self.held(mask)
+
+    def runs_in(self, mask: int) -> int:
+        """How many runs had one of these contexts."""
+        return sum(1 for run in self.runs.values() if run & mask)
+
+    def foremost(self, mask: int, measure: Callable[[int], int]) -> int:
+        """The context in `mask` with the highest measure, the first by its facts among equals."""
+        return min((bit for bit in self.facts if bit & mask), key=lambda bit: (-measure(bit), repr(self.facts[bit])))
+
+
+Row = tuple[int, int, int, int]
+"""The bit of a context, the run, the count of its windows there, and their sketch."""
+
+
+class _Distinct:
+    """Counts the distinct windows of a set of contexts, at the least."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        by_run: dict[int, list[Row]] = {}
+        for row in rows:
+            by_run.setdefault(row[1], []).append(row)
+        self._largest: list[list[tuple[int, int]]] = []
+        together: dict[int, int] = {}
+        for of_run in by_run.values():
+            if all(sketch for _, _, count, sketch in of_run if count):
+                for present in _windows(of_run):
+                    together[present] = together.get(present, 0) + 1
+            else:  # which windows two contexts share is not known: the one with most windows counts
+                self._largest.append(sorted(((count, bit) for bit, _, count, _ in of_run), reverse=True))
+        self._together = tuple(together.items())
+
+    def __call__(self, mask: int) -> int:
+        known = sum(times for present, times in self._together if present & mask)
+        return known + sum(next((count for count, bit in of_run if bit & mask), 0) for of_run in self._largest)
+
+
+def _windows(rows: Iterable[Row]) -> Iterator[int]:
+    """For each window of a run the contexts that it had."""
+    present: dict[int, int] = {}
+    for bit, _, _, sketch in rows:
+        while sketch:
+            lowest = sketch & -sketch
+            present[lowest] = present.get(lowest, 0) | bit
+            sketch ^= lowest
+    return iter(present.values())
+
+
+class _Sum:
+    """Adds up the weights of contexts, bit plane by bit plane, so that a set of contexts costs a few operations."""
+
+    def __init__(self, weights: Iterable[tuple[int, int]]) -> None:
+        total: dict[int, int] = {}
+        for bit, weight in weights:
+            total[bit] = total.get(bit, 0) + weight
+        planes: dict[int, int] = {}
+        for bit, weight in total.items():
+            while weight:
+                lowest = weight & -weight
+                planes[lowest] = planes.get(lowest, 0) | bit
+                weight ^= lowest
+        self._planes = tuple(planes.items())
+
+    def __call__(self, mask: int) -> int:
+        return sum(value * (mask & where).bit_count() for value, where in self._planes)

@@ -1,0 +1,106 @@
+"""Following: one candidate through the engine, from what was counted of it to what became of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from traincheck import plugins
+from traincheck.inference.confidence import ERROR_CONFIDENCE, confidence
+from traincheck.inference.journal import KEPT, Entry, Journal
+from traincheck.inference.learn import Learned
+from traincheck.inference.tally import Key, Tally, candidates
+from traincheck.vocab.facts import Facts
+from traincheck.vocab.invariant import PIPELINE, Invariant
+from traincheck.vocab.occasion import Property, Subject
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How the property fared in one context, in all runs together; `runs` counts those that showed the context."""
+
+    context: Facts
+    held: int
+    failed: int
+    steps: int
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A candidate: its entry in the journal, what was counted in each context, and the rule if it became one.
+
+    `by` is the kept candidate that implies it in the end. Subject and property are None where only the journal is
+    known.
+    """
+
+    entry: Entry
+    subject: Subject | None = None
+    property: Property | None = None
+    seen: tuple[Seen, ...] = ()
+    rule: Invariant | None = None
+    by: Entry | None = None
+
+
+def follow_journal(text: str, journal: Journal, most: int = 10) -> list[Followed]:
+    """The candidates that `text` names, best first, as far as the journal knows them."""
+    by_id = {entry.id: entry for entry in journal.entries if entry.id}
+    return [Followed(entry, by=_implying(entry, by_id)) for entry in journal.find(text, most)]
+
+
+def follow(text: str, learned: Learned, most: int = 10) -> list[Followed]:
+    """The candidates that `text` names, best first, as `Journal.find` finds them."""
+    found = follow_journal(text, learned.journal, most)
+    wanted = {(one.entry.relation, one.entry.sentence) for one in found}
+    relations = plugins.load("traincheck.relations")
+    places: dict[tuple[str, str], list[tuple[Key, Property]]] = {}
+    for key, prop in candidates(learned.tallies):
+        if key[0] in relations:
+            said = (key[0], relations[key[0]].describe(key[1], prop))
+            if said in wanted:
+                places.setdefault(said, []).append((key, prop))
+    return [_counted(one, places.get((one.entry.relation, one.entry.sentence), []), learned) for one in found]
+
+
+def _counted(one: Followed, places: Sequence[tuple[Key, Property]], learned: Learned) -> Followed:
+    rule = learned.book.by_id(one.entry.id) if one.entry.id else None
+    # One sentence may tell two candidates, of two libraries with a class of one name.
+    for (_, subject), prop in places:
+        if rule is None or (rule.subject, rule.property) == (subject, prop):
+            seen = evidence(learned.tallies, (one.entry.relation, subject), prop)
+            return replace(one, subject=subject, property=prop, seen=tuple(seen), rule=rule)
+    return replace(one, rule=rule)
+
+
+def _implying(entry: Entry, by_id: Mapping[str, Entry]) -> Entry | None:
+    """The kept candidate at the end of what implies what."""
+    passed: set[str] = set()
+    while (implied := _IMPLIED.match(entry.why)) and implied[1] in by_id and implied[1] not in passed:
+        passed.add(implied[1])
+        entry = by_id[implied[1]]
+    return entry if passed and entry.fate == KEPT else None
+
+
+_IMPLIED = re.compile(r"implied by (\w+)")
+
+
+def evidence(tallies: Sequence[Tally], key: Key, prop: Property) -> list[Seen]:
+    """What was counted of a candidate in each context: those where it failed first, then the most frequent ones."""
+    found: dict[Facts, Seen] = {}
+    for tally in tallies:
+        for context, count in tally.evidence(key, prop):
+            old = found.get(context, Seen(context, 0, 0, 0, 0))
+            found[context] = Seen(
+                old.context, old.held + count.held, old.failed + count.failed, old.steps + count.windows, old.runs + 1
+            )
+    return sorted(found.values(), key=lambda seen: (-seen.failed, -seen.held, repr(seen.context)))
+
+
+def arithmetic(rule: Invariant) -> str:
+    """How the confidence of a rule comes about, see Note [Confidence]."""
+    support = rule.support
+    programs, unit = (support.runs, "runs") if rule.scope == PIPELINE else (support.scripts, "scripts")
+    told = f"({programs} + 1) / ({programs} + 2) for {programs} {unit}, times "
+    told += f"({support.steps} + 1) / ({support.steps} + 2) for {support.steps:,} steps"
+    return f"{told} = {confidence(programs, support.steps):.3f}; an error takes {ERROR_CONFIDENCE}"

@@ -1,0 +1,220 @@
+"""Gathering: the tallies of recorded runs and of tally files, read by one process or by several.
+
+Note [One run, told twice]
+A run that is named twice (as a folder and in a tally file, say) must count once. So a run is known by a digest of what
+its run.json says that does not change and of the bytes of its event files; where it was recorded or copied to does not
+matter. A repetition of the same program is another run, for it began at another time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import xxhash
+
+from traincheck import plugins
+from traincheck.errors import RunFolderEmpty, TraceOutOfReach
+from traincheck.inference.stored import read_tallies
+from traincheck.inference.tally import Tally
+from traincheck.inference.workers import cores, spread
+from traincheck.trace.alignment import aligned
+from traincheck.trace.folder import RunFolder
+from traincheck.trace.notes import Manifest
+from traincheck.trace.reader import read_windows
+from traincheck.vocab.events import Window
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done and how much there is."""
+
+WORTH_A_WORKER = 1_000_000
+"""Bytes of events that take about as long to read as a further process takes to start: half a second."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The tallies of some runs, each run once, in an order of their own; and what a reader should be told of it."""
+
+    tallies: tuple[Tally, ...]
+    remarks: tuple[str, ...] = ()
+
+
+class _Part(NamedTuple):
+    """What is to be tallied in one go, with what run.json says of it: the event file of a process, or those of one
+    process of each rank, which are compared."""
+
+    files: tuple[Path, ...]
+    script: str
+    digest: str
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.files))
+
+    @property
+    def size(self) -> int:
+        return sum(file.stat().st_size for file in self.files)
+
+
+class _Done(NamedTuple):
+    """The tally of a part, and a digest of the file that it was made of (empty where ranks were compared)."""
+
+    tally: Tally
+    content: str
+
+
+@dataclass
+class _Recorded:
+    """A run folder, and what was made of its event files so far."""
+
+    path: Path
+    manifest: Manifest
+    parts: tuple[_Part, ...]
+    done: dict[_Part, _Done] = field(default_factory=dict)
+
+
+def gather(sources: Sequence[Path], progress: Progress | None = None, jobs: int = 1) -> Gathered:
+    """The tallies of all runs in `sources`, which are run folders and tally files; event files are read by up to `jobs`
+    processes at a time.
+
+    Neither the order of the sources nor the number of jobs matters. With more than one job, the program that calls this
+    must be one that multiprocessing can start again (`if __name__ == "__main__"`). Raises RunFolderError, TallyError
+    and WorkerLost.
+    """
+    # All are opened before one is read: whatever is wrong with one of them shall not come out after an hour.
+    found = [read_tallies(source) if source.is_file() else _recorded(source) for source in sources]
+    _read([one for one in found if isinstance(one, _Recorded)], progress, jobs)
+    tallies = [[_merged(one)] if isinstance(one, _Recorded) else one for one in found]
+    return each_run_once((source, tally) for source, own in zip(sources, tallies, strict=True) for tally in own)
+
+
+def each_run_once(told: Iterable[tuple[Path, Tally]]) -> Gathered:
+    """The tallies, each given with the place where it was found: each run once, in an order that does not depend on
+    theirs. Of two tallies of one run, made by different versions perhaps, the one that holds more stays."""
+    kept: dict[str, tuple[Path, Tally]] = {}
+    tallies: list[Tally] = []
+    again: Counter[tuple[Path, Path]] = Counter()
+    for source, tally in told:
+        if not tally.run:
+            tallies.append(tally)
+            continue
+        first = kept.setdefault(tally.run, (source, tally))
+        again[first[0], source] += first[1] is not tally
+        kept[tally.run] = max(first, (source, tally), key=lambda one: (one[1].windows, len(one[1].cells)))
+    tallies.extend(tally for _, tally in kept.values())
+    tallies.sort(key=lambda tally: (tally.script, tally.digest, tally.steps, tally.run))
+    known = set(plugins.load("traincheck.relations"))
+    missing = sorted({relation for tally in tallies for relation, _ in tally.cells} - known)
+    remarks = [
+        f"{source} holds {times} {'run' if times == 1 else 'runs'} that "
+        + ("were named before" if before == source else f"{before} holds, too")
+        + "; each run counts once"
+        for (before, source), times in again.items()
+        if times
+    ]
+    remarks.extend(f"counts of the relation {name}, which is not installed here, are left out" for name in missing)
+    return Gathered(tuple(tallies), tuple(remarks))
+
+
+def tally_folder(folder: Path) -> Tally:
+    """The tally of one run folder (all its processes). Raises RunFolderError."""
+    recorded = _recorded(folder)
+    _read([recorded], None, 1)
+    return _merged(recorded)
+
+
+def tally_windows(windows: Iterable[Window], tally: Tally) -> bool:
+    """Add the windows of one process, in order, to the tally of its run; whether there were any."""
+    relations = [relation() for relation in plugins.load("traincheck.relations").values()]
+    part = Tally(tally.script, tally.digest, tally.run)
+    for window in windows:
+        part.add_window(window)
+        for relation in relations:
+            part.add_occasions(relation.name, relation.occasions(window), window.index)
+    tally.merge(part)
+    return part.windows > 0
+
+
+def tally_ranks(windows_of: Sequence[Iterable[Window]], tally: Tally) -> None:
+    """Add what relations say of several ranks together to the tally of their run; `windows_of` holds the windows of
+    one process of each rank."""
+    relations = _comparing()
+    part = Tally(tally.script, tally.digest, tally.run)
+    for windows in aligned(windows_of):
+        for relation in relations:
+            part.add_occasions(relation.name, relation.across(windows), windows[0].index)
+    tally.merge(part)
+
+
+def _comparing() -> list[Any]:
+    """A new one of each relation that compares ranks."""
+    return [relation() for relation in plugins.load("traincheck.relations").values() if hasattr(relation, "across")]
+
+
+def suitable_jobs(sources: Sequence[Path]) -> int:
+    """As many jobs as there are cores and as the recordings are worth, see `WORTH_A_WORKER`."""
+    sizes = [file.stat().st_size for source in sources if source.is_dir() for file in RunFolder(source).event_files()]
+    return max(1, min(cores(), len(sizes), sum(sizes) // WORTH_A_WORKER))
+
+
+def _recorded(path: Path) -> _Recorded:
+    folder = RunFolder.open(path)
+    manifest = folder.manifest
+    files = [(file,) for file in folder.event_files()]
+    ranks = tuple(folder.by_rank().values())
+    told = [*files, ranks] if len(ranks) > 1 and _comparing() else files
+    parts = (_Part(one, manifest.script, manifest.script_digest) for one in told)
+    return _Recorded(path, manifest, tuple(parts))
+
+
+def _read(folders: Sequence[_Recorded], progress: Progress | None, jobs: int) -> None:
+    """Tally every part of the folders."""
+    work = [(folder, part) for folder in folders for part in folder.parts]
+    if jobs > 1:  # the largest first, so that no process is left alone with one at the end
+        work.sort(key=lambda one: -one[1].size)
+    if progress and work:
+        progress(f"reading {work[0][0].path}", 0, len(work))
+    finished = spread(_tally_part, [part for _, part in work], jobs)
+    for number, (place, done) in enumerate(finished, start=1):
+        folder, part = work[place]
+        folder.done[part] = done
+        if progress:  # of what comes next, as far as that is known
+            progress(f"reading {work[min(number, len(work) - 1)][0].path}", number, len(work))
+
+
+def _tally_part(part: _Part) -> _Done:
+    """The tally of one part. Done in a worker process, where there are several."""
+    tally = Tally(part.script, part.digest)
+    if len(part.files) > 1:
+        tally_ranks([read_windows(file) for file in part.files], tally)
+        return _Done(tally, "")
+    tally_windows(read_windows(part.files[0]), tally)
+    return _Done(tally, _content(part.files[0]))
+
+
+def _content(path: Path) -> str:
+    state = xxhash.xxh3_128()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                state.update(block)
+    except OSError as error:
+        raise TraceOutOfReach(path, error.strerror or str(error)) from error
+    return str(state.hexdigest())
+
+
+def _merged(folder: _Recorded) -> Tally:
+    """The tally of a run out of those of its processes."""
+    manifest = folder.manifest
+    contents = [f"{part.files[0].name} {done.content}" for part, done in folder.done.items() if done.content]
+    known = "\x1f".join((manifest.script, manifest.script_digest, manifest.started, *manifest.argv, *sorted(contents)))
+    run = hashlib.sha256(known.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    whole = Tally(manifest.script, manifest.script_digest, run)
+    for done in folder.done.values():
+        whole.merge(done.tally)
+    if not whole.windows:
+        raise RunFolderEmpty(folder.path, "no window was recorded")
+    return whole.arrange()

@@ -1,0 +1,38 @@
+"""Generalisation: at which level a rule is kept, and of which programs it speaks.
+
+Note [Levels]
+A call is an occasion under every class that its method is inherited through: `Adam.step` is also `Optimizer.step`.
+Where the rule holds at a more general level under no stronger condition, the specific one says nothing more and is left
+out; what was learned with Adadelta then speaks of AdamW. Where it does not hold in general (Linear returns what its
+autocast says, a module in general does not), the most general level at which it holds remains by itself.
+
+Note [Scope]
+Whether a name means something to other programs is not told by its spelling: it does if several programs used it. A
+rule that rests on one program only is of that program's *pipeline*: it is checked on that program alone, and there
+distinct runs take the place of distinct programs in its confidence. Every other rule is *general*. Programs are told
+apart by the name they were started under: two versions of one script are one program, so different ones should not all
+be called `main.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from traincheck.vocab.invariant import GENERAL, PIPELINE, Support
+
+General = Mapping[str, frozenset[str]]
+"""For each API the more general names of it."""
+
+
+def scope_of(support: Support) -> str:
+    """general or pipeline, see Note [Scope]."""
+    return GENERAL if support.scripts > 1 else PIPELINE
+
+
+def more_general(levels: Iterable[tuple[str, ...]]) -> General:
+    """For each API in `levels` (most specific first) the names that follow it."""
+    found: dict[str, set[str]] = {}
+    for line in levels:
+        for place, api in enumerate(line):
+            found.setdefault(api, set()).update(line[place + 1 :])
+    return {api: frozenset(names - {api}) for api, names in found.items()}

@@ -1,0 +1,166 @@
+"""Weighing: which of the candidates that tallies hold become invariants, and why the others do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from traincheck import plugins
+from traincheck.inference.confidence import LEAST_STEPS, of_support, severity
+from traincheck.inference.contexts import Evidence
+from traincheck.inference.generalisation import scope_of
+from traincheck.inference.journal import DROPPED, KEPT, Entry, Journal
+from traincheck.inference.preconditions import experience
+from traincheck.inference.preconditions import learn as learn_precondition
+from traincheck.inference.salience import why_dull
+from traincheck.inference.suppression import suppress
+from traincheck.inference.tally import Key, Tally, candidates
+from traincheck.invariants.book import Book, LearnedRun
+from traincheck.vocab.invariant import ERROR, NOTICE, PIPELINE, Invariant, Precondition, Support
+from traincheck.vocab.occasion import Property
+
+LEAST_RUNS_OF_A_SETTING = 2
+"""A setting that was seen in one run only may be meant to vary from run to run, as a seed is."""
+
+
+def weigh(tallies: Sequence[Tally]) -> tuple[Book, Journal]:
+    """Judge every candidate that the tallies (one for each run) hold."""
+    relations = plugins.load("traincheck.relations")
+    journal = Journal()
+    kept: list[Invariant] = []
+    for key, prop in candidates(tallies):
+        relation = relations.get(key[0])
+        if relation is None:
+            continue  # tallied where another relation was installed; it cannot be described or checked here
+        candidate = _Candidate(key, prop, relation, tallies, journal)
+        kept.extend(candidate.settings() if relation.is_setting(prop) else candidate.rules())
+    levels = set().union(*(tally.levels for tally in tallies)) if tallies else set()
+    rules, implied = suppress(kept, levels)
+    for each in implied:
+        journal.add(_entry(each.rule, DROPPED, f"implied by {each.by.id}: {each.why}"))
+    for rule in rules:
+        named = "an error" if rule.severity == ERROR else "a notice"
+        journal.add(_entry(rule, KEPT, f"confidence {rule.confidence:.3f}, so breaking it is {named}"))
+    runs = tuple(LearnedRun(tally.script, tally.digest, tally.steps) for tally in tallies)
+    return Book(tuple(rules), runs), journal
+
+
+class _Candidate:
+    """A subject with a property, and how it fared in each context of each run."""
+
+    def __init__(self, key: Key, prop: Property, relation: Any, tallies: Sequence[Tally], journal: Journal) -> None:
+        self.relation, self.subject = key
+        self.prop = prop
+        self.habit = relation.is_habit(prop)
+        self.sentence = relation.describe(self.subject, prop)
+        self.tallies = tallies
+        self.journal = journal
+        self.evidence = [
+            Evidence(context, run, count.held, count.failed, count.windows)
+            for run, tally in enumerate(tallies)
+            for context, count in tally.evidence(key, prop)
+        ]
+
+    def rules(self) -> Iterator[Invariant]:
+        """The rule that the evidence bears out, if any."""
+        if not any(row.held for row in self.evidence):
+            self._drop("it never held")
+            return
+        why = why_dull(self.prop, self.tallies)
+        if why is not None:
+            self._drop(why)
+            return
+        precondition = learn_precondition(self.evidence)
+        if not isinstance(precondition, Precondition):
+            self._drop(str(precondition))
+            return
+        selected = [row for row in self.evidence if precondition.true_in(row.context)]
+        support = self._support(selected)
+        if support.steps < LEAST_STEPS:
+            self._drop("seen in a single training step", str(precondition))
+            return
+        certainty = round(of_support(support, pipeline=scope_of(support) == PIPELINE), 4)
+        yield Invariant(
+            relation=self.relation,
+            subject=self.subject,
+            property=self.prop,
+            precondition=precondition,
+            support=support,
+            confidence=certainty,
+            severity=severity(certainty, habit=self.habit),
+            scope=scope_of(support),
+            sentence=self.sentence,
+            origin=self._origin(selected),
+            experience=experience(selected, precondition),
+        )
+
+    def settings(self) -> Iterator[Invariant]:
+        """A rule for each program whose runs all had this setting."""
+        by_script: dict[str, list[Evidence]] = {}
+        for row in self.evidence:
+            by_script.setdefault(self.tallies[row.run].script, []).append(row)
+        for script, rows in sorted(by_script.items()):
+            if not any(row.held for row in rows):
+                continue  # another program's setting
+            if any(row.failed for row in rows):
+                self._drop(f"it varied in {script}")
+                continue
+            support = self._support(rows)
+            if support.runs < LEAST_RUNS_OF_A_SETTING:
+                self._drop(f"seen in one run of {script} only: it may be meant to vary")
+                continue
+            yield Invariant(
+                relation=self.relation,
+                subject=self.subject,
+                property=self.prop,
+                precondition=Precondition(),
+                support=support,
+                confidence=round(of_support(support, pipeline=True), 4),
+                severity=NOTICE,
+                scope=PIPELINE,
+                sentence=self.sentence,
+                origin=(script,),
+                program=script,
+            )
+
+    def _support(self, selected: Sequence[Evidence]) -> Support:
+        return Support(
+            occasions=sum(row.held for row in selected),
+            steps=_steps(selected),
+            runs=len({row.run for row in selected}),
+            scripts=len(self._origin(selected)),
+        )
+
+    def _origin(self, selected: Sequence[Evidence]) -> tuple[str, ...]:
+        return tuple(sorted({self.tallies[row.run].script for row in selected}))
+
+    def _drop(self, why: str, condition: str = "always") -> None:
+        held, failed = sum(row.held for row in self.evidence), sum(row.failed for row in self.evidence)
+        runs, steps = len({row.run for row in self.evidence}), sum(row.windows for row in self.evidence)
+        self.journal.add(Entry(self.relation, self.sentence, condition, DROPPED, why, runs, steps, held, failed))
+
+
+def _steps(selected: Sequence[Evidence]) -> int:
+    """Distinct windows behind the evidence, at the least: contexts of one window must not count twice.
+
+    Which windows two contexts share is not kept, so of each run the context with the most windows counts.
+    """
+    by_run: dict[int, int] = {}
+    for row in selected:
+        by_run[row.run] = max(row.windows, by_run.get(row.run, 0))
+    return sum(by_run.values())
+
+
+def _entry(rule: Invariant, fate: str, why: str) -> Entry:
+    return Entry(
+        relation=rule.relation,
+        sentence=rule.sentence,
+        precondition=str(rule.precondition),
+        fate=fate,
+        why=why,
+        runs=rule.support.runs,
+        steps=rule.support.steps,
+        held=rule.support.occasions,
+        failed=0,
+        id=rule.id,
+    )

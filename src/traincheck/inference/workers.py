@@ -1,0 +1,137 @@
+"""Workers: one function over many inputs, in several processes, with the results of one.
+
+Note [Ends of workers]
+Only the main process hears Ctrl-C: it ends the workers, which have nothing to clean up. A worker that ends by itself
+(for want of memory, mostly) is an error that names what it was reading. What a worker raises is raised here.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar
+
+from traincheck.errors import TrainCheckError, WorkerLost
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def spread(work: Callable[[In], Out], inputs: Sequence[In], jobs: int) -> Iterator[tuple[int, Out]]:
+    """`work` of each of the inputs with its place among them, in the order in which they are done.
+
+    With more than one job, `work`, inputs and results must be such as can be pickled; what is begun first should be
+    what takes longest. The text of an input is what an error calls it. Raises WorkerLost, and what `work` raises.
+    """
+    if min(jobs, len(inputs)) <= 1:
+        for place, each in enumerate(inputs):
+            yield place, work(each)
+        return
+    crew = _Crew(work, inputs, min(jobs, len(inputs)))
+    try:
+        yield from crew.results()
+    finally:
+        crew.dismiss()
+
+
+class _Crew:
+    """Worker processes, each with the place of the input that it is at."""
+
+    def __init__(self, work: Callable[[Any], Any], inputs: Sequence[Any], size: int) -> None:
+        self._inputs = inputs
+        self._next = 0
+        self._workers: dict[Connection, BaseProcess] = {}
+        self._at: dict[Connection, int] = {}
+        # A fresh interpreter for each: forking while a progress bar's thread holds a lock would hang.
+        context = multiprocessing.get_context("spawn")
+        with _interrupts_held():
+            for _ in range(size):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(theirs, work), daemon=True)
+                process.start()
+                theirs.close()
+                self._workers[ours] = process
+
+    def results(self) -> Iterator[tuple[int, Any]]:
+        for connection in self._workers:
+            self._hand(connection)
+        while self._at:
+            for ready in wait(list(self._at)):
+                assert isinstance(ready, Connection)
+                place = self._at.pop(ready)
+                answer = self._answer(ready, place)
+                self._hand(ready)
+                yield place, answer
+
+    def _hand(self, connection: Connection) -> None:
+        """Give the next input to the worker, if there is one."""
+        if self._next == len(self._inputs):
+            return
+        self._at[connection] = self._next
+        self._next += 1
+        try:
+            connection.send(self._inputs[self._at[connection]])
+        except OSError:  # it has ended; so `wait` will say
+            return
+
+    def _answer(self, connection: Connection, place: int) -> Any:
+        try:
+            good, answer = connection.recv()
+        except (EOFError, OSError):
+            process = self._workers[connection]
+            process.join()
+            raise WorkerLost(str(self._inputs[place]), process.exitcode) from None
+        if good:
+            return answer
+        if isinstance(answer, TrainCheckError):
+            raise answer
+        raise RuntimeError(f"in a worker process, over {self._inputs[place]}:\n{answer}")
+
+    def dismiss(self) -> None:
+        for process in self._workers.values():
+            process.terminate()
+        for connection, process in self._workers.items():
+            process.join()
+            connection.close()
+
+
+def _serve(connection: Connection, work: Callable[[Any], Any]) -> None:
+    """The life of a worker: until nobody asks any more."""
+    while True:
+        try:
+            given = connection.recv()
+        except EOFError:
+            return
+        try:
+            answer = (True, work(given))
+        except TrainCheckError as error:
+            answer = (False, error)
+        except Exception:
+            answer = (False, traceback.format_exc())
+        connection.send(answer)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Processes started in the block never hear Ctrl-C; one that comes meanwhile is heard here after it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

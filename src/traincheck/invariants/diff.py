@@ -1,0 +1,91 @@
+"""Differences: what one book says that another does not, and which rules rest on something else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from traincheck.invariants.book import Book, LearnedRun
+from traincheck.vocab.invariant import Invariant
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A rule of both books that is not the same in them. `what` names what differs.
+
+    Where only the condition differs, the ids differ too: it is told as one rule, not as one that went and one that
+    came.
+    """
+
+    a: Invariant
+    b: Invariant
+    what: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two books compared. All of it is in the order of the books."""
+
+    only_in_a: tuple[Invariant, ...]
+    only_in_b: tuple[Invariant, ...]
+    changed: tuple[Changed, ...]
+    same: int
+    runs_only_in_a: tuple[LearnedRun, ...] = ()
+    runs_only_in_b: tuple[LearnedRun, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether the books say the same, and rest on the same."""
+        rules = self.only_in_a or self.only_in_b or self.changed
+        return not (rules or self.runs_only_in_a or self.runs_only_in_b)
+
+
+CONDITION, EXPERIENCE = "condition", "experience"
+SEVERITY, CONFIDENCE, SCOPE, SUPPORT, ORIGIN, MUTE = "severity", "confidence", "scope", "support", "origin", "mute"
+COMPARED = (SEVERITY, MUTE, SCOPE, CONFIDENCE, SUPPORT, ORIGIN)
+"""Fields that may differ in a rule of one id, the weightiest first; its condition is part of the id."""
+
+
+def compare(a: Book, b: Book) -> Difference:
+    """What differs between the books."""
+    in_a, in_b = ({rule.id: rule for rule in book.invariants} for book in (a, b))
+    gone = [rule for rule in a.invariants if rule.id not in in_b]
+    new = [rule for rule in b.invariants if rule.id not in in_a]
+    pairs = [(rule, in_b[rule.id]) for rule in a.invariants if rule.id in in_b]
+    reworded = _reworded(gone, new)
+    changed = [Changed(*pair, what) for pair in [*pairs, *reworded] if (what := _what(*pair))]
+    place = {rule.id: number for number, rule in enumerate(a.invariants)}
+    changed.sort(key=lambda one: place[one.a.id])
+    left, right = Counter(a.runs), Counter(b.runs)
+    paired = {rule.id for pair in reworded for rule in pair}
+    return Difference(
+        tuple(rule for rule in gone if rule.id not in paired),
+        tuple(rule for rule in new if rule.id not in paired),
+        tuple(changed),
+        len(pairs) + len(reworded) - len(changed),
+        tuple(sorted((left - right).elements())),
+        tuple(sorted((right - left).elements())),
+    )
+
+
+def _what(a: Invariant, b: Invariant) -> tuple[str, ...]:
+    found = [CONDITION] if a.id != b.id else []
+    found += [EXPERIENCE] if str(a.experience) != str(b.experience) else []
+    found += [name for name in COMPARED if getattr(a, name) != getattr(b, name)]
+    return tuple(found)
+
+
+def _reworded(gone: Iterable[Invariant], new: Iterable[Invariant]) -> list[tuple[Invariant, Invariant]]:
+    """Rules that say the same of the same under another condition, where there is one on either side."""
+    left, right = _by_statement(gone), _by_statement(new)
+    return [
+        (ours[0], right[said][0]) for said, ours in left.items() if len(ours) == 1 and len(right.get(said, ())) == 1
+    ]
+
+
+def _by_statement(rules: Iterable[Invariant]) -> dict[tuple[object, ...], list[Invariant]]:
+    found: dict[tuple[object, ...], list[Invariant]] = {}
+    for rule in rules:
+        found.setdefault((rule.relation, rule.subject, rule.property, rule.program), []).append(rule)
+    return found

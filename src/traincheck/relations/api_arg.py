@@ -1,0 +1,192 @@
+"""APIArg(Ia, distinct or consistent): what an API is called with.
+
+Source: OSDI '25, section 3.2. Of one call: a flag has a fixed value in some circumstances, or agrees with the
+circumstance that it is named after; an argument is what the function is meant for. Of several calls: arguments are all
+equal or all distinct, over the calls of a step, over threads, over the workers of a data loader, and over ranks.
+
+Note [Arguments that mean something]
+Most arguments are a matter of taste or of geometry (which dimension, how many), and a fixed value of theirs says
+nothing of other programs. So fixed values are told of flags only, and of figures that they are zero, which switches off
+what they measure (no dropout in evaluation). What the values of a tensor should look like is told of the prediction
+that goes into a loss: a call that takes several tensors and returns one number from which gradients flow.
+
+Note [Filled again]
+Memory is filled twice in many good programs: by a layer's constructor and by the program's own initialisation, or under
+both names of a tied weight. Not so one function at one place of the code, over and over, for most of what it fills.
+
+Known limitations: texts and None are not compared. A flag that is left at its default is not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from typing import ClassVar
+
+from traincheck.relations.base import context_of, ended, short
+from traincheck.relations.call_arguments import AGREES, IS, SIZE, VALUES_OF, judge_arguments
+from traincheck.relations.comparison import AT_ONCE, COMPARED, asked_of, common, compare, said, ways_of
+from traincheck.relations.fills import FILLED, Fills
+from traincheck.relations.rank_calls import CALLS, RANKS, Ranks
+from traincheck.relations.worker_states import STATES, WorkerStates
+from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
+from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, TRAIN, Call, Window
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+ARGUMENT, STEP, RECEIVER, THREADS = "argument", "step", "receiver", "threads"
+"""Grains: one call; the calls of a step, all or on one receiver; those made in several threads. The rest have their
+grains in the files named after them."""
+
+
+class APIArg:
+    """See the module's docstring."""
+
+    name: ClassVar[str] = "APIArg"
+
+    def __init__(self, interest: Set[Subject] | None = None) -> None:
+        self._interest = interest
+        self._grains = None if interest is None else {subject.grain for subject in interest}
+        self._subjects: dict[tuple[str, str, tuple[str, ...]], tuple[Subject, ...]] = {}
+        self._workers = WorkerStates()
+        self._fills = Fills()
+        self._ranks = Ranks()
+        self._next_index = 0
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        if window.index != self._next_index:
+            self._workers = WorkerStates()
+        self._next_index = window.index + 1
+        if self._asks_for(ARGUMENT):
+            yield from self._of_arguments(window)
+        if self._asks_for(STEP) or self._asks_for(RECEIVER):
+            yield from self._of_steps(window)
+        if self._asks_for(THREADS):
+            yield from self._of_threads(window)
+        for part in (self._fills, self._workers):
+            if self._asks_for(part.grain):
+                yield from filter(self._wanted, part.occasions(window))
+
+    def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
+        """The occasions in windows of several ranks at the same step, see rank_calls.py."""
+        if self._asks_for(RANKS) and len(windows) > 1:
+            yield from filter(self._wanted, self._ranks.across(windows))
+
+    def _asks_for(self, grain: str) -> bool:
+        return self._grains is None or grain in self._grains
+
+    def _wanted(self, occasion: Occasion) -> bool:
+        return self._interest is None or occasion.subject in self._interest
+
+    def _subjects_of(self, call: Call, grain: str) -> tuple[Subject, ...]:
+        """The subjects of this grain that a call is an occasion of, and that are wanted; none for most calls."""
+        key = (grain, call.kind, call.levels)
+        found = self._subjects.get(key)
+        if found is None:
+            levels = dict.fromkeys((call.levels[0], call.levels[-1])) if grain == ARGUMENT else _comparable(call)
+            found = tuple(Subject(level, grain) for level in levels)
+            if self._interest is not None:
+                found = tuple(subject for subject in found if subject in self._interest)
+            self._subjects[key] = found
+        return found
+
+    # -- one call --------------------------------------------------------------------------------------------------
+
+    def _of_arguments(self, window: Window) -> Iterator[Occasion]:
+        for call in window.calls:
+            if (call.args or call.tensors) and ended(call):
+                for subject in self._subjects_of(call, ARGUMENT):
+                    for context, held, failed in judge_arguments(call, subject.api):
+                        yield Occasion(subject, context_of(context, window.stage), held, failed, call.seq)
+
+    # -- several calls ---------------------------------------------------------------------------------------------
+
+    def _of_steps(self, window: Window) -> Iterator[Occasion]:
+        if window.stage != TRAIN:
+            return  # an evaluation may well go over the same data twice
+        groups: dict[tuple[Subject, str], list[Call]] = {}
+        for call in window.calls:
+            # Two loaders have different batches: what drives training is compared on the same object.
+            receiver = call.receiver if call.kind == LIFECYCLE else ""
+            for subject in self._subjects_of(call, RECEIVER if receiver else STEP):
+                if ended(call):
+                    groups.setdefault((subject, receiver), []).append(call)
+        for (subject, _), calls in groups.items():
+            yield from _occasion(subject, calls, window)
+
+    def _of_threads(self, window: Window) -> Iterator[Occasion]:
+        groups: dict[Subject, dict[int, list[Call]]] = {}
+        if len({call.thread for call in window.calls}) < 2:
+            return
+        for call in window.calls:
+            if ended(call):
+                for subject in self._subjects_of(call, THREADS):
+                    groups.setdefault(subject, {}).setdefault(call.thread, []).append(call)
+        for subject, by_thread in groups.items():
+            for calls in zip(*by_thread.values(), strict=False):
+                yield from _occasion(subject, calls, window)
+
+    # -- rules -----------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        if prop.verb == STATES:
+            return WorkerStates.needs(prop)
+        if prop.verb == FILLED:
+            return Fills.needs()
+        if prop.verb == CALLS:
+            return Ranks.needs(subject, prop)
+        if prop.verb == COMPARED:
+            asked = {asked_of(prop)}
+        else:
+            asked = {IS: {ARGUMENTS}, AGREES: {ARGUMENTS}, SIZE: {ARGUMENTS, TENSORS}}.get(prop.verb, {TENSORS, VALUES})
+        return Demand(frozenset((subject.api,)), frozenset((subject.api, what) for what in asked))
+
+    @staticmethod
+    def is_habit(prop: Property) -> bool:
+        return False
+
+    @staticmethod
+    def is_setting(prop: Property) -> bool:
+        return False
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        api = short(subject.api)
+        if prop.verb == STATES:
+            return WorkerStates.describe(prop)
+        if prop.verb == FILLED:
+            return Fills.describe()
+        if prop.verb == CALLS:
+            return Ranks.describe(api, prop)
+        if prop.verb == IS:
+            return f"{api} is called with {prop.detail}"
+        if prop.verb == AGREES:
+            return f"{api} is called with {prop.object} as it is for the module around the call"
+        if prop.verb == VALUES_OF:
+            return f"in the {prop.object} of {api}, {prop.detail}"
+        if prop.verb == SIZE:
+            return f"the {prop.object} of {api} has {prop.detail}"
+        who = {
+            STEP: f"all calls of {api} in a step have",
+            RECEIVER: f"all calls of {api} on one object in a step have",
+            THREADS: f"calls of {api} in several threads have",
+        }.get(subject.grain, f"the calls of {api} on all ranks have")
+        return f"{who} {said(prop)}"
+
+
+def _comparable(call: Call) -> tuple[str, ...]:
+    """The levels at which calls are compared.
+
+    What a function of torch is given is up to the layers that call it, and layers differ; so do the modules of torch.
+    """
+    if call.kind == FUNCTION:
+        return ()
+    if call.kind == MODULE:
+        return tuple(level for level in call.levels if not level.startswith("torch."))
+    return call.levels
+
+
+def _occasion(subject: Subject, calls: Sequence[Call], window: Window) -> Iterator[Occasion]:
+    if len(calls) > 1:
+        held, failed = compare(calls, AT_ONCE if subject.grain == THREADS else ways_of(calls[0]))
+        if held or failed:
+            yield Occasion(subject, common(calls, window.stage), held, failed, calls[0].seq)

@@ -1,0 +1,222 @@
+"""APIOutput(Ia, bound): what an API gives back, set against what it was given and the circumstances.
+
+Source: OSDI '25, section 3.2. One occasion for each call and each group of properties that can be judged on it.
+
+Note [Relative before absolute]
+A data type or size that is fixed says how one program is configured. So results are compared with inputs, with
+arguments that name a type or a number, and with autocast; a fixed type is told only of what is no floating point
+number. The types that good programs happened to use are facts of the context (`inputs_dtype`): whoever saw float32 only
+cannot tell "as its input" from "float32".
+
+Note [What torch settles]
+What the functions and modules of torch make of types and sizes is settled by their arguments, so that a rule would
+say how somebody used them. Of these only that is told in which surroundings have a say: autocast (of modules that
+contain no others: a container returns what its last layer does), the flow of gradients through modules, values that
+should be finite, norms that clipping is to bound. All else is told of functions and modules that are not torch's.
+
+Note [Bounds]
+A number among the arguments that is larger than the result need not be a bound at all (a seed, say). So a call speaks
+for "at most" only where the bound is reached, and against it where it is exceeded. Rules about lengths mean something
+only if the argument had more than one value in what they were learned from: `argument_of` names it.
+
+Known limitations: values are judged where they were read; of several results only the first that has dimensions is
+compared. Modules in general are judged on the flow of gradients alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence, Set
+from typing import ClassVar, NamedTuple
+
+from traincheck.relations import call_results as results
+from traincheck.relations.base import context_of, ended, short
+from traincheck.relations.call_results import Flow
+from traincheck.relations.parts import FORWARD
+from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
+from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, Call, Window
+from traincheck.vocab.facts import Facts, merged, value_of
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+GRAIN = "result"
+_Judge = Callable[[Flow], results.Judged]
+
+_OF_SIZES: tuple[_Judge, ...] = (results.sizes, results.lengths, results.values, results.untouched)
+_MOST_KEPT = 50_000
+"""The cache is emptied beyond this: arguments that are new in each call would fill it."""
+
+
+class _Levels(NamedTuple):
+    """The subjects under which a call is judged: on what autocast makes of it, on what else its surroundings decide, on
+    the flow of gradients, and on what torch settles for its own."""
+
+    cast: tuple[Subject, ...]
+    own: tuple[Subject, ...]
+    general: tuple[Subject, ...]
+    foreign: tuple[Subject, ...]
+
+
+class _Group(NamedTuple):
+    """Properties judged together, in one context (without the stage)."""
+
+    subjects: tuple[Subject, ...]
+    context: Facts
+    held: frozenset[Property]
+    failed: frozenset[Property]
+
+
+class APIOutput:
+    """See the module's docstring."""
+
+    name: ClassVar[str] = "APIOutput"
+
+    def __init__(self, interest: Set[Subject] | None = None) -> None:
+        self._interest = interest
+        self._levels: dict[tuple[str, tuple[str, ...]], _Levels | None] = {}
+        self._kept: dict[tuple[object, ...], tuple[_Group, ...]] = {}
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        containers: set[int] | None = None
+        for call in window.calls:
+            levels = self._levels_of(call)
+            if levels is None or not ended(call):
+                continue
+            if call.kind == FUNCTION and value_of(call.context, "autocast") == "off":
+                continue
+            if call.kind == MODULE and value_of(call.context, "autocast") != "off":
+                containers = _containers(window) if containers is None else containers
+                if call.seq in containers:
+                    levels = levels._replace(cast=levels.foreign)
+            for group in self._groups(call, levels):
+                context = context_of(group.context, window.stage)
+                for subject in group.subjects:
+                    yield Occasion(subject, context, group.held, group.failed, call.seq)
+
+    def _levels_of(self, call: Call) -> _Levels | None:
+        """The subjects of a call, None where none of them is wanted."""
+        key = (call.kind, call.levels)
+        if key not in self._levels:
+            # Of modules in general no type or size can be expected (and to read the values of all would be dear).
+            own = call.levels[:-1] if call.kind == MODULE else call.levels
+            foreign = () if call.kind == FUNCTION else [level for level in own if not level.startswith("torch.")]
+            told = _Levels(*(self._wanted(levels) for levels in (own, own, call.levels, foreign)))
+            self._levels[key] = told if any(told) else None
+        return self._levels[key]
+
+    def _wanted(self, levels: Sequence[str]) -> tuple[Subject, ...]:
+        subjects = (Subject(level, GRAIN) for level in levels)
+        return tuple(one for one in subjects if self._interest is None or one in self._interest)
+
+    def _groups(self, call: Call, levels: _Levels) -> tuple[_Group, ...]:
+        """What the call is judged on. Equal calls are, so it is worked out once, but for those whose values differ."""
+        if any(tensor.facts for tensor in call.tensors):
+            return tuple(_judge(call, levels))
+        kinds = tuple(type(value) for _, value in call.args)  # 1 and True are equal, and here they are not
+        key = (levels, call.kind, call.levels, call.context, call.args, kinds, call.result, call.tensors)
+        found = self._kept.get(key)
+        if found is None:
+            if len(self._kept) > _MOST_KEPT:
+                self._kept.clear()
+            found = self._kept[key] = tuple(_judge(call, levels))
+        return found
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        asked = {ARGUMENTS, TENSORS}
+        valued = (results.LEAVES, results.LEAVES_NORM)
+        if prop.verb in valued or (prop.verb == results.RETURNS and prop != results.REQUIRES_GRAD):
+            asked.add(VALUES)
+        apis = {subject.api}
+        if prop.object == results.OF_AUTOCAST and subject.api.endswith(".forward"):
+            apis.add(FORWARD)  # to know which modules contain others
+        return Demand(frozenset(apis), frozenset((subject.api, what) for what in asked))
+
+    @staticmethod
+    def is_habit(prop: Property) -> bool:
+        return False
+
+    @staticmethod
+    def is_setting(prop: Property) -> bool:
+        return False
+
+    @staticmethod
+    def argument_of(prop: Property) -> str:
+        """The argument of the subject that must have had more than one value for a rule to mean anything, or none."""
+        if prop.verb in (results.RETURNS_LENGTH, results.RETURNS_WIDTH, results.GROWS):
+            return prop.object.removeprefix(results.AT_MOST).removeprefix(results.EQUAL_TO)
+        return ""
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        api = short(subject.api)
+        of = f" ({prop.detail})" if prop.detail else ""
+        if prop.verb == results.LEAVES:
+            return f"{api} leaves its argument {prop.object} as it was"
+        if prop.verb == results.LEAVES_NORM:
+            return f"{api} leaves gradients with a norm of max_norm at most"
+        if prop.verb == results.RETURNS_DTYPE:
+            if prop.object in results.WHOLE:
+                return f"{api} returns a tensor{of} of {prop.object}"
+            return f"{api} returns a tensor{of} with the dtype {prop.object}"
+        if prop.verb == results.RETURNS_SIZE:
+            if prop.object.startswith(results.LENGTH):
+                return f"{api} returns an entry{of} for each in {prop.object.removeprefix(results.LENGTH)}"
+            return f"{api} returns a tensor{of} with the {prop.object}"
+        if prop.verb == results.RETURNS:
+            told = {
+                results.FINITE.object: "what is finite, if all that goes in is",
+                results.REQUIRES_GRAD.object: "what gradients flow through, if they flow through what goes in",
+                results.UNIT.object: f"a tensor{of} of about unit scale",
+            }
+            return f"{api} returns {told.get(prop.object, f'{prop.object}{of}')}"
+        what = {results.RETURNS_LENGTH: "something", results.RETURNS_WIDTH: "a tensor"}.get(prop.verb)
+        if what is None:
+            return f"{api} returns a sequence{of} that is longer than what goes in by {prop.object}"
+        measure = "rows of length" if prop.verb == results.RETURNS_WIDTH else "a length"
+        return f"{api} returns {what}{of} with {measure} {prop.object}"
+
+
+def _containers(window: Window) -> set[int]:
+    """The calls of modules that called other modules."""
+    found: set[int] = set()
+    for call in window.calls:
+        if call.kind == MODULE:
+            found.update(around.seq for around in window.ancestors(call) if around.kind == MODULE)
+    return found
+
+
+def _is_inside_a_module(call: Call) -> bool:
+    if call.kind == MODULE:
+        return value_of(call.context, "outermost") is not True
+    return value_of(call.context, "training") is not None
+
+
+def _judge(call: Call, levels: _Levels) -> Iterator[_Group]:
+    """All that can be said of the call's result."""
+    flow = Flow.of(call)
+    if levels.cast:
+        # Which type autocast casts to is what the property is about, and no reason for it.
+        without = tuple(pair for pair in call.context if pair[0] != "autocast")
+        yield from _group(levels.cast, without, flow, results.under_autocast)
+    if call.kind == FUNCTION:
+        return
+    yield from _group(levels.general, call.context, flow, results.requires_grad)
+    if not _is_inside_a_module(call):  # there, infinite values may stand for what is masked
+        yield from _group(levels.own, call.context, flow, results.finite)
+    if call.kind == LIFECYCLE:
+        yield from _group(levels.own, call.context, flow, results.norms)
+    if levels.foreign:
+        context = merged(call.context, inputs_dtype=results.promoted(flow.arguments) or "none")
+        yield from _group(levels.foreign, context, flow, results.dtypes)
+        yield from _group(levels.foreign, call.context, flow, *_OF_SIZES)
+
+
+def _group(subjects: tuple[Subject, ...], context: Facts, flow: Flow, *judges: _Judge) -> Iterator[_Group]:
+    if not subjects:
+        return
+    held: set[Property] = set()
+    failed: set[Property] = set()
+    for judge in judges:
+        for prop, so in judge(flow):
+            (held if so else failed).add(prop)
+    if held or failed:
+        yield _Group(subjects, context, frozenset(held - failed), frozenset(failed))

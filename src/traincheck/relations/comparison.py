@@ -1,0 +1,160 @@
+"""Comparison: what several calls of one API were given and gave back, and whether it is all equal or all distinct.
+
+A value, a data type and a shape are worth a word where they are all equal, or where ranks or threads each have their
+own value; memory and what is in it also where each call has its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from traincheck.relations.base import context_of
+from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES
+from traincheck.vocab.events import LIFECYCLE, MODULE, RESULT, Call, TensorSummary
+from traincheck.vocab.facts import Facts
+from traincheck.vocab.occasion import Property
+
+COMPARED = "arguments"
+EQUAL, DISTINCT = "all equal", "all distinct"
+VALUE, DTYPE, SHAPE, STORAGE, DATA = "value of ", "dtype of ", "shape of ", "storage of ", "data of "
+
+LEAST_ELEMENTS = 8
+"""Tensors with fewer elements may well be equal by chance (two losses of zero), so that distinct ones say nothing."""
+
+Ways = Mapping[str, tuple[str, ...]]
+"""What may be said of each thing that is compared; nothing of those that are not named."""
+
+_EITHER = (EQUAL, DISTINCT)
+
+OF_MODULES: Ways = {VALUE: (EQUAL,)}
+"""For calls of one class of modules, one after the other: they mostly go from layer to layer."""
+OF_PROGRAM: Ways = {VALUE: (EQUAL,), DTYPE: (EQUAL,), DATA: _EITHER}
+"""For calls of functions of the user's. (The last batch of several may be smaller, so sizes are left out.)"""
+OF_LIFECYCLE: Ways = {DATA: (DISTINCT,), STORAGE: (DISTINCT,)}
+"""For calls that drive training, one after the other: fetching the same batch, sending the same memory or going back
+from the same loss again is a waste at best. (How they are called is a matter of the program.)"""
+AT_ONCE: Ways = {VALUE: _EITHER, DTYPE: (EQUAL,), SHAPE: (EQUAL,), DATA: _EITHER}
+"""For calls made at the same place in several ranks or threads. Their memory has names of its own in each."""
+
+
+def ways_of(call: Call) -> Ways:
+    """What is said of calls of this API that follow each other."""
+    if call.kind == LIFECYCLE:
+        return OF_LIFECYCLE
+    return OF_MODULES if call.kind == MODULE else OF_PROGRAM
+
+
+class Verdict(NamedTuple):
+    """Properties that hold of several calls, and those that do not."""
+
+    held: frozenset[Property]
+    failed: frozenset[Property]
+
+
+def compare(calls: Sequence[Call], ways: Ways) -> Verdict:
+    """Whether what the calls were given is all equal or all distinct.
+
+    What only one of them tells is not judged; nor is what none does.
+    """
+    told: dict[str, list[Hashable]] = {}
+    for call in calls:
+        for name, value in _told(call):
+            if _thing(name) in ways:
+                told.setdefault(name, []).append(value)
+    held: set[Property] = set()
+    failed: set[Property] = set()
+    for name, values in told.items():
+        if len(values) < 2:
+            continue
+        different = len(set(values))
+        for way in ways[_thing(name)]:
+            if way == DISTINCT and (_is_small(name, calls) or any(isinstance(value, bool) for value in values)):
+                continue
+            so = different == (1 if way == EQUAL else len(values))
+            (held if so else failed).add(Property(COMPARED, name, way))
+    return Verdict(frozenset(held), frozenset(failed))
+
+
+def _thing(name: str) -> str:
+    """Which of the things that are compared `name` is about: `value of ` for `value of capacity`."""
+    return name[: name.index(" of ") + 4]
+
+
+def _is_small(name: str, calls: Sequence[Call]) -> bool:
+    """Whether `name` is about contents of so few elements that they may be equal by chance."""
+    role = name.removeprefix(DATA)
+    if role == name:
+        return False
+    sizes = (
+        sum(
+            math.prod(tensor.shape)
+            for tensor in call.tensors
+            if role in (tensor.role, RESULT if is_result(tensor) else "")
+        )
+        for call in calls
+    )
+    return min(sizes) < LEAST_ELEMENTS
+
+
+def _told(call: Call) -> Iterator[tuple[str, Hashable]]:
+    # Of a text or a None it is a matter of meaning whether it should be the same; numbers and flags can be compared.
+    for name, value in call.args:
+        if isinstance(value, (bool, int, float)) and not is_mode(name, call):
+            yield VALUE + name, value
+    results = []
+    for tensor in call.tensors:
+        if is_result(tensor):
+            results.append(tensor)
+        else:
+            yield from _of_tensors(tensor.role, (tensor,))
+    if results:
+        # A batch is one thing: its labels alone may well be equal by chance.
+        yield from _of_tensors(RESULT, results)
+
+
+def _of_tensors(name: str, tensors: Sequence[TensorSummary]) -> Iterator[tuple[str, Hashable]]:
+    yield DTYPE + name, tuple(tensor.dtype for tensor in tensors)
+    yield SHAPE + name, tuple(tensor.shape for tensor in tensors)
+    if name != RESULT and all(tensor.storage for tensor in tensors):
+        yield STORAGE + name, tuple(tensor.storage for tensor in tensors)
+    if all(tensor.fingerprint is not None for tensor in tensors):
+        yield DATA + name, tuple(tensor.fingerprint for tensor in tensors)
+
+
+TRAINING = "training"
+"""A flag that functions are given and that is also a circumstance: the mode of the module around the call."""
+
+
+def is_mode(name: str, call: Call) -> bool:
+    """Whether a flag is no argument but the mode of the module that is called."""
+    return call.kind == MODULE and name == TRAINING
+
+
+def is_result(tensor: TensorSummary) -> bool:
+    """Whether the tensor came out of the call."""
+    return tensor.role == RESULT or tensor.role.startswith(f"{RESULT}[")
+
+
+def common(calls: Iterable[Call], stage: str) -> Facts:
+    """The circumstances that all of the calls share, with the stage."""
+    contexts = {call.context for call in calls}
+    if len(contexts) == 1:
+        return context_of(contexts.pop(), stage)
+    shared = set.intersection(*map(set, contexts)) if contexts else set()
+    return context_of(tuple(sorted(shared, key=lambda pair: pair[0])), stage)
+
+
+def asked_of(prop: Property) -> str:
+    """What has to be observed of the calls to judge a property that `compare` tells."""
+    thing = _thing(prop.object)
+    return {VALUE: ARGUMENTS, DATA: VALUES}.get(thing, TENSORS)
+
+
+def said(prop: Property) -> str:
+    """What the calls share, or each has for itself: `the same dtype of input`."""
+    thing = prop.object if prop.object != SHAPE + RESULT else "sizes of the result"
+    thing = thing.replace(DATA, "contents of ").replace(f"of {RESULT}", "of the result")
+    thing = thing.replace(VALUE, "value of ").replace(STORAGE, "memory of ")
+    return f"the same {thing}" if prop.detail == EQUAL else f"each another {thing}"

@@ -1,0 +1,96 @@
+"""Configuration: with which learning rate, batch size, optimizer, model a program is run.
+
+Nothing of it is right or wrong. It is kept for each program, so that a check of a changed run says what was changed.
+The groups of an optimizer, the models and the loaders are told apart by the order in which they appear, since their
+names say what class they are, which is one of the things that may be changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from traincheck.relations.parts import FORWARD, UPDATE, named, readings, said
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import LIVE, Reading, Window
+from traincheck.vocab.facts import FactValue
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+IS = "is"
+GRAIN = "setting"
+
+MOST = 16
+"""So many groups, models or loaders of a program are told of; more are made by a loop, and no setting of anybody's."""
+
+_OF_KINDS: dict[str, frozenset[str]] = {
+    "optimizer": frozenset(("class",)),
+    "loader": frozenset(("batch_size", "dataset_size")),
+    "module": frozenset(("class", "parameters")),
+}
+_APIS = {
+    "hyperparameter": UPDATE,
+    "optimizer": UPDATE,
+    "module": FORWARD,
+    "loader": "torch.utils.data.DataLoader.__iter__",
+}
+
+
+class Configuration:
+    """Tells each setting once, when it is first read."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, dict[str, int]] = {}
+        self._from_start = True
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """One occasion for each thing that is read for the first time."""
+        if not self._from_start:
+            return
+        for reading in window.readings:
+            if not _is_setting(reading, window):
+                continue
+            thing = named(reading)
+            order = self._seen.setdefault(thing, {})
+            if reading.variable in order or len(order) >= MOST:
+                continue
+            place = order[reading.variable] = len(order) + 1
+            held = frozenset((Property(IS, thing, _written(reading.value)),))
+            # `failed` is None: it has no other value.
+            yield Occasion(Subject(thing, f"{GRAIN} {place}"), (), held, None, reading.call, (reading.variable,))
+
+    def forget(self) -> None:
+        """Of what comes later it is not known whether it is the first."""
+        self._from_start = False
+
+    @staticmethod
+    def speaks_of(subject: Subject) -> bool:
+        return subject.grain.startswith(GRAIN)
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        api = _APIS.get(subject.api.partition(".")[0])
+        return Demand(frozenset((api,)) if api else frozenset(), readings(subject.api))
+
+    @staticmethod
+    def is_habit(prop: Property) -> bool:
+        return False
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        place = subject.grain.removeprefix(f"{GRAIN} ")
+        which = "" if place == "1" else f" (number {place})"
+        return f"the {said(subject.api)}{which} is {prop.detail}"
+
+
+def _is_setting(reading: Reading, window: Window) -> bool:
+    if reading.role != LIVE:
+        return False
+    if reading.kind == "hyperparameter":  # what is read when a state is loaded is what another run had
+        call = window.by_seq.get(reading.call)
+        return reading.attribute != "keys" and call is not None and call.levels[-1] == UPDATE
+    return reading.attribute in _OF_KINDS.get(reading.kind, ())
+
+
+def _written(value: FactValue) -> str:
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))  # 1 and 1.0 are one learning rate
+    return value if isinstance(value, str) else repr(value)

@@ -1,0 +1,156 @@
+"""Copies: what is saved is what is live, and what is live after a load is what was loaded.
+
+One call, two roles: sources tell around a call that saves or loads what the program holds and what the copy holds. The
+stage and the mode of the call are left out of the context: a checkpoint has to be right whenever it is written.
+
+Known limitations: of copies in another precision or shape only that is said, not whether their values agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from traincheck.relations.base import ended, short
+from traincheck.relations.parts import is_figure, readings, said
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import LIVE, LOADED, SAVED, Reading, Window
+from traincheck.vocab.facts import Facts, FactValue, merged, value_of
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+SAVED_EQUALS, LOADED_EQUALS = "saved equals live", "live equals loaded"
+IS_SAVED, IS_LOADED = "is saved", "is loaded"
+
+_VERBS = {SAVED: (SAVED_EQUALS, IS_SAVED), LOADED: (LOADED_EQUALS, IS_LOADED)}
+_OF_TENSORS = ("parameter", "buffer")
+
+
+class _Copied(NamedTuple):
+    """What one call tells of one variable: values by (attribute, role)."""
+
+    kind: str
+    variable: str
+    values: dict[tuple[str, str], FactValue]
+    context: dict[str, FactValue]
+
+
+class Copies:
+    """Judges the calls in which something was saved or loaded."""
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """One occasion for all variables of a call that fared alike, at every level of the call."""
+        for seq, told in window.readings_of.items():
+            call = window.by_seq.get(seq)
+            if call is None or not ended(call):
+                continue
+            for role in (SAVED, LOADED):
+                if not any(reading.role == role for reading in told):
+                    continue
+                within = value_of(call.context, "within")
+                around: Facts = () if within is None else (("within", within),)
+                for (kind, context, held, failed), variables in _alike(told, role).items():
+                    told_context = merged(context, **dict(around))
+                    for level in call.levels:
+                        subject = Subject(level, f"{kind}.{role}")
+                        yield Occasion(subject, told_context, held, failed, seq, tuple(variables))
+
+    def forget(self) -> None:
+        """Nothing is kept from window to window."""
+
+    @staticmethod
+    def speaks_of(subject: Subject) -> bool:
+        return subject.grain.endswith((f".{SAVED}", f".{LOADED}"))
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        kind = subject.grain.rpartition(".")[0]
+        if prop.verb in (IS_SAVED, IS_LOADED):
+            attributes: tuple[str, ...] = ("present",)
+        else:  # whether values can be compared is told by dtype and shape
+            attributes = ("data", "dtype", "shape") if prop.object == "data" else (prop.object,)
+        return Demand(frozenset((subject.api,)), readings(*(f"{kind}.{attribute}" for attribute in attributes)))
+
+    @staticmethod
+    def is_habit(prop: Property) -> bool:
+        # Weights may be saved in another precision, and loaded in part, on purpose.
+        return prop.verb == IS_LOADED or (prop.verb == SAVED_EQUALS and prop.object == "dtype")
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        kind, _, role = subject.grain.rpartition(".")
+        thing = kind.replace("_", " ")
+        call = short(subject.api)
+        if prop.verb in (IS_SAVED, IS_LOADED):
+            return f"every {thing} of the model is among what a call of {call} {'saves' if role == SAVED else 'loads'}"
+        if kind in _OF_TENSORS:
+            what = f"{'value' if prop.object == 'data' else prop.object} of a {thing}"
+        else:
+            what = said(f"{kind}.{prop.object}")
+        if role == SAVED:
+            return f"the {what} that a call of {call} saves is that of the live one"
+        return f"after a call of {call}, the {what} is that of the loaded one"
+
+
+_Fate = tuple[str, Facts, frozenset[Property], frozenset[Property]]
+
+
+def _alike(told: list[Reading], role: str) -> dict[_Fate, list[str]]:
+    """The variables of a call, by kind, circumstances and what held and failed of them."""
+    found: dict[_Fate, list[str]] = {}
+    for copied in _copied(told, role):
+        held, failed = _judged(copied, role)
+        if held or failed:
+            fate = (copied.kind, tuple(sorted(copied.context.items())), frozenset(held), frozenset(failed))
+            found.setdefault(fate, []).append(copied.variable)
+    return found
+
+
+def _copied(told: list[Reading], role: str) -> list[_Copied]:
+    found: dict[tuple[str, str], _Copied] = {}
+    for reading in told:
+        if reading.role in (LIVE, role):
+            key = (reading.kind, reading.variable)
+            copied = found.get(key)
+            if copied is None:
+                copied = found[key] = _Copied(*key, {}, {})
+            copied.values[reading.attribute, reading.role] = reading.value
+            copied.context.update(reading.context)
+    return list(found.values())
+
+
+def _judged(copied: _Copied, role: str) -> tuple[set[Property], set[Property]]:
+    """What held of one variable and what failed; what is told of one side only is not judged."""
+    equals, there = _VERBS[role]
+    results: dict[Property, bool] = {}
+    for (attribute, of), value in copied.values.items():
+        if of != role:
+            continue
+        if attribute == "present":
+            results[Property(there, copied.kind)] = value is True
+            continue
+        live = copied.values.get((attribute, LIVE))
+        if live is not None and value is not None and _comparable(copied, attribute, role):
+            results[Property(equals, attribute)] = _agree(attribute, live, value)
+    held = {prop for prop, so in results.items() if so}
+    return held, results.keys() - held
+
+
+def _comparable(copied: _Copied, attribute: str, role: str) -> bool:
+    """Whether both sides ought to agree: a load may cast, and values in another dtype or shape are other bytes."""
+    if copied.kind not in _OF_TENSORS:
+        return is_figure(copied.values[attribute, role]) or is_figure(copied.values[attribute, LIVE])
+    if attribute == "dtype":
+        return role == SAVED
+    values = copied.values
+    same = all(
+        values.get((form, LIVE)) == values.get((form, role))
+        for form in ("dtype", "shape")
+        if (form, LIVE) in values and (form, role) in values
+    )
+    return attribute != "data" or same
+
+
+def _agree(attribute: str, live: FactValue, copy: FactValue) -> bool:
+    if attribute == "keys":  # an optimizer may fill in what a copy of an older version lacks
+        return set(str(copy).split("+")) <= set(str(live).split("+"))
+    return live == copy

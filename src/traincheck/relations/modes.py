@@ -1,0 +1,81 @@
+"""Modes: after an evaluation every module has the training flag again that it had before.
+
+Sources tell the flag of a module at the outermost forward where it is first seen or has changed. A forward that
+computes gradients in a training step is a training one, any other an evaluation. Only modules whose flag an evaluation
+changed are judged: who trains with frozen batch norms keeps these in evaluation mode all along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from traincheck.relations.base import context_of
+from traincheck.relations.parts import FORWARD, calls_of, named, readings
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import LIVE, TRAIN, Call, Window
+from traincheck.vocab.facts import FactValue, value_of
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+RESTORES = "restores"
+TRAINING = "module.training"
+GRAIN = "evaluation"
+
+MOST_MODULES = 100_000
+"""Beyond this a program makes modules in a loop; what was kept of them is forgotten, so that memory is bounded."""
+
+
+class Modes:
+    """Follows the training flags of all modules."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self._flags: dict[str, FactValue] = {}
+        self._before: dict[str, FactValue] = {}  # of those that an evaluation changed, before it
+        self._trained: set[str] = set()  # outermost modules that were called in training
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """One occasion at the first training forward of a model after it was evaluated in another mode."""
+        for call in calls_of(window, FORWARD):
+            if value_of(call.context, "outermost") is not True:
+                continue
+            trains = window.stage == TRAIN and value_of(call.context, "grad_mode") == "on"
+            for reading in window.readings_of.get(call.seq, ()):
+                if named(reading) == TRAINING and reading.role == LIVE:
+                    old = self._flags.get(reading.variable)
+                    self._flags[reading.variable] = reading.value
+                    if not trains and call.receiver in self._trained and old is not None:
+                        self._before.setdefault(reading.variable, old)
+            if trains:
+                self._trained.add(call.receiver)
+                yield from self._judge(call, window)
+        if len(self._flags) > MOST_MODULES:
+            self.forget()
+
+    def _judge(self, call: Call, window: Window) -> Iterator[Occasion]:
+        own = [name for name in self._before if name == call.receiver or name.startswith(f"{call.receiver}.")]
+        fates: dict[bool, list[str]] = {}
+        for name in own:
+            fates.setdefault(self._before.pop(name) == self._flags[name], []).append(name)
+        prop = frozenset((Property(RESTORES, TRAINING),))
+        for so, names in fates.items():
+            held, failed = (prop, frozenset[Property]()) if so else (frozenset[Property](), prop)
+            context = context_of((), window.stage)
+            yield Occasion(Subject(TRAINING, GRAIN), context, held, failed, call.seq, tuple(names))
+
+    @staticmethod
+    def speaks_of(subject: Subject) -> bool:
+        return subject.grain == GRAIN
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        return Demand(frozenset((FORWARD,)), readings(TRAINING))
+
+    @staticmethod
+    def is_habit(prop: Property) -> bool:
+        return False
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        return "after an evaluation, every module has the training flag that it had before it"

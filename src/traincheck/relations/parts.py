@@ -1,0 +1,158 @@
+"""Parts: a relation that says several things of one kind is put together of parts, one for each of them.
+
+`Consistent` and `Periodic` are. A part is written like a small relation; subjects tell by their grain whose they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from typing import ClassVar, Protocol
+
+from traincheck.relations.base import ended
+from traincheck.vocab.demand import READINGS, Demand
+from traincheck.vocab.events import Call, Reading, Window
+from traincheck.vocab.facts import FactValue
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+UPDATE = "torch.optim.Optimizer.step"
+SCHEDULE = "torch.optim.lr_scheduler.LRScheduler.step"
+FORWARD = "torch.nn.Module.forward"
+
+TIME, RANKS = "time", "ranks"
+"""Grains: one variable at two times, one variable on two ranks."""
+
+
+class Part(Protocol):
+    """One of the things that a relation says. It follows the windows of one process, as a relation does."""
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """The occasions in `window`."""
+
+    def forget(self) -> None:
+        """Windows were dropped: forget what was."""
+
+    @staticmethod
+    def speaks_of(subject: Subject) -> bool:
+        """Whether occasions of this subject are the part's."""
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        """What must be observed to judge a rule of this subject and property."""
+
+    @staticmethod
+    def is_habit(prop: Property) -> bool:
+        """Whether the property is one of the part's habits."""
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        """The rule as a sentence, see `Relation.describe`."""
+
+
+class Composite:
+    """A relation made of `parts`; only those run that the interest asks for."""
+
+    parts: ClassVar[tuple[type[Part], ...]] = ()
+
+    def __init__(self, interest: Set[Subject] | None = None) -> None:
+        self._interest = interest
+        self._running = [
+            part() for part in self.parts if interest is None or any(part.speaks_of(subject) for subject in interest)
+        ]
+        self._next_index = 0
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """The occasions of all parts, one part after the other."""
+        if window.index != self._next_index:
+            for part in self._running:
+                part.forget()
+        self._next_index = window.index + 1
+        for part in self._running:
+            for occasion in part.occasions(window):
+                if self._wanted(occasion.subject):
+                    yield occasion
+
+    def _wanted(self, subject: Subject) -> bool:
+        return self._interest is None or subject in self._interest
+
+    @classmethod
+    def _part_of(cls, subject: Subject) -> type[Part]:
+        for part in cls.parts:
+            if part.speaks_of(subject):
+                return part
+        raise LookupError(f"{cls.__name__} has no rules about {subject}")
+
+    @classmethod
+    def needs(cls, subject: Subject, prop: Property) -> Demand:
+        """See `Relation.needs`."""
+        return cls._part_of(subject).needs(subject, prop)
+
+    @classmethod
+    def is_habit(cls, prop: Property) -> bool:
+        """See `Relation.is_habit`."""
+        return any(part.is_habit(prop) for part in cls.parts)
+
+    @staticmethod
+    def is_setting(prop: Property) -> bool:
+        """See `Relation.is_setting`."""
+        return False
+
+    @classmethod
+    def describe(cls, subject: Subject, prop: Property) -> str:
+        """See `Relation.describe`."""
+        return cls._part_of(subject).describe(subject, prop)
+
+
+def calls_of(window: Window, *apis: str) -> Iterator[Call]:
+    """The calls in `window`, in order and ended, whose most general name is one of `apis`."""
+    for call in window.calls:
+        if call.levels[-1] in apis and ended(call):
+            yield call
+
+
+def outermost(call: Call, window: Window) -> bool:
+    """Whether no call of the same name is around `call` (a scheduler may step others that it is made of)."""
+    return all(around.levels[-1] != call.levels[-1] for around in window.ancestors(call))
+
+
+def named(reading: Reading) -> str:
+    """What a reading is of, as subjects say it: `hyperparameter.lr`."""
+    return f"{reading.kind}.{reading.attribute}"
+
+
+def readings(*things: str) -> frozenset[tuple[str, str]]:
+    """What a demand says to ask for readings of these."""
+    return frozenset((thing, READINGS) for thing in things)
+
+
+def number(value: FactValue) -> float | None:
+    """`value` where it is a number (truth values are none)."""
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def is_figure(value: FactValue) -> bool:
+    """Whether an entry of a parameter group says what is computed; flags, and what was left open, say in which way."""
+    return value is not None and not isinstance(value, bool)
+
+
+_SAID = {
+    "hyperparameter.lr": "learning rate",
+    "hyperparameter.keys": "set of entries of a parameter group",
+    "optimizer.class": "class of the optimizer",
+    "module.class": "class of the model",
+    "module.parameters": "number of parameters of the model",
+    "module.training": "training flag of a module",
+    "loader.batch_size": "batch size of the data loader",
+    "loader.dataset_size": "size of the dataset",
+    "parameter.data": "value of a parameter",
+    "scheduler.lr": "learning rate of the scheduler",
+    "scheduler.last_epoch": "step count of a scheduler",
+    "optimizer_state.step": "step count of the optimizer",
+    "optimizer_state.lowest_step": "lowest step count that the optimizer keeps for a parameter",
+}
+
+
+def said(thing: str) -> str:
+    """What people call `thing`, such as `hyperparameter.weight_decay`; a noun without an article."""
+    kind, _, attribute = thing.partition(".")
+    words = f"setting of {attribute}" if kind == "hyperparameter" else f"{attribute} of a {kind.replace('_', ' ')}"
+    return _SAID.get(thing, words)

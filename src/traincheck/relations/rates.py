@@ -1,0 +1,106 @@
+"""Rates: an optimizer uses the learning rate that its scheduler has set, and does not begin with one that is too high.
+
+Note [The first steps]
+A schedule may lower the rate at any time, by a factor of ten at the end of an epoch. In the first steps of an optimizer
+it does not: a rate that falls by more than half there was not the one to begin with (a warm-up that was applied a step
+too late). So the first `FIRST_STEPS` of each optimizer are looked at, whoever sets the rate.
+
+Known limitations: with several optimizers or several schedulers it is not known which belongs to which, so nothing is
+said of their agreement; of several parameter groups the first is compared, since that is what a scheduler tells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from traincheck.relations.base import context_of
+from traincheck.relations.parts import SCHEDULE, UPDATE, calls_of, named, number, outermost, readings
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import LIVE, Call, Reading, Window
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+AGREES, BEGINS = "agrees with", "does not halve"
+LR, SCHEDULED_LR = "hyperparameter.lr", "scheduler.lr"
+GRAIN, START = "schedule", "start"
+
+FIRST_STEPS = 4
+"""Long enough that a few programs teach the rule, short enough that hardly any schedule has its first drop in it."""
+LEAST_SHARE = 0.5
+"""A linear decay over as few as four steps keeps at least half of the rate from step to step."""
+_FIRST_GROUP = ".param_groups[0]"
+
+
+class Rates:
+    """Follows the learning rate of the first group of each optimizer, and of the scheduler."""
+
+    def __init__(self) -> None:
+        self._from_start = True
+        self._clear()
+
+    def _clear(self) -> None:
+        self._rates: dict[str, float] = {}
+        self._steps: dict[str, int] = {}
+        self._schedulers: set[str] = set()
+        self._announced: float | None = None
+
+    def forget(self) -> None:
+        """From now on the first step that is seen of an optimizer need not be its first."""
+        self._from_start = False
+        self._clear()
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """One occasion at each update where there is something to compare the rate with."""
+        for call in calls_of(window, UPDATE, SCHEDULE):
+            told = [reading for reading in window.readings_of.get(call.seq, ()) if reading.role == LIVE]
+            if call.levels[-1] == UPDATE:
+                yield from self._of_update(call, window, told)
+            elif outermost(call, window):
+                self._schedulers.add(call.receiver)
+                self._announced = next((number(r.value) for r in told if named(r) == SCHEDULED_LR), None)
+
+    def _of_update(self, call: Call, window: Window, told: list[Reading]) -> Iterator[Occasion]:
+        optimizer = call.receiver
+        old = self._rates.get(optimizer)
+        for reading in told:
+            rate = number(reading.value)
+            if named(reading) == LR and reading.variable.endswith(_FIRST_GROUP) and rate is not None:
+                self._rates[optimizer] = rate
+        steps = self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
+        now = self._rates.get(optimizer)
+        if now is None:
+            return
+        group = (optimizer + _FIRST_GROUP,)
+        if old is not None and self._from_start and steps <= FIRST_STEPS:
+            yield _occasion(START, Property(BEGINS, LR), now >= LEAST_SHARE * old, call, window, group)
+        if self._announced is not None and len(self._schedulers) == len(self._steps) == 1:
+            agrees = math.isclose(now, self._announced, rel_tol=1e-6, abs_tol=1e-12)
+            yield _occasion(GRAIN, Property(AGREES, SCHEDULED_LR), agrees, call, window, group)
+
+    @staticmethod
+    def speaks_of(subject: Subject) -> bool:
+        return subject.api == LR and subject.grain in (GRAIN, START)
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        if subject.grain == START:
+            return Demand(frozenset((UPDATE,)), readings(LR))
+        return Demand(frozenset((UPDATE, SCHEDULE)), readings(LR, SCHEDULED_LR))
+
+    @staticmethod
+    def is_habit(prop: Property) -> bool:
+        return False
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        if subject.grain == START:
+            return (
+                f"in the first {FIRST_STEPS} steps of an optimizer, its learning rate does not fall by more than half"
+            )
+        return "the learning rate that an optimizer uses is the one that its scheduler has set"
+
+
+def _occasion(grain: str, prop: Property, so: bool, call: Call, window: Window, variables: tuple[str, ...]) -> Occasion:
+    told, nothing = frozenset((prop,)), frozenset[Property]()
+    context = context_of((), window.stage)
+    return Occasion(Subject(LR, grain), context, told if so else nothing, nothing if so else told, call.seq, variables)

@@ -1,0 +1,238 @@
+"""Totals: a run goes on as long as was announced.
+
+A pass over a data loader has as many batches as the loader said; a scheduler has as many steps as it was built for.
+
+Note [Passes that are cut short]
+A loop may leave a loader early: for one batch to look at, or because it counts steps and starts over whenever the data
+are at their end. So a pass is expected to go to its end only where this run has shown that it thinks in passes: of this
+loader `ESTABLISHED` went to their end and none was left before, and after each of them the program did what one does
+once in a pass (it evaluated, stepped a scheduler, saved) before it began another. Whether a pass trained (`updated`) or
+evaluated is a fact. That the last batch was fetched (`last_batch`) must be none: it is the same as what is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from traincheck.relations.base import context_of
+from traincheck.relations.parts import SCHEDULE, UPDATE, calls_of, named, number, outermost, readings
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import ANNOUNCED, EVAL, LIVE, NO_CALL, Call, Reading, Window
+from traincheck.vocab.facts import Facts, FactValue, facts, value_of
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+REACHES, DIFFERS, AS_MANY, WITHIN = "reaches", "differs between passes", "same number in each pass", "stays within"
+PASS, HORIZON, RUN = "pass", "horizon", "run"
+BATCHES, ORDER, LENGTH = "loader.batches", "loader.order", "loader.length"
+EPOCH, TOTAL, SCHEDULED_LR, STEPS = "scheduler.last_epoch", "scheduler.total", "scheduler.lr", "run.steps"
+ITER, NEXT = "torch.utils.data.DataLoader.__iter__", "torch.utils.data.DataLoader.__next__"
+CLOSING = (SCHEDULE, "torch.save")
+"""What, besides an evaluation, is done at the end of a pass by who thinks in passes."""
+
+ESTABLISHED = 2
+"""Passes that went to their end before the next is expected to: one may be chance, and runs have few."""
+
+MOST_LOADERS = 64
+"""Programs that build a loader for each epoch have many; of all but the latest nothing more will come."""
+
+
+@dataclass(slots=True)
+class _Loader:
+    """What is known of a loader from its passes so far."""
+
+    length: float | None = None
+    order: FactValue = None
+    whole: int = 0
+    cut: bool = False
+    updates_before: int = 0
+    updates_of_last: int = 0
+    closes: bool = True  # something was done once after each pass that went to its end
+    closing: bool = False  # one has, and nothing was done yet
+
+
+class Passes:
+    """Follows the passes over each loader."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self._loaders: dict[str, _Loader] = {}
+        self._updates = 0
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """Up to three occasions when a pass ends: its batches, its order, the updates in it."""
+        if window.stage == EVAL:
+            self._closed()
+        for event in _in_order(window):
+            if isinstance(event, Call):
+                if event.levels[-1] == UPDATE:
+                    self._updates += 1
+                elif event.levels[-1] == ITER:
+                    self._begins(event.receiver)
+                else:
+                    self._closed()
+            elif event.role == ANNOUNCED:
+                self._loader(event.variable).length = number(event.value)
+            elif event.attribute == "order":
+                yield from self._of_order(event)
+            else:
+                yield from self._ends(event)
+                if window.stage == EVAL:
+                    self._closed()
+
+    def _closed(self) -> None:
+        for loader in self._loaders.values():
+            loader.closing = False
+
+    def _loader(self, name: str) -> _Loader:
+        found = self._loaders.get(name)
+        if found is None:
+            if len(self._loaders) >= MOST_LOADERS:
+                del self._loaders[next(iter(self._loaders))]
+            found = self._loaders[name] = _Loader()
+        return found
+
+    def _begins(self, name: str) -> None:
+        loader = self._loader(name)
+        loader.updates_before = self._updates
+        loader.closes = loader.closes and not loader.closing
+        loader.closing = False
+
+    def _of_order(self, reading: Reading) -> Iterator[Occasion]:
+        loader = self._loader(reading.variable)
+        old, loader.order = loader.order, reading.value
+        # Evaluations go through their data in a fixed order.
+        if old is not None and reading.value is not None and self._updates > loader.updates_before:
+            subject = Subject(ORDER, PASS)
+            yield _occasion(
+                subject, Property(DIFFERS, ORDER), old != reading.value, (), reading.call, (reading.variable,)
+            )
+
+    def _ends(self, reading: Reading) -> Iterator[Occasion]:
+        loader, batches = self._loader(reading.variable), number(reading.value)
+        if batches is None:
+            return
+        exhausted = value_of(reading.context, "last_batch") is True
+        whole = exhausted or (loader.length is not None and batches >= loader.length)
+        updates = self._updates - loader.updates_before
+        names = (reading.variable,)
+        if loader.length is not None and loader.whole >= ESTABLISHED and loader.closes and not loader.cut:
+            told = facts(updated=updates > 0)
+            reached = batches == loader.length
+            yield _occasion(Subject(BATCHES, PASS), Property(REACHES, LENGTH), reached, told, reading.call, names)
+        if whole and updates and loader.updates_of_last:
+            same = updates == loader.updates_of_last
+            yield _occasion(Subject(UPDATE, PASS), Property(AS_MANY, UPDATE), same, (), reading.call, names)
+        if whole:
+            loader.whole += 1
+            loader.updates_of_last = updates
+            loader.closing = True
+        else:
+            loader.cut = True
+
+    @staticmethod
+    def speaks_of(subject: Subject) -> bool:
+        return subject.grain == PASS
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        # A source tells of a pass at the fetch that ends it.
+        return Demand(frozenset((UPDATE, ITER, NEXT, *CLOSING)), readings(BATCHES, ORDER, LENGTH))
+
+    @staticmethod
+    def is_habit(prop: Property) -> bool:
+        # Who trains in a fixed order, or on batches that are left over from the last pass, may mean to.
+        return prop.verb in (DIFFERS, AS_MANY)
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        if prop.verb == DIFFERS:
+            return "each pass over a loader in which parameters are updated has its batches in another order"
+        if prop.verb == AS_MANY:
+            return "each whole pass over a loader has as many updates as the one before"
+        return "a loader that was read to its end in every pass so far is read to its end in the next as well"
+
+
+class Horizons:
+    """Follows schedulers that announce for how many steps they are made."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self._totals: dict[str, float] = {}
+        self._epochs: dict[str, float] = {}
+        self._rates: dict[str, float] = {}
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """One occasion at each step of such a scheduler, and one at the end of the run."""
+        for call in calls_of(window, SCHEDULE):
+            if outermost(call, window):
+                yield from self._of_step(call, window)
+        if any(named(reading) == STEPS and reading.role == LIVE for reading in window.readings):
+            for name, total in self._totals.items():
+                if name in self._epochs:
+                    # The step that a scheduler takes when it is built is counted by some and not by others.
+                    reached = self._epochs[name] >= total - 1
+                    yield _occasion(Subject(EPOCH, RUN), Property(REACHES, TOTAL), reached, (), NO_CALL, (name,))
+
+    def _of_step(self, call: Call, window: Window) -> Iterator[Occasion]:
+        name, old = call.receiver, self._rates.get(call.receiver)
+        for reading in window.readings_of.get(call.seq, ()):
+            value = number(reading.value)
+            kept = {TOTAL: self._totals, EPOCH: self._epochs, SCHEDULED_LR: self._rates}.get(named(reading))
+            if kept is not None and value is not None and (reading.role == ANNOUNCED) == (kept is self._totals):
+                kept[name] = value
+        total, epoch, rate = self._totals.get(name), self._epochs.get(name), self._rates.get(name)
+        if total is None or epoch is None or (epoch > total and (old is None or rate is None)):
+            return
+        so = epoch <= total or rate == old
+        context = context_of((), window.stage)
+        yield _occasion(Subject(EPOCH, HORIZON), Property(WITHIN, TOTAL), so, context, call.seq, (name,))
+
+    @staticmethod
+    def speaks_of(subject: Subject) -> bool:
+        return subject.api == EPOCH and subject.grain in (HORIZON, RUN)
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        told = readings(EPOCH, TOTAL, SCHEDULED_LR) if subject.grain == HORIZON else readings(EPOCH, TOTAL, STEPS)
+        return Demand(frozenset((SCHEDULE,)), told)
+
+    @staticmethod
+    def is_habit(prop: Property) -> bool:
+        # A run may be stopped early, or be a short trial of a long one.
+        return prop == Property(REACHES, TOTAL)
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        if subject.grain == RUN:
+            return "at the end of a run, a scheduler has made as many steps as it was built for"
+        return "the learning rate rests once a scheduler has made as many steps as it was built for"
+
+
+def _in_order(window: Window) -> list[Call | Reading]:
+    """Updates, beginnings of passes, what closes them, and what is read of loaders.
+
+    A pass begins when the call that begins it ends.
+    """
+    events: list[tuple[int, Call | Reading]] = [
+        (call.end if call.levels[-1] == ITER else call.seq, call) for call in calls_of(window, UPDATE, ITER, *CLOSING)
+    ]
+    told = (BATCHES, ORDER, LENGTH)
+    events += [
+        (reading.seq, reading)
+        for reading in window.readings
+        if named(reading) in told and (reading.role == ANNOUNCED) == (named(reading) == LENGTH)
+    ]
+    events.sort(key=lambda event: event[0])
+    return [event for _, event in events]
+
+
+def _occasion(
+    subject: Subject, prop: Property, so: bool, context: Facts, seq: int, variables: tuple[str, ...]
+) -> Occasion:
+    told, nothing = frozenset((prop,)), frozenset[Property]()
+    return Occasion(subject, context, told if so else nothing, nothing if so else told, seq, variables)

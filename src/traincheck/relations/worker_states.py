@@ -1,0 +1,90 @@
+"""Worker states: the random states in which the workers of a data loader begin on their batches.
+
+Compared are the k-th states of all workers, and the first of each worker in one pass over the loader with that in the
+next. Where they are equal, so is what the workers draw (how they augment their images, for one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from traincheck.relations.base import ended
+from traincheck.relations.comparison import DISTINCT, EQUAL, common
+from traincheck.vocab.demand import READINGS, Demand
+from traincheck.vocab.events import Call, Window
+from traincheck.vocab.facts import FactValue
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+STATES = "states of workers"
+RENEWED = "another in each pass"
+WORKER = "worker"
+NEXT, ITER = "torch.utils.data.DataLoader.__next__", "torch.utils.data.DataLoader.__iter__"
+
+_Round = dict[str, FactValue]
+"""A state by the name of the worker."""
+
+
+class WorkerStates:
+    """Follows the windows of one process; of the pass before it keeps the first states."""
+
+    grain = "workers"
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, str], _Round] = {}  # of the pass that goes on, by loader and attribute
+        self._before: dict[tuple[str, str], _Round] = {}
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """One occasion for each call in which states were told."""
+        for call in window.calls:
+            if not ended(call):
+                continue
+            if call.name == ITER:
+                self._begin(call.receiver)
+            elif call.name == NEXT:
+                judged = self._judge(call, window)
+                held = frozenset(prop for prop, so in judged if so)
+                failed = frozenset(prop for prop, so in judged if not so)
+                if judged:  # of a property that held in one round and failed in another, the failure counts
+                    subject, context = Subject(NEXT, self.grain), common((call,), window.stage)
+                    yield Occasion(subject, context, held - failed, failed, call.seq)
+
+    def _begin(self, loader: str) -> None:
+        """A new pass: the states that were the first are those of the pass before."""
+        for key in [key for key in self._first if key[0] == loader]:
+            self._before[key] = self._first.pop(key)
+
+    def _judge(self, call: Call, window: Window) -> list[tuple[Property, bool]]:
+        told: dict[str, dict[str, list[FactValue]]] = {}
+        for reading in window.readings_of.get(call.seq, ()):
+            if reading.kind == WORKER:
+                told.setdefault(reading.attribute, {}).setdefault(reading.variable, []).append(reading.value)
+        found = []
+        for attribute, by_worker in told.items():
+            found += self._over_passes(call.receiver, attribute, {name: told[0] for name, told in by_worker.items()})
+            for states in zip(*by_worker.values(), strict=False):
+                if len(states) > 1:
+                    different = len(set(states))
+                    found.append((Property(STATES, attribute, DISTINCT), different == len(states)))
+                    found.append((Property(STATES, attribute, EQUAL), different == 1))
+        return found
+
+    def _over_passes(self, loader: str, attribute: str, states: _Round) -> list[tuple[Property, bool]]:
+        key = (loader, attribute)
+        if key in self._first:
+            return []
+        self._first[key] = states
+        before = self._before.get(key, {})
+        both = [states[name] != before[name] for name in states if name in before]
+        return [(Property(STATES, attribute, RENEWED), all(both))] if both else []
+
+    @staticmethod
+    def needs(prop: Property) -> Demand:
+        return Demand(frozenset((NEXT, ITER)), frozenset(((f"{WORKER}.{prop.object}", READINGS),)))
+
+    @staticmethod
+    def describe(prop: Property) -> str:
+        state = f"the state of {prop.object}"
+        if prop.detail == RENEWED:
+            return f"with DataLoader.__next__, {state} in a worker is another in each pass over the data"
+        alike = "different in all workers" if prop.detail == DISTINCT else "the same in all workers"
+        return f"with DataLoader.__next__, {state} is {alike} of a data loader"

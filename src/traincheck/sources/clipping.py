@@ -1,0 +1,173 @@
+"""Source `clipping`: torch's functions that clip gradients, with the norm before and after."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from types import GeneratorType
+from typing import Any, NamedTuple
+
+import torch
+
+from traincheck.sources.base import replace_everywhere
+from traincheck.sources.circumstances import circumstances
+from traincheck.sources.gradients import Gradients, Snapshot
+from traincheck.sources.recorder import OpenCall, Recorder
+from traincheck.sources.tensors import local, unseen
+from traincheck.vocab.demand import VALUES, Demand
+from traincheck.vocab.events import LIFECYCLE
+from traincheck.vocab.facts import Facts, FactValue, facts, merged
+
+HOME = "torch.nn.utils"
+FUNCTIONS = {"clip_grad_norm_": "max_norm", "clip_grad_value_": "clip_value"}
+"""The functions, with the name of the argument that is the limit."""
+
+
+class _Begun(NamedTuple):
+    """A call of a clipping function under way: `norm_type` is the norm that the limit is about."""
+
+    call: OpenCall
+    snapshot: Snapshot | None
+    limit: Any
+    norm_type: float
+
+
+class ClippingSource:
+    """Observes gradient clipping. What is clipped is the gradients that were handed in, not all of the program's."""
+
+    name = "clipping"
+
+    def __init__(self, gradients: Gradients) -> None:
+        self._gradients = gradients
+
+    def offers(self) -> str | None:
+        return None
+
+    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
+        self._recorder = recorder
+        undo = ExitStack()
+        for name, limit in FUNCTIONS.items():
+            api = (f"{HOME}.{name}",)
+            if demand.wants_call(api):
+                states, values = demand.wants_state(api, "parameter.grad"), demand.wants_state(api, VALUES)
+                replace_everywhere(undo, HOME, name, self._wrapped(api, limit, states=states, values=values))
+        return undo
+
+    def _wrapped(self, api: tuple[str], limit: str, *, states: bool, values: bool) -> Callable[[Any], Any]:
+        guarded = self._recorder.guarded
+        begins = guarded(self.name, functools.partial(self._begins, api, limit, states))
+        ends, failed = guarded(self.name, self._ends), guarded(self.name, self._failed)
+        noting = guarded(self.name, _noting)
+
+        def decorate(function: Any) -> Any:
+            @functools.wraps(function)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                begun = begins(args, kwargs)
+                if begun is None:
+                    return function(*args, **kwargs)
+                handed: list[Any] = []
+                if values:
+                    args, kwargs = noting(args, kwargs, handed) or (args, kwargs)
+                try:
+                    result = function(*args, **kwargs)
+                except BaseException:
+                    failed(begun)
+                    raise
+                ends(begun, result, handed if values else None)
+                return result
+
+            return wrapper
+
+        return decorate
+
+    def _begins(
+        self, api: tuple[str], limit: str, states: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _Begun:
+        snapshot = None
+        if states:
+            with unseen():
+                snapshot = self._gradients.read(self._gradients.trainable(), values=True)
+        most = kwargs.get(limit, args[1] if len(args) > 1 else None)
+        norm_type = math.inf
+        told: dict[str, FactValue] = {key: value for key, value in kwargs.items() if isinstance(value, bool)}
+        if limit == "max_norm":
+            norm_type = float(kwargs.get("norm_type", args[2] if len(args) > 2 else 2.0))
+            told["norm_type"] = norm_type
+        if isinstance(most, (int, float)):
+            told[limit] = float(most)
+        call = self._recorder.enter(LIFECYCLE, api, "", circumstances(), facts(**told))
+        return _Begun(call, snapshot, most, norm_type)
+
+    def _ends(self, begun: _Begun, result: Any, handed: list[Any] | None) -> None:
+        call = begun.call
+        found: Facts = ()
+        with unseen():
+            if begun.snapshot is not None:
+                self._gradients.compare(begun.snapshot, call.seq)
+                if isinstance(begun.limit, (int, float)) and isinstance(result, torch.Tensor):
+                    call.context = merged(call.context, exceeds=float(result) > begun.limit)
+            if handed is not None:
+                found = _norms(result, handed, begun.norm_type)
+        self._recorder.leave(call, found)
+
+    def _failed(self, begun: _Begun) -> None:
+        self._recorder.abandon(begun.call)
+
+
+def _noting(args: tuple[Any, ...], kwargs: dict[str, Any], handed: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a clipping function, made so that the parameters it reads are put into `handed` as well.
+
+    Parameters often come as a generator, which can be read once only; whatever comes is read by the function itself.
+    """
+    parameters = args[0] if args else kwargs.get("parameters")
+    if isinstance(parameters, torch.Tensor):
+        handed.append(parameters)
+        return args, kwargs
+    if isinstance(parameters, (list, tuple)):
+        handed.extend(parameters)
+        return args, kwargs
+    if not isinstance(parameters, Iterable):
+        return args, kwargs
+
+    def noted(parameter: Any) -> Any:
+        handed.append(parameter)
+        return parameter
+
+    def generator() -> Iterator[Any]:
+        yield from map(noted, parameters)
+
+    told: Any = generator() if isinstance(parameters, GeneratorType) else map(noted, parameters)
+    return ((told, *args[1:]), kwargs) if args else (args, {**kwargs, "parameters": told})
+
+
+def _norms(result: Any, handed: list[Any], norm_type: float) -> Facts:
+    """The norm of the gradients before clipping (as it was returned) and after it. Call under `unseen`."""
+    found: dict[str, FactValue] = {}
+    if type(result) is torch.Tensor and result.numel() == 1:
+        before = float(result)
+        found["finite"] = math.isfinite(before)
+        if found["finite"]:
+            found["norm_before"] = before
+    after = _total_norm([param.grad for param in handed if param.grad is not None], norm_type)
+    if after is not None:
+        found.setdefault("finite", math.isfinite(after))
+        if math.isfinite(after):
+            found["norm_after"] = after
+    return facts(**found)
+
+
+def _total_norm(gradients: list[torch.Tensor], norm_type: float) -> float | None:
+    """The norm of all gradients as one vector; None where one cannot be read or is a shard of a larger one."""
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        dense = local(gradient)
+        if dense is None or hasattr(gradient, "_local_tensor"):
+            return None
+        by_device.setdefault(dense.device, []).append(dense)
+    norms = []
+    for alike in by_device.values():
+        each = torch._foreach_norm(alike, norm_type)
+        norms.append(float(torch.linalg.vector_norm(torch.stack([norm.double() for norm in each]), norm_type)))
+    return float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64), norm_type)) if norms else 0.0

@@ -1,0 +1,55 @@
+"""Frames: what a running function was given, and whether it ended by returning."""
+
+from __future__ import annotations
+
+import ctypes
+import dis
+import sys
+from types import CodeType, FrameType
+from typing import Any
+
+_SNAPSHOTS = (3, 11) <= sys.version_info[:2] < (3, 13)
+"""Whether `f_locals` is a copy that the frame keeps, and that can be let go of.
+
+Before, Python itself makes one for each event of a profiler and writes it back; since 3.13 it is a view.
+"""
+
+_write_back = ctypes.PYFUNCTYPE(None, ctypes.py_object, ctypes.c_int)(("PyFrame_LocalsToFast", ctypes.pythonapi))
+
+
+def local_values(frame: FrameType, names: tuple[str, ...]) -> dict[str, Any]:
+    """The values of these local variables, so far as they are bound. Leaves nothing in the frame.
+
+    Note [Borrowed locals]: the copy that `f_locals` makes stays with the frame, and would keep what the function was
+    given alive although the function has let go of it. Writing it back, which changes nothing, tells Python that it is
+    out of date; then it can be emptied.
+    """
+    values = frame.f_locals
+    found = {name: values[name] for name in names if name in values}
+    if _SNAPSHOTS:
+        _write_back(frame, 0)
+        values.clear()
+    return found
+
+
+_METHOD_RECEIVERS = ("self", "cls")
+
+
+def argument_names(code: CodeType) -> tuple[str, ...]:
+    """The names of a function's parameters, without the receiver of a method."""
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return names[1:] if names[:1] and names[0] in _METHOD_RECEIVERS else names
+
+
+def further_names(code: CodeType) -> tuple[str, ...]:
+    """The names under which a function takes any further arguments: `args`, `kwargs`."""
+    start = code.co_argcount + code.co_kwonlyargcount
+    return code.co_varnames[start : start + bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)]
+
+
+def returning(code: CodeType) -> frozenset[int]:
+    """The places in `code` at which it returns: a frame that ends anywhere else has raised."""
+    return frozenset(step.offset for step in dis.get_instructions(code) if step.opname in _RETURNS)
+
+
+_RETURNS = ("RETURN_VALUE", "RETURN_CONST")

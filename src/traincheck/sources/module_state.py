@@ -1,0 +1,113 @@
+"""Source `module_state`: how the modules of a model are set, read when the model is called."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from traincheck.sources.names import class_name
+from traincheck.sources.recorder import Recorder
+from traincheck.sources.variables import Catalog
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import MODULE, NO_CALL, Reading
+from traincheck.vocab.facts import FactValue, facts
+
+KIND = "module"
+TRAINING, PARAMETERS, CLASS = "training", "parameters", "class"
+
+_CONTEXT = facts(kind=KIND)
+
+
+class _Depth(threading.local):
+    value = 0
+
+
+class _Tree:
+    """An outermost module, with the training flags of all its modules at the last reading."""
+
+    __slots__ = ("flags", "module", "told")
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = weakref.ref(module)
+        self.flags: list[bool] = []
+        self.told: dict[str, bool] = {}
+
+
+class ModuleStateSource:
+    """Reads the training flags of all modules of a model when the model is called, and what it is at its first call.
+
+    Only flags that have changed since the last reading are told. A module without parameters (a loss) is no model.
+    It attaches after the source `modules`, whose calls its readings are taken in.
+    """
+
+    name = "module_state"
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._depth = _Depth()
+        self._trees: dict[int, _Tree] = {}
+
+    def offers(self) -> str | None:
+        return None
+
+    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
+        self._recorder = recorder
+        self._wanted = [name for name in (CLASS, PARAMETERS, TRAINING) if demand.wants_reading(KIND, name)]
+        undo = ExitStack()
+        if self._wanted:
+            guarded = recorder.guarded
+            undo.callback(register_module_forward_pre_hook(guarded(self.name, self._begins)).remove)
+            undo.callback(register_module_forward_hook(guarded(self.name, self._ends), always_call=True).remove)
+        return undo
+
+    def _begins(self, module: nn.Module, args: Any) -> None:
+        self._depth.value += 1
+        if self._depth.value > 1 or next(module.parameters(), None) is None or "_is_replica" in module.__dict__:
+            return  # (a replica is made anew for every call by DataParallel)
+        tree = self._trees.get(id(module))
+        if tree is None or tree.module() is not module:
+            self._forget_dead()
+            tree = self._trees[id(module)] = _Tree(module)
+            self._introduce(module)
+        if TRAINING in self._wanted:
+            flags = [inner.training for inner in module.modules()]
+            if flags != tree.flags:
+                tree.flags = flags
+                self._tell_flags(module, tree)
+
+    def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._depth.value = max(0, self._depth.value - 1)
+
+    def _forget_dead(self) -> None:
+        self._trees = {key: tree for key, tree in self._trees.items() if tree.module() is not None}
+
+    def _introduce(self, module: nn.Module) -> None:
+        name, call = self._catalog.module_name(module), self._call()
+        if CLASS in self._wanted:
+            self._tell(call, name, CLASS, class_name(type(module)))
+        if PARAMETERS in self._wanted:
+            sizes = [p.numel() for p in module.parameters() if not torch.nn.parameter.is_lazy(p)]
+            self._tell(call, name, PARAMETERS, sum(sizes))
+
+    def _tell_flags(self, module: nn.Module, tree: _Tree) -> None:
+        outermost, call = self._catalog.module_name(module), self._call()
+        now = {f"{outermost}.{name}" if name else outermost: inner.training for name, inner in module.named_modules()}
+        for name, flag in now.items():
+            if tree.told.get(name) is not flag:
+                self._tell(call, name, TRAINING, flag)
+        tree.told = now
+
+    def _call(self) -> int:
+        """The call of the module that is being called, where it is observed."""
+        call = self._recorder.innermost()
+        return call.seq if call is not None and call.kind == MODULE else NO_CALL
+
+    def _tell(self, call: int, variable: str, attribute: str, value: FactValue) -> None:
+        seq = self._recorder.next_seq()
+        self._recorder.reading(Reading(seq, call, variable, KIND, attribute, value, context=_CONTEXT))

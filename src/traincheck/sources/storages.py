@@ -1,0 +1,128 @@
+"""Storages: what the memory of a tensor is called, so that two tensors over the same memory are told as such.
+
+Note [Names of memory]
+Memory of a parameter has the parameter's name, also where a view of it is seen; other memory is `~n`, the n-th of its
+window. Addresses are used again as soon as memory is freed, many times in a step, so an address alone would make one of
+two. We hold a weak reference to each storage of the open window: that keeps the small record which stands for it (and
+with it its address), but not the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import count, filterfalse
+
+import torch
+
+from traincheck.sources.recorder import Recorder
+from traincheck.sources.variables import Catalog
+from traincheck.vocab.events import SETUP
+
+MOST_STORAGES = 50_000
+"""Records held in one window: some ten megabytes. Beyond it they are let go, and memory seen again has a new name."""
+
+OTHER = "~"
+
+
+class Storages:
+    """Names the memory of tensors, window by window. `names` are those told so far, by the address of the record."""
+
+    def __init__(self, catalog: Catalog, recorder: Recorder) -> None:
+        self._catalog = catalog
+        self._recorder = recorder
+        self._window = -1
+        self.names: dict[int, str] = {}
+        self._unfilled: set[int] = set()
+        self._numbers: Iterator[int] = count(1)
+
+    def name(self, tensor: torch.Tensor) -> str:
+        """What the memory of `tensor` is called; empty for a tensor without one (sparse, a wrapper)."""
+        try:
+            storage = tensor.untyped_storage()
+        except (RuntimeError, NotImplementedError):
+            storage = None
+        found = self.names.get(storage._cdata) if storage is not None else None
+        if found is None:
+            variable = self._catalog.find(tensor)
+            if variable is not None or storage is None:
+                return "" if variable is None else variable.name
+            if len(self.names) >= MOST_STORAGES:
+                self._let_go(self.names)
+            found = self.names[storage._weak_ref()] = f"{OTHER}{next(self._numbers)}"
+        return found
+
+    def not_filled(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note that nobody has written to the memory of these tensors."""
+        self._unfilled.update(map(_record_of, tensors))
+
+    def filled(self, tensor: torch.Tensor) -> bool:
+        """Whether the values of `tensor` mean something, so far as this window tells."""
+        return not self._unfilled or _record_of(tensor) not in self._unfilled or bool(version_of(tensor))
+
+    # -- windows ---------------------------------------------------------------------------------------------------
+
+    def renew(self) -> None:
+        """Begin a window.
+
+        A window that was cut at an earlier place has calls already: the numbers told in them stay what they are.
+        """
+        self._window = self._recorder.window
+        used = {tensor.storage for tensor in self._recorder.told_of_tensors()}
+        self._let_go({address: name for address, name in self.names.items() if name not in used})
+        self._numbers = _numbers_beside(used)
+        self._name_variables()
+
+    def _name_variables(self) -> None:
+        for variable, tensor in self._catalog.living():
+            address = _record_of(tensor)
+            if address and address not in self.names:
+                self.names[tensor.untyped_storage()._weak_ref()] = variable.name
+
+    def late_names(self, stage: str) -> dict[str, str]:
+        """Names of variables for memory that was seen in this window before its variable was known.
+
+        During set-up a model is filled before anybody asks for its name, so it is looked for at the end.
+        """
+        if not self.names or self._recorder.window != self._window:
+            return {}
+        if stage == SETUP:
+            self._catalog.refresh_modules()
+        found = {}
+        with torch._C.DisableTorchFunction():
+            for variable, tensor in self._catalog.living():
+                name = self.names.get(_record_of(tensor), "")
+                if name.startswith(OTHER):
+                    found[name] = variable.name
+        return found
+
+    def forget(self) -> None:
+        """Let go of all records."""
+        self._let_go(self.names)
+
+    def _let_go(self, names: dict[int, str]) -> None:
+        for address in list(names):
+            self._unfilled.discard(address)
+            if self.names.pop(address, None) is not None:
+                torch.UntypedStorage._free_weak_ref(address)
+
+
+def _record_of(tensor: torch.Tensor) -> int:
+    """The address of the record of the storage of `tensor`, 0 where it has none."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """How often the memory of `tensor` was written to, None where nobody counts."""
+    try:
+        return None if tensor.is_inference() else tensor._version
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def _numbers_beside(used: set[str]) -> Iterator[int]:
+    """Numbers from one on, but those that are in use."""
+    taken = {int(name[1:]) for name in used if name.startswith(OTHER)}
+    return filterfalse(taken.__contains__, count(1))

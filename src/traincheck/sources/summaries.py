@@ -1,0 +1,378 @@
+"""Summaries: what goes into a call and what comes out, told in few words.
+
+Note [What is read of a call]
+Plain arguments, and dtype, shape and storage of tensors, are told of every call that it is asked of: that reads no
+element. Values are read where a rule asks for them; a full collection, which asks for everything, reads a sample of a
+fixed schedule (`MOST_READ`, `FIRST_STEPS`, `EVERY`), so that two runs of one program, and two ranks of one run, read the
+same. What goes in is read before the call, what comes out after it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+
+from traincheck.sources.circumstances import length, plain, result_facts
+from traincheck.sources.recorder import OpenCall, Recorder
+from traincheck.sources.storages import Storages, version_of
+from traincheck.sources.tensors import fingerprints, unseen
+from traincheck.sources.values import readable, value_facts
+from traincheck.sources.variables import Catalog
+from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
+from traincheck.vocab.events import RESULT, TensorSummary
+from traincheck.vocab.facts import Facts, FactValue
+
+MOST_INSIDE = 8
+"""Tensors told of one list, tuple or dict: a batch has a handful, a list of all parameters hundreds."""
+
+MOST_READ = 2
+"""Calls of one API whose values a full collection reads in a window."""
+
+FIRST_STEPS, EVERY = 6, 8
+"""The steps in which it does: the first, where most errors show and nothing is known yet, and each eighth."""
+
+_MOST_KEPT = 100_000
+"""Caches of equal summaries are emptied beyond this: shapes or arguments that are new each time would fill them."""
+
+_LATER = ("async_op", "non_blocking")
+"""Arguments that say that the result is not there yet when the call returns."""
+
+
+_Unseen = torch._C.DisableTorchFunction
+"""Looking at a tensor in here is seen by no function mode of the program."""
+
+_traced = torch._C._get_tracing_state
+
+
+class Asked(NamedTuple):
+    """What is to be told of the calls of one API. `names` are those of its positional parameters.
+
+    `sampled` is True when values are read of some calls only; `unfilled` when nobody has written to what is returned
+    (`torch.empty`), so that its values, and those of whatever shares its memory until somebody does, say nothing.
+    """
+
+    names: tuple[str, ...]
+    arguments: bool
+    tensors: bool
+    values: bool
+    sampled: bool
+    unfilled: bool
+
+
+def asked(demand: Demand, levels: Sequence[str], names: tuple[str, ...]) -> Asked | None:
+    """What `demand` asks of the calls known under `levels`, None when it is nothing."""
+    arguments, tensors, values = (demand.wants_state(levels, what) for what in (ARGUMENTS, TENSORS, VALUES))
+    if not (arguments or tensors or values):
+        return None
+    unfilled = "empty" in levels[0].rsplit(".", 1)[-1].split("_")
+    return Asked(names, arguments, tensors or values, values, demand.everything, unfilled)
+
+
+class _Argument(NamedTuple):
+    """What an argument was before the call; `place` is that of its summary."""
+
+    place: int
+    tensor: weakref.ref[torch.Tensor]
+    readable: bool
+    version: int | None
+    fingerprint: int | None
+    facts: dict[str, FactValue]
+
+
+class Before(NamedTuple):
+    """What was read before a call; `later` is True when its results are not there yet when it returns."""
+
+    arguments: list[_Argument]
+    later: bool
+
+
+Named = Sequence[tuple[str, torch.Tensor]]
+"""Tensors by role."""
+
+
+class Summaries:
+    """Tells what goes into the calls of one recorder and what comes out; the sources that see calls share it.
+
+    Its methods do not raise: after a fault it tells nothing more.
+    """
+
+    name = "summaries"
+
+    def __init__(self, catalog: Catalog, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._storages = Storages(catalog, recorder)
+        self._kept_facts: dict[tuple[object, ...], Facts] = {}
+        self._kept: dict[tuple[object, ...], TensorSummary] = {}
+        self._window = -1
+        self._scheduled = False  # whether values are read in the open window
+        self._reads: dict[str, int] = {}  # in the open window, by API
+        self._off = False
+        recorder.late_names = recorder.guarded(self.name, self._storages.late_names)
+
+    def begins(
+        self,
+        call: OpenCall,
+        what: Asked,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        later: bool = False,
+    ) -> Before | None:
+        """Tell what goes into `call`. Hand what is returned to `ends`. `later` is for calls that only start work."""
+        if self._off:
+            return None
+        try:
+            told, tensors = _sorted(what.names, args, kwargs)
+            if what.arguments and told:
+                told.update(call.args)
+                call.args = self._facts(told)
+            # While a graph is traced, even a look at a shape would become part of it.
+            if not tensors or not what.tensors or _traced() is not None:
+                return None
+            if self._recorder.window != self._window:
+                self._renew()
+            with _Unseen():
+                call.tensors = self._summaries(tensors)
+            if not what.values or len(call.tensors) != len(tensors):
+                return None
+            if what.sampled and not self._in_sample(call.levels[0]):
+                return None
+            return Before(self._read_arguments(tensors), later or any(told.get(name) is True for name in _LATER))
+        except Exception as error:
+            self._fails(error)
+            return None
+
+    def ends(self, call: OpenCall, what: Asked, before: Before | None, result: Any, written: Any = None) -> Facts:
+        """Tell what came out of `call`, and return the facts of its result for `Recorder.leave`.
+
+        `written` are arguments that hold the result (of a collective that works in place).
+        """
+        if self._off:
+            return result_facts(result)
+        try:
+            with _Unseen():
+                facts = result_facts(result)
+                if what.tensors and _traced() is None:
+                    self._tell_results(call, what, before, result, written)
+            return facts
+        except Exception as error:
+            self._fails(error)
+            return ()
+
+    def forget(self) -> None:
+        """Let go of what was held of the open window."""
+        self._storages.forget()
+
+    def _fails(self, error: Exception) -> None:
+        self._off = True
+        self._recorder.fault(self.name, error)
+
+    # -- windows ---------------------------------------------------------------------------------------------------
+
+    def _renew(self) -> None:
+        """Begin a new window."""
+        self._window = self._recorder.window
+        coming = self._recorder.steps.coming
+        self._scheduled = coming <= FIRST_STEPS or coming % EVERY == 0
+        self._reads.clear()
+        with _Unseen():
+            self._storages.renew()
+
+    def _in_sample(self, name: str) -> bool:
+        """Whether this call is one of those of which a full collection reads values."""
+        count = self._reads.get(name, 0)
+        if count >= MOST_READ or self._recorder.updating:
+            return False
+        if not self._scheduled and not self._recorder.steps.evaluating:
+            return False
+        self._reads[name] = count + 1
+        return True
+
+    # -- before the call -------------------------------------------------------------------------------------------
+
+    def _read_without(self, call: OpenCall, what: Asked) -> bool:
+        """Whether to read what a call returns that was given no tensor (`torch.randn`)."""
+        return not what.sampled or self._in_sample(call.levels[0])
+
+    def _read_arguments(self, tensors: Named) -> list[_Argument]:
+        with unseen():
+            places = [p for p, (_, tensor) in enumerate(tensors) if readable(tensor) and self._storages.filled(tensor)]
+            read = dict(zip(places, _measure([tensors[place][1] for place in places]), strict=True))
+            return [
+                _Argument(place, weakref.ref(tensor), place in read, version_of(tensor), *read.get(place, (None, {})))
+                for place, (_, tensor) in enumerate(tensors)
+            ]
+
+    # -- after the call --------------------------------------------------------------------------------------------
+
+    def _tell_results(self, call: OpenCall, what: Asked, before: Before | None, result: Any, written: Any) -> None:
+        if type(result) in _TENSORS and written is None:
+            tensors = [(RESULT, result)]
+        else:
+            tensors = []
+            for value in (result, written):
+                _sort(RESULT, value, {}, tensors)
+        if self._recorder.window != self._window:
+            self._renew()
+        outcome = self._summaries(tensors)
+        if what.unfilled:
+            self._storages.not_filled([tensor for _, tensor in tensors])
+        if before is not None and before.later:
+            call.tensors = _with_facts(call.tensors, [(argument, argument.facts) for argument in before.arguments])
+        elif before is not None:
+            call.tensors = _with_changes(call.tensors, before.arguments)
+        sampled = before is not None or (not call.tensors and what.values and self._read_without(call, what))
+        if sampled and not (before and before.later) and len(outcome) == len(tensors) and not what.unfilled:
+            outcome = _with_values(outcome, tensors)
+        call.tensors += outcome
+
+    # -- in few objects --------------------------------------------------------------------------------------------
+
+    def _facts(self, told: dict[str, FactValue]) -> Facts:
+        """`told`, sorted; equal ones are one object (and 1, 1.0 and True are not equal)."""
+        key = (*told.items(), *map(type, told.values()))
+        found = self._kept_facts.get(key)
+        if found is None:
+            if len(self._kept_facts) > _MOST_KEPT:
+                self._kept_facts.clear()
+            found = self._kept_facts[key] = tuple(sorted(told.items()))
+        return found
+
+    def _summaries(self, tensors: Named) -> tuple[TensorSummary, ...]:
+        """Dtype, shape and storage of each tensor that tells them; equal ones are one object."""
+        found = []
+        kept, names = self._kept, self._storages.names
+        for role, tensor in tensors:
+            try:
+                storage = names.get(tensor.untyped_storage()._cdata)
+            except (RuntimeError, NotImplementedError):
+                storage = None
+            if storage is None:
+                storage = self._storages.name(tensor)
+            try:
+                key = (role, tensor.dtype, tensor.shape, tensor.requires_grad, storage)
+                summary = kept.get(key)
+            except (RuntimeError, NotImplementedError, TypeError):
+                continue  # a nested tensor has no shape, and one that stands for an unknown size none that is known
+            if summary is None:
+                if not all(type(size) is int for size in key[2]):
+                    continue
+                if len(kept) > _MOST_KEPT:
+                    kept.clear()
+                dtype = str(key[1]).removeprefix("torch.")
+                summary = kept[key] = TensorSummary(role, dtype, tuple(key[2]), key[3], storage)
+            found.append(summary)
+        return tuple(found)
+
+
+# -- what is among the arguments ---------------------------------------------------------------------------------------
+
+
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+_QUICK = frozenset((bool, float, type(None)))
+"""Types of which nothing else has to be asked: nearly all arguments are of one of these."""
+
+
+def _sorted(
+    names: tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> tuple[dict[str, FactValue], list[tuple[str, torch.Tensor]]]:
+    """Plain arguments and tensors by the names of their parameters; `arg3` where none is known."""
+    told: dict[str, FactValue] = {}
+    tensors: list[tuple[str, torch.Tensor]] = []
+    known = len(names)
+    for place, value in enumerate(args):
+        name = names[place] if place < known else f"arg{place}"
+        kind = type(value)
+        if kind in _TENSORS:
+            tensors.append((name, value))
+        elif kind in _QUICK:
+            told[name] = value
+        # Methods that take several things in one place (`Tensor.to`) are known by one signature only.
+        elif name == "dtype" and kind is not torch.dtype:
+            _sort(f"arg{place}", value, told, tensors)
+        else:
+            _sort(name, value, told, tensors)
+    if kwargs:
+        for name, value in kwargs.items():
+            kind = type(value)
+            if kind in _TENSORS:
+                tensors.append((name, value))
+            elif kind in _QUICK:
+                told[name] = value
+            else:
+                _sort(name, value, told, tensors)
+    return told, tensors
+
+
+def _sort(name: str, value: Any, told: dict[str, FactValue], tensors: list[tuple[str, torch.Tensor]]) -> None:
+    """Put a plain value into `told` and a tensor into `tensors`, also those inside a list, a tuple or a dict."""
+    kind = type(value)
+    if issubclass(kind, torch.Tensor):
+        tensors.append((name, value))
+    elif plain(value):
+        told[name] = value
+    elif kind is torch.dtype:
+        told[name] = str(value).removeprefix("torch.")
+    elif issubclass(kind, dict):
+        for key, item in islice(dict.items(value), MOST_INSIDE):
+            if issubclass(type(item), torch.Tensor) and type(key) in (str, int):
+                tensors.append((f"{name}[{key}]", item))
+    elif issubclass(kind, (list, tuple)):
+        told[f"len({name})"] = length(value)
+        base = list if issubclass(kind, list) else tuple
+        for place, item in enumerate(islice(base.__iter__(value), MOST_INSIDE)):
+            if issubclass(type(item), torch.Tensor):
+                tensors.append((f"{name}[{place}]", item))
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def _measure(tensors: Sequence[torch.Tensor]) -> list[tuple[int | None, dict[str, FactValue]]]:
+    """Fingerprint and facts of tensors that are readable. Call under `unseen`."""
+    return list(zip(fingerprints(tensors), value_facts(tensors), strict=True))
+
+
+def _with_changes(told: tuple[TensorSummary, ...], before: list[_Argument]) -> tuple[TensorSummary, ...]:
+    """The arguments with the facts of their values, and whether the call changed them."""
+    with unseen():
+        alive = [(argument, argument.tensor()) for argument in before]
+        again = [(a, tensor) for a, tensor in alive if a.readable and tensor is not None and readable(tensor)]
+        after = dict(zip((a.place for a, _ in again), fingerprints([tensor for _, tensor in again]), strict=True))
+        found = []
+        for argument, tensor in alive:
+            facts = argument.facts
+            changed = None
+            if after.get(argument.place) is not None:
+                changed = after[argument.place] != argument.fingerprint
+            elif tensor is not None and argument.version is not None:
+                changed = version_of(tensor) != argument.version
+            if changed is not None:
+                facts = {**facts, "changed": changed}
+            found.append((argument, facts))
+    return _with_facts(told, found)
+
+
+def _with_facts(
+    told: tuple[TensorSummary, ...], found: Iterable[tuple[_Argument, dict[str, FactValue]]]
+) -> tuple[TensorSummary, ...]:
+    new = list(told)
+    for argument, facts in found:
+        new[argument.place] = told[argument.place]._replace(
+            fingerprint=argument.fingerprint, facts=tuple(sorted(facts.items()))
+        )
+    return tuple(new)
+
+
+def _with_values(told: tuple[TensorSummary, ...], tensors: Named) -> tuple[TensorSummary, ...]:
+    """The results with the facts of their values."""
+    with unseen():
+        places = [place for place, (_, tensor) in enumerate(tensors) if readable(tensor)]
+        new = list(told)
+        for place, (digest, facts) in zip(places, _measure([tensors[place][1] for place in places]), strict=True):
+            new[place] = told[place]._replace(fingerprint=digest, facts=tuple(sorted(facts.items())))
+    return tuple(new)

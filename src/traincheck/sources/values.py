@@ -1,0 +1,94 @@
+"""Values: what the numbers in a tensor say, in a few facts; read so that the program does not notice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from traincheck.sources.tensors import local
+from traincheck.vocab.facts import FactValue
+
+MOST_ELEMENTS = 1 << 20
+"""Tensors of more elements are not read for a call: a few milliseconds on a CPU."""
+
+_SUM_TOLERANCE = 1e-4
+"""How far the sum of a row of probabilities may be off one in full precision (softmax over a large vocabulary)."""
+
+_FULL = 4
+"""Bytes of an element of full precision; anything smaller is widened before it is added up."""
+
+
+def readable(tensor: torch.Tensor) -> bool:
+    """Whether the values of `tensor` are read: its memory can be, it is not too large, and the stream can be waited
+    for (while a CUDA graph is captured, nothing may be)."""
+    try:
+        if local(tensor) is None or tensor.numel() > MOST_ELEMENTS:
+            return False
+    except (RuntimeError, NotImplementedError):
+        return False
+    return tensor.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
+
+
+def value_facts(tensors: Sequence[torch.Tensor]) -> list[dict[str, FactValue]]:
+    """For each readable tensor: `zero` (all elements are), and of floating point numbers also `finite`, `norm` (the
+    2-norm, of finite ones) and `rows_sum_to_one` (along the last dimension, without a negative element).
+
+    One transfer for each device; another for tensors that are all zero or hold what is not finite. Call under `unseen`.
+    """
+    found: list[dict[str, FactValue]] = [{} for _ in tensors]
+    pending: dict[torch.device, list[tuple[int, torch.Tensor, list[torch.Tensor]]]] = {}
+    for place, tensor in enumerate(tensors):
+        dense = local(tensor)
+        if dense is not None:
+            measured = _measured(dense)
+            pending.setdefault(dense.device, []).append((place, dense, measured))
+    for entries in pending.values():
+        numbers = iter(torch.stack([number for _, _, measured in entries for number in measured]).tolist())
+        for place, dense, measured in entries:
+            found[place] = _told(dense, [next(numbers) for _ in measured])
+    return found
+
+
+def _measured(dense: torch.Tensor) -> list[torch.Tensor]:
+    """Numbers to fetch, each a 0-dim tensor: any element not zero; or the norm, and whether rows sum to one."""
+    wide = torch.float32 if dense.device.type == "mps" else torch.float64
+    if not (dense.is_floating_point() or dense.is_complex()):
+        return [dense.ne(0).any().to(wide)]
+    tolerance = _tolerance(dense.dtype)
+    if dense.element_size() < _FULL and not dense.is_complex():
+        dense = dense.to(torch.float32)
+    numbers = [torch.linalg.vector_norm(dense).to(wide)]
+    if _has_rows(dense):
+        off = (dense.sum(-1) - 1).abs().amax()
+        numbers.append(((off <= tolerance) & (dense.amin() >= 0)).to(wide))
+    return numbers
+
+
+def _has_rows(dense: torch.Tensor) -> bool:
+    """Whether there are rows of which it says something that they sum to one."""
+    return bool(dense.is_floating_point() and dense.dim() > 0 and dense.shape[-1] > 1 and dense.numel() > 0)
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    return max(_SUM_TOLERANCE, float(torch.finfo(dtype).eps))
+
+
+def _told(dense: torch.Tensor, numbers: list[Any]) -> dict[str, FactValue]:
+    if not (dense.is_floating_point() or dense.is_complex()):
+        return {"zero": not numbers[0]}
+    norm = float(numbers[0])
+    told: dict[str, FactValue] = {}
+    if norm - norm != 0:  # infinite or no number: squares may have overflowed where the elements did not
+        told["finite"] = bool(torch.isfinite(dense).all())
+        norm = float(torch.linalg.vector_norm(dense.double())) if told["finite"] else norm
+        told["zero"] = False
+    else:
+        told["finite"] = True
+        told["zero"] = norm == 0 and not bool(dense.ne(0).any())  # squares may have vanished
+    if told["finite"]:
+        told["norm"] = norm
+    if _has_rows(dense):
+        told["rows_sum_to_one"] = bool(numbers[1])
+    return told

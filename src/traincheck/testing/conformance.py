@@ -1,0 +1,268 @@
+"""Conformance: proves that a relation keeps the promises of `relations.base.Relation`.
+
+For the tests of a package that brings its own relation::
+
+    from traincheck.testing.conformance import check_relation
+    from traincheck.testing.readable import from_text
+
+    def test_my_relation() -> None:
+        check_relation(MyRelation, from_text(TRACE))
+
+The windows are to be of one process, without gaps and with occasions of the relation; a few steps of a small program
+suffice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import replace
+from typing import Any
+
+from traincheck.testing.selective import observed
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import NO_CALL, Window
+from traincheck.vocab.facts import FACTS, Facts
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+METHODS = ("occasions", "needs", "is_habit", "is_setting", "describe")
+
+MOST_TRIED = 24
+"""Subjects, and places for a gap, that are tried one by one; of more an even choice is taken."""
+
+
+class NotConforming(AssertionError):
+    """A relation breaks a promise. The message says which, on what occasion, and what to do."""
+
+
+def check_relation(relation: Any, windows: Sequence[Window]) -> int:
+    """Check every promise of the class `relation` on `windows`; the number of occasions it was checked on.
+
+    Raises NotConforming for the first promise that is broken, and ValueError for windows that prove nothing.
+    """
+    if [window.index for window in windows] != list(range(len(windows))):
+        raise ValueError("the windows must be of one process, numbered from 0 without gaps")
+    _is_a_relation(relation)
+    by_window = _told(relation, windows)
+    found = [occasion for told in by_window for occasion in told]
+    if not found:
+        raise ValueError(
+            f"{relation.name} finds no occasion in these windows, so nothing is proven: give it windows that it "
+            "speaks of"
+        )
+    for window, told in zip(windows, by_window, strict=True):
+        for occasion in told:
+            _is_an_occasion(occasion, window)
+    _is_deterministic(relation, windows, by_window)
+    _only_filters(relation, windows, by_window)
+    _forgets(relation, windows)
+    for subject, prop in sorted({(one.subject, prop) for one in found for prop in _judged(one)}):
+        _is_explained(relation, subject, prop)
+        _is_judged_alike_selectively(relation, windows, subject, prop)
+    if hasattr(relation, "across"):
+        _compares_ranks(relation, windows)
+    return len(found)
+
+
+def _fail(promise: str, cure: str) -> NotConforming:
+    return NotConforming(f"{promise}. {cure}.")
+
+
+# -- the class -----------------------------------------------------------------------------------------------------
+
+
+def _is_a_relation(relation: Any) -> None:
+    if not isinstance(relation, type):
+        raise _fail(f"{relation!r} is no class", "Give the class of the relation, not an instance")
+    name = getattr(relation, "name", None)
+    if not isinstance(name, str) or not name:
+        raise _fail(f"{relation.__name__} has no name", f'Write `name: ClassVar[str] = "{relation.__name__}"` in it')
+    missing = [method for method in METHODS if not callable(getattr(relation, method, None))]
+    if missing:
+        raise _fail(f"{name} has no {', '.join(missing)}", "Copy what is missing from relations/template.py")
+    ways: tuple[tuple[Any, ...], ...] = ((), (None,), (frozenset(),))
+    for arguments in ways:
+        try:
+            relation(*arguments)
+        except Exception as error:
+            raise _fail(
+                f"{name}({', '.join(map(repr, arguments))}) raises {error!r}",
+                "The constructor takes `interest: Set[Subject] | None = None` and nothing else",
+            ) from error
+
+
+# -- occasions -----------------------------------------------------------------------------------------------------
+
+
+def _told(relation: Any, windows: Iterable[Window], interest: Set[Subject] | None = None) -> list[list[Occasion]]:
+    """What a new instance says of each window."""
+    instance = relation(interest)
+    return [list(instance.occasions(window)) for window in windows]
+
+
+def _is_an_occasion(occasion: Any, window: Window) -> None:
+    if not isinstance(occasion, Occasion):
+        raise _fail(f"{occasion!r} is no Occasion", "Make occasions with traincheck.vocab.occasion.Occasion")
+    where = f"in window {window.index}, an occasion of {occasion.subject!r}"
+    if not isinstance(occasion.subject, Subject) or not all(isinstance(part, str) for part in occasion.subject):
+        raise _fail(f"{where} has no Subject of two texts", "Name the API, or what is read, and the grain")
+    _is_a_context(occasion.context, where)
+    for kind, properties in (("held", occasion.held), ("failed", occasion.failed)):
+        if kind == "failed" and properties is None:
+            continue
+        if not isinstance(properties, Set):
+            raise _fail(f"{where}: `{kind}` is no set", "Give sets of Property; of `failed` None for a closed world")
+        for prop in properties:
+            if not isinstance(prop, Property) or not all(isinstance(part, str) for part in prop):
+                raise _fail(f"{where}: {prop!r} in `{kind}` is no Property of three texts", "Write numbers as text")
+    both = occasion.held & (occasion.failed or frozenset())
+    if both:
+        raise _fail(f"{where}: {sorted(both)[0]!r} both held and failed", "What cannot be judged is in neither set")
+    if not isinstance(occasion.variables, tuple) or not all(isinstance(name, str) for name in occasion.variables):
+        raise _fail(f"{where}: `variables` is no tuple of names", "Give the names of the variables it is about, or ()")
+    if occasion.seq != NO_CALL and occasion.seq not in window.by_seq:
+        raise _fail(f"{where}: no call of the window has seq {occasion.seq!r}", "Give the seq of a call, or NO_CALL")
+
+
+def _is_a_context(context: Facts, where: str) -> None:
+    if not isinstance(context, tuple) or context != tuple(sorted(set(context), key=lambda pair: pair[0])):
+        raise _fail(f"{where}: its context is no sorted tuple of facts", "Make contexts with `context_of` or `facts`")
+    for name, value in context:
+        if name not in FACTS:
+            raise _fail(
+                f"{where}: {name!r} is no fact",
+                "The vocabulary of facts is closed (docs/reference/facts.md): use one of it, or leave this out",
+            )
+        plain = value is None or isinstance(value, (str, int, float, bool))
+        if not plain or (isinstance(value, float) and math.isnan(value)):
+            raise _fail(f"{where}: the fact {name} is {value!r}", "A fact is a text, a number, True, False or None")
+
+
+# -- behaviour -----------------------------------------------------------------------------------------------------
+
+
+def _is_deterministic(relation: Any, windows: Sequence[Window], expected: list[list[Occasion]]) -> None:
+    again = _told(relation, windows)
+    if again != expected:
+        raise _fail(
+            f"two instances of {relation.name} say different things of the same windows",
+            "Use no clocks, random numbers, object ids or orders of sets, and keep nothing on the class",
+        )
+    # Another process is followed in turn: an instance that shares its state with others shows now.
+    one, other = relation(), relation()
+    turns = []
+    for window, later in zip(windows, [*windows[1:], windows[-1]], strict=True):
+        turns.append(list(one.occasions(window)))
+        list(other.occasions(later))
+    if turns != expected:
+        raise _fail(f"instances of {relation.name} disturb each other", "Keep what you know on `self` only")
+
+
+def _only_filters(relation: Any, windows: Sequence[Window], by_window: list[list[Occasion]]) -> None:
+    subjects = sorted({occasion.subject for told in by_window for occasion in told})
+    interests = [frozenset((subject,)) for subject in _choice(subjects)]
+    for interest in (*interests, frozenset(subjects[::2]), frozenset(subjects), frozenset[Subject]()):
+        told = _told(relation, windows, interest)
+        wanted = [[occasion for occasion in all_told if occasion.subject in interest] for all_told in by_window]
+        if told != wanted:
+            raise _fail(
+                f"asked for {sorted(interest)[:3]} only, {relation.name} says something else of them than when asked "
+                "for all",
+                "An interest may spare work but not change what is said; test it where you yield, and keep the state "
+                "of all that it rests on",
+            )
+
+
+def _forgets(relation: Any, windows: Sequence[Window]) -> None:
+    for place in _choice(list(range(1, len(windows) - 1))):
+        rest = windows[place + 1 :]
+        if _told(relation, [*windows[:place], *rest])[place:] != _told(relation, rest):
+            raise _fail(
+                f"after window {place} was dropped, {relation.name} still says things that rest on the windows before",
+                "When `window.index` is not the one that follows the last, forget everything",
+            )
+
+
+def _choice(things: Sequence[Any]) -> Sequence[Any]:
+    return things[:: math.ceil(len(things) / MOST_TRIED)] if things else things
+
+
+# -- rules ---------------------------------------------------------------------------------------------------------
+
+
+def _judged(occasion: Occasion) -> Set[Property]:
+    return occasion.held | (occasion.failed or frozenset())
+
+
+def _is_explained(relation: Any, subject: Subject, prop: Property) -> None:
+    what = f"{prop!r} of {subject!r}"
+    sentence = relation.describe(subject, prop)
+    if not isinstance(sentence, str) or not sentence.strip() or "\n" in sentence or sentence.endswith("."):
+        raise _fail(
+            f"{relation.name}.describe says {sentence!r} for {what}",
+            "Give one sentence in the present tense on one line, without a full stop: it is put together with others",
+        )
+    for method in ("is_habit", "is_setting"):
+        answer = getattr(relation, method)(prop)
+        if not isinstance(answer, bool):
+            raise _fail(f"{relation.name}.{method} says {answer!r} for {prop!r}", "Say True or False")
+    demand = relation.needs(subject, prop)
+    if not isinstance(demand, Demand) or not (demand.everything or demand.apis or demand.states):
+        raise _fail(
+            f"{relation.name}.needs asks for nothing for {what}",
+            "Name the calls, states and readings without which it cannot be judged",
+        )
+
+
+def _is_judged_alike_selectively(relation: Any, windows: Sequence[Window], subject: Subject, prop: Property) -> None:
+    interest = frozenset((subject,))
+    demand = relation.needs(subject, prop)
+    in_full = _verdicts(_told(relation, windows, interest), prop)
+    selective = _verdicts(_told(relation, [observed(window, demand) for window in windows], interest), prop)
+    if selective != in_full:
+        raise _fail(
+            f"with what {relation.name}.needs asks for, {prop!r} of {subject!r} is judged {_said(selective)}; with all "
+            f"that could be observed, {_said(in_full)}",
+            "Ask in `needs` for every call, state and reading that the verdict rests on, those that only tell what was "
+            "expected included",
+        )
+
+
+def _verdicts(told: list[list[Occasion]], prop: Property) -> Counter[tuple[int, Facts, bool, int]]:
+    """How often the property was judged in each window and context, and whether it held."""
+    found: Counter[tuple[int, Facts, bool, int]] = Counter()
+    for number, occasions in enumerate(told):
+        for one in occasions:
+            if prop in one.held or one.failed is None or prop in one.failed:
+                found[number, one.context, prop in one.held, len(one.variables)] += 1
+    return found
+
+
+def _said(verdicts: Counter[tuple[int, Facts, bool, int]]) -> str:
+    held = sum(times for (_, _, so, _), times in verdicts.items() if so)
+    return f"{verdicts.total()} times (held {held} times)"
+
+
+# -- ranks ---------------------------------------------------------------------------------------------------------
+
+
+def _compares_ranks(relation: Any, windows: Sequence[Window]) -> None:
+    ranks = [[replace(window, rank=rank) for rank in (0, 1)] for window in windows]
+
+    def told(interest: Set[Subject] | None = None) -> list[list[Occasion]]:
+        instance = relation(interest)
+        return [list(instance.across(aligned)) for aligned in ranks]
+
+    found = told()
+    for window, occasions in zip(windows, found, strict=True):
+        for occasion in occasions:
+            _is_an_occasion(occasion, window)
+            for prop in _judged(occasion):
+                _is_explained(relation, occasion.subject, prop)
+    if told() != found:
+        raise _fail(f"{relation.name}.across says different things of the same windows", "Keep what you know on `self`")
+    for subject in _choice(sorted({one.subject for occasions in found for one in occasions})):
+        wanted = [[one for one in occasions if one.subject == subject] for occasions in found]
+        if told(frozenset((subject,))) != wanted:
+            raise _fail(f"an interest in {subject!r} changes what {relation.name}.across says", "Only filter by it")

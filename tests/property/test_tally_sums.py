@@ -1,0 +1,222 @@
+"""Tallies are sums: of processes in any order and grouping, at rest or in memory, they give the same bytes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from traincheck.inference.gathering import each_run_once, tally_windows
+from traincheck.inference.stored import read_tallies, write_tallies
+from traincheck.inference.tally import MOST_VALUES, Tally
+from traincheck.inference.weighing import weigh
+from traincheck.invariants.book import write_book
+from traincheck.vocab.events import EVAL, FUNCTION, LIFECYCLE, MODULE, NO_CALL, TRAIN, Call, Change, Window
+from traincheck.vocab.facts import Facts
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+STATES = st.sampled_from(["none", "zero", "some"])
+CALLS = [
+    (LIFECYCLE, ("torch.optim.SGD.step", "torch.optim.Optimizer.step"), "SGD"),
+    (LIFECYCLE, ("torch.optim.SGD.zero_grad", "torch.optim.Optimizer.zero_grad"), "SGD"),
+    (LIFECYCLE, ("torch.optim.Adam.step", "torch.optim.Optimizer.step"), "Adam"),
+    (LIFECYCLE, ("torch.autograd.backward",), ""),
+    (MODULE, ("torch.nn.Linear.forward", "torch.nn.Module.forward"), "Net.fc"),
+    (FUNCTION, ("torch.nn.functional.linear",), ""),
+]
+# One type for each fact and argument: True and 1 of one fact are one context to the rules themselves.
+contexts = st.fixed_dictionaries(
+    {}, optional={"grads": STATES, "training": st.booleans(), "grad_mode": st.sampled_from(["on", "off"])}
+).map(lambda pairs: tuple(sorted(pairs.items())))
+arguments = st.fixed_dictionaries(
+    {}, optional={"set_to_none": st.booleans(), "p": st.none() | st.integers(0, 1) | st.floats(0, 1)}
+).map(lambda pairs: tuple(sorted(pairs.items())))
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> tuple[tuple[Call, ...], tuple[Change, ...]]:
+    """Calls, some inside others, and changes around them."""
+    calls: list[Call] = []
+    changes: list[Change] = []
+    seq = 0
+    for kind, levels, receiver in draw(st.lists(st.sampled_from(CALLS), max_size=5)):
+        inside = bool(calls) and draw(st.booleans())
+        parent = calls[-1].seq if inside else NO_CALL
+        result: Facts = (("dtype", "float32"),) if draw(st.booleans()) else ()
+        told = draw(contexts), draw(arguments)
+        calls.append(Call(seq, seq + 1, parent, kind, levels, receiver, "", *told, result))
+        if kind == LIFECYCLE and draw(st.booleans()):
+            attribute = draw(st.sampled_from(["data", "grad"]))
+            before, after = draw(STATES), draw(STATES)
+            of = draw(st.sampled_from(["Net.w", "Net.b"])), "parameter", attribute
+            changes.append(Change(seq + 1, seq, *of, before, after, draw(st.booleans()), receiver, draw(contexts)))
+        seq += 2
+    return tuple(calls), tuple(changes)
+
+
+processes = st.lists(st.tuples(bodies(), st.sampled_from([TRAIN, TRAIN, EVAL])), min_size=1, max_size=5).map(
+    lambda told: [
+        Window(index, index + 1, stage, calls, changes) for index, ((calls, changes), stage) in enumerate(told)
+    ]
+)
+runs = st.lists(
+    st.tuples(st.sampled_from(["a.py", "b.py", "c.py"]), st.lists(processes, min_size=1, max_size=3)),
+    min_size=1,
+    max_size=3,
+)
+
+
+def part(script: str, number: int, windows: Sequence[Window]) -> Tally:
+    found = Tally(script, f"digest of {script}", f"run {number}")
+    tally_windows(windows, found)
+    return found
+
+
+def grouped(parts: Sequence[Tally], draw: st.DataObject) -> Tally:
+    """All of the parts merged, in an order and with parentheses that are drawn."""
+    left = [copied(each) for each in draw.draw(st.permutations(parts))]
+    while len(left) > 1:
+        place = draw.draw(st.integers(0, len(left) - 2))
+        left[place].merge(left.pop(place + 1))
+    return left[0].arrange()
+
+
+def copied(tally: Tally) -> Tally:
+    again = Tally(tally.script, tally.digest, tally.run)
+    again.merge(tally)
+    return again
+
+
+def in_bytes(tallies: Sequence[Tally]) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        write_tallies(tallies, Path(folder) / "tallies")
+        return (Path(folder) / "tallies").read_bytes()
+
+
+def reread(tallies: Sequence[Tally]) -> list[Tally]:
+    with tempfile.TemporaryDirectory() as folder:
+        write_tallies(tallies, Path(folder) / "tallies")
+        return read_tallies(Path(folder) / "tallies")
+
+
+def learned(tallies: Sequence[Tally]) -> tuple[bytes, bytes]:
+    """Book and journal, as files."""
+    book, journal = weigh(each_run_once((Path("here"), tally) for tally in tallies).tallies)
+    with tempfile.TemporaryDirectory() as folder:
+        write_book(book, Path(folder) / "book")
+        journal.write(Path(folder) / "journal")
+        return (Path(folder) / "book").read_bytes(), (Path(folder) / "journal").read_bytes()
+
+
+@settings(max_examples=40, deadline=None)
+@given(runs, st.data())
+def test_order_grouping_and_rest_change_nothing(
+    told: list[tuple[str, list[list[Window]]]], data: st.DataObject
+) -> None:
+    parts = [
+        [part(script, number, windows) for windows in processes] for number, (script, processes) in enumerate(told)
+    ]
+    plain = []
+    for of_run in parts:
+        whole = copied(of_run[0])
+        for other in of_run[1:]:
+            whole.merge(other)
+        plain.append(whole.arrange())
+    shuffled = data.draw(st.permutations([grouped(of_run, data) for of_run in parts]))
+    assert sorted(in_bytes([tally]) for tally in shuffled) == sorted(in_bytes([tally]) for tally in plain)
+    assert learned(shuffled) == learned(plain)
+    at_rest = [tally for each in shuffled for tally in reread([each])]
+    assert in_bytes(at_rest) == in_bytes(shuffled)
+    assert learned(at_rest) == learned(plain)
+    assert learned([*plain, *at_rest]) == learned(plain)  # each run counts once, however often it is named
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(processes, min_size=1, max_size=3))
+def test_a_step_of_several_processes_is_one_step(told: list[list[Window]]) -> None:
+    parts = [part("a.py", 0, windows) for windows in told]
+    whole = copied(parts[0])
+    for other in parts[1:]:
+        whole.merge(other)
+    assert whole.steps == max(each.steps for each in parts)
+    for key, cells in whole.cells.items():
+        for context, cell in cells.items():
+            for prop in cell.properties:
+                counts = [one.cells[key][context].of(prop) for one in parts if context in one.cells.get(key, {})]
+                known = [count for count in counts if count is not None]
+                count = cell.of(prop)
+                assert count is not None
+                assert count.held == sum(one.held for one in known)
+                assert count.failed >= sum(one.failed for one in known)
+                assert 0 <= count.windows <= max(len(windows) for windows in told)
+
+
+facts = st.dictionaries(
+    st.sampled_from("abc"),
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.floats(allow_nan=False)
+    | st.sampled_from(["", "True", "1", "\x00", "é", '"']),
+    max_size=3,
+).map(lambda pairs: tuple(sorted(pairs.items())))
+properties = st.builds(Property, st.sampled_from("xy"), st.sampled_from(["u", "v é"]), st.sampled_from(["", "k=1"]))
+occasions = st.builds(
+    Occasion,
+    subject=st.builds(Subject, st.sampled_from(["f", "g"]), st.sampled_from(["call", "each"])),
+    context=facts,
+    held=st.frozensets(properties, max_size=2),
+    failed=st.none() | st.frozensets(properties, max_size=2),
+    seq=st.just(0),
+    variables=st.lists(st.sampled_from("vw"), max_size=2).map(tuple),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(occasions, max_size=6), max_size=4))
+def test_what_is_read_is_what_was_written(told: list[list[Occasion]]) -> None:
+    tally = Tally("a.py", "d", "r")
+    for window, found in enumerate(told):
+        tally.add_occasions("R", found, window)
+    (again,) = reread([tally])
+    assert repr(again.cells) == repr(_without_latest(tally)), "True, 1 and 1.0 are equal, and three things"
+    assert in_bytes([again]) == in_bytes([tally])
+
+
+def _without_latest(tally: Tally) -> object:
+    """The cells as they are once nothing more is added to them."""
+    return {
+        key: {
+            context: replace(
+                cell, latest=-1, properties={prop: replace(count, latest=-1) for prop, count in cell.properties.items()}
+            )
+            for context, cell in cells.items()
+        }
+        for key, cells in tally.arrange().cells.items()
+    }
+
+
+@given(st.lists(st.lists(st.none() | st.booleans() | st.integers(0, 20) | st.floats(0, 1), max_size=20), max_size=4))
+def test_of_many_values_the_same_few_are_remembered(told: list[list[object]]) -> None:
+    def of(values: Sequence[object]) -> Tally:
+        tally = Tally("a.py", "")
+        calls = tuple(
+            Call(place, place, NO_CALL, FUNCTION, ("f",), args=(("x", value),))  # type: ignore[arg-type]
+            for place, value in enumerate(values)
+        )
+        tally.add_window(Window(0, 1, TRAIN, calls))
+        return tally
+
+    whole, parts = Tally("a.py", ""), [of(values) for values in told]
+    for each in parts:
+        whole.merge(each)
+    backwards = Tally("a.py", "")
+    for each in reversed(parts):
+        backwards.merge(each)
+    every = sorted({repr(value) for values in told for value in values})
+    expected = {("f", "x"): set(every[:MOST_VALUES])} if every else {}
+    assert whole.arguments == backwards.arguments == expected

@@ -1,0 +1,79 @@
+"""The facts of a tensor's values agree with what numpy says in double precision, for any numbers and dtype."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from traincheck.sources.tensors import unseen
+from traincheck.sources.values import value_facts
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+SHAPES = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
+
+
+@given(
+    arrays.arrays(np.float64, SHAPES, elements=st.floats(allow_subnormal=False, width=64)),
+    st.sampled_from(FLOATS),
+)
+def test_any_floating_point_numbers(numbers: np.ndarray, dtype: torch.dtype) -> None:
+    tensor = torch.from_numpy(numbers).to(dtype)
+    with unseen():
+        (told,) = value_facts([tensor])
+    exact = tensor.double().numpy()
+    assert told["finite"] is bool(np.isfinite(exact).all())
+    assert told["zero"] is bool((exact == 0).all())
+    if not told["finite"]:
+        assert "norm" not in told
+        return
+    with np.errstate(over="ignore"):
+        norm = float(np.linalg.norm(exact.ravel()))
+    if math.isfinite(norm) and (norm == 0 or norm > 1e-19):  # below, squares vanish in single precision
+        assert told["norm"] == pytest.approx(norm, rel=1e-3)
+    if exact.ndim and exact.shape[-1] > 1 and exact.size:
+        off = abs(exact.sum(-1) - 1).max()
+        if off > 0.02 or (exact < 0).any():
+            assert told["rows_sum_to_one"] is False
+
+
+@given(
+    arrays.arrays(
+        np.float32,
+        arrays.array_shapes(min_dims=2, max_dims=3, min_side=2, max_side=9),
+        elements=st.floats(-20, 20, width=32),
+    ),
+    st.sampled_from(FLOATS),
+)
+def test_probabilities_are_known_in_any_precision(logits: np.ndarray, dtype: torch.dtype) -> None:
+    probabilities = torch.from_numpy(logits).softmax(-1)
+    with unseen():
+        facts = value_facts([probabilities.to(dtype), probabilities.to(dtype) * 2, probabilities.log().to(dtype)])
+    assert [told["rows_sum_to_one"] for told in facts] == [True, False, False]
+
+
+@given(arrays.arrays(np.int64, SHAPES), st.sampled_from((torch.int64, torch.uint8, torch.bool)))
+def test_whole_numbers_tell_only_whether_they_are_zero(numbers: np.ndarray, dtype: torch.dtype) -> None:
+    tensor = torch.from_numpy(numbers).to(dtype)
+    with unseen():
+        assert value_facts([tensor]) == [{"zero": not bool(tensor.numpy().any())}]
+
+
+def test_many_at_once_and_what_cannot_be_read() -> None:
+    tensors = [torch.ones(4), torch.ones(2, device="meta"), torch.full((2,), 1e-30), torch.full((3,), 3e38)]
+    with unseen():
+        ones, meta, tiny, huge = value_facts(tensors)
+    assert ones["norm"] == 2.0 and meta == {}
+    assert tiny["zero"] is False and tiny["finite"] is True
+    assert huge["finite"] is True and huge["norm"] == pytest.approx(3e38 * math.sqrt(3), rel=1e-5)
+
+
+def test_complex_numbers() -> None:
+    with unseen():
+        (told,) = value_facts([torch.tensor([3 + 4j, 0])])
+    assert told == {"finite": True, "zero": False, "norm": 5.0}

@@ -1,0 +1,429 @@
+"""What APIArg says of hand-written windows: the good case, the bad one, and what is not to be judged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from traincheck.relations.api_arg import APIArg
+from traincheck.relations.call_arguments import (
+    AGREES,
+    FINITE,
+    IS,
+    NO_ROWS,
+    NOT_ZERO,
+    ROWS,
+    SEVERAL,
+    SIZE,
+    VALUES_OF,
+)
+from traincheck.relations.comparison import COMPARED, DISTINCT, EQUAL
+from traincheck.relations.fills import FRESH
+from traincheck.relations.rank_calls import AS_OFTEN, IN_ORDER, SENT
+from traincheck.relations.worker_states import ITER, NEXT, RENEWED, STATES
+from traincheck.testing.conformance import check_relation
+from traincheck.testing.readable import from_text
+from traincheck.vocab.events import Window
+from traincheck.vocab.facts import facts
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+DROPOUT, SDPA = "torch.nn.functional.dropout", "torch.nn.functional.scaled_dot_product_attention"
+LOSS, SOFTMAX = "torch.nn.functional.cross_entropy", "torch.nn.functional.softmax"
+FILLING = Subject("torch.nn.init", "place")
+WORKERS = Subject(NEXT, "workers")
+
+
+def window(body: str, stage: str = "train") -> Window:
+    (found,) = from_text(f"window {stage} step=1\n{body}")
+    return found
+
+
+def of(body: str, subject: Subject, stage: str = "train") -> list[Occasion]:
+    return [one for one in APIArg().occasions(window(body, stage)) if one.subject == subject]
+
+
+def fate(found: list[Occasion], prop: Property) -> list[bool]:
+    """Of each occasion that judged `prop`, whether it held."""
+    return [prop in one.held for one in found if prop in one.held or prop in (one.failed or ())]
+
+
+# -- one call ----------------------------------------------------------------------------------------------------------
+
+
+def attention(p: str, *, training: str) -> str:
+    context = f'{{"training":{training}}}'
+    return f'  function {SDPA} context={context} args={{"dropout_p":{p},"is_causal":true,"scale":8,"mode":"x"}}\n'
+
+
+def test_dropout_is_switched_off_in_evaluation() -> None:
+    off = Property(IS, SDPA, "dropout_p=0")
+    found = of(attention("0.0", training="false") + attention("0.1", training="true"), Subject(SDPA, "argument"))
+    assert fate(found, off) == [True, False]
+    assert [one.context for one in found] == [facts(training=mode, stage="train") for mode in (False, True)]
+
+
+def test_only_the_mode_of_the_program_is_a_reason() -> None:
+    body = attention("0.0", training="false").replace('{"training"', '{"autocast":"off","grad_mode":"on","training"')
+    (found,) = of(body, Subject(SDPA, "argument"))
+    assert found.context == facts(grad_mode="on", training=False, stage="train")
+
+
+def test_flags_have_two_values_and_texts_and_sizes_none() -> None:
+    (found,) = of(attention("0.5", training="true"), Subject(SDPA, "argument"))
+    assert found.held == {Property(IS, SDPA, "is_causal=True")}
+    assert found.failed == {Property(IS, SDPA, "is_causal=False"), Property(IS, SDPA, "dropout_p=0")}
+
+
+def test_one_and_true_are_not_the_same_argument() -> None:
+    one, true = (f'  function {SDPA} args={{"enable":{value}}}\n' for value in ("1", "true"))
+    assert of(one, Subject(SDPA, "argument")) == []
+    assert len(of(one + true, Subject(SDPA, "argument"))) == 1
+
+
+@pytest.mark.parametrize(("given", "mode", "so"), [("true", "true", True), ("true", "false", False)])
+def test_the_training_flag_is_that_of_the_module_around(given: str, mode: str, so: bool) -> None:
+    body = f'  function {DROPOUT} context={{"training":{mode}}} args={{"training":{given}}}\n'
+    (found,) = of(body, Subject(DROPOUT, "argument"))
+    assert (found.held if so else found.failed) == {Property(AGREES, "training")}
+
+
+def test_outside_modules_and_of_modules_themselves_no_flag_agrees() -> None:
+    body = f"""
+  function {DROPOUT} args={{"training":true}}
+  module Net.forward < torch.nn.Module.forward context={{"training":true}} args={{"training":true}}
+"""
+    assert fate(of(body, Subject(DROPOUT, "argument")), Property(AGREES, "training")) == []
+    assert of(body, Subject("Net.forward", "argument")) == []
+
+
+def loss(
+    rows: str = "false", *, grad: str = "requires_grad", result: str = "float32[] requires_grad", zero: str = "false"
+) -> str:
+    read = f'facts={{"finite":true,"rows_sum_to_one":{rows},"zero":{zero}}}'
+    return f"""  function {LOSS}
+    tensor input float32[8,4] {grad} {read}
+    tensor target float32[8,4] facts={{"finite":true,"rows_sum_to_one":true,"zero":false}}
+    tensor result {result}
+"""
+
+
+def about(detail: str, name: str = "input") -> Property:
+    return Property(VALUES_OF, name, detail)
+
+
+def test_a_loss_is_given_logits_and_no_probabilities() -> None:
+    good, bad = of(loss() + loss("true", zero="true"), Subject(LOSS, "argument"))
+    assert good.held == {about(NO_ROWS), about(FINITE), about(NOT_ZERO)} and good.failed == {about(ROWS)}
+    assert bad.held == {about(ROWS), about(FINITE)} and bad.failed == {about(NO_ROWS), about(NOT_ZERO)}
+
+
+def test_only_predictions_that_go_into_a_loss_are_judged_by_their_values() -> None:
+    subject = Subject(LOSS, "argument")
+    assert of(loss(grad=""), subject) == []
+    assert of(loss(result="float32[8] requires_grad"), subject) == []
+    single = loss().replace("    tensor target", "    tensor result")
+    assert of(single, subject) == []
+
+
+def test_values_are_told_of_the_loss_itself_and_not_of_all_modules() -> None:
+    body = loss().replace(f"function {LOSS}", "module torch.nn.CrossEntropyLoss.forward < torch.nn.Module.forward")
+    assert len(of(body, Subject("torch.nn.CrossEntropyLoss.forward", "argument"))) == 1
+    assert of(body, Subject("torch.nn.Module.forward", "argument")) == []
+
+
+def softmax(shape: str, dim: int, grad: str = "requires_grad") -> str:
+    return f"""  function {SOFTMAX} args={{"dim":{dim}}}
+    tensor input float32[{shape}] {grad}
+    tensor result float32[{shape}] {grad}
+"""
+
+
+def test_a_softmax_needs_more_than_one_logit() -> None:
+    several = Property(SIZE, "input", SEVERAL)
+    calls = softmax("8,4", -1) + softmax("8,1", -1) + softmax("8,1", 0) + softmax("8,1", 1)
+    assert fate(of(calls, Subject(SOFTMAX, "argument")), several) == [True, False, True, False]
+    assert of(softmax("8,1", -1, grad="") + softmax("8,1", 5), Subject(SOFTMAX, "argument")) == []
+
+
+# -- the calls of a step -----------------------------------------------------------------------------------------------
+
+
+def fills(*names: str, site: str = "train.py:9:init", api: str = "torch.nn.init.normal_") -> str:
+    return "".join(f"  function {api} site={site}\n    tensor tensor float32[4,4] storage={name}\n" for name in names)
+
+
+def test_one_place_does_not_fill_the_same_memory_again_and_again() -> None:
+    good = of(fills("Net.a", "Net.b", "Net.c"), FILLING, "setup")
+    assert fate(good, FRESH) == [True] and good[0].variables == ()
+    (bad,) = of(fills("Net.a", "Net.b", "Net.c", "Net.a", "Net.b", "Net.c"), FILLING, "setup")
+    assert FRESH in (bad.failed or ()) and bad.variables == ("Net.a", "Net.b", "Net.c")
+    assert bad.seq == 0
+
+
+def test_tied_weights_and_other_places_may_fill_again() -> None:
+    tied = fills("Net.a", "Net.b", "Net.c", "Net.a")
+    twice = fills("Net.a", "Net.b", "Net.c") + fills("Net.a", "Net.b", "Net.c", site="train.py:30:again")
+    other = fills("Net.a", "Net.b", "Net.c") + fills("Net.a", "Net.b", "Net.c", api="torch.Tensor.normal_")
+    assert fate(of(tied, FILLING, "setup"), FRESH) == [True]
+    assert fate(of(twice, FILLING, "setup"), FRESH) == [True, True]
+    assert fate(of(other, FILLING, "setup"), FRESH) == [True, True]
+
+
+def test_little_memory_and_memory_filled_in_training_are_not_judged() -> None:
+    assert of(fills("Net.a", "Net.a"), FILLING, "setup") == []
+    assert of(fills(*"aabbcc"), FILLING, "train") == []
+    assert of(fills(*"aabbcc", api="torch.nn.init.ones_"), FILLING, "setup") == []
+
+
+def experts(*capacities: int, shape: str = "4,8") -> str:
+    return "".join(
+        f"""  project moe.dispatch args={{"capacity":{capacity},"name":"x{place}"}}
+    tensor tokens float32[{shape}] fingerprint={place}
+"""
+        for place, capacity in enumerate(capacities)
+    )
+
+
+def test_calls_of_a_step_share_their_arguments() -> None:
+    subject = Subject("moe.dispatch", "step")
+    same = Property(COMPARED, "value of capacity", EQUAL)
+    assert fate(of(experts(4, 4, 4), subject), same) == [True]
+    assert fate(of(experts(4, 4, 5), subject), same) == [False]
+    assert of(experts(4), subject) == []
+    (found,) = of(experts(4, 4), subject)
+    assert found.held == {
+        same,
+        Property(COMPARED, "data of tokens", DISTINCT),
+        Property(COMPARED, "dtype of tokens", EQUAL),
+    }
+
+
+def batches(*prints: tuple[int, int], loader: str = "DataLoader#1") -> str:
+    return "".join(
+        f"""  lifecycle {NEXT} receiver={loader}
+    tensor result[0] float32[4,8] fingerprint={images}
+    tensor result[1] int64[4] fingerprint={labels}
+"""
+        for images, labels in prints
+    )
+
+
+OTHER_BATCH, FETCHES = Property(COMPARED, "data of result", DISTINCT), Subject(NEXT, "receiver")
+
+
+def test_a_batch_is_one_thing() -> None:
+    """Equal labels are chance; equal images and labels are the same batch."""
+    assert fate(of(batches((1, 7), (2, 7)), FETCHES), OTHER_BATCH) == [True]
+    assert fate(of(batches((1, 7), (1, 7)), FETCHES), OTHER_BATCH) == [False]
+
+
+def test_each_loader_is_compared_with_itself_while_the_model_trains() -> None:
+    of_two = batches((1, 7)) + batches((1, 7), loader="DataLoader#2")
+    assert of(of_two, FETCHES) == [] and of(of_two, Subject(NEXT, "step")) == []
+    assert of(batches((1, 7), (1, 7)), FETCHES, "eval") == []
+
+
+def test_few_numbers_may_be_equal_by_chance() -> None:
+    def backward(shape: str) -> str:
+        return (
+            f"  lifecycle torch.autograd.backward\n    tensor tensors float32[{shape}] fingerprint=5 storage=~1\n" * 2
+        )
+
+    again = Property(COMPARED, "storage of tensors", DISTINCT), Property(COMPARED, "data of tensors", DISTINCT)
+    subject = Subject("torch.autograd.backward", "step")
+    assert [fate(of(backward(""), subject), prop) for prop in again] == [[False], []]
+    assert [fate(of(backward("4,4"), subject), prop) for prop in again] == [[False], [False]]
+
+
+def test_memory_that_is_sent_again_in_a_step() -> None:
+    def sends(*names: str) -> str:
+        call = "  lifecycle torch.distributed.isend\n    tensor tensor float32[4] storage="
+        return "".join(f"{call}{name}\n" for name in names)
+
+    distinct = Property(COMPARED, "storage of tensor", DISTINCT)
+    subject = Subject("torch.distributed.isend", "step")
+    assert fate(of(sends("~1", "~2"), subject), distinct) == [True]
+    assert fate(of(sends("~1", "~1"), subject), distinct) == [False]
+
+
+def test_functions_and_modules_of_torch_are_not_compared() -> None:
+    linear = "  function torch.nn.functional.linear\n    tensor input float32[4] storage=~1\n" * 2
+    module = "  module torch.nn.Linear.forward < torch.nn.Module.forward receiver=a\n    tensor input float32[4]\n" * 2
+    assert [one for one in APIArg().occasions(window(linear + module)) if one.subject.grain == "step"] == []
+
+
+def test_all_layers_are_given_the_same_numbers() -> None:
+    def block(length: int, training: str = "true") -> str:
+        return (
+            f'  module net.Block.forward < torch.nn.Module.forward args={{"length":{length},"training":{training}}}\n'
+            f"    tensor mask float32[4,4]\n"
+        )
+
+    subject = Subject("net.Block.forward", "step")
+    same = frozenset((Property(COMPARED, "value of length", EQUAL),))
+    assert [one.held for one in of(block(4) + block(4, "false"), subject)] == [same]
+    assert [one.failed for one in of(block(4) + block(5), subject)] == [same]
+
+
+def test_calls_in_several_threads() -> None:
+    calls = "".join(
+        f'  project train.work args={{"batch":4,"flag":{str(thread == 0).lower()},"part":{thread}}} thread={thread} '
+        f"seq={2 * thread} end={2 * thread + 1} parent=-1\n"
+        for thread in (0, 1)
+    )
+    (found,) = of(calls, Subject("train.work", "threads"))
+    assert found.held == {
+        Property(COMPARED, "value of batch", EQUAL),
+        Property(COMPARED, "value of part", DISTINCT),
+    }
+    assert Property(COMPARED, "value of flag", DISTINCT) not in {*found.held, *(found.failed or ())}
+
+
+# -- workers -----------------------------------------------------------------------------------------------------------
+
+
+def fetched(*states: tuple[int, ...], attribute: str = "random.numpy") -> str:
+    """A fetch with rounds of states, one for each worker."""
+    lines = [f"  lifecycle {NEXT} receiver=DataLoader#1\n"]
+    for round_ in states:
+        for worker, state in enumerate(round_):
+            lines.append(f'    reading worker.{attribute} "DataLoader#1 worker {worker}" {state}\n')
+    return "".join(lines)
+
+
+def states(detail: str) -> Property:
+    return Property(STATES, "random.numpy", detail)
+
+
+def test_workers_begin_in_different_states() -> None:
+    good, bad = of(fetched((1, 2), (3, 4)) + fetched((5, 5)), WORKERS)
+    assert states(DISTINCT) in good.held and states(EQUAL) in (good.failed or ())
+    assert states(DISTINCT) in (bad.failed or ()) and states(EQUAL) in bad.held
+    assert of(fetched((1,)) + fetched(), WORKERS) == []
+
+
+def test_one_equal_round_among_several_counts() -> None:
+    (found,) = of(fetched((1, 2), (3, 3)), WORKERS)
+    assert states(DISTINCT) in (found.failed or ()) and states(DISTINCT) not in found.held
+
+
+BEGIN = f"  lifecycle {ITER} receiver=DataLoader#1\n"
+
+
+def test_each_pass_begins_in_another_state() -> None:
+    passes = BEGIN + fetched((1, 2)) + fetched((1, 2)) + BEGIN + fetched((3, 4)) + BEGIN + fetched((3, 5))
+    assert fate(of(passes, WORKERS), states(RENEWED)) == [True, False]
+
+
+def test_a_gap_forgets_the_pass_before() -> None:
+    first, second = window(BEGIN + fetched((1, 2))), window(BEGIN + fetched((1, 2)))
+    for index, expected in ((1, [False]), (2, [])):
+        relation = APIArg()
+        list(relation.occasions(first))
+        assert fate(list(relation.occasions(replace(second, index=index))), states(RENEWED)) == expected
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+
+def over(*bodies: str) -> list[Occasion]:
+    return list(APIArg().across([replace(window(body), rank=rank) for rank, body in enumerate(bodies)]))
+
+
+def ranks(api: str, found: list[Occasion]) -> list[Occasion]:
+    return [one for one in found if one.subject == Subject(api, "ranks")]
+
+
+def test_each_rank_has_its_own_batch_of_the_same_size() -> None:
+    distinct, same = Property(COMPARED, "data of result", DISTINCT), Property(COMPARED, "shape of result", EQUAL)
+    good = ranks(NEXT, over(batches((1, 7)), batches((2, 7))))
+    assert fate(good, distinct) == fate(good, same) == [True]
+    assert fate(ranks(NEXT, over(batches((1, 7)), batches((1, 7)))), distinct) == [False]
+
+
+def reduced(name: str, before: int, after: int) -> str:
+    return f"""  lifecycle torch.distributed.{name}
+    tensor tensor float32[4] fingerprint={before}
+    tensor result float32[4] fingerprint={after}
+"""
+
+
+def test_what_is_reduced_over_ranks_is_the_same_on_all() -> None:
+    api, same = "torch.distributed.all_reduce", Property(COMPARED, "data of result", EQUAL)
+    assert fate(ranks(api, over(reduced("all_reduce", 1, 9), reduced("all_reduce", 2, 9))), same) == [True]
+    assert fate(ranks(api, over(reduced("all_reduce", 1, 9), reduced("all_reduce", 2, 8))), same) == [False]
+
+
+def test_every_rank_issues_the_same_collectives() -> None:
+    one, other = reduced("all_reduce", 1, 2), reduced("broadcast", 3, 4)
+    whole = Subject("torch.distributed", "ranks").api
+    assert fate(ranks(whole, over(one + other, one + other)), IN_ORDER) == [True]
+    assert fate(ranks(whole, over(one + other, other + one)), IN_ORDER) == [False]
+    assert fate(ranks(whole, over(BEGIN, BEGIN)), IN_ORDER) == []
+
+
+def test_every_rank_makes_a_call_as_often() -> None:
+    clip = '  lifecycle torch.nn.utils.clip_grad_norm_ args={"max_norm":1.0}\n'
+    api = "torch.nn.utils.clip_grad_norm_"
+    assert fate(ranks(api, over(clip, clip)), AS_OFTEN) == [True]
+    (alone,) = ranks(api, over(BEGIN, clip))
+    assert AS_OFTEN in (alone.failed or ()) and alone.seq == -1
+    assert ranks(api, over(clip)) == []
+
+
+def exchange(sent: tuple[int, int], expected: tuple[int, int]) -> str:
+    lists = (("output_tensor_list", expected), ("input_tensor_list", sent))
+    return "  lifecycle torch.distributed.all_to_all\n" + "".join(
+        f"    tensor {name}[{place}] float32[{size},8]\n" for name, sizes in lists for place, size in enumerate(sizes)
+    )
+
+
+def test_each_rank_sends_what_the_other_expects() -> None:
+    """Uneven sizes are fine as long as both sides agree."""
+    api = "torch.distributed.all_to_all"
+    agreed = over(exchange(sent=(1, 2), expected=(1, 3)), exchange(sent=(3, 4), expected=(2, 4)))
+    assert fate(ranks(api, agreed), SENT) == [True]
+    odds = over(exchange(sent=(1, 2), expected=(1, 3)), exchange(sent=(3, 4), expected=(5, 4)))
+    assert fate(ranks(api, odds), SENT) == [False]
+    of_three = exchange(sent=(1, 2), expected=(1, 3)) + "    tensor input_tensor_list[2] float32[5,8]\n"
+    assert fate(ranks(api, over(of_three, of_three)), SENT) == []
+
+
+# -- the rest ----------------------------------------------------------------------------------------------------------
+
+EVERYTHING = (
+    attention("0.0", training="false")
+    + loss()
+    + softmax("8,4", -1)
+    + experts(4, 4)
+    + batches((1, 7), (2, 7))
+    + BEGIN
+    + fetched((1, 2))
+    + BEGIN
+    + fetched((3, 4))
+)
+
+
+def test_it_keeps_the_promises_of_a_relation() -> None:
+    """Asked for one thing only, it says the same of it as when asked for all; sentences and demands are told."""
+    bodies = [("setup", fills(*"abc")), *[("train", EVERYTHING)] * 3]
+    windows = from_text("".join(f"window {stage} step={step}\n{body}" for step, (stage, body) in enumerate(bodies)))
+    assert check_relation(APIArg, windows) > 15
+
+
+def test_sentences_say_what_is_meant() -> None:
+    told = {
+        (Subject(SDPA, "argument"), Property(IS, SDPA, "dropout_p=0")): (
+            "scaled_dot_product_attention is called with dropout_p=0"
+        ),
+        (Subject(LOSS, "argument"), about(NO_ROWS)): "in the input of cross_entropy, rows do not sum to one",
+        (Subject(NEXT, "ranks"), Property(COMPARED, "data of result", DISTINCT)): (
+            "the calls of DataLoader.__next__ on all ranks have each another contents of the result"
+        ),
+        (Subject("moe.dispatch", "step"), Property(COMPARED, "value of capacity", EQUAL)): (
+            "all calls of moe.dispatch in a step have the same value of capacity"
+        ),
+    }
+    for (subject, prop), sentence in told.items():
+        assert APIArg.describe(subject, prop) == sentence

@@ -1,0 +1,379 @@
+"""What APIOutput says of hand-written windows: the good case, the bad one, and what is not to be judged."""
+
+from __future__ import annotations
+
+import pytest
+
+from traincheck.relations import call_results as results
+from traincheck.relations.api_output import APIOutput
+from traincheck.relations.call_results import promoted
+from traincheck.testing.conformance import check_relation
+from traincheck.testing.readable import from_text
+from traincheck.vocab.events import TensorSummary
+from traincheck.vocab.facts import value_of
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+LINEAR, FORWARD = "torch.nn.functional.linear", "torch.nn.Module.forward"
+OFF = '{"autocast":"off","grad_mode":"on"}'
+ON = '{"autocast":"bfloat16","grad_mode":"on"}'
+
+
+def call(what: str, *tensors: str, context: str = OFF, args: str = "{}", result: str = "{}", indent: int = 1) -> str:
+    pad = "  " * indent
+    lines = [f"{pad}{what} context={context} args={args} result={result}\n"]
+    return "".join((*lines, *(f"{pad}  tensor {tensor}\n" for tensor in tensors)))
+
+
+def of(body: str, api: str) -> list[Occasion]:
+    (window,) = from_text(f"window train step=1\n{body}")
+    return [one for one in APIOutput().occasions(window) if one.subject == Subject(api, "result")]
+
+
+def fate(found: list[Occasion], prop: Property) -> list[bool]:
+    """Of each occasion that judged `prop`, whether it held."""
+    return [prop in one.held for one in found if prop in one.held or prop in (one.failed or ())]
+
+
+def judged(found: list[Occasion]) -> set[Property]:
+    return {prop for one in found for prop in (*one.held, *(one.failed or ()))}
+
+
+# -- data types --------------------------------------------------------------------------------------------------------
+
+AUTOCAST = Property(results.RETURNS_DTYPE, results.OF_AUTOCAST)
+INPUT = Property(results.RETURNS_DTYPE, results.OF_INPUT)
+
+
+def linear(into: str, out: str, context: str = ON, what: str = f"function {LINEAR}") -> str:
+    return call(what, f"input {into}[4,8]", "weight float32[2,8] requires_grad", f"result {out}[4,2]", context=context)
+
+
+def test_what_is_computed_under_autocast_has_its_type() -> None:
+    assert fate(of(linear("float32", "bfloat16"), LINEAR), AUTOCAST) == [True]
+    assert fate(of(linear("float32", "float32"), LINEAR), AUTOCAST) == [False]
+
+
+def test_which_type_autocast_has_is_no_reason() -> None:
+    (found,) = of(linear("float32", "bfloat16"), LINEAR)
+    assert value_of(found.context, "autocast") is None and value_of(found.context, "grad_mode") == "on"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        linear("float32", "float32", context=OFF),
+        linear("float64", "float64"),
+        linear("bfloat16", "float32"),
+        call("function torch.relu", "input bfloat16[4]", "result bfloat16[4]", context=ON),
+        call("function torch.argmax", "input float32[4]", "result int64[]", context=ON),
+        call(
+            "function torch.Tensor.to", "self float32[4]", "result float16[4]", context=ON, args='{"dtype":"float16"}'
+        ),
+    ],
+    ids=["no autocast", "double", "partly cast", "nothing to cast", "indices", "asked for"],
+)
+def test_autocast_is_not_to_be_judged(body: str) -> None:
+    assert AUTOCAST not in {prop for one in of_all(body) for prop in (*one.held, *(one.failed or ()))}
+
+
+def of_all(body: str) -> list[Occasion]:
+    (window,) = from_text(f"window train step=1\n{body}")
+    return list(APIOutput().occasions(window))
+
+
+def test_a_container_returns_what_its_last_layer_does() -> None:
+    outer = call(
+        f"module torch.nn.Sequential.forward < {FORWARD}", "input float32[4,8]", "result float32[4,2]", context=ON
+    )
+    mine = outer.replace("torch.nn.Sequential", "train.Net")
+    inner = call(
+        f"module torch.nn.Linear.forward < {FORWARD}",
+        "input float32[4,8]",
+        "result bfloat16[4,2]",
+        context=ON,
+        indent=2,
+    )
+    assert fate(of(outer + inner, "torch.nn.Linear.forward"), AUTOCAST) == [True]
+    assert fate(of(outer + inner, "torch.nn.Sequential.forward"), AUTOCAST) == []
+    assert fate(of(mine + inner, "train.Net.forward"), AUTOCAST) == [False]
+    assert fate(of(outer + inner, FORWARD), AUTOCAST) == []
+
+
+def function(*tensors: str, **other: str) -> str:
+    return call("project train.f", *tensors, **other)  # type: ignore[arg-type]
+
+
+def test_the_type_of_the_result_is_that_of_the_inputs() -> None:
+    good = of(function("x bfloat16[4]", "y float32[4]", "result float32[4]"), "train.f")
+    bad = of(function("x bfloat16[4]", "result float32[4]"), "train.f")
+    assert (fate(good, INPUT), fate(bad, INPUT)) == ([True], [False])
+    told = [value_of(one.context, "inputs_dtype") for one in (*good, *bad) if INPUT in judged([one])]
+    assert told == ["float32", "bfloat16"]
+
+
+def test_an_argument_may_ask_for_a_type() -> None:
+    asked = Property(results.RETURNS_DTYPE, "of argument kind")
+    tensors = ("x float32[4]", "result float16[4]")
+    assert fate(of(function(*tensors, args='{"kind":"float16"}'), "train.f"), asked) == [True]
+    found = of(function(*tensors, args='{"kind":"bfloat16"}'), "train.f")
+    assert fate(found, asked) == [False] and fate(found, INPUT) == []
+
+
+def test_indices_have_a_fixed_type() -> None:
+    whole = Property(results.RETURNS_DTYPE, "int64")
+    assert fate(of(function("x float32[4,2]", "result int64[4]"), "train.f"), whole) == [True]
+    assert fate(of(function("x float32[4,2]", "result bool[4]"), "train.f"), whole) == [False]
+    assert fate(of(function("x float32[4,2]", "y int64[4]", "result int64[4]"), "train.f"), whole) == []
+    assert fate(of(function("x int64[4,2]", "result int64[4]"), "train.f"), whole) == []
+
+
+def test_floats_from_nowhere_are_not_judged() -> None:
+    assert of(function("result float32[4]"), "train.f") == []
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        (["float32[2]", "float64[2]"], "float64"),
+        (["float16[2]", "bfloat16[2]"], "float32"),
+        (["bfloat16[2]", "float64[]"], "bfloat16"),
+        (["float32[]"], "float32"),
+        (["int64[2]"], None),
+        (["float32[2]", "complex64[2]"], None),
+        (["float8_e4m3fn[2]"], None),
+    ],
+)
+def test_promotion_is_that_of_torch(kinds: list[str], expected: str | None) -> None:
+    tensors = []
+    for kind in kinds:
+        dtype, _, sizes = kind.rstrip("]").partition("[")
+        tensors.append(TensorSummary("x", dtype, tuple(map(int, filter(None, sizes.split(","))))))
+    assert promoted(tuple(tensors)) == expected
+
+
+def test_types_of_torch_functions_are_settled_by_torch() -> None:
+    body = call("function torch.add", "input float32[4]", "result float32[4]")
+    module = call(f"module torch.nn.ReLU.forward < {FORWARD}", "input float32[4]", "result float64[4]")
+    assert of_all(body) == [] and of_all(module) == []
+
+
+# -- gradients and values ----------------------------------------------------------------------------------------------
+
+
+def layer(*tensors: str, what: str = "train.Net", context: str = OFF, **other: str) -> str:
+    return call(f"module {what}.forward < {FORWARD}", *tensors, context=context, **other)  # type: ignore[arg-type]
+
+
+def test_gradients_flow_through_modules() -> None:
+    good = layer("x float32[4,8] requires_grad", "result float32[4,2] requires_grad")
+    bad = layer("x float32[4,8] requires_grad", "result float32[4,2]")
+    for api in ("train.Net.forward", FORWARD):
+        assert fate(of(good, api), results.REQUIRES_GRAD) == [True]
+        assert fate(of(bad, api), results.REQUIRES_GRAD) == [False]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        layer("x float32[4,8]", "result float32[4,2]"),
+        layer("x float32[4] requires_grad", "result int64[4]"),
+        layer("x float32[4] requires_grad", "result float32[4]", context='{"autocast":"off","grad_mode":"off"}'),
+        call("function torch.Tensor.detach", "self float32[4] requires_grad", "result float32[4]"),
+    ],
+    ids=["no gradient to flow", "indices", "no_grad", "function of torch"],
+)
+def test_the_flow_of_gradients_is_not_to_be_judged(body: str) -> None:
+    assert results.REQUIRES_GRAD not in judged(of_all(body))
+
+
+def values(finite: str, out: str, **other: str) -> str:
+    facts = (f'facts={{"finite":{told}}}' for told in (finite, out))
+    into, result = (f"{role} float32[4,8] {told}" for role, told in zip(("x", "result"), facts, strict=True))
+    return layer(into, result, **{"context": '{"autocast":"off","grad_mode":"on","outermost":true}', **other})
+
+
+def test_a_model_keeps_finite_what_is_finite() -> None:
+    assert fate(of(values("true", "true"), "train.Net.forward"), results.FINITE) == [True]
+    assert fate(of(values("true", "false"), "train.Net.forward"), results.FINITE) == [False]
+    assert fate(of(values("false", "false"), "train.Net.forward"), results.FINITE) == []
+    assert fate(of(values("true", "false"), FORWARD), results.FINITE) == []
+    assert fate(of(values("true", "false", context=OFF), "train.Net.forward"), results.FINITE) == []
+
+
+def test_inside_a_model_infinite_values_may_stand_for_what_is_masked() -> None:
+    tensors = ('x float32[4] facts={"finite":true}', 'result float32[4] facts={"finite":false}')
+    assert fate(of(function(*tensors), "train.f"), results.FINITE) == [False]
+    assert fate(of(function(*tensors, context='{"training":true}'), "train.f"), results.FINITE) == []
+
+
+def test_an_infinite_argument_is_an_infinite_input() -> None:
+    tensors = ('x float32[4] facts={"finite":true}', 'result float32[4] facts={"finite":false}')
+    assert fate(of(function(*tensors, args='{"fill":-1.0}'), "train.f"), results.FINITE) == [False]
+    assert fate(of(function(*tensors, args='{"fill":{"float":"-inf"}}'), "train.f"), results.FINITE) == []
+
+
+CLIP = "torch.nn.utils.clip_grad_norm_"
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [("0.5", [True]), ("1.001", [True]), ("1.5", [False]), ('{"float":"nan"}', []), ('{"float":"inf"}', [])],
+)
+def test_clipping_leaves_the_norm_it_was_told(after: str, expected: list[bool]) -> None:
+    body = call(f"lifecycle {CLIP}", args='{"max_norm":1}', result=f'{{"norm_after":{after}}}')
+    assert fate(of(body, CLIP), results.MAX_NORM) == expected
+
+
+def test_rows_of_the_users_own_functions_sum_to_one() -> None:
+    def routed(rows: str, shape: str = "4,8") -> str:
+        return function("x float32[4,8]", f'result float32[{shape}] facts={{"rows_sum_to_one":{rows}}}')
+
+    assert fate(of(routed("true"), "train.f"), results.ROWS) == [True]
+    assert fate(of(routed("false"), "train.f"), results.ROWS) == [False]
+    assert fate(of(routed("true", "4"), "train.f"), results.ROWS) == []
+
+
+def normalised(before: float, after: float) -> str:
+    """A root mean square norm of 4 rows of 16, with these root mean squares."""
+    tensors = (
+        f'{role} float32[4,16] facts={{"norm":{scale * 8}}}' for role, scale in (("x", before), ("result", after))
+    )
+    return layer(*tensors, what="train.RMSNorm")
+
+
+def test_a_normalising_layer_brings_its_input_to_unit_scale() -> None:
+    api = "train.RMSNorm.forward"
+    assert fate(of(normalised(0.02, 1.1), api), results.UNIT) == [True]
+    assert fate(of(normalised(0.02, 0.25), api), results.UNIT) == [False]  # divided by the norm instead of its mean
+    assert fate(of(normalised(0.9, 0.25), api), results.UNIT) == []
+    assert fate(of(normalised(0.0, 0.0), api), results.UNIT) == []
+    function_ = normalised(0.02, 1.1).replace(f"module {api} < {FORWARD}", f"project {api}")
+    assert fate(of(function_, api), results.UNIT) == []
+
+
+def touched(changed: str, storage: str = "~1", name: str = "f") -> str:
+    return call(
+        f"project train.{name}",
+        f'state[w] float32[4,8] storage={storage} facts={{"changed":{changed}}}',
+        "result float32[4,8] storage=~9",
+    )
+
+
+def test_arguments_are_left_as_they_were() -> None:
+    left = Property(results.LEAVES, "state[w]", results.UNCHANGED)
+    assert fate(of(touched("false"), "train.f"), left) == [True]
+    assert fate(of(touched("true"), "train.f"), left) == [False]
+    assert fate(of(touched("true", storage="~9"), "train.f"), left) == []
+    assert fate(of(touched("true", name="f_"), "train.f_"), left) == []
+    module = touched("true").replace("project train.f", f"module train.f < {FORWARD}")
+    assert fate(of(module, "train.f"), left) == []
+
+
+# -- sizes -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_stays_as_large_as_it_was() -> None:
+    batch, shape = (Property(results.RETURNS_SIZE, of + "images") for of in (results.BATCH, results.SHAPE))
+    good = of(function("images float32[50,8]", "result float32[50,2]"), "train.f")
+    assert fate(good, batch) == [True] and fate(good, shape) == [False]
+    assert fate(of(function("images float32[50,8]", "result float32[1,2]"), "train.f"), batch) == [False]
+    assert fate(of(function("images float32[50,8]", "result float32[]"), "train.f"), batch) == [False]
+    assert fate(of(function("images float32[1,8]", "result float32[1,8]"), "train.f"), batch) == []
+
+
+def test_a_list_becomes_a_batch_of_its_length() -> None:
+    entries = Property(results.RETURNS_SIZE, "length of images")
+    for count, out, expected in ((50, 50, [True]), (50, 1, [False]), (1, 1, [])):
+        body = function(f"result float32[{out},8]", args=f'{{"len(images)":{count}}}')
+        assert fate(of(body, "train.f"), entries) == expected
+
+
+def test_of_several_results_the_first_with_dimensions_is_compared() -> None:
+    batch = Property(results.RETURNS_SIZE, "batch of x", "result[logits]")
+    body = function("x int64[4,8]", "result[loss] float32[]", "result[logits] float32[4,8,9]")
+    assert fate(of(body, "train.f"), batch) == [True]
+
+
+def generated(into: int, out: int, limit: int) -> str:
+    return function(f"ids int64[2,{into}]", f"result int64[2,{out}]", args=f'{{"max_new_tokens":{limit},"seed":1234}}')
+
+
+def test_no_more_is_generated_than_allowed() -> None:
+    bound = Property(results.GROWS, "at most max_new_tokens")
+    assert fate(of(generated(8, 24, 16), "train.f"), bound) == [True]
+    assert fate(of(generated(8, 27, 16), "train.f"), bound) == [False]
+    assert fate(of(generated(8, 20, 16), "train.f"), bound) == [], "below the bound nothing is known of it"
+    assert fate(of(generated(8, 24, 16), "train.f"), Property(results.GROWS, "at most seed")) == []
+    tokens = function(args='{"len(prompt)":8,"n":4}', result='{"length":12}')
+    assert fate(of(tokens, "train.f"), Property(results.GROWS, "at most n")) == [True]
+
+
+def test_as_many_are_built_as_asked_for() -> None:
+    exactly, bound = (Property(results.RETURNS_LENGTH, f"{how} n_layers") for how in ("equal to", "at most"))
+    for asked, built, equal, at_most in (
+        (4, 4, [True], [True]),
+        (4, 3, [False], []),
+        (4, 5, [False], [False]),
+        (2, 2, [], []),  # perhaps two results, and no list
+    ):
+        found = of(function(args=f'{{"n_layers":{asked}}}', result=f'{{"length":{built}}}'), "train.f")
+        assert (fate(found, exactly), fate(found, bound)) == (equal, at_most)
+
+
+def test_texts_flags_and_lengths_are_no_limits() -> None:
+    body = function(args='{"deep":true,"len(names)":4,"name":"x"}', result='{"length":4}')
+    assert judged(of(body, "train.f")) == {Property(results.RETURNS_SIZE, "length of names")}
+    assert of(function(args='{"n":5}', result='{"length":5,"value":"hello"}'), "train.f") == []
+
+
+def test_rules_about_lengths_name_the_argument_they_rest_on() -> None:
+    assert APIOutput.argument_of(Property(results.RETURNS_LENGTH, "equal to n_layers")) == "n_layers"
+    assert APIOutput.argument_of(Property(results.GROWS, "at most n")) == "n"
+    assert APIOutput.argument_of(Property(results.RETURNS_SIZE, "batch of x")) == ""
+
+
+# -- the rest ----------------------------------------------------------------------------------------------------------
+
+
+def test_equal_calls_are_judged_alike_and_other_arguments_are_not() -> None:
+    """What is kept of a call is not mistaken for another: 4 and 4.0 are equal, but a limit is a whole number."""
+    body = "".join(function(args=f'{{"n":{n}}}', result='{"length":4}') for n in ("4.0", "4", "true", "4"))
+    assert fate(of(body, "train.f"), Property(results.RETURNS_LENGTH, "equal to n")) == [True, True]
+
+
+EVERYTHING = (
+    linear("float32", "bfloat16")
+    + function("x float32[4,8]", "result float32[4,8]", args='{"kind":"float32","n":4}', result='{"length":4}')
+    + layer("x float32[4,8] requires_grad", "result float32[4,2] requires_grad")
+    + values("true", "true")
+    + normalised(0.02, 1.0)
+    + touched("false")
+    + generated(8, 24, 16)
+    + call(f"lifecycle {CLIP}", args='{"max_norm":1.0}', result='{"norm_after":0.5}')
+    + linear("float32", "bfloat16", what=f"module torch.nn.Linear.forward < {FORWARD}")
+)
+
+
+def test_it_keeps_the_promises_of_a_relation() -> None:
+    windows = from_text("".join(f"window train step={step}\n{EVERYTHING}" for step in range(1, 5)))
+    assert check_relation(APIOutput, windows) > 30
+
+
+@pytest.mark.parametrize(
+    ("api", "prop", "sentence"),
+    [
+        (LINEAR, AUTOCAST, "linear returns a tensor with the dtype of autocast"),
+        ("train.f", Property(results.RETURNS_DTYPE, "int64", "result[0]"), "a tensor (result[0]) of int64"),
+        ("train.f", Property(results.RETURNS_SIZE, "batch of x"), "train.f returns a tensor with the batch of x"),
+        ("train.f", Property(results.RETURNS_SIZE, "length of x"), "train.f returns an entry for each in x"),
+        (
+            "train.f",
+            Property(results.GROWS, "at most n"),
+            "returns a sequence that is longer than what goes in by at most n",
+        ),
+        ("train.f", Property(results.RETURNS_LENGTH, "equal to n"), "returns something with a length equal to n"),
+        (CLIP, results.MAX_NORM, "clip_grad_norm_ leaves gradients with a norm of max_norm at most"),
+    ],
+)
+def test_sentences_say_what_is_meant(api: str, prop: Property, sentence: str) -> None:
+    assert sentence in APIOutput.describe(Subject(api, "result"), prop)

@@ -1,0 +1,473 @@
+"""What `Consistent` says of hand-written windows: each part with a good case, a bad one, and honest exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from traincheck.relations.consistent import Consistent
+from traincheck.relations.rates import FIRST_STEPS
+from traincheck.vocab.events import LOADED, SAVED, Window
+from traincheck.vocab.facts import facts, value_of
+from traincheck.vocab.occasion import Occasion, Property, Subject
+from windows import Script, fates, occasions
+
+SAVE, STATE_DICT = "torch.save", "torch.nn.Module.state_dict"
+FRESH = facts(kind="parameter", requires_grad=True, fresh=True)
+
+
+def of(script: Script, subject: Subject) -> list[Occasion]:
+    return occasions(Consistent, script.windows, subject)
+
+
+# -- saved and loaded --------------------------------------------------------------------------------------------------
+
+
+def saving(*variables: str, wrong: str = "", missing: str = "", dtype: str = "float32", api: str = SAVE) -> Script:
+    """A run that saves these parameters; of one the saved value is wrong, one is not saved."""
+    script = Script().window("end")
+    reads: list[Any] = []
+    for number, name in enumerate(variables):
+        reads += [
+            ("parameter.data", name, number, "live", FRESH),
+            ("parameter.dtype", name, "float32", "live", FRESH),
+            ("parameter.shape", name, "4x8", "live", FRESH),
+            ("parameter.present", name, name != missing, SAVED, FRESH),
+        ]
+        if name != missing:
+            reads += [
+                ("parameter.data", name, 99 if name == wrong else number, SAVED, FRESH),
+                ("parameter.dtype", name, dtype, SAVED, FRESH),
+                ("parameter.shape", name, "4x8", SAVED, FRESH),
+            ]
+    script.call(api, reads=reads)
+    return script
+
+
+SAVED_DATA = Property("saved equals live", "data")
+
+
+def test_what_is_saved_equals_what_is_live() -> None:
+    (found,) = of(saving("Net.a", "Net.b"), Subject(SAVE, "parameter.saved"))
+    assert found.held == {SAVED_DATA, *(Property("saved equals live", of) for of in ("dtype", "shape"))} | {
+        Property("is saved", "parameter")
+    }
+    assert not found.failed and found.variables == ("Net.a", "Net.b")
+    assert value_of(found.context, "fresh") is True and value_of(found.context, "stage") is None
+
+
+def test_a_state_that_was_corrupted_on_the_way_to_the_file() -> None:
+    good, bad = of(saving("Net.a", "Net.b", wrong="Net.b"), Subject(SAVE, "parameter.saved"))
+    assert SAVED_DATA in good.held and good.variables == ("Net.a",)
+    assert bad.failed == {SAVED_DATA} and bad.variables == ("Net.b",)
+
+
+def test_a_parameter_that_is_missing_from_the_checkpoint() -> None:
+    found = of(saving("Net.a", "Net.frozen", missing="Net.frozen"), Subject(SAVE, "parameter.saved"))
+    missing = Property("is saved", "parameter")
+    assert [(one.variables, missing in one.held) for one in found] == [(("Net.a",), True), (("Net.frozen",), False)]
+    # Its value was not saved, so it is not judged.
+    assert SAVED_DATA not in found[1].held and SAVED_DATA not in (found[1].failed or ())
+
+
+def test_values_in_another_precision_are_not_compared() -> None:
+    (found,) = of(saving("Net.a", wrong="Net.a", dtype="bfloat16"), Subject(SAVE, "parameter.saved"))
+    assert found.failed == {Property("saved equals live", "dtype")}
+    assert SAVED_DATA not in found.held
+    assert Consistent.is_habit(Property("saved equals live", "dtype")) and not Consistent.is_habit(SAVED_DATA)
+
+
+def test_saving_is_offered_at_every_level_of_the_call() -> None:
+    script = Script().window("end")
+    reads: list[Any] = [("buffer.data", "Net.m", 1, role) for role in ("live", SAVED)]
+    script.call("train.Net.state_dict", STATE_DICT, reads=reads)
+    for level in ("train.Net.state_dict", STATE_DICT):
+        (found,) = of(script, Subject(level, "buffer.saved"))
+        assert found.held == {SAVED_DATA}
+
+
+def test_a_save_that_raised_is_no_occasion() -> None:
+    script = Script().window("end")
+    script.call(SAVE, ended=False, reads=[("parameter.data", "Net.a", 1), ("parameter.data", "Net.a", 2, SAVED)])
+    assert of(script, Subject(SAVE, "parameter.saved")) == []
+
+
+def test_what_is_live_after_a_load_equals_what_was_loaded() -> None:
+    script = Script().window("setup")
+    load = "torch.nn.Module.load_state_dict"
+    reads: list[Any] = [
+        *[("parameter.data", "Net.a", 1, role) for role in (LOADED, "live")],
+        ("parameter.data", "Net.b", 1, LOADED),
+        ("parameter.data", "Net.b", 2, "live"),
+        *[("parameter.dtype", "Net.c", dtype, role) for dtype, role in (("float16", LOADED), ("float32", "live"))],
+        ("parameter.data", "Net.c", 1, LOADED),
+        ("parameter.data", "Net.c", 2, "live"),
+    ]
+    script.call(load, reads=reads)
+    good, bad = of(script, Subject(load, "parameter.loaded"))
+    assert good.held == {Property("live equals loaded", "data")} and good.variables == ("Net.a",)
+    assert bad.failed == good.held and bad.variables == ("Net.b",)  # c was cast, and says nothing
+
+
+def test_an_optimizer_that_loses_entries_when_it_is_loaded() -> None:
+    load = "torch.optim.Optimizer.load_state_dict"
+    group = "SGD.param_groups[0]"
+    script = Script().window("setup")
+    for live in ("initial_lr+lr", "lr"):
+        reads: list[Any] = [
+            ("hyperparameter.keys", group, "initial_lr+lr", LOADED),
+            ("hyperparameter.keys", group, live),
+        ]
+        script.call(load, receiver="SGD", reads=reads)
+    found = of(script, Subject(load, "hyperparameter.loaded"))
+    assert fates(found, Property("live equals loaded", "keys")) == [True, False]
+
+
+# -- from update to update ---------------------------------------------------------------------------------------------
+
+TRAINABLE = facts(kind="parameter", requires_grad=True)
+STAYS_TRAINABLE = Property("stays", "parameter.requires_grad")
+OVER_TIME = Subject("parameter.requires_grad", "time")
+
+
+def trainable(name: str, value: bool) -> Any:
+    return ("parameter.requires_grad", name, value, "live", facts(kind="parameter", requires_grad=value))
+
+
+def test_trainable_parameters_stay_trainable() -> None:
+    script = Script()
+    script.window().step(trainable("Net.a", True), trainable("Net.b", False))
+    script.window().step()
+    script.window().step(trainable("Net.a", False))
+    script.window().step()
+    found = of(script, OVER_TIME)
+    told = [(one.variables, STAYS_TRAINABLE in one.held) for one in found]
+    assert told == [
+        (("Net.a",), True),
+        (("Net.b",), True),
+        (("Net.a",), False),
+        (("Net.b",), True),
+        (("Net.a", "Net.b"), True),
+    ]
+    assert value_of(found[2].context, "requires_grad") is True  # as it was before
+
+
+def test_each_optimizer_sees_its_own_state_of_things() -> None:
+    """Who freezes the critic while the generator learns goes back and forth, and nothing is wrong."""
+    script = Script()
+    for number in range(4):
+        script.window()
+        script.step(trainable("D.w", True), receiver="Adam")
+        script.step(trainable("D.w", False), receiver="Adam#2")
+        assert number == 0 or fates(of(script, OVER_TIME), STAYS_TRAINABLE) == [True] * 2 * number
+    script.window().step(trainable("D.w", False), receiver="Adam")
+    assert fates(of(script, OVER_TIME), STAYS_TRAINABLE)[-1] is False
+
+
+def test_a_new_variable_has_no_past() -> None:
+    script = Script()
+    script.window().step(trainable("Net.a", True))
+    script.window().step(trainable("Net.b", True))
+    script.window().step(trainable("Net.b", False))
+    assert [one.variables for one in of(script, OVER_TIME)] == [("Net.a",), ("Net.b",), ("Net.a",)]
+
+
+def test_what_an_optimizer_is_set_to_stays() -> None:
+    decay, subject = Property("stays", "hyperparameter.weight_decay"), Subject("hyperparameter.weight_decay", "time")
+    group = "AdamW.param_groups[0]"
+
+    def run(between: Callable[[Script], object]) -> list[bool]:
+        script = Script()
+        script.window().step(("hyperparameter.weight_decay", group, 0.1), receiver="AdamW")
+        script.window().step(receiver="AdamW")
+        script.window()
+        between(script)
+        script.step(("hyperparameter.weight_decay", group, 0.2), receiver="AdamW")
+        script.window().step(receiver="AdamW")
+        return fates(of(script, subject), decay)
+
+    assert run(lambda script: None) == [True, False, True]
+    assert run(lambda script: script.schedule()) == [True, True]  # a scheduler may cycle it
+    load = "torch.optim.Optimizer.load_state_dict"
+    assert run(lambda script: script.call(load, receiver="AdamW")) == [True, True]
+    assert run(lambda script: script.call(load, receiver="SGD")) == [True, False, True]
+
+
+def test_what_schedulers_leave_alone_stays() -> None:
+    thing, group = "hyperparameter.momentum", "SGD.param_groups[0]"
+
+    def run(*values: float) -> list[bool]:
+        script = Script()
+        for value in values:
+            script.window().step((thing, group, value))
+            script.schedule()
+        return fates(of(script, Subject(thing, "time")), Property("stays", thing))
+
+    assert run(0.9, 0.9, 0.9, 0.9, 0.9, 0.5, 0.5) == [True, False, True]
+    assert run(0.9, 0.8, 0.7, 0.8, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8) == []  # it is cycled
+
+
+def test_entries_of_a_parameter_group_do_not_vanish() -> None:
+    keys, subject, group = "hyperparameter.keys", Subject("hyperparameter.keys", "time"), "SGD.param_groups[0]"
+    script = Script()
+    script.window().step((keys, group, "lr+momentum"))
+    script.window().step((keys, group, "initial_lr+lr+momentum"))
+    script.window().step()
+    script.window().call("torch.optim.Optimizer.load_state_dict", receiver="SGD", reads=[(keys, group, "lr+momentum")])
+    script.step()
+    assert fates(of(script, subject), Property("keeps", keys)) == [True, True, False, True]
+
+
+def test_tied_weights_stay_tied() -> None:
+    tied = Property("stays", "parameter.tied")
+    script = Script()
+    for so in (True, True, False, False):
+        context = facts(requires_grad=True, tied=so)
+        script.window().step(changes=[{"variable": "GPT.wte.weight", "context": context, "owner": "SGD"}])
+    assert fates(of(script, Subject("parameter.tied", "time")), tied) == [True, False]
+
+
+def test_what_was_kept_is_forgotten_when_windows_were_dropped() -> None:
+    script = Script()
+    script.window().step(trainable("Net.a", True))
+    script.window()
+    script.window().step(trainable("Net.a", False))
+    windows = script.windows
+    assert fates(occasions(Consistent, windows, OVER_TIME), STAYS_TRAINABLE) == [False]
+    assert occasions(Consistent, [windows[0], windows[2]], OVER_TIME) == []
+
+
+# -- evaluation --------------------------------------------------------------------------------------------------------
+
+
+def validated(*, back: bool, frozen_norm: bool = False) -> Script:
+    script = Script()
+    norm = not frozen_norm
+    script.window().forward(("module.training", "Net", True), ("module.training", "Net.norm", norm))
+    script.step()
+    evaluation = [("module.training", "Net", False), ("module.training", "Net.norm", False)]
+    script.window("eval").forward(*evaluation[: 1 if frozen_norm else 2], grad=False)
+    again = [("module.training", "Net", True), ("module.training", "Net.norm", True)] if back else []
+    script.window().forward(*again[: 1 if frozen_norm else 2])
+    script.step()
+    return script
+
+
+def test_a_validation_gives_the_training_mode_back() -> None:
+    restores, subject = Property("restores", "module.training"), Subject("module.training", "evaluation")
+    (good,) = of(validated(back=True), subject)
+    assert good.held == {restores} and good.variables == ("Net", "Net.norm")
+    (bad,) = of(validated(back=False), subject)
+    assert bad.failed == {restores} and bad.variables == ("Net", "Net.norm")
+    (frozen,) = of(validated(back=True, frozen_norm=True), subject)
+    assert frozen.held == {restores} and frozen.variables == ("Net",)
+
+
+def test_other_models_and_models_that_never_train_say_nothing() -> None:
+    script = Script()
+    script.window().forward(("module.training", "Net", True))
+    script.window("eval").forward(("module.training", "Teacher", False), receiver="Teacher", grad=False)
+    script.window().forward()
+    script.forward(receiver="Teacher", grad=False)
+    assert of(script, Subject("module.training", "evaluation")) == []
+
+
+# -- learning rates ----------------------------------------------------------------------------------------------------
+
+GROUP = "SGD.param_groups[0]"
+AGREES = Property("agrees with", "scheduler.lr")
+SCHEDULED = Subject("hyperparameter.lr", "schedule")
+
+
+def rate(value: float, receiver: str = "SGD") -> Any:
+    return ("hyperparameter.lr", f"{receiver}.param_groups[0]", value)
+
+
+def test_the_optimizer_uses_the_rate_that_the_scheduler_set() -> None:
+    script = Script()
+    script.window().step(rate(0.1))
+    script.schedule(("scheduler.lr", "StepLR", 0.05))
+    script.window().step(rate(0.05))
+    script.window().step()
+    script.window().step(rate(0.1))
+    assert fates(of(script, SCHEDULED), AGREES) == [True, True, False]
+
+
+def test_with_several_schedulers_or_optimizers_nobody_knows_whose_rate_it_is() -> None:
+    script = Script()
+    script.window().step(rate(0.1))
+    script.schedule(("scheduler.lr", "StepLR", 0.05))
+    script.schedule(("scheduler.lr", "ExponentialLR", 0.01), receiver="ExponentialLR")
+    script.window().step(rate(0.01))
+    assert of(script, SCHEDULED) == []
+    script = Script()
+    script.window().step(rate(0.1))
+    script.step(rate(0.3, "Adam"), receiver="Adam")
+    script.schedule(("scheduler.lr", "StepLR", 0.05))
+    script.window().step(rate(0.05))
+    assert of(script, SCHEDULED) == []
+
+
+def test_schedulers_inside_another_do_not_count() -> None:
+    script = Script()
+    script.window().step(rate(0.1))
+    outer = script.schedule(("scheduler.lr", "SequentialLR", 0.05), receiver="SequentialLR")
+    script.schedule(("scheduler.lr", "LinearLR", 0.05), receiver="LinearLR", inside=outer)
+    script.window().step(rate(0.05))
+    assert fates(of(script, SCHEDULED), AGREES) == [True]
+
+
+def test_a_first_step_with_the_rate_before_the_warm_up() -> None:
+    start, begins = Subject("hyperparameter.lr", "start"), Property("does not halve", "hyperparameter.lr")
+
+    def run(*rates: float) -> list[bool]:
+        script = Script()
+        for value in rates:
+            script.window().step(rate(value))
+        return fates(of(script, start), begins)
+
+    assert run(0.1, 0.0, 0.001) == [False, True]
+    assert run(0.0, 0.001, 0.002) == [True, True]
+    assert run(0.1, 0.08, 0.06, 0.04) == [True] * 3
+    assert run(*[0.1] * FIRST_STEPS, 0.01) == [True] * (FIRST_STEPS - 1)  # a drop later on is a schedule
+
+
+# -- configuration -----------------------------------------------------------------------------------------------------
+
+
+def test_settings_are_told_once_and_with_their_value() -> None:
+    script = Script()
+    reads = [("hyperparameter.lr", f"SGD.param_groups[{number}]", 0.1 * number) for number in (1, 2)]
+    script.window().step(*reads, ("optimizer.class", "SGD", "torch.optim.SGD"))
+    script.window().step(("hyperparameter.lr", "SGD.param_groups[1]", 0.7))
+    (first,), (second,) = (of(script, Subject("hyperparameter.lr", f"setting {place}")) for place in (1, 2))
+    assert first.held == {Property("is", "hyperparameter.lr", "0.1")} and first.failed is None
+    assert second.held == {Property("is", "hyperparameter.lr", "0.2")}
+    (chosen,) = of(script, Subject("optimizer.class", "setting 1"))
+    (prop,) = chosen.held
+    assert Consistent.is_setting(prop) and not Consistent.is_setting(SAVED_DATA)
+    assert Consistent.describe(chosen.subject, prop) == "the class of the optimizer is torch.optim.SGD"
+    assert Consistent.describe(second.subject, *second.held) == "the learning rate (number 2) is 0.2"
+
+
+def test_a_number_is_one_setting_however_it_is_written() -> None:
+    written = []
+    for value in (1, 1.0, True, None, "1"):
+        script = Script()
+        script.window().step(("hyperparameter.x", "SGD.param_groups[0]", value))
+        (found,) = of(script, Subject("hyperparameter.x", "setting 1"))
+        written += [prop.detail for prop in found.held]
+    assert written == ["1", "1", "True", "None", "1"]
+
+
+def test_settings_of_a_loaded_state_are_not_this_programs() -> None:
+    script = Script().window("setup")
+    script.call("torch.optim.Optimizer.load_state_dict", receiver="SGD", reads=[rate(0.5)])
+    script.window().step(rate(0.1))
+    (found,) = of(script, Subject("hyperparameter.lr", "setting 1"))
+    assert found.held == {Property("is", "hyperparameter.lr", "0.1")}
+
+
+def test_after_a_gap_nothing_is_a_first_setting() -> None:
+    script = Script()
+    script.window().step()
+    script.window()
+    script.window().step(rate(0.1))
+    windows = script.windows
+    assert occasions(Consistent, [windows[0], windows[2]], Subject("hyperparameter.lr", "setting 1")) == []
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+SAME_DATA = Property("same on ranks", "parameter.data")
+
+
+def ranks(*fingerprints: dict[str, int], contexts: dict[str, Any] | None = None) -> list[list[Window]]:
+    """One step on several ranks; each has these parameters with these fingerprints."""
+    told = []
+    for rank, held in enumerate(fingerprints):
+        script = Script(rank=rank).window()
+        changes = [
+            {"variable": name, "fingerprint": value, "context": (contexts or {}).get(name, facts(requires_grad=True))}
+            for name, value in held.items()
+        ]
+        script.step(changes=changes)
+        told.append(script.windows)
+    return told
+
+
+def across(told: Sequence[Sequence[Window]], subject: Subject) -> list[Occasion]:
+    relation = Consistent()
+    return [one for windows in zip(*told, strict=True) for one in relation.across(windows) if one.subject == subject]
+
+
+def test_replicas_have_the_same_values() -> None:
+    found = across(ranks({"Net.a": 1, "Net.b": 2}, {"Net.a": 1, "Net.b": 3}), Subject("parameter.data", "ranks"))
+    told = {one.variables: SAME_DATA in one.held for one in found}
+    assert told == {("Net.a",): True, ("Net.b",): False}
+    assert value_of(found[0].context, "same_name") is True and value_of(found[0].context, "same_rank") is False
+
+
+def test_each_rank_is_compared_with_the_first_and_with_the_next() -> None:
+    subject = Subject("parameter.data", "ranks")
+    found = across(ranks({"a": 1}, {"a": 1}, {"a": 2}, {"a": 2}), subject)
+    assert sorted(fates(found, SAME_DATA)) == [False, False, False, True, True]
+    assert across(ranks({"a": 1}), subject) == []
+
+
+def test_facts_tell_shards_from_replicas() -> None:
+    contexts = {
+        "norm": facts(attributes="", requires_grad=True),
+        "shard": facts(attributes="tensor_model_parallel", requires_grad=True),
+    }
+    found = across(
+        ranks({"norm": 1, "shard": 1}, {"norm": 1, "shard": 2}, contexts=contexts), Subject("parameter.data", "ranks")
+    )
+    told = {value_of(one.context, "attributes"): SAME_DATA in one.held for one in found}
+    assert told == {"": True, "tensor_model_parallel": False}
+
+
+def test_what_only_one_rank_has_is_not_compared() -> None:
+    assert across(ranks({"a": 1}, {"b": 2}), Subject("parameter.data", "ranks")) == []
+
+
+def test_learning_rates_are_carried_on_when_ranks_are_compared() -> None:
+    told = []
+    for rank, last in enumerate((0.05, 0.1)):
+        script = Script(rank=rank)
+        script.window().step(rate(0.1))
+        script.window().step()
+        script.window().step(*([rate(last)] if last != 0.1 else []))
+        told.append(script.windows)
+    found = across(told, Subject("hyperparameter.lr", "ranks"))
+    assert fates(found, Property("same on ranks", "hyperparameter.lr")) == [True, False]
+    # What a rank said before a gap is not believed after it.
+    gap = [[windows[0], replace(windows[2], index=7)] for windows in told]
+    assert fates(
+        across(gap, Subject("hyperparameter.lr", "ranks")), Property("same on ranks", "hyperparameter.lr")
+    ) == [True]
+
+
+# -- the relation as a whole -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grain", ["time", "schedule", "setting 1"])
+def test_an_interest_limits_the_work(grain: str) -> None:
+    script = Script()
+    script.window().step(rate(0.1), trainable("Net.a", True))
+    script.schedule(("scheduler.lr", "StepLR", 0.1))
+    script.window().step()
+    whole = Consistent()
+    everything = [one for window in script.windows for one in whole.occasions(window)]
+    assert {one.subject.grain for one in everything} >= {"time", "schedule", "setting 1"}
+    subjects = frozenset(one.subject for one in everything if one.subject.grain == grain)
+    relation = Consistent(subjects)
+    found = [one for window in script.windows for one in relation.occasions(window)]
+    assert {one.subject for one in found} == subjects
+    instance = Consistent(subjects)
+    assert [
+        one for windows in zip(script.windows, script.windows, strict=True) for one in instance.across(windows)
+    ] == []

@@ -1,0 +1,114 @@
+"""Differences between books: what went, what came, and what rests on something else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from traincheck.cli.main import main
+from traincheck.invariants.book import Book, LearnedRun, write_book
+from traincheck.invariants.diff import compare
+from traincheck.vocab.invariant import Clause, Invariant, Precondition, Support
+from traincheck.vocab.occasion import Property
+
+Make = Callable[..., Invariant]
+RUN, OTHER = LearnedRun("cnn.py", "d", 40), LearnedRun("gpt.py", "d", 60)
+
+
+def test_equal_books_differ_in_nothing(some_invariants: tuple[Invariant, ...]) -> None:
+    book = Book(some_invariants, (RUN, RUN))
+    found = compare(book, book)
+    assert found.empty and found.same == 4
+
+
+def test_what_went_and_what_came(some_invariants: tuple[Invariant, ...]) -> None:
+    a, b = Book(some_invariants[:3], (RUN, RUN)), Book(some_invariants[1:], (RUN, OTHER))
+    found = compare(a, b)
+    assert (found.only_in_a, found.only_in_b, found.changed) == (some_invariants[:1], some_invariants[3:], ())
+    assert (found.same, found.runs_only_in_a, found.runs_only_in_b) == (2, (RUN,), (OTHER,))
+    back = compare(b, a)
+    assert (back.only_in_a, back.only_in_b) == (found.only_in_b, found.only_in_a)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("severity", {"severity": "notice"}),
+        ("confidence", {"confidence": 0.5}),
+        ("scope", {"scope": "pipeline"}),
+        ("support", {"support": Support(1, 2, 3, 4)}),
+        ("origin", {"origin": ("mnist.py", "gpt.py")}),
+        ("mute", {"mute": "on purpose"}),
+        ("experience", {"experience": Precondition((Clause("autocast", "off"),))}),
+    ],
+)
+def test_each_field_of_a_rule_is_compared(name: str, change: dict[str, object], new_invariant: Make) -> None:
+    rule = new_invariant()
+    (one,) = compare(Book((rule,)), Book((replace(rule, **change),))).changed  # type: ignore[arg-type]
+    assert one.what == (name,) and one.a is rule
+
+
+def test_a_rule_with_another_condition_is_one_rule(new_invariant: Make) -> None:
+    narrow, wide = new_invariant(clauses=(Clause("stage", "train"),)), new_invariant()
+    found = compare(Book((narrow,)), Book((wide,)))
+    assert [(one.a, one.b, one.what) for one in found.changed] == [(narrow, wide, ("condition",))]
+    assert (found.only_in_a, found.only_in_b, found.same) == ((), (), 0)
+    third = new_invariant(clauses=(Clause("stage", "eval"),))
+    several = compare(Book((narrow,)), Book((wide, third)))  # which of the two it became is not told
+    assert (several.only_in_a, len(several.only_in_b), several.changed) == ((narrow,), 2, ())
+
+
+@pytest.fixture
+def books(folder: Path, some_invariants: tuple[Invariant, ...], new_invariant: Make) -> None:
+    """a.jsonl and b.jsonl, with a difference of every kind."""
+    first, second, third, fourth = some_invariants
+    now = replace(second, severity="notice", mute="we freeze it", confidence=0.6)
+    reworded = replace(first, precondition=Precondition((Clause("stage", "train"),)), id="")
+    write_book(Book((first, second, third), (RUN,)), "a.jsonl")
+    added = new_invariant(Property("preceded by", "x"), sentence="x is called", relation="APISequence")
+    write_book(Book((reworded, now, third, fourth, added), (RUN, OTHER)), "b.jsonl")
+
+
+@pytest.mark.usefixtures("books")
+def test_differences_are_told_in_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", "a.jsonl", "b.jsonl"]) == 0
+    told = capsys.readouterr().out
+    assert told.index("APISequence") < told.index("EventContain")
+    for part in (
+        "only in b.jsonl",
+        "notice: After torch.optim.Optimizer.step the loss is printed. (muted: only this script prints)",
+        "its condition was: grads is not none and stage is train; now: stage is train",
+        "breaking it was an error and is now a notice",
+        "it is muted now: we freeze it",
+        "confidence 1.000 -> 0.600",
+        "only b.jsonl was learned from gpt.py (60 steps)",
+        "0 only in a.jsonl, 2 only in b.jsonl, 2 changed, 1 the same",
+    ):
+        assert part in told
+    assert "only in a.jsonl\n" not in told
+    assert main(["diff", "b.jsonl", "a.jsonl"]) == 0
+    assert "it is not muted any more (the reason was: we freeze it)" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("books")
+def test_differences_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", "a.jsonl", "b.jsonl", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (len(told["only_in_a"]), len(told["only_in_b"]), told["same"]) == (0, 2, 1)
+    assert [one["what"] for one in told["changed"]] == [["condition"], ["severity", "mute", "confidence"]]
+    assert told["changed"][1]["b"]["mute"] == "we freeze it"
+    assert told["runs_only_in_b"] == [{"script": "gpt.py", "digest": "d", "steps": 60}]
+
+
+@pytest.mark.usefixtures("books")
+def test_a_difference_fails_only_where_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", "a.jsonl", "b.jsonl", "--fail-on-change"]) == 3
+    assert main(["diff", "a.jsonl", "a.jsonl", "--fail-on-change"]) == 0
+    assert "3 invariants the same" in capsys.readouterr().out
+    assert main(["diff", "a.jsonl", "absent.jsonl"]) == 2
+    assert main(["diff", "a.jsonl"]) == 2
+    assert "book-not-found" in capsys.readouterr().err

@@ -1,0 +1,239 @@
+"""What `Periodic` says of hand-written windows: each part with a good case, a bad one, and honest exceptions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from traincheck.relations.periodic import Periodic
+from traincheck.relations.rhythms import ESTABLISHED, LONGEST
+from traincheck.vocab.facts import facts, value_of
+from traincheck.vocab.occasion import Occasion, Property, Subject
+from windows import SCHEDULE, UPDATE, Script, fates, occasions
+
+
+def of(script: Script, subject: Subject) -> list[Occasion]:
+    return occasions(Periodic, script.windows, subject)
+
+
+# -- counters --------------------------------------------------------------------------------------------------------
+
+GROWS = Property("grows by one per", "Optimizer.step")
+
+
+def counted(*counts: int, attribute: str = "step", grads: str = "some") -> Script:
+    script = Script()
+    for count in counts:
+        reads = (f"optimizer_state.{attribute}", "Adam", count)
+        script.window().step(reads, receiver="Adam", context=facts(grads=grads))
+    return script
+
+
+def test_the_count_of_an_optimizer_grows_by_one() -> None:
+    subject = Subject("optimizer_state.step", "counter")
+    assert fates(of(counted(1, 2, 3), subject), GROWS) == [True, True]
+    assert fates(of(counted(1, 1, 3, 4), subject), GROWS) == [False, False, True]
+    (found,) = of(counted(1, 2, grads="mixed"), subject)
+    assert value_of(found.context, "grads") == "mixed" and found.variables == ("Adam",)
+
+
+def test_a_parameter_that_joins_late_counts_late() -> None:
+    lowest = Subject("optimizer_state.lowest_step", "counter")
+    assert fates(of(counted(5, 1, 2, attribute="lowest_step"), lowest), GROWS) == [True]
+    assert fates(of(counted(5, 5, attribute="lowest_step"), lowest), GROWS) == [False]
+    # An expert that gets no gradient in this step stands still.
+    assert fates(of(counted(5, 5, attribute="lowest_step", grads="mixed"), lowest), GROWS) == []
+
+
+def test_a_loaded_state_counts_from_anywhere() -> None:
+    script = Script()
+    script.window().step(("optimizer_state.step", "Adam", 3), receiver="Adam")
+    script.call("torch.optim.Optimizer.load_state_dict", receiver="Adam")
+    script.window().step(("optimizer_state.step", "Adam", 100), receiver="Adam")
+    script.window().step(("optimizer_state.step", "Adam", 101), receiver="Adam")
+    assert fates(of(script, Subject("optimizer_state.step", "counter")), GROWS) == [True]
+
+
+def test_two_optimizers_count_each_for_itself() -> None:
+    script = Script()
+    for first, second in ((1, 11), (2, 12)):
+        script.window().step(("optimizer_state.step", "Adam", first), receiver="Adam")
+        script.step(("optimizer_state.step", "Adam#2", second), receiver="Adam#2")
+    assert fates(of(script, Subject("optimizer_state.step", "counter")), GROWS) == [True, True]
+
+
+def test_a_scheduler_counts_its_steps_unless_it_is_told_the_epoch() -> None:
+    subject, grows = Subject("scheduler.last_epoch", "counter"), Property("grows by one per", "LRScheduler.step")
+    script = Script().window()
+    for count in (1, 2, 2):
+        script.schedule(("scheduler.last_epoch", "StepLR", count))
+    script.schedule(("scheduler.last_epoch", "StepLR", 7), args=facts(epoch=7))
+    assert fates(of(script, subject), grows) == [True, False]
+
+
+# -- rhythms ---------------------------------------------------------------------------------------------------------
+
+
+def rhythm(*changes: bool, thing: str = "hyperparameter.lr") -> list[bool]:
+    """What is said of a learning rate that changes in these steps (and in one before)."""
+    script, rate = Script(), 1.0
+    for changed in (False, True, *changes):
+        rate -= 0.01 * changed
+        script.window().step(("hyperparameter.lr", "SGD.param_groups[0]", rate))
+    return fates(of(script, Subject(thing, "rhythm")), Property("keeps its rhythm", thing))
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+def test_an_established_rhythm_is_kept(every: int) -> None:
+    period = [*[False] * (every - 1), True]
+    assert rhythm(*period * ESTABLISHED) == []
+    assert rhythm(*period * (ESTABLISHED + 2)) == [True, True]
+
+
+def test_a_rhythm_is_broken_once() -> None:
+    period = [False, True]
+    assert rhythm(*period * (ESTABLISHED + 1), *[False] * 10) == [True, False]  # it comes no more
+    assert rhythm(*period * (ESTABLISHED + 1), True, *period) == [True, False]  # it comes too early
+
+
+def test_what_comes_and_goes_has_no_rhythm() -> None:
+    assert rhythm(*[True, False, False, True, True, False] * 4) == []
+    assert rhythm(*([False] * LONGEST + [True]) * (ESTABLISHED + 2)) == []
+
+
+def test_evaluations_do_not_count_as_steps() -> None:
+    script = Script()
+    for number in range(ESTABLISHED + 3):
+        script.window().step(changes=[{}])
+        if number % 2:
+            script.window("eval")
+    script.window().step(changes=[{"changed": False}])
+    found = of(script, Subject("parameter.data", "rhythm"))
+    assert fates(found, Property("keeps its rhythm", "parameter.data")) == [True, True, False]
+    assert Periodic.is_habit(Property("keeps its rhythm", "parameter.data")) and not Periodic.is_habit(GROWS)
+
+
+# -- passes ----------------------------------------------------------------------------------------------------------
+
+REACHES = Property("reaches", "loader.length")
+BATCHES = Subject("loader.batches", "pass")
+
+
+def epochs(
+    *batches: int, length: int = 3, orders: tuple[int, ...] = (), evaluates: bool = True, trains: bool = True
+) -> Script:
+    """Passes over a loader that fetch so many batches each, with a validation after each that goes to its end."""
+    script = Script()
+    for number, fetched in enumerate(batches):
+        script.window().iterate("DataLoader#1", length)
+        for _ in range(fetched):
+            if trains:
+                script.step()
+            script.window()
+        order = orders[number] if orders else None
+        script.exhaust(fetched, order=order, last=fetched == length)
+        if evaluates:
+            script.window("eval").iterate("DataLoader#2", 1)
+            script.exhaust(1, "DataLoader#2")
+    return script
+
+
+def test_a_pass_that_is_cut_short_after_others_went_to_their_end() -> None:
+    found = [one for one in of(epochs(3, 3, 3, 1), BATCHES) if one.variables == ("DataLoader#1",)]
+    assert fates(found, REACHES) == [True, False]
+    assert all(value_of(one.context, "updated") is True for one in found)
+    assert all(value_of(one.context, "last_batch") is None for one in found)  # that would be the answer
+
+
+def test_who_leaves_a_loader_early_from_the_first_does_so_again() -> None:
+    assert fates([one for one in of(epochs(1, 3, 1, 3), BATCHES) if "#1" in one.variables[0]], REACHES) == []
+
+
+def test_who_counts_steps_and_starts_over_at_the_end_of_the_data_may_stop_anywhere() -> None:
+    assert of(epochs(3, 3, 3, 1, evaluates=False), BATCHES) == []
+
+
+@pytest.mark.parametrize("api", ["torch.save", SCHEDULE])
+def test_who_does_something_after_each_pass_thinks_in_passes(api: str) -> None:
+    script = Script()
+    for batches in (3, 3, 1):
+        script.window().iterate("DataLoader#1", 3)
+        script.exhaust(batches, last=batches == 3)
+        script.call(api)
+    (found,) = of(script, BATCHES)
+    assert found.failed == {REACHES} and value_of(found.context, "updated") is False
+
+
+def test_a_pass_that_is_left_when_the_next_begins() -> None:
+    script = epochs(3, 3)
+    left: Any = ("loader.batches", "DataLoader#1", 2, "live", facts(last_batch=False))
+    script.window().iterate("DataLoader#1", 3)
+    script.step()
+    script.window().iterate("DataLoader#1", 3, left)
+    script.step()
+    script.window().exhaust(3)
+    found = [one for one in of(script, BATCHES) if one.variables == ("DataLoader#1",)]
+    assert fates(found, REACHES) == [False]  # and nothing is said once one was cut
+
+
+def test_a_training_loader_is_shuffled_anew() -> None:
+    subject, differs = Subject("loader.order", "pass"), Property("differs between passes", "loader.order")
+    assert fates(of(epochs(3, 3, 3, orders=(1, 2, 2)), subject), differs) == [True, False]
+    assert of(epochs(3, 3, orders=(1, 1), trains=False), subject) == []  # evaluations keep their order
+    assert Periodic.is_habit(differs)
+
+
+def test_each_pass_has_as_many_updates() -> None:
+    subject, same = Subject(UPDATE, "pass"), Property("same number in each pass", UPDATE)
+    assert fates(of(epochs(3, 3, 3), subject), same) == [True, True]
+    script = epochs(3)
+    script.window().iterate("DataLoader#1", 3)
+    script.step()
+    script.exhaust(3)
+    assert fates(of(script, subject), same) == [False]
+    assert Periodic.is_habit(same)
+
+
+# -- horizons --------------------------------------------------------------------------------------------------------
+
+
+def scheduled(*rates: float, total: int | None, ends: bool = True) -> Script:
+    script = Script()
+    for number, rate in enumerate(rates, 1):
+        reads: list[Any] = [("scheduler.lr", "StepLR", rate), ("scheduler.last_epoch", "StepLR", number)]
+        if number == 1 and total is not None:
+            reads.append(("scheduler.total", "StepLR", total, "announced"))
+        script.window().schedule(*reads)
+    script.window("end")
+    if ends:
+        script.read("run.steps", "run", len(rates))
+    return script
+
+
+def test_a_learning_rate_rests_after_its_horizon() -> None:
+    subject, within = Subject("scheduler.last_epoch", "horizon"), Property("stays within", "scheduler.total")
+    assert fates(of(scheduled(0.5, 0.4, 0.3, total=3), subject), within) == [True] * 3
+    # A warm-up is over after its steps, and the rate stays.
+    assert fates(of(scheduled(0.1, 0.2, 0.2, 0.2, total=2), subject), within) == [True] * 4
+    # A cosine that was made for two epochs and is stepped in each batch comes up again.
+    assert fates(of(scheduled(0.5, 0.0, 0.5, 1.0, total=2), subject), within) == [True, True, False, False]
+    assert of(scheduled(0.5, 0.4, total=None), subject) == []
+
+
+def test_a_scheduler_gets_as_far_as_it_was_made_for() -> None:
+    subject, reaches = Subject("scheduler.last_epoch", "run"), Property("reaches", "scheduler.total")
+    assert fates(of(scheduled(*[0.1] * 5, total=5), subject), reaches) == [True]
+    assert fates(of(scheduled(*[0.1] * 5, total=50), subject), reaches) == [False]
+    assert of(scheduled(*[0.1] * 5, total=50, ends=False), subject) == []  # the run goes on
+    assert Periodic.is_habit(reaches) and not Periodic.is_habit(REACHES)
+
+
+# -- gaps ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_counted_is_forgotten_when_windows_were_dropped() -> None:
+    windows = counted(1, 2, 3).windows
+    assert occasions(Periodic, [windows[0], windows[2]], Subject("optimizer_state.step", "counter")) == []
+    windows = scheduled(0.5, 0.4, 0.3, total=2).windows
+    assert occasions(Periodic, windows[1:], Subject("scheduler.last_epoch", "horizon")) == []

@@ -1,0 +1,147 @@
+"""Calls of modules and of the project's functions: what they are given, in which mode, and that nothing is held."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from observing import Seen, observing
+from traincheck.vocab.events import NO_CALL, Call
+from traincheck.vocab.facts import value_of
+from training import Model
+
+LINEAR = "torch.nn.functional.linear"
+
+
+def only(seen: Seen, name: str) -> Call:
+    (call,) = seen.named(name)
+    return call
+
+
+# -- modules ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Output(dict):  # type: ignore[type-arg]
+    """A module's output as some libraries have it: a dict of a class of its own."""
+
+
+class Speller(nn.Module):
+    """Takes what language models take, by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+
+    def forward(
+        self, ids: torch.Tensor, mask: torch.Tensor | None = None, use_cache: bool = True, **rest: object
+    ) -> dict[str, torch.Tensor]:
+        found = Output()
+        found["logits"] = self.embed(ids)
+        return found
+
+
+def test_modules_tell_positional_and_keyword_arguments() -> None:
+    ids, mask = torch.tensor([[1, 2]]), torch.ones(1, 2)
+    with observing() as seen:
+        model = Speller()
+        model(ids, mask)
+        model(ids=ids, mask=mask, use_cache=False, scale=0.5)
+    first, second = seen.named("test_sources_calls.Speller.forward")
+    assert [tensor.role for tensor in first.tensors] == ["ids", "mask", "result[logits]"]
+    assert [tensor.role for tensor in second.tensors] == ["ids", "mask", "result[logits]"]
+    assert dict(first.args) == {"training": True}
+    assert dict(second.args) == {"training": True, "use_cache": False, "scale": 0.5}
+
+
+def test_functions_know_the_mode_of_the_module_they_run_in() -> None:
+    with observing() as seen:
+        model = Model()
+        model(torch.ones(4, 4))
+        model.body.eval()
+        model(torch.ones(4, 4))
+        torch.ones(2).exp()
+    flags = [value_of(call.context, "training") for call in seen.named(LINEAR)]
+    assert flags == [True, True, False, True]
+    assert "training" not in dict(only(seen, "torch.Tensor.exp").context)
+
+
+# -- functions of the project ----------------------------------------------------------------------------------------
+
+
+class Helper:
+    """Has a method."""
+
+    def mix(self, batch: dict[str, torch.Tensor], *more: torch.Tensor, rate: float = 0.5) -> tuple[torch.Tensor, int]:
+        return batch["x"] * rate + sum(more), len(more)
+
+
+def nothing(flag: bool) -> None:
+    assert flag
+
+
+def failing(flag: bool) -> None:
+    if flag:
+        raise KeyError(flag)
+
+
+def test_functions_of_the_project_tell_what_they_take_and_return() -> None:
+    with observing() as seen:
+        Helper().mix({"x": torch.ones(2), "y": torch.ones(3)}, torch.ones(2), rate=0.25)
+        nothing(True)
+        for flag in (True, False):
+            try:
+                failing(flag)
+            except KeyError:
+                continue
+    mix = only(seen, "test_sources_calls.Helper.mix")
+    assert dict(mix.args) == {"rate": 0.25, "len(more)": 1} and dict(mix.result) == {"length": 2}
+    assert [tensor.role for tensor in mix.tensors] == ["batch[x]", "batch[y]", "more[0]", "result[0]"]
+    assert dict(only(seen, "test_sources_calls.nothing").result) == {"value": None}
+    raised, returned = seen.named("test_sources_calls.failing")
+    assert raised.end == NO_CALL and returned.end > returned.seq
+    assert dict(raised.args) == {"flag": True} and returned.result == (("value", None),)
+
+
+def lets_go(x: list[torch.Tensor], box: torch.Tensor) -> bool:
+    reference = weakref.ref(box)
+    x.clear()
+    box = torch.zeros(1)
+    return reference() is None
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python itself keeps them while a profiler is set")
+def test_arguments_are_not_kept_alive() -> None:
+    with observing() as seen:
+        held = [torch.ones(3)]
+        gone = lets_go(held, held[0])
+        model = Model()
+        y = model(torch.ones(4, 4, requires_grad=True))
+        memory = weakref.ref(y)
+        del y
+        gc.collect()
+        alive = memory()
+    assert gone and alive is None
+    assert seen.faults == [] and dict(only(seen, "test_sources_calls.lets_go").args) == {"len(x)": 1}
+
+
+def test_long_texts_and_large_numbers_are_not_told() -> None:
+    def arguments(value: object) -> dict[str, object]:
+        with observing() as seen:
+            takes(value)
+        return dict(only(seen, "test_sources_calls.takes").args)
+
+    assert arguments("mean") == {"value": "mean"}
+    assert arguments("a prompt " * 20) == {}
+    assert arguments(1 << 70) == {} and arguments(1 << 40) == {"value": 1 << 40}
+    assert arguments(object()) == {}
+
+
+def takes(value: object) -> None:
+    assert value is not NotImplemented

@@ -1,0 +1,104 @@
+"""Alignment: windows of ranks are paired by step, stage and occurrence, whatever some of the ranks miss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from traincheck.testing.readable import from_text
+from traincheck.trace.alignment import aligned
+from traincheck.trace.folder import RunFolder
+from traincheck.trace.notes import Manifest
+from traincheck.trace.reader import read_windows
+from traincheck.trace.writer import TraceWriter
+from traincheck.vocab.events import Window
+
+
+def rank(lines: str, number: int = 0) -> list[Window]:
+    """Windows told as `train 1, eval 1, ...`; `-` is one that was dropped."""
+    told = [line.split() for line in lines.split(",")]
+    return [Window(index, int(words[1]), words[0], rank=number) for index, words in enumerate(told) if words != ["-"]]
+
+
+def pairs(*ranks: str) -> list[tuple[str, ...]]:
+    """The indices of the windows that were found to belong together, with stage and step."""
+    found = aligned([rank(lines, number) for number, lines in enumerate(ranks)])
+    return [(f"{windows[0].stage} {windows[0].step}", *(str(window.index) for window in windows)) for windows in found]
+
+
+def test_windows_of_the_same_part_of_the_run_go_together() -> None:
+    lines = "setup 0, train 1, eval 1, eval 1, train 2, end 2"
+    assert pairs(lines, lines, lines) == [
+        ("setup 0", "0", "0", "0"),
+        ("train 1", "1", "1", "1"),
+        ("eval 1", "2", "2", "2"),
+        ("eval 1", "3", "3", "3"),
+        ("train 2", "4", "4", "4"),
+        ("end 2", "5", "5", "5"),
+    ]
+
+
+def test_what_one_rank_alone_has_is_left_out() -> None:
+    assert pairs("setup 0, train 1, eval 1, train 2, eval 2, eval 2, end 2", "setup 0, train 1, train 2, eval 2") == [
+        ("setup 0", "0", "0"),
+        ("train 1", "1", "1"),
+        ("train 2", "3", "2"),
+        ("eval 2", "4", "3"),
+    ]
+
+
+def test_a_step_that_a_rank_dropped_is_left_out() -> None:
+    assert pairs("setup 0, -, train 2, train 3", "setup 0, train 1, -, train 3", "-, train 1, train 2, train 3") == [
+        ("train 3", "3", "3", "3")
+    ]
+
+
+def test_an_evaluation_behind_dropped_windows_is_not_taken_for_another() -> None:
+    whole = "train 1, eval 1, eval 1, train 2, eval 2"
+    assert pairs(whole, "train 1, -, eval 1, train 2, eval 2") == [
+        ("train 1", "0", "0"),
+        ("train 2", "3", "3"),
+        ("eval 2", "4", "4"),
+    ]
+    assert pairs(whole, "train 1, eval 1, -, train 2, eval 2") == [
+        ("train 1", "0", "0"),
+        ("eval 1", "1", "1"),
+        ("train 2", "3", "3"),
+        ("eval 2", "4", "4"),
+    ]
+    assert pairs(whole, "train 1, eval 1, eval 1, -, eval 2") == [
+        ("train 1", "0", "0"),
+        ("eval 1", "1", "1"),
+        ("eval 1", "2", "2"),
+    ]
+
+
+def test_one_rank_is_aligned_with_itself_and_none_with_nothing() -> None:
+    lines = "setup 0, train 1, train 2"
+    assert pairs(lines) == [("setup 0", "0"), ("train 1", "1"), ("train 2", "2")]
+    assert pairs() == []
+    assert pairs(lines, "train 9") == []
+
+
+def test_streams_are_read_as_they_are_asked_for() -> None:
+    read = [0, 0]
+
+    def stream(number: int, every: int) -> Iterator[Window]:
+        for step in range(1, 10**9, every):
+            read[number] += 1
+            yield Window(step, step, "train", rank=number)
+
+    found = aligned([stream(0, 1), stream(1, 100)])
+    assert [next(found)[0].step for _ in range(5)] == [1, 101, 201, 301, 401]
+    assert read == [401, 5]
+
+
+def test_a_run_folder_gives_what_is_to_be_aligned(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", Manifest())
+    steps = from_text("window setup\nwindow train step=1\nwindow end step=1")
+    for number, process, windows in ((0, 1, steps[:1]), (0, 5, steps), (1, 6, steps)):
+        with TraceWriter(run.path, number, process) as writer:
+            for window in windows:
+                writer.write(window)
+    found = list(aligned([read_windows(file) for file in run.by_rank().values()]))
+    assert [[(window.rank, window.process) for window in windows] for windows in found] == [[(0, 5), (1, 6)]] * 3
