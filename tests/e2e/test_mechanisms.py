@@ -48,7 +48,7 @@ MUTATIONS = {
     "initialised_twice": Mutation(
         "        for module in self.modules():\n",
         "        for module in (inner for outer in self.modules() for inner in outer.modules()):\n",
-        "normal_",
+        "init_weights",
     ),
     "dropout_in_evaluation": Mutation(
         "p = self.dropout if self.training else 0.0", "p = self.dropout", "scaled_dot_product_attention"

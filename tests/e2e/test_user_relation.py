@@ -54,6 +54,10 @@ class ReturnsFloating:
         return False
 
     @staticmethod
+    def argument_of(subject, prop):
+        return None
+
+    @staticmethod
     def describe(subject, prop):
         return f"an outermost call of {short(subject.api)} returns single precision"
 '''

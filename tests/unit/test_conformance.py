@@ -74,6 +74,10 @@ class Called:
         return False
 
     @staticmethod
+    def argument_of(subject: Subject, prop: Property) -> tuple[str, str] | None:
+        return None
+
+    @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         return f"{subject.api} is called"
 

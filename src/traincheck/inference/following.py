@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from traincheck import plugins
-from traincheck.inference.confidence import ERROR_CONFIDENCE, confidence
+from traincheck.inference.confidence import ERROR_CONFIDENCE, of_support
 from traincheck.inference.journal import KEPT, Entry, Journal
 from traincheck.inference.learn import Learned
 from traincheck.inference.tally import Key, Tally, candidates
@@ -100,7 +100,10 @@ def evidence(tallies: Sequence[Tally], key: Key, prop: Property) -> list[Seen]:
 def arithmetic(rule: Invariant) -> str:
     """How the confidence of a rule comes about, see Note [Confidence]."""
     support = rule.support
-    programs, unit = (support.runs, "runs") if rule.scope == PIPELINE else (support.scripts, "scripts")
-    told = f"({programs} + 1) / ({programs} + 2) for {programs} {unit}, times "
-    told += f"({support.steps} + 1) / ({support.steps} + 2) for {support.steps:,} steps"
-    return f"{told} = {confidence(programs, support.steps):.3f}; an error takes {ERROR_CONFIDENCE}"
+    if rule.scope == PIPELINE:
+        told = f"{support.runs} / ({support.runs} + 1) for {support.runs} runs of one pipeline"
+    else:
+        told = f"({support.scripts} + 1) / ({support.scripts} + 2) for {support.scripts} scripts, times "
+        told += f"({support.steps} + 1) / ({support.steps} + 2) for {support.steps:,} steps"
+    certainty = of_support(support, pipeline=rule.scope == PIPELINE)
+    return f"{told} = {certainty:.3f}; an error takes {ERROR_CONFIDENCE}"

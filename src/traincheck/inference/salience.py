@@ -19,24 +19,18 @@ from traincheck.inference.tally import Tally
 from traincheck.vocab.occasion import Property
 
 
-def why_dull(prop: Property, tallies: Sequence[Tally]) -> str | None:
-    """Why a candidate is not worth weighing, None when it is."""
+def why_dull(prop: Property, argument: tuple[str, str] | None, tallies: Sequence[Tally]) -> str | None:
+    """Why a candidate is not worth weighing, None when it is; `argument` is what its relation says that it rests on."""
     if _does_nothing(prop.object, tallies):
         return f"{prop.object} is dull: it was never seen to return a tensor or to change a state"
-    if _is_taste(prop, tallies):
-        return "this argument never had another value: a matter of configuration"
+    if argument is not None and not any_varied(*argument, tallies):
+        return f"the argument {argument[1]} never had another value: a matter of taste, or a coincidence"
     return None
 
 
 def _does_nothing(api: str, tallies: Sequence[Tally]) -> bool:
     seen = [tally for tally in tallies if api in tally.reach]
     return bool(seen) and all(tally.dull(api) for tally in seen)
-
-
-def _is_taste(prop: Property, tallies: Sequence[Tally]) -> bool:
-    """Whether a property is about an argument that had the same value in every call of every run."""
-    name, given, _ = prop.detail.partition("=")
-    return bool(given) and not any_varied(prop.object, name, tallies)
 
 
 def any_varied(api: str, argument: str, tallies: Sequence[Tally]) -> bool:

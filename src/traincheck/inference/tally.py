@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from traincheck.vocab.events import FUNCTION, PROJECT, Window
+from traincheck.vocab.events import FUNCTION, PROJECT, RESULT, Call, Window
 from traincheck.vocab.facts import Facts, FactValue, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
@@ -134,7 +134,7 @@ class Tally:
             reach.calls += 1
             if call.seq in effective:
                 reach.effects += 1
-            elif value_of(call.result, "dtype") is not None:
+            elif value_of(call.result, "dtype") is not None or _returned(call):
                 reach.tensors += 1
 
     def add_occasions(self, relation: str, occasions: Iterable[Occasion], window: int) -> None:
@@ -223,6 +223,11 @@ def candidates(tallies: Iterable[Tally]) -> list[tuple[Key, Property]]:
 
 def _arranged(cell: Cell) -> Cell:
     return Cell(cell.closed, cell.windows, -1, {prop: cell.properties[prop] for prop in sorted(cell.properties)})
+
+
+def _returned(call: Call) -> bool:
+    """Whether a tensor is among the results, which are told after the arguments."""
+    return bool(call.tensors) and call.tensors[-1].role.startswith(RESULT)
 
 
 def _remember(values: set[str], value: FactValue) -> None:

@@ -52,6 +52,7 @@ class _Candidate:
         self.relation, self.subject = key
         self.prop = prop
         self.habit = relation.is_habit(prop)
+        self.argument = relation.argument_of(self.subject, prop)
         self.sentence = relation.describe(self.subject, prop)
         self.tallies = tallies
         self.journal = journal
@@ -66,7 +67,7 @@ class _Candidate:
         if not any(row.held for row in self.evidence):
             self._drop("it never held")
             return
-        why = why_dull(self.prop, self.tallies)
+        why = why_dull(self.prop, self.argument, self.tallies)
         if why is not None:
             self._drop(why)
             return

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from typing import ClassVar
 
-from traincheck.relations.base import context_of, ended, short
+from traincheck.relations.base import argument_in, context_of, ended, short
 from traincheck.relations.call_arguments import AGREES, IS, SIZE, VALUES_OF, judge_arguments
 from traincheck.relations.comparison import AT_ONCE, COMPARED, asked_of, common, compare, said, ways_of
 from traincheck.relations.fills import FILLED, Fills
@@ -147,6 +147,10 @@ class APIArg:
     @staticmethod
     def is_setting(prop: Property) -> bool:
         return False
+
+    @staticmethod
+    def argument_of(subject: Subject, prop: Property) -> tuple[str, str] | None:
+        return argument_in(prop)
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

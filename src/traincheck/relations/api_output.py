@@ -139,11 +139,10 @@ class APIOutput:
         return False
 
     @staticmethod
-    def argument_of(prop: Property) -> str:
-        """The argument of the subject that must have had more than one value for a rule to mean anything, or none."""
+    def argument_of(subject: Subject, prop: Property) -> tuple[str, str] | None:
         if prop.verb in (results.RETURNS_LENGTH, results.RETURNS_WIDTH, results.GROWS):
-            return prop.object.removeprefix(results.AT_MOST).removeprefix(results.EQUAL_TO)
-        return ""
+            return subject.api, prop.object.removeprefix(results.AT_MOST).removeprefix(results.EQUAL_TO)
+        return None
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

@@ -22,7 +22,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from typing import ClassVar, NamedTuple
 
-from traincheck.relations.base import asks_for_argument, context_of, ended, family, fixed_arguments, short, transitions
+from traincheck.relations.base import (
+    argument_in,
+    asks_for_argument,
+    context_of,
+    ended,
+    family,
+    fixed_arguments,
+    short,
+    transitions,
+)
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE, MODULE, Call, Change, Window
 from traincheck.vocab.facts import value_of
@@ -174,6 +183,10 @@ class APISequence:
     @staticmethod
     def is_setting(prop: Property) -> bool:
         return False
+
+    @staticmethod
+    def argument_of(subject: Subject, prop: Property) -> tuple[str, str] | None:
+        return argument_in(prop)
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

@@ -39,6 +39,11 @@ class Relation(Protocol):
         programs, and of the same one only that somebody changed it, which is worth a notice."""
 
     @staticmethod
+    def argument_of(subject: Subject, prop: Property) -> tuple[str, str] | None:
+        """The API and the name of its argument whose value the property rests on, None where it rests on none. An
+        argument that had one value in all that was learned from is a matter of taste, so no rule is made of it."""
+
+    @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         """The rule as a sentence in the present tense, without its precondition and without a full stop."""
 
@@ -89,6 +94,12 @@ def short(api: str) -> str:
         named = next((place for place, part in enumerate(parts) if part.lstrip("_")[:1].isupper()), len(parts) - 1)
         return ".".join(parts[named:])
     return api
+
+
+def argument_in(prop: Property) -> tuple[str, str] | None:
+    """The API in `object` and the name in a detail written as `name=value`, see `Relation.argument_of`."""
+    name, fixed, _ = prop.detail.partition("=")
+    return (prop.object, name) if fixed else None
 
 
 def family(api: str) -> str:

@@ -236,8 +236,9 @@ def _count(flow: Flow) -> tuple[int | None, int]:
     length = value_of(flow.call.result, "length")
     if type(length) is int and value_of(flow.call.result, "value") is None:
         return length, FEW
-    if flow.main is not None and flow.main.role == RESULT and flow.main.shape:
-        return flow.main.shape[0], 2
+    sizes = {tensor.shape[0] for tensor in flow.results if tensor.shape}
+    if len(sizes) == 1:  # of several results (the fields of a batch) only where they agree
+        return sizes.pop(), 2
     return None, 2
 
 

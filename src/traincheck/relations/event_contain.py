@@ -18,6 +18,7 @@ from collections.abc import Iterator, Set
 from typing import ClassVar
 
 from traincheck.relations.base import (
+    argument_in,
     asks_for_argument,
     context_of,
     ended,
@@ -128,6 +129,10 @@ class EventContain:
     @staticmethod
     def is_setting(prop: Property) -> bool:
         return False
+
+    @staticmethod
+    def argument_of(subject: Subject, prop: Property) -> tuple[str, str] | None:
+        return argument_in(prop)
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

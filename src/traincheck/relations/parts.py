@@ -96,6 +96,11 @@ class Composite:
         """See `Relation.is_setting`."""
         return False
 
+    @staticmethod
+    def argument_of(subject: Subject, prop: Property) -> tuple[str, str] | None:
+        """See `Relation.argument_of`."""
+        return None
+
     @classmethod
     def describe(cls, subject: Subject, prop: Property) -> str:
         """See `Relation.describe`."""

@@ -54,5 +54,9 @@ class ReturnsDtype:
         return False
 
     @staticmethod
+    def argument_of(subject: Subject, prop: Property) -> tuple[str, str] | None:
+        return None
+
+    @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         return f"{short(subject.api)} returns a tensor of {prop.object}"

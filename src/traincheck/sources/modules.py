@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.circumstances import Surroundings, circumstances_with, result_facts
 from traincheck.sources.frames import local_values
-from traincheck.sources.gradients import Gradients, Snapshot
+from traincheck.sources.gradients import Gradients, Snapshot, summary
 from traincheck.sources.names import levels, parameter_names
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.summaries import Asked, Before, Summaries, asked
@@ -199,9 +199,8 @@ class ModuleSource:
         with unseen():
             held = [(v, t) for v, t in self._catalog.living() if id(t) in own]
             snapshot = self._gradients.read(held, values=False)
-        return self._recorder.enter(
-            LIFECYCLE, call_levels, name, circumstances_with(set_to_none=bool(set_to_none))
-        ), snapshot
+        context = circumstances_with(set_to_none=bool(set_to_none), grads=summary(snapshot.states))
+        return self._recorder.enter(LIFECYCLE, call_levels, name, context), snapshot
 
     def _clear_ends(self, token: tuple[OpenCall, Snapshot], result: Any) -> None:
         with unseen():

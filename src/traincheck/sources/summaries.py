@@ -3,8 +3,8 @@
 Note [What is read of a call]
 Plain arguments, and dtype, shape and storage of tensors, are told of every call that it is asked of: that reads no
 element. Values are read where a rule asks for them; a full collection, which asks for everything, reads a sample of a
-fixed schedule (`MOST_READ`, `FIRST_STEPS`, `EVERY`), so that two runs of one program, and two ranks of one run, read the
-same. What goes in is read before the call, what comes out after it.
+fixed schedule (`MOST_READ`, `FIRST_STEPS`, `EVERY`), so that two runs of one program, and two ranks of one run, read
+the same. What goes in is read before the call, what comes out after it.
 """
 
 from __future__ import annotations

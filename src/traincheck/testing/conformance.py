@@ -26,7 +26,7 @@ from traincheck.vocab.events import NO_CALL, Window
 from traincheck.vocab.facts import FACTS, Facts
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
-METHODS = ("occasions", "needs", "is_habit", "is_setting", "describe")
+METHODS = ("occasions", "needs", "is_habit", "is_setting", "argument_of", "describe")
 
 MOST_TRIED = 24
 """Subjects, and places for a gap, that are tried one by one; of more an even choice is taken."""

@@ -46,9 +46,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(dim, dim)
 
     def forward(self, x):
-        q, k, v = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)
-        )
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
         p = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
         return self.out(y.transpose(1, 2).flatten(2))
@@ -95,7 +93,7 @@ def generate(model, prompt, max_new_tokens, window):
     tokens = prompt
     while tokens.shape[1] < limit:
         tokens = torch.cat([tokens, model(tokens)[:, -1].argmax(-1, keepdim=True)], dim=1)
-    return tokens
+    return tokens[:, prompt.shape[1] :]
 
 
 def save_checkpoint(model, optimizer, scheduler, path):
@@ -125,7 +123,9 @@ def main():
     np.random.seed(args.seed)
     torch.manual_seed(args.seed)
 
-    loader = DataLoader(Words(args.words, 6, args.seed), args.batch_size, shuffle=True, num_workers=2, collate_fn=collate)
+    loader = DataLoader(
+        Words(args.words, 6, args.seed), args.batch_size, shuffle=True, num_workers=2, collate_fn=collate
+    )
     validation = DataLoader(Words(80, 6, args.seed + 1), args.batch_size, collate_fn=collate)
     model = Model(dim=args.width)
     model.place.weight.requires_grad_(False)
@@ -151,7 +151,9 @@ def main():
         model.eval()
         with torch.no_grad():
             losses = [loss_of(model, batch).item() for batch in validation]
-        print(f"step {step} of {total_steps}: loss {args.accumulate * loss.item():.3f}, validation {np.mean(losses):.3f}")
+        print(
+            f"step {step} of {total_steps}: loss {args.accumulate * loss.item():.3f}, validation {np.mean(losses):.3f}"
+        )
         save_checkpoint(model, optimizer, scheduler, Path(out.name) / "last.pt")
         prompt = next(iter(validation))["source"][:4]
         print(generate(model, prompt, max_new_tokens=3 + step % 4, window=5)[0].tolist())
