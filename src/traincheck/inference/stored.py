@@ -1,8 +1,8 @@
 """Stored tallies: what was counted of some runs, in a file that `infer` takes in their place.
 
 A tally file is JSON Lines under gzip (`zcat FILE | head` shows it): a header, then for each run a line of its own and
-one line for each subject. Contexts and properties stand once in the line of the run and are named by their place
-after that. The same tallies always give the same bytes, and what is read is what was written: True, 1 and 1.0 stay
+one line for each subject. Contexts, properties and sketches of windows stand once in the line of the run and are named
+by their place after that. The same tallies always give the same bytes, and what is read is what was written: True, 1 and 1.0 stay
 three things.
 """
 
@@ -18,6 +18,7 @@ import msgspec
 
 from traincheck.errors import TallyTooNew, TallyUnreadable
 from traincheck.files import write_whole
+from traincheck.inference.contexts import SKETCH
 from traincheck.inference.tally import Cell, Count, Reach, Tally
 from traincheck.invariants.lines import KIND as BOOK_KIND
 from traincheck.trace.encoding import facts_to_text, text_to_facts, valid
@@ -27,11 +28,13 @@ from traincheck.vocab.occasion import Property, Subject
 
 PathLike: TypeAlias = str | os.PathLike[str]
 
-FORMAT = 1
+FORMAT = 2
 """Format of a tally file; every change of what a line may say takes the next number.
 
 1 (0.1.0): gzip of JSON Lines: header with kind, format, traincheck, runs; `_RunLine` for each run, followed by as many
 `_SubjectLine` as it announces.
+2 (0.1.0): sketches of windows, as hexadecimal numbers in `_RunLine` (the empty one first) and by place at the end of
+each cell and of each property in it. What was written without any has empty ones.
 """
 
 KIND = "traincheck tally"
@@ -43,6 +46,7 @@ _ENOUGH = 1 << 16
 """Bytes of a file that are sure to hold its first line."""
 
 Number = Annotated[int, msgspec.Meta(ge=0)]
+Sketch = Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{1,{SKETCH // 4}}}$")]
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -68,18 +72,37 @@ class _RunLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     contexts: list[msgspec.Raw]
     properties: list[Property]
     subjects: Number
+    sketches: tuple[Sketch, ...] = ("0",)
 
 
-_Held = tuple[Number, Number, Number, Number, Number]
-"""The place of a property, then how often it held and failed, windows, and how often it held in a closed world."""
+class _Held(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What was counted of the property at a place, see `Count`."""
+
+    property: Number
+    held: Number
+    failed: Number
+    windows: Number
+    closed: Number
+    seen: Number = 0
+    missed: Number = 0
+
+
+class _CellLine(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What was counted in the context at a place, see `Cell`."""
+
+    context: Number
+    closed: Number
+    windows: Number
+    properties: list[_Held]
+    seen: Number = 0
 
 
 class _SubjectLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One subject: for each context its place, closed occasions, windows with one, and the properties."""
+    """One subject with its contexts."""
 
     relation: str
     subject: Subject
-    cells: list[tuple[Number, Number, Number, list[_Held]]]
+    cells: list[_CellLine]
 
 
 def write_tallies(tallies: Sequence[Tally], path: PathLike) -> None:
@@ -130,6 +153,7 @@ def _lines(tallies: Sequence[Tally]) -> Iterator[msgspec.Struct]:
         contexts = {text: place for place, text in enumerate(sorted(set().union(*texts.values())))}
         every = {prop for cells in tally.cells.values() for cell in cells.values() for prop in cell.properties}
         properties = {prop: place for place, prop in enumerate(sorted(every))}
+        sketches = {sketch: place for place, sketch in enumerate(sorted(_sketches(tally)))}
         yield _RunLine(
             run=tally.run,
             script=valid(tally.script),
@@ -142,18 +166,41 @@ def _lines(tallies: Sequence[Tally]) -> Iterator[msgspec.Struct]:
             contexts=[msgspec.Raw(text.encode()) for text in contexts],
             properties=list(properties),
             subjects=len(tally.cells),
+            sketches=tuple(f"{sketch:x}" for sketch in sketches),
         )
         for (relation, subject), cells in tally.cells.items():
             places = [contexts[text] for text in texts[relation, subject]]
-            told = [_told(place, cell, properties) for place, cell in zip(places, cells.values(), strict=True)]
+            told = [
+                _told(place, cell, properties, sketches) for place, cell in zip(places, cells.values(), strict=True)
+            ]
             yield _SubjectLine(relation, subject, told)
 
 
-def _told(context: int, cell: Cell, places: dict[Property, int]) -> tuple[int, int, int, list[_Held]]:
+def _sketches(tally: Tally) -> set[int]:
+    """Every sketch that is told, the empty one among them."""
+    found = {0}
+    for cells in tally.cells.values():
+        for cell in cells.values():
+            found.add(cell.seen)
+            for count in cell.properties.values():
+                found.update((count.seen, count.missed))
+    return found
+
+
+def _told(context: int, cell: Cell, places: dict[Property, int], sketches: dict[int, int]) -> _CellLine:
     held = [
-        (places[prop], count.held, count.failed, count.windows, count.closed) for prop, count in cell.properties.items()
+        _Held(
+            places[prop],
+            count.held,
+            count.failed,
+            count.windows,
+            count.closed,
+            sketches[count.seen],
+            sketches[count.missed],
+        )
+        for prop, count in cell.properties.items()
     ]
-    return context, cell.closed, cell.windows, held
+    return _CellLine(context, cell.closed, cell.windows, held, sketches[cell.seen])
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------
@@ -219,9 +266,11 @@ class _Reading:
             tally.reach = {api: Reach(*told) for api, told in line.reach.items()}
             tally.arguments = {(api, name): set(values) for api, name, values in line.arguments}
             contexts = [text_to_facts(bytes(raw).decode()) for raw in line.contexts]
+            sketches = [int(text, 16) for text in line.sketches]
             for _ in range(line.subjects):
                 subject = self._decode_subject(self._next())
-                tally.cells[subject.relation, subject.subject] = _cells(subject, contexts, line.properties)
+                cells = [(contexts[told.context], _cell(told, line.properties, sketches)) for told in subject.cells]
+                tally.cells[subject.relation, subject.subject] = dict(cells)
         except (msgspec.MsgspecError, LookupError, ValueError) as error:
             raise TallyUnreadable(self._path, f"line {self._number} of it is wrong ({error})") from None
         return tally
@@ -237,9 +286,11 @@ class _Reading:
         return self._lines[self._number - 1]
 
 
-def _cells(line: _SubjectLine, contexts: Sequence[Facts], properties: Sequence[Property]) -> dict[Facts, Cell]:
-    found = {}
-    for place, closed, windows, held in line.cells:
-        counts = {properties[prop]: Count(yes, no, seen, told) for prop, yes, no, seen, told in held}
-        found[contexts[place]] = Cell(closed, windows, -1, counts)
-    return found
+def _cell(told: _CellLine, properties: Sequence[Property], sketches: Sequence[int]) -> Cell:
+    counts = {
+        properties[one.property]: Count(
+            one.held, one.failed, one.windows, one.closed, -1, sketches[one.seen], sketches[one.missed]
+        )
+        for one in told.properties
+    }
+    return Cell(told.closed, told.windows, -1, sketches[told.seen], counts)

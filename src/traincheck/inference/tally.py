@@ -6,8 +6,10 @@ number of distinct contexts, which the closed vocabulary of facts bounds, and no
 Note [Steps of several processes]
 Support counts distinct training steps, and a step that two ranks take together is one step, not two. Which steps two
 processes share would take a set for each count, which grows with the run. So windows are counted within each process,
-and of the processes of a run the one that saw most is believed: the number of distinct steps at the least, exact
-where one process saw all that the others saw. A maximum, like a sum, cares for neither order nor grouping.
+and of the processes of a run the one that saw most is believed. Beside that stands a sketch, a set of windows by what
+their index leaves when divided by `SKETCH`: sketches are joined, so up to so many windows they tell exactly how many
+are distinct, over processes, parts of a run and contexts. Of both the larger is taken: the number of distinct windows
+at the least. A maximum and a union, like a sum, care for neither order nor grouping.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from traincheck.inference.contexts import SKETCH
 from traincheck.vocab.events import FUNCTION, PROJECT, RESULT, Call, Window
 from traincheck.vocab.facts import Facts, FactValue, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
@@ -30,7 +33,8 @@ MOST_VALUES = 8
 class Count:
     """How often a property held and was said to fail in one context, and in how many distinct windows it was judged.
 
-    `closed` counts those of the `held` that came from a closed world (see `Cell`).
+    `closed` counts those of the `held` that came from a closed world (see `Cell`). `seen` is the sketch of the windows
+    in which it was judged, `missed` of those in which it was said to fail.
     """
 
     held: int = 0
@@ -38,6 +42,8 @@ class Count:
     windows: int = 0
     closed: int = 0
     latest: int = -1
+    seen: int = 0
+    missed: int = 0
 
     def merge(self, other: Count) -> None:
         """Add what another process counted."""
@@ -45,36 +51,50 @@ class Count:
         self.failed += other.failed
         self.closed += other.closed
         self.windows = max(self.windows, other.windows)
+        self.seen |= other.seen
+        self.missed |= other.missed
 
 
 @dataclass(slots=True)
 class Cell:
     """One subject in one context: the properties seen on its occasions.
 
-    `closed` counts occasions on which every property that was not told has failed, `windows` those with such a one.
+    `closed` counts occasions on which every property that was not told has failed, `windows` the windows with such a
+    one, and `seen` is the sketch of these.
     """
 
     closed: int = 0
     windows: int = 0
     latest: int = -1
+    seen: int = 0
     properties: dict[Property, Count] = field(default_factory=dict)
 
     def of(self, prop: Property) -> Count | None:
-        """The count of `prop` with what a closed world adds to it; None where it was not judged."""
-        count = self.properties.get(prop)
-        if not self.closed:
-            return count
-        if count is None:
-            return Count(0, self.closed, self.windows)
-        missing = self.closed - count.closed
-        return Count(count.held, count.failed + missing, max(self.windows, count.windows))
+        """The count of `prop` with what a closed world adds to it; None where it was not judged.
+
+        That a property was told on some occasions of a window, and on others not, leaves no trace in a sketch: `missed`
+        holds the windows with a failure at the least.
+        """
+        count = self.properties.get(prop, _UNTOLD)
+        if count is _UNTOLD and not self.closed:
+            return None
+        seen = self.seen | count.seen
+        windows = max(self.windows, count.windows, seen.bit_count())
+        failed = count.failed + self.closed - count.closed
+        missed = count.missed | (self.seen & ~count.seen)
+        return Count(count.held, failed, windows, count.closed, -1, seen, missed)
 
     def merge(self, other: Cell) -> None:
         """Add what another process counted."""
         self.closed += other.closed
         self.windows = max(self.windows, other.windows)
+        self.seen |= other.seen
         for prop, count in other.properties.items():
             self.properties.setdefault(prop, Count()).merge(count)
+
+
+_UNTOLD = Count()
+"""What was counted of a property that was never told."""
 
 
 @dataclass(slots=True)
@@ -138,7 +158,8 @@ class Tally:
                 reach.tensors += 1
 
     def add_occasions(self, relation: str, occasions: Iterable[Occasion], window: int) -> None:
-        """Count the occasions of one window."""
+        """Count the occasions of one window, given by its index."""
+        bit = 1 << window % SKETCH
         for occasion in occasions:
             cells = self.cells.setdefault((relation, occasion.subject), {})
             cell = cells.get(occasion.context)
@@ -150,15 +171,18 @@ class Tally:
                 if cell.latest != window:
                     cell.latest = window
                     cell.windows += 1
+                    cell.seen |= bit
                 for prop in occasion.held:
-                    count = _count(cell, prop, window)
+                    count = _count(cell, prop, window, bit)
                     count.held += times
                     count.closed += times
                 continue
             for prop in occasion.held:
-                _count(cell, prop, window).held += 1
+                _count(cell, prop, window, bit).held += 1
             for prop in occasion.failed:
-                _count(cell, prop, window).failed += 1
+                count = _count(cell, prop, window, bit)
+                count.failed += 1
+                count.missed |= bit
 
     def merge(self, other: Tally) -> None:
         """Add what another process of the same run counted; `other` stays as it is. See Note [Steps of several
@@ -222,7 +246,8 @@ def candidates(tallies: Iterable[Tally]) -> list[tuple[Key, Property]]:
 
 
 def _arranged(cell: Cell) -> Cell:
-    return Cell(cell.closed, cell.windows, -1, {prop: cell.properties[prop] for prop in sorted(cell.properties)})
+    properties = {prop: cell.properties[prop] for prop in sorted(cell.properties)}
+    return Cell(cell.closed, cell.windows, -1, cell.seen, properties)
 
 
 def _returned(call: Call) -> bool:
@@ -236,11 +261,12 @@ def _remember(values: set[str], value: FactValue) -> None:
         values.remove(max(values))
 
 
-def _count(cell: Cell, prop: Property, window: int) -> Count:
+def _count(cell: Cell, prop: Property, window: int, bit: int) -> Count:
     count = cell.properties.get(prop)
     if count is None:
         count = cell.properties[prop] = Count()
     if count.latest != window:
         count.latest = window
         count.windows += 1
+        count.seen |= bit
     return count

@@ -57,7 +57,7 @@ class _Candidate:
         self.tallies = tallies
         self.journal = journal
         self.evidence = [
-            Evidence(context, run, count.held, count.failed, count.windows)
+            Evidence(context, run, count.held, count.failed, count.windows, count.seen, count.missed)
             for run, tally in enumerate(tallies)
             for context, count in tally.evidence(key, prop)
         ]
@@ -137,19 +137,22 @@ class _Candidate:
 
     def _drop(self, why: str, condition: str = "always") -> None:
         held, failed = sum(row.held for row in self.evidence), sum(row.failed for row in self.evidence)
-        runs, steps = len({row.run for row in self.evidence}), sum(row.windows for row in self.evidence)
+        runs, steps = len({row.run for row in self.evidence}), _steps(self.evidence)
         self.journal.add(Entry(self.relation, self.sentence, condition, DROPPED, why, runs, steps, held, failed))
 
 
 def _steps(selected: Sequence[Evidence]) -> int:
     """Distinct windows behind the evidence, at the least: contexts of one window must not count twice.
 
-    Which windows two contexts share is not kept, so of each run the context with the most windows counts.
+    Of each run the sketches tell it up to `SKETCH` windows; beyond, or without sketches, which windows two contexts
+    share is not known, so the context with the most windows counts.
     """
-    by_run: dict[int, int] = {}
+    sketches: dict[int, int] = {}
+    most: dict[int, int] = {}
     for row in selected:
-        by_run[row.run] = max(row.windows, by_run.get(row.run, 0))
-    return sum(by_run.values())
+        sketches[row.run] = sketches.get(row.run, 0) | row.seen
+        most[row.run] = max(most.get(row.run, 0), row.windows)
+    return sum(max(windows, sketches[run].bit_count()) for run, windows in most.items())
 
 
 def _entry(rule: Invariant, fate: str, why: str) -> Entry:
