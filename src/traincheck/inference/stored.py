@@ -2,8 +2,8 @@
 
 A tally file is JSON Lines under gzip (`zcat FILE | head` shows it): a header, then for each run a line of its own and
 one line for each subject. Contexts, properties and sketches of windows stand once in the line of the run and are named
-by their place after that. The same tallies always give the same bytes, and what is read is what was written: True, 1 and 1.0 stay
-three things.
+by their place after that. The same tallies always give the same bytes, and what is read is what was written: True, 1
+and 1.0 stay three things.
 """
 
 from __future__ import annotations

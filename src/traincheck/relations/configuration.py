@@ -24,7 +24,7 @@ MOST = 16
 _OF_KINDS: dict[str, frozenset[str]] = {
     "optimizer": frozenset(("class",)),
     "loader": frozenset(("batch_size", "dataset_size")),
-    "module": frozenset(("class", "parameters")),
+    "module": frozenset(("class", "input", "parameters")),
 }
 _APIS = {
     "hyperparameter": UPDATE,

@@ -13,13 +13,14 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from traincheck.sources.names import class_name
 from traincheck.sources.recorder import Recorder
+from traincheck.sources.tensors import unseen
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import MODULE, NO_CALL, Reading
 from traincheck.vocab.facts import FactValue, facts
 
 KIND = "module"
-TRAINING, PARAMETERS, CLASS = "training", "parameters", "class"
+TRAINING, PARAMETERS, CLASS, INPUT = "training", "parameters", "class", "input"
 
 _CONTEXT = facts(kind=KIND)
 
@@ -40,7 +41,8 @@ class _Tree:
 
 
 class ModuleStateSource:
-    """Reads the training flags of all modules of a model when the model is called, and what it is at its first call.
+    """Reads the training flags of all modules of a model when the model is called, and what it is and is given at its
+    first call (the shape of the first tensor).
 
     Only flags that have changed since the last reading are told. A module without parameters (a loss) is no model.
     It attaches after the source `modules`, whose calls its readings are taken in.
@@ -58,7 +60,7 @@ class ModuleStateSource:
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
-        self._wanted = [name for name in (CLASS, PARAMETERS, TRAINING) if demand.wants_reading(KIND, name)]
+        self._wanted = [name for name in (CLASS, INPUT, PARAMETERS, TRAINING) if demand.wants_reading(KIND, name)]
         undo = ExitStack()
         if self._wanted:
             guarded = recorder.guarded
@@ -74,7 +76,7 @@ class ModuleStateSource:
         if tree is None or tree.module() is not module:
             self._forget_dead()
             tree = self._trees[id(module)] = _Tree(module)
-            self._introduce(module)
+            self._introduce(module, args)
         if TRAINING in self._wanted:
             flags = [inner.training for inner in module.modules()]
             if flags != tree.flags:
@@ -87,12 +89,17 @@ class ModuleStateSource:
     def _forget_dead(self) -> None:
         self._trees = {key: tree for key, tree in self._trees.items() if tree.module() is not None}
 
-    def _introduce(self, module: nn.Module) -> None:
+    def _introduce(self, module: nn.Module, args: Any) -> None:
         name, call = self._catalog.module_name(module), self._call()
         if CLASS in self._wanted:
             self._tell(call, name, CLASS, class_name(type(module)))
+        first = next((given for given in args if isinstance(given, torch.Tensor)), None)
+        if INPUT in self._wanted and first is not None:
+            with unseen():
+                self._tell(call, name, INPUT, "x".join(map(str, first.shape)) or "scalar")
         if PARAMETERS in self._wanted:
-            sizes = [p.numel() for p in module.parameters() if not torch.nn.parameter.is_lazy(p)]
+            with unseen():
+                sizes = [p.numel() for p in module.parameters() if not torch.nn.parameter.is_lazy(p)]
             self._tell(call, name, PARAMETERS, sum(sizes))
 
     def _tell_flags(self, module: nn.Module, tree: _Tree) -> None:
