@@ -149,7 +149,9 @@ def _names(option: Option) -> tuple[str, str, str]:
 def _values(option: Option) -> str:
     if option.choices:
         return ", ".join(f"`{choice}`" for choice in option.choices)
-    return {"texts": "texts", "paths": "paths", "path": "a path", "switch": "a switch", "number": "a number"}.get(option.kind, "a text")
+    return {"texts": "texts", "paths": "paths", "path": "a path", "switch": "a switch", "number": "a number"}.get(
+        option.kind, "a text"
+    )
 
 
 def _default(option: Option) -> str:

@@ -133,7 +133,7 @@ _TABLE = (
     Option(
         "jobs",
         ("--jobs", "-j"),
-        "Recorded processes to read at a time. (default: as many as there are cores and as the recordings are worth)",
+        "Recorded processes to read at a time; by default as many as there are cores and as the recordings are worth.",
         "number",
         "N",
     ),

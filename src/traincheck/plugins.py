@@ -23,7 +23,7 @@ RELATIONS = {
 GROUPS: dict[str, dict[str, str]] = {"traincheck.relations": RELATIONS}
 
 MEMBERS: dict[str, tuple[str, ...]] = {
-    "traincheck.relations": ("occasions", "needs", "is_habit", "is_setting", "argument_of", "describe"),
+    "traincheck.relations": ("occasions", "needs", "is_habit", "is_setting", "argument_of", "implied", "describe"),
 }
 """The methods that a class must have to be an extension of a group, whatever they do."""
 

@@ -18,10 +18,10 @@ INFER = [sys.executable, "-m", "traincheck", "infer"]
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[str]:
-    ranks = {(0, 1): training(300), (1, 1): training(300, rank=1)}
+    ranks = {(0, 1): training(60), (1, 1): training(60, rank=1)}
     return [
         str(write_run(tmp_path / "a", "a.py", ranks)),
-        str(write_run(tmp_path / "b", "b.py", training(300, "Adam"))),
+        str(write_run(tmp_path / "b", "b.py", training(60, "Adam"))),
     ]
 
 

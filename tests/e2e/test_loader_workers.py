@@ -372,7 +372,7 @@ def test_batches_are_the_same_to_the_last_bit(arguments: dict[str, Any]) -> None
 def test_a_full_pipe_loses_messages_and_makes_nobody_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers.Workers, "_receive", lambda self: None)
     with observing(DEMAND) as seen:
-        count = 3 * 65536 // workers._MESSAGE.size
+        count = 80_000 // workers._MESSAGE.size  # more than the 65,536 bytes that a pipe holds
         assert sum(1 for _ in DataLoader(Noise(count), batch_size=1, num_workers=1)) == count
         (source,) = [source for source in seen.sources if source.name == "loaders"]
         pipe = source._workers._pipe  # type: ignore[attr-defined]
@@ -430,7 +430,8 @@ print("end")
 """
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_program_with_workers_is_the_same_and_ends_cleanly(tmp_path: Path, method: str) -> None:
     main = "\n".join("    " + line for line in PROGRAM.split("torch.manual_seed(0)\n")[1].splitlines())
     head = PROGRAM.split("torch.manual_seed(0)\n")[0]

@@ -36,7 +36,7 @@ def execute(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True)
 
 
-def test_records_then_checks(tmp_path: Path) -> None:
+def test_records_then_checks_and_stops_before_the_next_step(tmp_path: Path) -> None:
     done = execute(
         tmp_path,
         """
@@ -52,29 +52,8 @@ print("clean:", run.report.verdict)
 with traincheck.observe("bad", book="good.jsonl", name="other.py") as run:
     train(12, clear=False)
 print("bad:", run.report.verdict, run.report.findings[0].step, run.report.findings[0].title)
-with traincheck.observe("plain"):
-    pass
-""",
-    )
-    assert done.returncode == 0, done.stderr
-    assert "clean: clean" in done.stdout
-    assert "bad: errors 2 Gradients are not cleared" in done.stdout
-    assert json.loads((tmp_path / "bad" / "report.json").read_text())["verdict"] == "errors"
-    assert (tmp_path / "bad" / "report.html").exists()
-
-
-def test_stop_raises_before_the_next_step(tmp_path: Path) -> None:
-    done = execute(
-        tmp_path,
-        """
-import subprocess, time
-for number in range(3):
-    with traincheck.observe(f"good-{number}", name=f"program-{number}.py"):
-        train(12)
-infer = [sys.executable, "-m", "traincheck", "infer", "good-0", "good-1", "good-2", "-o", "good.jsonl"]
-subprocess.run(infer, check=True)
 try:
-    with traincheck.observe("bad", "good.jsonl", on_violation="stop", name="other.py"):
+    with traincheck.observe("stopped", "good.jsonl", on_violation="stop", name="other.py"):
         train(100000, clear=False)
 except traincheck.StopTraining as stop:
     print("stopped:", stop)
@@ -83,8 +62,12 @@ with traincheck.observe("after"):
 """,
     )
     assert done.returncode == 0, done.stderr
+    assert "clean: clean" in done.stdout
+    assert "bad: errors 2 Gradients are not cleared" in done.stdout
+    assert json.loads((tmp_path / "bad" / "report.json").read_text())["verdict"] == "errors"
+    assert (tmp_path / "bad" / "report.html").exists()
     assert "stopped: TrainCheck stopped the training after step 2" in done.stdout
-    assert json.loads((tmp_path / "bad" / "run.json").read_text())["stopped_by_us"] is True
+    assert json.loads((tmp_path / "stopped" / "run.json").read_text())["stopped_by_us"] is True
 
 
 def test_said_steps_and_stages(tmp_path: Path) -> None:

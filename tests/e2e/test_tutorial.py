@@ -9,11 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ENDS = re.compile(r"#.*ends with exit code (\d+)")
 
 
+@pytest.mark.slow
 def test_tutorial(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
     shutil.copytree(ROOT / "docs" / "tutorial", tmp_path / "docs" / "tutorial")

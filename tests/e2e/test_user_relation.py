@@ -58,6 +58,10 @@ class ReturnsFloating:
         return None
 
     @staticmethod
+    def implied(prop):
+        return ()
+
+    @staticmethod
     def describe(subject, prop):
         return f"an outermost call of {short(subject.api)} returns single precision"
 '''

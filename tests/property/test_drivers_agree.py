@@ -1,4 +1,9 @@
-"""One meaning: live, offline and selective observation judge the same program alike, rule by rule."""
+"""One meaning: live, offline and selective observation judge the same program alike, rule by rule.
+
+A recording of everything reads the values of a fixed sample of calls only (see Note [What is read of a call] in
+`sources/summaries.py`), one for some rules those of every call that they are about. So a rule that asks for values is
+judged on more occasions there, and its verdict is what must be the same; of all other rules everything must be.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +22,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from observing import observing
 from traincheck.checking.engine import Engine, Outcome, demand_of
 from traincheck.inference.learn import tally_windows
-from traincheck.inference.weighing import weigh
 from traincheck.inference.tally import Tally
+from traincheck.inference.weighing import weigh
 from traincheck.trace.reader import read_windows
 from traincheck.trace.writer import TraceWriter
-from traincheck.vocab.demand import EVERYTHING, Demand
+from traincheck.vocab.demand import EVERYTHING, VALUES, Demand
 from traincheck.vocab.events import Window
 from traincheck.vocab.invariant import Invariant
 
@@ -87,10 +92,12 @@ def accumulate() -> None:
                 parameter.grad = None
 
 
-def compete() -> None:
+def compete(broken: bool = False) -> None:
     generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
     of_generator, of_critic = torch.optim.Adam(generator.parameters()), torch.optim.Adam(critic.parameters())
-    for _ in range(5):
+    for number in range(5):
+        if broken and number == 2:
+            nn.init.constant_(generator.bias, float("nan"))
         critic.zero_grad()
         (critic(torch.randn(3, 4)) - critic(generator(torch.randn(3, 4)).detach())).mean().backward()
         of_critic.step()
@@ -120,8 +127,10 @@ BUGGY: dict[str, Program] = {
     "eval never left": lambda: classify(torch.optim.Adam, returns_to_training=False),
     "copies": lambda: classify(torch.optim.SGD, copies=True),
     "half": train_half,
+    "not finite": lambda: compete(broken=True),
 }
 ALL = {**GOOD, **BUGGY}
+ALL_RELATIONS = {"EventContain", "APISequence", "APIArg", "APIOutput", "Consistent", "Periodic"}
 
 
 def record(name: str, demand: Demand) -> list[Window]:
@@ -155,22 +164,48 @@ def judged(deployed: Sequence[Invariant], windows: Sequence[Window]) -> Outcome:
     return engine.outcome
 
 
+@functools.cache
+def of_values() -> frozenset[str]:
+    """The ids of the rules that ask for the values of tensors."""
+    return frozenset(rule.id for rule in rules() if any(what == VALUES for _, what in demand_of([rule]).states))
+
+
 def told(outcome: Outcome) -> object:
-    """All that a report is made from, less the positions of events, which depend on how many were recorded."""
+    """All that a report is made from, less the positions of events, which depend on how many were recorded.
+
+    (Of rules that ask for values see `verdicts`.)
+    """
     violations = [
         (one.invariant.id, one.step, one.window, one.stage, one.site, one.receiver, one.variables, one.occasions)
         for one in outcome.violations
+        if one.invariant.id not in of_values()
     ]
-    return outcome.tried, violations, outcome.windows, outcome.steps
+    tried = {id: tried for id, tried in outcome.tried.items() if id not in of_values()}
+    return tried, violations, outcome.windows, outcome.steps
+
+
+def verdicts(outcome: Outcome) -> dict[str, tuple[bool, bool]]:
+    """Whether each rule was judged, and whether it was violated."""
+    return {id: (tried.triggered > 0, tried.failed > 0) for id, tried in outcome.tried.items()}
+
+
+def assert_selective_agrees(selective: Outcome, full: Outcome) -> None:
+    assert told(selective) == told(full)
+    assert verdicts(selective) == verdicts(full)
+    for id in of_values() & full.tried.keys():
+        assert selective.tried[id].triggered >= full.tried[id].triggered
+        assert selective.tried[id].failed >= full.tried[id].failed
 
 
 def test_there_is_something_to_agree_about() -> None:
-    assert {rule.relation for rule in rules()} == {"EventContain", "APISequence"}
-    assert len(rules()) > 20
+    assert {rule.relation for rule in rules()} == ALL_RELATIONS
+    assert len(rules()) > 80 and len(of_values()) > 0
     for name in GOOD:
         assert judged(rules(), in_full(name)).violations == []
-    for name in ("never cleared", "copies"):
+    for name in ("never cleared", "copies", "not finite"):
         assert judged(rules(), in_full(name)).violations != []
+    by_values = {one.invariant.id for one in judged(rules(), in_full("not finite")).violations} & of_values()
+    assert by_values, "no rule about values is violated"
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -181,7 +216,7 @@ def test_a_trace_read_back_is_judged_as_the_windows_were(name: str) -> None:
             for window in windows:
                 writer.write(window)
         again = list(read_windows(writer.path))
-    assert again == windows
+    assert repr(again) == repr(windows)  # what is not a number equals nothing, and 1 equals True
     live, offline = judged(rules(), windows), judged(rules(), again)
     assert (live.tried, live.violations) == (offline.tried, offline.violations)
 
@@ -190,7 +225,7 @@ def test_a_trace_read_back_is_judged_as_the_windows_were(name: str) -> None:
 def test_a_selective_recording_is_judged_as_a_full_one(name: str) -> None:
     selective = record(name, demand_of(rules()))
     assert sum(len(window.calls) for window in selective) < sum(len(window.calls) for window in in_full(name))
-    assert told(judged(rules(), selective)) == told(judged(rules(), in_full(name)))
+    assert_selective_agrees(judged(rules(), selective), judged(rules(), in_full(name)))
 
 
 @settings(max_examples=12)
@@ -199,7 +234,7 @@ def test_a_few_rules_alone_are_judged_as_among_all(name: str, data: st.DataObjec
     # What changes inside a region is observed around the calls in it, which the demand of such a rule does not name.
     candidates = [rule for rule in rules() if rule.subject.api != "torch.autocast"]
     few = data.draw(st.lists(st.sampled_from(candidates), min_size=1, max_size=2, unique_by=lambda rule: rule.id))
-    assert told(judged(few, record(name, demand_of(few)))) == told(judged(few, in_full(name)))
+    assert_selective_agrees(judged(few, record(name, demand_of(few))), judged(few, in_full(name)))
 
 
 @given(st.sampled_from(list(ALL)), st.sets(st.integers(0, 100)))

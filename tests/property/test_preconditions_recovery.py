@@ -267,7 +267,9 @@ def by_context(dice: random.Random, share: float) -> Callable[[int, int, Facts],
 
 
 @pytest.mark.parametrize("label", [by_occasion, by_step, by_context])
-@pytest.mark.parametrize("share", [0.005, 0.1, 0.5, 0.9, 0.995])
+@pytest.mark.parametrize(
+    "share", [0.005, 0.5, 0.995, *(pytest.param(one, marks=pytest.mark.slow) for one in (0.1, 0.9))]
+)
 def test_noise_gives_no_precondition(
     label: Callable[[random.Random, float], Callable[[int, int, Facts], bool]], share: float
 ) -> None:

@@ -112,7 +112,7 @@ def learned(tallies: Sequence[Tally]) -> tuple[bytes, bytes]:
         return (Path(folder) / "book").read_bytes(), (Path(folder) / "journal").read_bytes()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(runs, st.data())
 def test_order_grouping_and_rest_change_nothing(
     told: list[tuple[str, list[list[Window]]]], data: st.DataObject
@@ -153,6 +153,28 @@ def test_a_step_of_several_processes_is_one_step(told: list[list[Window]]) -> No
                 assert count.held == sum(one.held for one in known)
                 assert count.failed >= sum(one.failed for one in known)
                 assert 0 <= count.windows <= max(len(windows) for windows in told)
+
+
+spans = st.lists(st.lists(st.tuples(st.integers(0, 255), st.booleans()), max_size=12), min_size=1, max_size=4)
+
+
+@given(spans)
+def test_sketches_tell_distinct_windows_of_all_processes(told: list[list[tuple[int, bool]]]) -> None:
+    """Exactly, as long as there are no more than bits in a sketch; whichever process saw which of them."""
+    prop, key = Property("holds", "x"), ("R", Subject("f"))
+    whole = Tally("a.py", "")
+    for process in told:
+        one = Tally("a.py", "")
+        for index, so in sorted(process):
+            held, failed = ({prop}, set[Property]()) if so else (set[Property](), {prop})
+            one.add_occasions("R", [Occasion(key[1], (), held, failed, 0)], index)
+        whole.merge(one)
+    seen = {index for process in told for index, _ in process}
+    missed = {index for process in told for index, so in process if not so}
+    counts = [count for _, count in whole.evidence(key, prop)]
+    assert [(count.windows, count.seen, count.missed) for count in counts] == (
+        [(len(seen), sum(1 << index for index in seen), sum(1 << index for index in missed))] if seen else []
+    )
 
 
 facts = st.dictionaries(

@@ -9,7 +9,6 @@ import pytest
 from traincheck.relations.api_arg import APIArg
 from traincheck.relations.call_arguments import (
     AGREES,
-    FINITE,
     IS,
     NO_ROWS,
     NOT_ZERO,
@@ -114,8 +113,8 @@ def about(detail: str, name: str = "input") -> Property:
 
 def test_a_loss_is_given_logits_and_no_probabilities() -> None:
     good, bad = of(loss() + loss("true", zero="true"), Subject(LOSS, "argument"))
-    assert good.held == {about(NO_ROWS), about(FINITE), about(NOT_ZERO)} and good.failed == {about(ROWS)}
-    assert bad.held == {about(ROWS), about(FINITE)} and bad.failed == {about(NO_ROWS), about(NOT_ZERO)}
+    assert good.held == {about(NO_ROWS), about(NOT_ZERO)} and good.failed == {about(ROWS)}
+    assert bad.held == {about(ROWS)} and bad.failed == {about(NO_ROWS), about(NOT_ZERO)}
 
 
 def test_only_predictions_that_go_into_a_loss_are_judged_by_their_values() -> None:

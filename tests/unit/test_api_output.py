@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from traincheck.relations import call_results as results
@@ -327,9 +329,11 @@ def test_texts_flags_and_lengths_are_no_limits() -> None:
 
 
 def test_rules_about_lengths_name_the_argument_they_rest_on() -> None:
-    assert APIOutput.argument_of(Property(results.RETURNS_LENGTH, "equal to n_layers")) == "n_layers"
-    assert APIOutput.argument_of(Property(results.GROWS, "at most n")) == "n"
-    assert APIOutput.argument_of(Property(results.RETURNS_SIZE, "batch of x")) == ""
+    of_f = functools.partial(APIOutput.argument_of, Subject("train.f", "result"))
+    assert of_f(Property(results.RETURNS_LENGTH, "equal to n_layers")) == ("train.f", "n_layers")
+    assert of_f(Property(results.RETURNS_WIDTH, "equal to width")) == ("train.f", "width")
+    assert of_f(Property(results.GROWS, "at most n")) == ("train.f", "n")
+    assert of_f(Property(results.RETURNS_SIZE, "batch of x")) is None
 
 
 # -- the rest ----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from typing import Any, ClassVar
 
 import pytest
@@ -76,6 +76,10 @@ class Called:
     @staticmethod
     def argument_of(subject: Subject, prop: Property) -> tuple[str, str] | None:
         return None
+
+    @staticmethod
+    def implied(prop: Property) -> Iterable[Property]:
+        return ()
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
@@ -166,6 +170,15 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "memory": (Unforgetting, "still says things"),
     "full stop": (broken(describe=staticmethod(lambda subject, prop: "It is called.")), "without a full stop"),
     "truth": (broken(is_habit=staticmethod(lambda prop: None)), "Say True or False"),
+    "implied itself": (broken(implied=staticmethod(lambda prop: (prop,))), "Give other properties"),
+    "implied no property": (broken(implied=staticmethod(lambda prop: ("is called",))), "Give other properties"),
+    "implied what fails": (
+        broken(
+            occasion=lambda self, *told: Called.occasion(self, *told)._replace(failed={Property("is called", "a")}),
+            implied=staticmethod(lambda prop: (Property("is called", "a"),)),
+        ),
+        "says otherwise",
+    ),
     "no demand": (broken(needs=staticmethod(lambda subject, prop: NOTHING)), "asks for nothing"),
     "wrong demand": (
         broken(needs=staticmethod(lambda subject, prop: Demand(frozenset(("train.g",))))),

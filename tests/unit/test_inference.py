@@ -1,4 +1,4 @@
-"""From occasions to rules: confidence, tallies, suppression, and the independence of order."""
+"""From occasions to rules: confidence, tallies, and the independence of order."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from traincheck.inference.confidence import ERROR_CONFIDENCE, confidence, of_support, severity
+from traincheck.inference.confidence import ERROR_CONFIDENCE, of_programs, of_runs, of_support, severity
 from traincheck.inference.journal import DROPPED, KEPT
 from traincheck.inference.learn import tally_windows
-from traincheck.inference.suppression import suppress
 from traincheck.inference.tally import Tally
 from traincheck.inference.weighing import weigh
 from traincheck.invariants.book import write_book
 from traincheck.testing.readable import from_text
 from traincheck.vocab.events import Window
 from traincheck.vocab.facts import facts
-from traincheck.vocab.invariant import ERROR, NOTICE, Clause, Invariant, Precondition, Support
+from traincheck.vocab.invariant import ERROR, NOTICE, Invariant, Support
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 STEP, SGD, ADAM = "torch.optim.Optimizer.step", "torch.optim.SGD.step", "torch.optim.Adam.step"
@@ -30,21 +29,34 @@ CHANGES = Property("contains change", "parameter.data", "changes")
 
 
 def test_three_programs_at_fourteen_steps_are_exactly_an_error() -> None:
-    assert confidence(3, 14) == ERROR_CONFIDENCE == 0.75
-    assert severity(confidence(3, 14)) == ERROR
-    assert severity(confidence(3, 13)) == severity(confidence(2, 10**9)) == NOTICE
+    assert of_programs(3, 14) == ERROR_CONFIDENCE == 0.75
+    assert severity(of_programs(3, 14)) == ERROR
+    assert severity(of_programs(3, 13)) == severity(of_programs(2, 10**9)) == NOTICE
+
+
+def test_three_runs_of_a_pipeline_are_exactly_an_error() -> None:
+    assert of_runs(3) == ERROR_CONFIDENCE
+    assert severity(of_runs(3)) == ERROR
+    assert severity(of_runs(2)) == NOTICE
+
+
+def test_a_change_of_habit_is_never_an_error() -> None:
+    assert severity(of_programs(10**6, 10**6), habit=True) == severity(of_runs(10**6), habit=True) == NOTICE
 
 
 def test_more_is_more_certain_and_never_sure() -> None:
     for programs, steps in itertools.product((1, 2, 5), (1, 10, 1000)):
-        assert 0 < confidence(programs, steps) < confidence(programs + 1, steps) < 1
-        assert confidence(programs, steps) < confidence(programs, steps + 1)
+        assert 0 < of_programs(programs, steps) < of_programs(programs + 1, steps) < 1
+        assert of_programs(programs, steps) < of_programs(programs, steps + 1)
+    for runs in (1, 2, 5, 1000):
+        assert 0 < of_runs(runs) < of_runs(runs + 1) < 1
 
 
-def test_a_pipeline_counts_runs_where_a_general_rule_counts_programs() -> None:
-    support = Support(occasions=1000, steps=14, runs=3, scripts=1)
-    assert of_support(support, pipeline=True) == 0.75
-    assert of_support(support, pipeline=False) == confidence(1, 14)
+@pytest.mark.parametrize("steps", [1, 14, 10**6])
+def test_a_pipeline_counts_runs_where_a_general_rule_counts_programs_and_steps(steps: int) -> None:
+    support = Support(occasions=1000, steps=steps, runs=3, scripts=1)
+    assert of_support(support, pipeline=True) == of_runs(3)
+    assert of_support(support, pipeline=False) == of_programs(1, steps)
 
 
 # -- tallies and the whole -------------------------------------------------------------------------------------------
@@ -147,59 +159,3 @@ def test_in_a_closed_world_what_is_not_told_has_failed() -> None:
     open_world = Tally("a.py", "")
     open_world.add_occasions("R", [Occasion(Subject("f"), (), {one}, {other}, 0)], 0)
     assert list(open_world.evidence(("R", Subject("f")), Property("holds", "z"))) == []
-
-
-# -- suppression -----------------------------------------------------------------------------------------------------
-
-LEVELS = [(SGD, STEP), (ADAM, STEP)]
-
-
-@pytest.fixture
-def make(new_invariant: Callable[..., Invariant]) -> Callable[..., Invariant]:
-    def new(api: str, thing: str, detail: str = "", clauses: tuple[Clause, ...] = (), **more: object) -> Invariant:
-        return new_invariant(Property("contains call", thing, detail), clauses, subject=Subject(api), **more)
-
-    return new
-
-
-def left(rules: list[Invariant], levels: list[tuple[str, ...]] = LEVELS) -> set[tuple[str, str, str]]:
-    orders = itertools.islice(itertools.permutations(rules), 24)
-    found = {
-        frozenset((one.subject.api, one.property.object, one.property.detail) for one in suppress(order, levels)[0])
-        for order in orders
-    }
-    assert len(found) == 1
-    return set(found.pop())
-
-
-def test_the_special_class_follows_from_the_general(make: Callable[..., Invariant]) -> None:
-    assert left([make(STEP, "x"), make(SGD, "x"), make(ADAM, "y")]) == {(STEP, "x", ""), (ADAM, "y", "")}
-    narrow = (Clause("stage", "train"),)
-    assert left([make(STEP, "x", clauses=narrow), make(SGD, "x")]) == {(STEP, "x", ""), (SGD, "x", "")}
-    assert left([make(STEP, "x"), make(SGD, "x", clauses=narrow)]) == {(STEP, "x", "")}
-
-
-def test_what_one_alternative_implies_is_left_out(make: Callable[..., Invariant]) -> None:
-    general = make(STEP, "x")
-    either = Precondition((Clause("stage", "train"),), ((Clause("stage", "eval"),),))
-    general = replace(general, precondition=either, id="")
-    assert left([general, make(SGD, "x", clauses=(Clause("stage", "eval"),))]) == {(STEP, "x", "")}
-    assert len(left([general, make(SGD, "x", clauses=(Clause("stage", "setup"),))])) == 2
-
-
-def test_a_fixed_argument_says_more(make: Callable[..., Invariant]) -> None:
-    assert left([make("f", "g"), make("f", "g", "training=True")]) == {("f", "g", "training=True")}
-    weaker = make("f", "g", "training=True", severity=NOTICE)
-    assert len(left([make("f", "g"), weaker])) == 2
-
-
-def test_what_is_implied_names_what_implies_it(make: Callable[..., Invariant]) -> None:
-    rules = [make(STEP, "x"), make(SGD, "x")]
-    kept, implied = suppress(rules, LEVELS)
-    assert kept == [rules[0]]
-    assert [(one.rule, one.by) for one in implied] == [(rules[1], rules[0])] and implied[0].why
-
-
-def test_nothing_is_lost_where_nothing_is_implied(make: Callable[..., Invariant]) -> None:
-    rules = [make("f", "g"), make("g", "h"), make("k", "h")]
-    assert len(left(rules)) == 3

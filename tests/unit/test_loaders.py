@@ -65,6 +65,29 @@ def test_iterators_that_take_turns_belong_to_their_loaders() -> None:
     assert [call.receiver for call in seen.named(NEXT)][:4] == ["DataLoader#1", "DataLoader#2"] * 2
 
 
+class Counted(Dataset[torch.Tensor]):
+    """A data set whose length is worked out by functions of the program and of torch."""
+
+    asked = 0
+
+    def __len__(self) -> int:
+        self.asked += 1
+        return int(torch.ones(4).sum())
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        return torch.tensor(float(place))
+
+
+def test_what_a_data_set_does_because_we_ask_for_its_length_is_no_call() -> None:
+    alone, data = Counted(), Counted()
+    list(DataLoader(alone, batch_size=2))
+    with observing() as seen:
+        list(DataLoader(data, batch_size=2))
+    assert told(seen, "dataset_size") == [("DataLoader#1", 4)]
+    assert data.asked > alone.asked  # by us
+    assert len(seen.named("test_loaders.Counted.__len__")) == len(seen.named("torch.Tensor.sum")) == alone.asked
+
+
 def test_a_loader_that_is_built_anew_keeps_its_name() -> None:
     with observing() as seen:
         train_data, test_data = numbers(), numbers()

@@ -126,6 +126,25 @@ def test_training_and_random_streams_are_the_same() -> None:
     assert len(seen.named(STEP)) == 6
 
 
+def test_what_we_compute_is_seen_by_no_mode_of_the_program() -> None:
+    class Names(torch.overrides.TorchFunctionMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[str] = []
+
+        def __torch_function__(self, func: object, types: object, args: object = (), kwargs: object = None) -> object:
+            self.seen.append(torch.overrides.resolve_name(func) or repr(func))
+            return func(*args, **(kwargs or {}))  # type: ignore[operator]
+
+    with Names() as alone:
+        train()
+    with Names() as outer, observing() as seen, Names() as inner:
+        train()
+    assert seen.faults == [] and len(alone.seen) > 500
+    assert inner.seen == alone.seen
+    assert outer.seen == alone.seen
+
+
 @pytest.fixture
 def observed() -> Iterator[Seen]:
     with observing() as seen:

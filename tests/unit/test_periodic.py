@@ -75,13 +75,12 @@ def test_a_scheduler_counts_its_steps_unless_it_is_told_the_epoch() -> None:
 # -- rhythms ---------------------------------------------------------------------------------------------------------
 
 
-def rhythm(*changes: bool, thing: str = "hyperparameter.lr") -> list[bool]:
-    """What is said of a learning rate that changes in these steps (and in one before)."""
-    script, rate = Script(), 1.0
+def rhythm(*changes: bool) -> list[bool]:
+    """What is said of parameters that change in these steps (and in one before)."""
+    script = Script()
     for changed in (False, True, *changes):
-        rate -= 0.01 * changed
-        script.window().step(("hyperparameter.lr", "SGD.param_groups[0]", rate))
-    return fates(of(script, Subject(thing, "rhythm")), Property("keeps its rhythm", thing))
+        script.window().step(changes=[{"changed": changed}])
+    return fates(of(script, Subject("parameter.data", "rhythm")), Property("keeps its rhythm", "parameter.data"))
 
 
 @pytest.mark.parametrize("every", [1, 2, 5])

@@ -235,6 +235,14 @@ def test_training_flags_are_told_when_they_change() -> None:
     assert [(r.variable, r.value) for r in of(seen, "module", "parameters")] == [("Deep", 3 * 4 + 4 + 4 + 1)]
 
 
+def test_counting_parameters_is_no_call_of_the_program() -> None:
+    with observing() as seen:
+        model = Deep()
+        learn(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert values(of(seen, "module", "parameters")) == [3 * 4 + 4 + 4 + 1]
+    assert seen.named("torch.nn.functional.linear") and not seen.named("torch.Tensor.numel")
+
+
 def test_a_forward_that_raises_leaves_the_next_one_outermost() -> None:
     with observing() as seen:
         model = Deep()

@@ -15,7 +15,7 @@ from recorded import training
 from traincheck.errors import TallyTooNew, TallyUnreadable
 from traincheck.inference.gathering import tally_windows
 from traincheck.inference.stored import FORMAT, is_tally_file, read_tallies, write_tallies
-from traincheck.inference.tally import Tally
+from traincheck.inference.tally import Count, Tally
 from traincheck.invariants.book import Book, write_book
 
 
@@ -44,6 +44,36 @@ def test_all_of_a_tally_is_kept(file: Path) -> None:
         assert one.levels == other.levels and one.levels
         assert list(one.cells) == list(other.cells)
         assert one.arguments == other.arguments
+
+
+def test_sketches_of_windows_are_kept(file: Path) -> None:
+    (one, _), told = read_tallies(file), tally()
+    for key, cells in told.cells.items():
+        for context, cell in cells.items():
+            again = one.cells[key][context]
+            assert again.seen == cell.seen
+            for prop, count in cell.properties.items():
+                assert (again.properties[prop].seen, again.properties[prop].missed) == (count.seen, count.missed)
+    seen = {count.seen for cells in one.cells.values() for cell in cells.values() for count in cell.properties.values()}
+    assert 0xFF in seen
+
+
+def test_what_an_older_version_wrote_has_no_sketches(file: Path) -> None:
+    def older(lines: list[dict[str, Any]]) -> None:
+        lines[0]["format"] = 1
+        for line in lines[1:]:
+            line.pop("sketches", None)
+            for cell in line.get("cells", ()):
+                cell[3:] = [[held[:5] for held in cell[3]]]
+
+    edited(file, older)
+    (one, _), told = read_tallies(file), tally().arrange()
+    for key, cells in told.cells.items():
+        for context, cell in cells.items():
+            again = one.cells[key][context]
+            assert (again.closed, again.windows, again.seen) == (cell.closed, cell.windows, 0)
+            for prop, count in cell.properties.items():
+                assert again.properties[prop] == Count(count.held, count.failed, count.windows, count.closed)
 
 
 def test_the_same_tallies_are_the_same_bytes(file: Path, tmp_path: Path) -> None:
@@ -129,6 +159,9 @@ def edited(file: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
 CHANGES: dict[str, Callable[[list[dict[str, Any]]], Any]] = {
     "a negative count": lambda lines: lines[2]["cells"][0].__setitem__(1, -1),
     "a context that is not there": lambda lines: lines[2]["cells"][0].__setitem__(0, 99),
+    "a sketch that is not there": lambda lines: lines[2]["cells"][0].__setitem__(4, 99),
+    "a sketch that is no number": lambda lines: lines[1]["sketches"].__setitem__(0, "-1"),
+    "a sketch of too many windows": lambda lines: lines[1]["sketches"].__setitem__(1, "f" * 65),
     "a property that is not there": lambda lines: lines[2]["cells"][0][3][0].__setitem__(0, 99),
     "a run too many": lambda lines: lines[0].update(runs=3),
     "a run too few": lambda lines: lines[0].update(runs=1),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from recorded import training
+from traincheck.inference.contexts import SKETCH
 from traincheck.inference.gathering import tally_windows
-from traincheck.inference.tally import MOST_VALUES, Tally, candidates
+from traincheck.inference.tally import MOST_VALUES, Count, Tally, candidates
 from traincheck.vocab.events import FUNCTION, NO_CALL, TRAIN, Call, Window
 from traincheck.vocab.facts import facts
 from traincheck.vocab.occasion import Occasion, Property, Subject
@@ -65,11 +66,59 @@ def test_closed_and_open_worlds_in_one_context() -> None:
     tally.add_occasions("R", [Occasion(F, (), {X}, {Z}, 0)], 1)
     assert counts(tally, X) == {(): (2, 1, 2)}
     assert counts(tally, Y) == {(): (1, 1, 1)}
-    assert counts(tally, Z) == {(): (0, 3, 1)}  # at the least: which windows two counts share is not kept
+    assert counts(tally, Z) == {(): (0, 3, 2)}  # in the first it was not told, in the second said to fail
     other = Tally("a.py", "")
     other.add_occasions("R", [Occasion(F, (), {X}, {Z}, 0)], 0)
     other.add_occasions("R", [Occasion(F, (), {Y}, None, 1), Occasion(F, (), {X}, None, 0)], 1)
     assert [counts(other, prop) for prop in (X, Y, Z)] == [counts(tally, prop) for prop in (X, Y, Z)]
+
+
+def seen_in(*indices: int, held: bool = True) -> Tally:
+    """What one process counted that judged `X` in these windows."""
+    found = Tally("a.py", "")
+    for index in indices:
+        found.add_occasions("R", [Occasion(F, (), {X} if held else {Y}, set() if held else {X}, 0)], index)
+    return found
+
+
+def count_of(tally: Tally, prop: Property = X) -> Count:
+    ((_, count),) = tally.evidence(("R", F), prop)
+    return count
+
+
+def test_a_sketch_tells_the_distinct_windows_of_several_processes() -> None:
+    """Windows 0 to 3 and 2 to 6 are seven; of the counts alone it is known that they are five at the least."""
+    one, other = seen_in(0, 1, 2, 3), seen_in(2, 3, 4, 5, 6)
+    one.merge(other)
+    assert one.cells["R", F][()].properties[X].windows == 5
+    assert count_of(one).windows == 7 and count_of(one).seen == 0b1111111
+
+
+def test_of_more_windows_than_a_sketch_has_bits_the_count_is_believed() -> None:
+    long = seen_in(*range(3 * SKETCH))
+    assert count_of(long).windows == 3 * SKETCH
+    assert count_of(long).seen == (1 << SKETCH) - 1
+    long.merge(seen_in(5 * SKETCH + 1))
+    assert count_of(long).windows == 3 * SKETCH  # at the least: its bit was set
+
+
+def test_failures_have_a_sketch_of_their_own() -> None:
+    tally = seen_in(0, 1, 4)
+    tally.merge(seen_in(4, SKETCH + 9, held=False))
+    assert (count_of(tally).seen, count_of(tally).missed) == (1 << 0 | 1 << 1 | 1 << 4 | 1 << 9, 1 << 4 | 1 << 9)
+
+
+def test_in_a_closed_world_a_window_without_the_property_is_missed() -> None:
+    tally = Tally("a.py", "")
+    for index in range(4):
+        tally.add_occasions("R", [Occasion(F, (), {X, Y} if index == 2 else {X}, None, 0)], index)
+    assert (count_of(tally, X).seen, count_of(tally, X).missed) == (0b1111, 0)
+    assert (count_of(tally, Y).seen, count_of(tally, Y).missed) == (0b1111, 0b1011)
+    never = count_of(tally, Z)
+    assert (never.held, never.failed, never.windows, never.missed) == (0, 4, 4, 0b1111)
+    # Told on one occasion of a window and not on another, it failed there, too: known only where it was said.
+    tally.add_occasions("R", [Occasion(F, (), {X}, None, 1)], 2)
+    assert count_of(tally, Y).failed == 4 and count_of(tally, Y).missed == 0b1011
 
 
 def test_equal_contexts_of_two_processes_are_told_by_one_of_them() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -86,6 +89,25 @@ def test_ctrl_c_is_heard_as_before_and_not_by_the_workers() -> None:
         time.sleep(5)
     results.close()
     assert not multiprocessing.active_children()
+
+
+FIRST = """
+import signal
+from traincheck.inference.workers import spread
+
+def held(number):
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+if __name__ == "__main__":
+    print(held(0), sorted(spread(held, [1, 2], 2)), held(0))
+"""
+
+
+def test_the_first_workers_of_a_program_do_not_hear_ctrl_c_either(tmp_path: Path) -> None:
+    script = tmp_path / "first.py"
+    script.write_text(FIRST)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    assert done.stdout == "False [(0, True), (1, True)] False\n"
 
 
 def test_errors_without_arguments_travel_too() -> None:

@@ -4,7 +4,9 @@ Note [Levels]
 A call is an occasion under every class that its method is inherited through: `Adam.step` is also `Optimizer.step`.
 Where the rule holds at a more general level under no stronger condition, the specific one says nothing more and is left
 out; what was learned with Adadelta then speaks of AdamW. Where it does not hold in general (Linear returns what its
-autocast says, a module in general does not), the most general level at which it holds remains by itself.
+autocast says, a module in general does not), the most general level at which it holds remains by itself. A call that
+is told to be inside another has several names as well; that `fit` calls an `SGD.step` says more than that it calls an
+`Optimizer.step`, but the latter is what other programs share.
 
 Note [Scope]
 Whether a name means something to other programs is not told by its spelling: it does if several programs used it. A
@@ -18,7 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from traincheck.vocab.invariant import GENERAL, PIPELINE, Support
+from traincheck.inference.rule_index import Implication, RuleIndex, first_covering
+from traincheck.vocab.invariant import GENERAL, PIPELINE, Invariant, Support
+from traincheck.vocab.occasion import Subject
 
 General = Mapping[str, frozenset[str]]
 """For each API the more general names of it."""
@@ -27,6 +31,31 @@ General = Mapping[str, frozenset[str]]
 def scope_of(support: Support) -> str:
     """general or pipeline, see Note [Scope]."""
     return GENERAL if support.scripts > 1 else PIPELINE
+
+
+class Generalisation:
+    """Which rules are told by a more general one, see Note [Levels]. `levels` are names, most specific first."""
+
+    def __init__(self, levels: Iterable[tuple[str, ...]]) -> None:
+        self._general = more_general(levels)
+
+    def by_class(self, rule: Invariant, index: RuleIndex) -> Implication | None:
+        """The same rule about a more general class."""
+        for api in sorted(self._general.get(rule.subject.api, ())):
+            subject = Subject(api, rule.subject.grain)
+            other = first_covering(rule, index.saying(rule.relation, subject, rule.property))
+            if other is not None:
+                return other, "the same holds of a more general class"
+        return None
+
+    def by_content(self, rule: Invariant, index: RuleIndex) -> Implication | None:
+        """The same rule in which the call inside has its more general name."""
+        for api in sorted(self._general.get(rule.property.object, ())):
+            prop = rule.property._replace(object=api)
+            other = first_covering(rule, index.saying(rule.relation, rule.subject, prop))
+            if other is not None:
+                return other, "the call inside is told by its more general name, which transfers"
+        return None
 
 
 def more_general(levels: Iterable[tuple[str, ...]]) -> General:

@@ -23,7 +23,6 @@ from traincheck.inference.tally import Cell, Count, Reach, Tally
 from traincheck.invariants.lines import KIND as BOOK_KIND
 from traincheck.trace.encoding import facts_to_text, text_to_facts, valid
 from traincheck.version import __version__
-from traincheck.vocab.facts import Facts
 from traincheck.vocab.occasion import Property, Subject
 
 PathLike: TypeAlias = str | os.PathLike[str]

@@ -1,12 +1,31 @@
-"""Suppression: leave out what another kept invariant implies, so that a book can be read."""
+"""Suppression: leave out what other kept invariants imply, so that a book can be read.
+
+Note [Implied rules]
+Beside the same rule about a more general class (see Note [Levels] in generalisation.py), a rule follows from
+
+* the *order* of others: A comes before B and B before C, so A comes before C. An order is judged only in cycles that
+  hold both calls, so there has to be a rule that B is in them;
+* the same rule about the *update*: calls that alternate with the update of the parameters (one between two of the
+  other, both ways) have the same cycle, and one set of rules about it is enough;
+* a rule that *says more* of the same subject, as its relation tells: a fixed argument, the same shape and not only the
+  same batch.
+
+In each case the other rule has to reach as far, see Note [Covering] in rule_index.py. What implies a rule may be left
+out for a third one; being implied passes on, so one that is kept stands at the end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from traincheck.inference.generalisation import General, more_general
-from traincheck.vocab.invariant import Invariant
+from traincheck.inference.generalisation import Generalisation
+from traincheck.inference.rule_index import Implication, RuleIndex, covers, first_covering, reaches
+from traincheck.vocab.invariant import ERROR, Invariant
+from traincheck.vocab.occasion import Property, Subject
+
+CYCLE, PRECEDED, THEN = "cycle", "preceded by", "then "
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,19 +37,27 @@ class Implied:
     why: str
 
 
-def suppress(rules: Iterable[Invariant], levels: Iterable[tuple[str, ...]]) -> tuple[list[Invariant], list[Implied]]:
+def suppress(
+    rules: Iterable[Invariant], levels: Iterable[tuple[str, ...]], relations: Mapping[str, Any]
+) -> tuple[list[Invariant], list[Implied]]:
     """Split `rules` into those to keep and those that others imply.
 
-    A rule about a class follows from the same rule about a more general one; one without a fixed argument from the
-    same with it. Calls that alternate with the update of the parameters (one between two of the other, both ways) have
-    the same cycle, so one set of rules about it is enough.
+    `levels` are the names of APIs, most specific first, and `relations` the classes by name. The order of the rules
+    does not matter for what is kept.
     """
     kept = {rule.id: rule for rule in rules}
-    general = more_general(levels)
     implied: list[Implied] = []
-    for test in (_by_class, _by_argument, _by_other_name, _by_alternation):
-        index = _Index(kept.values(), general)
-        for rule in sorted(kept.values(), key=lambda rule: rule.id):
+    general = Generalisation(levels)
+    tests: tuple[Callable[[Invariant, RuleIndex], Implication | None], ...] = (
+        general.by_class,
+        general.by_content,
+        _by_order,
+        _by_alternation,
+        _by_property,
+    )
+    for test in tests:
+        index = RuleIndex(kept.values(), relations)
+        for rule in index.rules:
             found = test(rule, index)
             if found is not None:
                 implied.append(Implied(rule, *found))
@@ -38,68 +65,45 @@ def suppress(rules: Iterable[Invariant], levels: Iterable[tuple[str, ...]]) -> t
     return list(kept.values()), implied
 
 
-Family = tuple[str, str, str, str, str]
-CYCLE, PRECEDED = "cycle", "preceded by"
-
-
-class _Index:
-    """Rules by what they say."""
-
-    def __init__(self, rules: Iterable[Invariant], general: General) -> None:
-        self.general = general
-        self.rules: dict[Family, list[Invariant]] = {}
-        self.updates: set[str] = set()  # calls that change parameters: the heartbeat of a training loop
-        for rule in rules:
-            self.rules.setdefault(_family(rule, rule.subject.api, rule.property.object), []).append(rule)
-            if rule.subject.grain == "call" and rule.property.object == "parameter.data":
-                self.updates.add(rule.subject.api)
-
-    def weaker(self, rule: Invariant, api: str, thing: str, detail: str | None = None) -> Invariant | None:
-        """A rule on `api` and `thing`, else like `rule`, whose precondition asks no more (None: any fixed argument)."""
-        for other in self.rules.get(_family(rule, api, thing), ()):
-            if other.id == rule.id or not rule.precondition.implies(other.precondition):
-                continue
-            if other.property.detail == detail or (detail is None and "=" in other.property.detail):
-                return other
+def _by_order(rule: Invariant, index: RuleIndex) -> Implication | None:
+    if rule.subject.grain != CYCLE or not rule.property.detail.startswith(THEN):
         return None
-
-
-def _family(rule: Invariant, api: str, thing: str) -> Family:
-    return (rule.relation, api, rule.subject.grain, rule.property.verb, thing)
-
-
-def _by_class(rule: Invariant, index: _Index) -> tuple[Invariant, str] | None:
-    for api in sorted(index.general.get(rule.subject.api, ())):
-        other = index.weaker(rule, api, rule.property.object, rule.property.detail)
-        if other is not None:
-            return other, "the same holds of a more general class"
+    for before in index.about(rule.relation, rule.subject):
+        same_first = before.property.object == rule.property.object and before.property.detail.startswith(THEN)
+        if not same_first or not covers(before, rule):
+            continue
+        middle = before.property.detail.removeprefix(THEN)
+        after = index.saying(rule.relation, rule.subject, Property(PRECEDED, middle, rule.property.detail))
+        second = first_covering(rule, after)
+        if second is not None and _is_called(middle, rule, index):
+            return before, f"{middle} comes between the two, as {second.id} says"
     return None
 
 
-def _by_argument(rule: Invariant, index: _Index) -> tuple[Invariant, str] | None:
-    if rule.property.detail:
+def _is_called(api: str, rule: Invariant, index: RuleIndex) -> bool:
+    """Whether a rule says that a call of `api` is in each cycle of which `rule` speaks (a habit at most)."""
+    said = (rule.relation, rule.subject, Property(PRECEDED, api))
+    return any(reaches(other, rule) for found in (index.saying(*said), index.implying(*said)) for other in found)
+
+
+def _by_alternation(rule: Invariant, index: RuleIndex) -> Implication | None:
+    api = rule.subject.api
+    if rule.subject.grain != CYCLE or api in index.updates:
         return None
-    other = index.weaker(rule, rule.subject.api, rule.property.object)
-    if other is not None and other.severity == rule.severity:
-        return other, "the same holds with a fixed argument"
-    return None
-
-
-def _by_other_name(rule: Invariant, index: _Index) -> tuple[Invariant, str] | None:
-    for thing in sorted(index.general.get(rule.property.object, ())):
-        other = index.weaker(rule, rule.subject.api, thing, rule.property.detail)
-        if other is not None:
-            return other, "the call inside is told by its more general name, which transfers"
-    return None
-
-
-def _by_alternation(rule: Invariant, index: _Index) -> tuple[Invariant, str] | None:
-    if rule.subject.grain != CYCLE or rule.subject.api in index.updates:
-        return None
-    for update in sorted(index.updates):
-        there = index.weaker(rule, rule.subject.api, update, "")
-        back = index.weaker(rule, update, rule.subject.api, "")
-        other = index.weaker(rule, update, rule.property.object, rule.property.detail)
-        if there is not None and back is not None and other is not None and rule.id != there.id:
+    for update in index.updates:
+        cycle = Subject(update, CYCLE)
+        there = _reaching(rule, index.saying(rule.relation, rule.subject, Property(PRECEDED, update)))
+        back = _reaching(rule, index.saying(rule.relation, cycle, Property(PRECEDED, api)))
+        other = _reaching(rule, index.saying(rule.relation, cycle, rule.property))
+        if there is not None and back is not None and other is not None and other.severity in (ERROR, rule.severity):
             return other, f"calls of it alternate with {update}"
     return None
+
+
+def _reaching(rule: Invariant, others: Iterable[Invariant]) -> Invariant | None:
+    return next((other for other in others if reaches(other, rule)), None)
+
+
+def _by_property(rule: Invariant, index: RuleIndex) -> Implication | None:
+    other = first_covering(rule, index.implying(rule.relation, rule.subject, rule.property))
+    return None if other is None else (other, "it says more of the same")

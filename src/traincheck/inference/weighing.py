@@ -35,7 +35,7 @@ def weigh(tallies: Sequence[Tally]) -> tuple[Book, Journal]:
         candidate = _Candidate(key, prop, relation, tallies, journal)
         kept.extend(candidate.settings() if relation.is_setting(prop) else candidate.rules())
     levels = set().union(*(tally.levels for tally in tallies)) if tallies else set()
-    rules, implied = suppress(kept, levels)
+    rules, implied = suppress(kept, levels, relations)
     for each in implied:
         journal.add(_entry(each.rule, DROPPED, f"implied by {each.by.id}: {each.why}"))
     for rule in rules:

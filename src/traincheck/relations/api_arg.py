@@ -19,7 +19,7 @@ Known limitations: texts and None are not compared. A flag that is left at its d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import ClassVar
 
 from traincheck.relations.base import argument_in, context_of, ended, short
@@ -151,6 +151,10 @@ class APIArg:
     @staticmethod
     def argument_of(subject: Subject, prop: Property) -> tuple[str, str] | None:
         return argument_in(prop)
+
+    @staticmethod
+    def implied(prop: Property) -> Iterable[Property]:
+        return ()
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

@@ -25,7 +25,7 @@ compared. Modules in general are judged on the flow of gradients alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import ClassVar, NamedTuple
 
 from traincheck.relations import call_results as results
@@ -41,6 +41,8 @@ GRAIN = "result"
 _Judge = Callable[[Flow], results.Judged]
 
 _OF_SIZES: tuple[_Judge, ...] = (results.sizes, results.lengths, results.values, results.untouched)
+_IMPLIED = ((results.SHAPE, results.BATCH), (results.EQUAL_TO, results.AT_MOST))
+"""Beginnings of what is said of sizes: whoever keeps the shape of an input keeps its batch."""
 _MOST_KEPT = 50_000
 """The cache is emptied beyond this: arguments that are new in each call would fill it."""
 
@@ -143,6 +145,12 @@ class APIOutput:
         if prop.verb in (results.RETURNS_LENGTH, results.RETURNS_WIDTH, results.GROWS):
             return subject.api, prop.object.removeprefix(results.AT_MOST).removeprefix(results.EQUAL_TO)
         return None
+
+    @staticmethod
+    def implied(prop: Property) -> Iterable[Property]:
+        for stronger, weaker in _IMPLIED:
+            if prop.object.startswith(stronger):
+                yield prop._replace(object=weaker + prop.object.removeprefix(stronger))
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

@@ -19,7 +19,7 @@ counts is the last call of each before B, since a cycle may hold the calls of an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from typing import ClassVar, NamedTuple
 
 from traincheck.relations.base import (
@@ -31,6 +31,7 @@ from traincheck.relations.base import (
     fixed_arguments,
     short,
     transitions,
+    without_argument,
 )
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE, MODULE, Call, Change, Window
@@ -187,6 +188,10 @@ class APISequence:
     @staticmethod
     def argument_of(subject: Subject, prop: Property) -> tuple[str, str] | None:
         return argument_in(prop)
+
+    @staticmethod
+    def implied(prop: Property) -> Iterable[Property]:
+        return without_argument(prop)
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

@@ -44,6 +44,11 @@ class Relation(Protocol):
         argument that had one value in all that was learned from is a matter of taste, so no rule is made of it."""
 
     @staticmethod
+    def implied(prop: Property) -> Iterable[Property]:
+        """The other properties that hold on every occasion on which `prop` does, as far as they are judged there: a
+        book leaves out the rules that say no more than another."""
+
+    @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         """The rule as a sentence in the present tense, without its precondition and without a full stop."""
 
@@ -100,6 +105,11 @@ def argument_in(prop: Property) -> tuple[str, str] | None:
     """The API in `object` and the name in a detail written as `name=value`, see `Relation.argument_of`."""
     name, fixed, _ = prop.detail.partition("=")
     return (prop.object, name) if fixed else None
+
+
+def without_argument(prop: Property) -> tuple[Property, ...]:
+    """What `Relation.implied` says where a detail written as `name=value` adds a fixed argument to a property."""
+    return (prop._replace(detail=""),) if "=" in prop.detail else ()
 
 
 def family(api: str) -> str:

@@ -11,8 +11,8 @@ Note [Carried on]
 Sources tell some values only when they have changed. What was read once is carried on until it is read again, so each
 step is an occasion of everything that was read before it.
 
-Known limitations: who unfreezes a model layer by layer changes `requires_grad` on purpose, which nothing tells from an
-accident.
+Known limitations: to let frozen layers go one by one is a way to train, so that is a habit; to freeze what was trained
+is one as well, but rarer, and nothing tells it from an accident.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from traincheck.vocab.facts import Facts, FactValue, facts, merged, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 STAYS, KEEPS = "stays", "keeps"
+FROZEN = "frozen"
 LOAD = "torch.optim.Optimizer.load_state_dict"
+REQUIRES_GRAD = "parameter.requires_grad"
 KEYS, TIED, PARAMETER_DATA = "hyperparameter.keys", "parameter.tied", "parameter.data"
 
 _OF_PARAMETERS = ("requires_grad", "dtype", "shape")
@@ -150,11 +152,11 @@ class Constancy:
         for (thing, owner), kept in self._kept.items():
             if owner not in ("", call.receiver):
                 continue
-            prop = frozenset((Property(STAYS, thing),))
             fates = list(kept.step(call.receiver))
             if owner and scheduled and not kept.not_scheduled(all(so for _, _, so in fates)):
                 continue
             for context, variables, so in fates:
+                prop = frozenset((_stays_what(thing, context),))
                 yield _occasion(Subject(thing, TIME), context, window, prop, so, call, variables)
 
     def _of_entries(self, call: Call, window: Window, told: list[Reading]) -> Iterator[Occasion]:
@@ -210,7 +212,8 @@ class Constancy:
 
     @staticmethod
     def is_habit(prop: Property) -> bool:
-        return False
+        # To let frozen layers go one by one is a way to train.
+        return prop.verb == STAYS and prop.detail == FROZEN
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
@@ -218,9 +221,15 @@ class Constancy:
             return "a parameter group of an optimizer keeps the entries that it has"
         if subject.api == TIED:
             return "weights that are tied stay tied from one update to the next"
-        if subject.api == "parameter.requires_grad":
-            return "whether a parameter is trainable stays as it is from one update to the next"
+        if subject.api == REQUIRES_GRAD:
+            return f"a parameter that is {prop.detail or 'trainable'} stays so from one update to the next"
         return f"the {said(subject.api)} stays as it is from one update to the next"
+
+
+def _stays_what(thing: str, context: Facts) -> Property:
+    """The property: that a trainable parameter is frozen and that a frozen one is let go are two things."""
+    frozen = thing == REQUIRES_GRAD and value_of(context, "requires_grad") is False
+    return Property(STAYS, thing, FROZEN if frozen else "")
 
 
 def _stays(reading: Reading) -> bool:

@@ -14,7 +14,7 @@ as an `Optimizer.step`. (Of modules in general it is not said that they change t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from typing import ClassVar
 
 from traincheck.relations.base import (
@@ -26,6 +26,7 @@ from traincheck.relations.base import (
     possible,
     short,
     transitions,
+    without_argument,
 )
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, REGION, Call, Change, Window
@@ -133,6 +134,10 @@ class EventContain:
     @staticmethod
     def argument_of(subject: Subject, prop: Property) -> tuple[str, str] | None:
         return argument_in(prop)
+
+    @staticmethod
+    def implied(prop: Property) -> Iterable[Property]:
+        return without_argument(prop)
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

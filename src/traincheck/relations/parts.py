@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from typing import ClassVar, Protocol
 
 from traincheck.relations.base import ended
@@ -100,6 +100,11 @@ class Composite:
     def argument_of(subject: Subject, prop: Property) -> tuple[str, str] | None:
         """See `Relation.argument_of`."""
         return None
+
+    @staticmethod
+    def implied(prop: Property) -> Iterable[Property]:
+        """See `Relation.implied`."""
+        return ()
 
     @classmethod
     def describe(cls, subject: Subject, prop: Property) -> str:

@@ -1,8 +1,9 @@
 """Rhythms: what has changed every k training steps goes on doing so.
 
-The step in which a learning rate falls, or parameters move, is a matter of the program; that it keeps to its rhythm is
-a habit. A rhythm is expected once `ESTABLISHED` periods of the same length were seen in this very run. When it is
-broken that is told once, and it has to be established anew.
+In which steps parameters move is a matter of the program; that it keeps to its rhythm is a habit. A rhythm is expected
+once `ESTABLISHED` periods of the same length were seen in this very run. When it is broken that is told once, and it
+has to be established anew. Steps are those in which an optimizer stepped. (A learning rate has no rhythm to speak of:
+schedules end, rest and begin anew.)
 """
 
 from __future__ import annotations
@@ -11,15 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from traincheck.relations.base import context_of
-from traincheck.relations.parts import UPDATE, named, readings
+from traincheck.relations.parts import UPDATE
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import LIVE, NO_CALL, TRAIN, Reading, Window
-from traincheck.vocab.facts import FactValue
+from traincheck.vocab.events import TRAIN, Window
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 KEEPS_RHYTHM = "keeps its rhythm"
 GRAIN = "rhythm"
-LR = "hyperparameter.lr"
 _CHANGES = {"parameter.data": UPDATE}
 """Changes that have a rhythm of their own. (When buffers change follows from the modules' modes.)"""
 
@@ -28,9 +27,6 @@ ESTABLISHED = 4
 stand still for reasons of its own."""
 LONGEST = 64
 """Periods of more steps are epochs, of which few runs have enough."""
-
-MOST_RATES = 1000
-"""Parameter groups whose learning rate is kept; more are made in a loop."""
 
 
 @dataclass(slots=True)
@@ -62,7 +58,6 @@ class Rhythms:
 
     def forget(self) -> None:
         self._beats: dict[str, _Beat] = {}
-        self._rates: dict[str, FactValue] = {}
         self._now = 0
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
@@ -73,11 +68,7 @@ class Rhythms:
             thing, call = f"{change.kind}.{change.attribute}", window.by_seq.get(change.call)
             if change.changed and call is not None and call.levels[-1] == _CHANGES.get(thing):
                 changed[thing] = change.call
-        for seq in updates:
-            for reading in window.readings_of.get(seq, ()):
-                if named(reading) == LR and reading.role == LIVE and self._moved(reading):
-                    changed[LR] = seq
-        if window.stage != TRAIN:
+        if window.stage != TRAIN or not updates:
             return
         self._now += 1
         for thing in sorted(self._beats.keys() | changed.keys()):
@@ -88,16 +79,9 @@ class Rhythms:
             kept = beat.tick(self._now, thing in changed)
             if kept is not None:
                 told, nothing = frozenset((Property(KEEPS_RHYTHM, thing),)), frozenset[Property]()
-                seq = changed.get(thing, updates[0] if updates else NO_CALL)
+                seq = changed.get(thing, updates[0])
                 held, failed = (told, nothing) if kept else (nothing, told)
                 yield Occasion(Subject(thing, GRAIN), context_of((), window.stage), held, failed, seq)
-
-    def _moved(self, reading: Reading) -> bool:
-        old = self._rates.get(reading.variable)
-        self._rates[reading.variable] = reading.value
-        if len(self._rates) > MOST_RATES:
-            self._rates.clear()
-        return old is not None and old != reading.value
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -105,8 +89,6 @@ class Rhythms:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        if subject.api == LR:
-            return Demand(frozenset((UPDATE,)), readings(LR))
         call = _CHANGES[subject.api]
         return Demand(frozenset((UPDATE, call)), frozenset(((call, subject.api),)))
 
@@ -116,5 +98,4 @@ class Rhythms:
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
-        what = "the learning rate" if subject.api == LR else "some parameter"
-        return f"{what} goes on changing every so many training steps, as it did before"
+        return "some parameter goes on changing every so many updates, as it did before"

@@ -7,7 +7,7 @@ conforms (`traincheck.testing.conformance.check_relation`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from typing import ClassVar
 
 from traincheck.relations.base import context_of, ended, short
@@ -56,6 +56,10 @@ class ReturnsDtype:
     @staticmethod
     def argument_of(subject: Subject, prop: Property) -> tuple[str, str] | None:
         return None
+
+    @staticmethod
+    def implied(prop: Property) -> Iterable[Property]:
+        return ()
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

@@ -122,7 +122,7 @@ class Passes:
             told = facts(updated=updates > 0)
             reached = batches == loader.length
             yield _occasion(Subject(BATCHES, PASS), Property(REACHES, LENGTH), reached, told, reading.call, names)
-        if whole and updates and loader.updates_of_last:
+        if whole and updates and loader.updates_of_last and not loader.cut:
             same = updates == loader.updates_of_last
             yield _occasion(Subject(UPDATE, PASS), Property(AS_MANY, UPDATE), same, (), reading.call, names)
         if whole:

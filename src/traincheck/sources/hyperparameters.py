@@ -136,13 +136,14 @@ class OptimizerReadings:
                 self._tell(call, f"{name}.param_groups[{number}]", HYPERPARAMETER, attribute, value, role)
 
     def _read_parameters(self, call: int, name: str) -> None:
-        for variable, tensor in self._catalog.living():
-            for attribute in self._attributes:
-                value: FactValue = tensor.requires_grad if attribute == "requires_grad" else dtype_name(tensor.dtype)
-                if variable.read.get(attribute) != value:
-                    variable.read[attribute] = value
-                    context = _of_parameter(variable.facts(tensor, variable.held_by(name)))
-                    self._tell(call, variable.name, "parameter", attribute, value, LIVE, context)
+        with unseen():
+            for variable, tensor in self._catalog.living():
+                for attribute in self._attributes:
+                    value = tensor.requires_grad if attribute == "requires_grad" else dtype_name(tensor.dtype)
+                    if variable.read.get(attribute) != value:
+                        variable.read[attribute] = value
+                        context = _of_parameter(variable.facts(tensor, variable.held_by(name)))
+                        self._tell(call, variable.name, "parameter", attribute, value, LIVE, context)
 
     def _tell(
         self,

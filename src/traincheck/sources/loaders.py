@@ -182,7 +182,8 @@ class LoaderSource:
                 self._read(PROCESS, RANDOM, attribute, state, LIVE, call, ())
         for attribute in self._sizes:
             role, read = SIZES[attribute]
-            size = read(loader)
+            with self._recorder.asking():
+                size = read(loader)
             if size is not None:
                 self._read(receiver, LOADER, attribute, size, role, call, ())
 

@@ -100,7 +100,9 @@ class ProjectSource:
         levels = (f"{main_name() if module == '__main__' else module}.{name}",)
         return levels if self._demand.wants_call(levels) else None
 
-    def _begins(self, known: _Known, of: FrameType | CodeType, frame: FrameType) -> _Open:
+    def _begins(self, known: _Known, of: FrameType | CodeType, frame: FrameType) -> _Open | None:
+        if self._recorder.asks:
+            return None
         call = self._recorder.enter(PROJECT, known.levels, "", circumstances_amid(self._surroundings))
         before = None
         if known.asked is not None:

@@ -6,13 +6,15 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from torch.compiler import is_compiling
 
 from traincheck.sources.sites import Sites
 from traincheck.sources.steps import Cut, StepTracker
-from traincheck.vocab.events import NO_CALL, Call, Change, Reading, TensorSummary, Window
+from traincheck.sources.tensors import unseen
+from traincheck.vocab.events import MODULE, NO_CALL, Call, Change, Reading, TensorSummary, Window
 from traincheck.vocab.facts import Facts
 
 R = TypeVar("R")
@@ -58,6 +60,7 @@ class _PerThread(threading.local):
 
     def __init__(self) -> None:
         self.stack: list[OpenCall] = []
+        self.asking = False
         self.number = next(self.numbers)
 
 
@@ -175,6 +178,21 @@ class Recorder:
             self._calls, self._changes, self._readings = [], [], []
         return not self._overflowed
 
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """While we ask code of the program something (how long a data set is), what runs for it is no event."""
+        self._local.asking = True
+        try:
+            with unseen():
+                yield
+        finally:
+            self._local.asking = False
+
+    @property
+    def asks(self) -> bool:
+        """Whether this thread runs code of the program because we ask it something, see `asking`."""
+        return self._local.asking
+
     @property
     def updating(self) -> bool:
         """Whether an optimizer is stepping: what it computes inside is its own affair."""
@@ -184,6 +202,11 @@ class Recorder:
         """The call of this thread that began last and has not ended."""
         stack = self._local.stack
         return stack[-1] if stack else None
+
+    def amid_module(self) -> bool:
+        """Whether the innermost call of this thread is that of a module."""
+        call = self.innermost()
+        return call is not None and call.kind == MODULE
 
     # -- windows ---------------------------------------------------------------------------------------------------
 

@@ -130,7 +130,9 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         except KeyError:
             known = self._learn(func)
         recorder = self._recorder
-        if known is None or self.off or not recorder.active or recorder.updating:
+        # Of an update only what the closure's modules compute is recorded; the rest is the optimizer's own affair.
+        aside = recorder.updating and not recorder.amid_module()
+        if known is None or self.off or not recorder.active or aside:
             return func(*args, **kwargs) if kwargs else func(*args)
         call, before = self._begins(known, args, kwargs)
         if call is None:

@@ -26,7 +26,7 @@ from traincheck.vocab.events import NO_CALL, Window
 from traincheck.vocab.facts import FACTS, Facts
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
-METHODS = ("occasions", "needs", "is_habit", "is_setting", "argument_of", "describe")
+METHODS = ("occasions", "needs", "is_habit", "is_setting", "argument_of", "implied", "describe")
 
 MOST_TRIED = 24
 """Subjects, and places for a gap, that are tried one by one; of more an even choice is taken."""
@@ -57,6 +57,7 @@ def check_relation(relation: Any, windows: Sequence[Window]) -> int:
     _is_deterministic(relation, windows, by_window)
     _only_filters(relation, windows, by_window)
     _forgets(relation, windows)
+    _is_implied(relation, found)
     for subject, prop in sorted({(one.subject, prop) for one in found for prop in _judged(one)}):
         _is_explained(relation, subject, prop)
         _is_judged_alike_selectively(relation, windows, subject, prop)
@@ -186,6 +187,22 @@ def _forgets(relation: Any, windows: Sequence[Window]) -> None:
 
 def _choice(things: Sequence[Any]) -> Sequence[Any]:
     return things[:: math.ceil(len(things) / MOST_TRIED)] if things else things
+
+
+def _is_implied(relation: Any, found: Iterable[Occasion]) -> None:
+    for occasion in found:
+        for prop in occasion.held:
+            for other in relation.implied(prop):
+                if other == prop or not isinstance(other, Property):
+                    raise _fail(
+                        f"{relation.name}.implied gives {other!r} for {prop!r}", "Give other properties, or () for none"
+                    )
+                if other not in occasion.held and (occasion.failed is None or other in occasion.failed):
+                    raise _fail(
+                        f"{relation.name}.implied says that {other!r} holds wherever {prop!r} does, and an occasion of "
+                        f"{occasion.subject!r} says otherwise",
+                        "Name only what always holds with it, or tell it on that occasion",
+                    )
 
 
 # -- rules ---------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ FACTS: dict[str, str] = {
     "retain_graph": "argument of backward",
     "last_batch": "True when a data loader was exhausted",
     "skipped": "True when a gradient scaler left the optimizer step out",
-    "within": "context managers that are active around the call (no_sync, sdpa_kernel ...), joined by +; empty for none",
+    "within": "context managers active around the call (no_sync, sdpa_kernel ...), joined by +; empty for none",
     "kind": "what a variable is: parameter, buffer, optimizer_state, hyperparameter, module, loader ...",
     "inputs_require_grad": "whether any tensor that went into the call requires a gradient",
     "inputs_floating": "whether any tensor that went into the call is of floating point",

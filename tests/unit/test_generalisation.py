@@ -1,0 +1,149 @@
+"""Generalisation: the level at which a rule is told, and the programs that it speaks of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from recorded import training
+from traincheck import plugins
+from traincheck.inference.gathering import tally_windows
+from traincheck.inference.generalisation import Generalisation, more_general, scope_of
+from traincheck.inference.rule_index import RuleIndex
+from traincheck.inference.tally import Tally
+from traincheck.inference.weighing import weigh
+from traincheck.vocab.invariant import ERROR, GENERAL, NOTICE, PIPELINE, Clause, Invariant, Precondition, Support
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+STEP, SGD, ADAM, ADAMW = (f"torch.optim.{name}.step" for name in ("Optimizer", "SGD", "Adam", "AdamW"))
+LEVELS = [(SGD, STEP), (ADAMW, ADAM, STEP), (ADAM, STEP)]
+CHANGES = Property("contains change", "parameter.data", "changes")
+TRAINS = (Clause("stage", "train"),)
+
+Rules = Callable[..., Invariant]
+
+
+@pytest.fixture
+def rule(new_invariant: Rules) -> Rules:
+    def new(api: str, clauses: tuple[Clause, ...] = (), prop: Property = CHANGES, **more: object) -> Invariant:
+        return new_invariant(prop, clauses, subject=Subject(api), **more)
+
+    return new
+
+
+def general_of(one: Invariant, *others: Invariant) -> Invariant | None:
+    index = RuleIndex((one, *others), plugins.load("traincheck.relations"))
+    found = Generalisation(LEVELS).by_class(one, index) or Generalisation(LEVELS).by_content(one, index)
+    return None if found is None else found[0]
+
+
+# -- scope -------------------------------------------------------------------------------------------------------------
+
+
+def test_several_programs_make_a_rule_general_and_several_runs_of_one_do_not() -> None:
+    assert scope_of(Support(10**6, 10**6, runs=100, scripts=1)) == PIPELINE
+    assert scope_of(Support(2, 2, runs=2, scripts=2)) == GENERAL
+
+
+# -- levels ------------------------------------------------------------------------------------------------------------
+
+
+def test_each_name_is_followed_by_the_more_general_ones() -> None:
+    """AdamW is an Adam here, so what holds of either or of any optimizer holds of it; nothing is above an optimizer."""
+    general = more_general(LEVELS)
+    assert general == {
+        SGD: {STEP},
+        ADAM: {STEP},
+        ADAMW: {ADAM, STEP},
+        STEP: frozenset(),
+    }
+
+
+def test_a_name_is_not_more_general_than_itself() -> None:
+    """A class that overrides a method and calls the one it inherits has one name twice."""
+    assert more_general([("f", "g", "f")]) == {"f": {"g"}, "g": {"f"}}
+
+
+def test_of_two_classes_the_general_one_speaks(rule: Rules) -> None:
+    assert general_of(rule(SGD), rule(STEP)) == rule(STEP)
+    assert general_of(rule(ADAMW), rule(ADAM)) == rule(ADAM)
+    assert general_of(rule(STEP), rule(SGD)) is None
+    assert general_of(rule(SGD), rule(ADAM)) is None, "neither is the other's kind"
+
+
+def test_it_speaks_only_under_no_stronger_condition(rule: Rules) -> None:
+    assert general_of(rule(SGD), rule(STEP, TRAINS)) is None
+    assert general_of(rule(SGD, TRAINS), rule(STEP)) == rule(STEP)
+    assert general_of(rule(SGD, TRAINS), rule(STEP, TRAINS)) == rule(STEP, TRAINS)
+
+
+def test_it_speaks_of_the_same_property_grain_and_relation(rule: Rules, new_invariant: Rules) -> None:
+    assert general_of(rule(SGD), rule(STEP, prop=CHANGES._replace(detail="is cleared"))) is None
+    assert general_of(rule(SGD), new_invariant(CHANGES, subject=Subject(STEP, "parameter.data"))) is None
+    assert general_of(rule(SGD), rule(STEP, relation="APISequence")) is None
+
+
+def test_what_the_general_class_has_not_experienced_the_special_one_tells(rule: Rules) -> None:
+    """Other optimizers were never seen under autocast, and say nothing of it."""
+    without = Precondition((Clause("autocast", "off"),))
+    assert general_of(rule(SGD), rule(STEP, experience=without)) is None
+    assert general_of(rule(SGD, experience=without), rule(STEP, experience=without)) is not None
+    assert general_of(rule(SGD, without.clauses), rule(STEP, experience=without)) is not None
+
+
+def test_a_rule_that_fails_runs_does_not_give_way_to_a_notice(rule: Rules) -> None:
+    """Three runs of one pipeline are certain of it, 3/4; two programs are not, 3/4 at most."""
+    mine = {"scope": PIPELINE, "origin": ("a.py",)}
+    both = {"scope": GENERAL, "origin": ("a.py", "b.py")}
+    assert general_of(rule(SGD, severity=ERROR, **mine), rule(STEP, severity=NOTICE, **both)) is None
+    assert general_of(rule(SGD, severity=NOTICE, **mine), rule(STEP, severity=NOTICE, **both)) is not None
+    assert general_of(rule(SGD, severity=NOTICE, **mine), rule(STEP, severity=ERROR, **both)) is not None
+
+
+def test_a_call_inside_is_told_by_its_general_name(rule: Rules) -> None:
+    special, general = (rule("train.fit", prop=Property("contains call", api)) for api in (SGD, STEP))
+    assert general_of(special, general) == general
+    assert general_of(general, special) is None
+    told = rule("train.fit", prop=Property("contains call", STEP, "closure=True"))
+    assert general_of(special, told) is None
+
+
+# -- what is learned ---------------------------------------------------------------------------------------------------
+
+
+def learned(*optimizers: str) -> dict[str, Invariant]:
+    """The rules that a step changes parameters, by their subjects, from a program with each of these optimizers."""
+    tallies = []
+    for place, name in enumerate(optimizers):
+        tallies.append(Tally(f"{place}.py", ""))
+        tally_windows(training(8, name), tallies[-1])
+    book, _ = weigh(tallies)
+    return {one.subject.api: one for one in book.invariants if one.property == CHANGES and one.subject.grain == "call"}
+
+
+def test_what_was_learned_with_adadelta_speaks_of_adamw() -> None:
+    found = learned("Adadelta", "SGD")
+    assert set(found) == {STEP}
+    assert (found[STEP].scope, found[STEP].support.scripts, found[STEP].support.steps) == (GENERAL, 2, 16)
+
+
+def test_of_one_program_the_general_level_is_kept_as_well() -> None:
+    found = learned("Adadelta")
+    assert set(found) == {STEP} and found[STEP].scope == PIPELINE
+
+
+def test_a_level_at_which_it_does_not_hold_is_passed_over() -> None:
+    """Adam never does it, for no reason that a fact of the context tells: what remains is a rule about SGD."""
+    tallies = []
+    for script, api in (("a.py", SGD), ("b.py", SGD), ("c.py", ADAM)):
+        tallies.append(Tally(script, ""))
+        tallies[-1].levels.update(LEVELS)
+        held, failed = ({CHANGES}, set[Property]()) if api == SGD else (set[Property](), {CHANGES})
+        for window in range(20):
+            occasions = [Occasion(Subject(level), (), held, failed, 0) for level in (api, STEP)]
+            tallies[-1].add_occasions("EventContain", occasions, window)
+    book, journal = weigh(tallies)
+    (rule,) = book.invariants
+    assert rule.subject == Subject(SGD) and rule.support.scripts == 2
+    assert any("both held and failed" in entry.why and "Optimizer.step" in entry.sentence for entry in journal.entries)
