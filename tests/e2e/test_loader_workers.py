@@ -300,10 +300,12 @@ class Failing(Noise):
 
 def test_a_worker_whose_data_set_fails() -> None:
     with observing(DEMAND) as seen:
-        loader = DataLoader(Failing(), batch_size=1, num_workers=2)
+        batches = iter(DataLoader(Failing(), batch_size=1, num_workers=2))
         with pytest.raises(LookupError, match="no such sample"):
-            for _ in loader:
+            for _ in batches:
                 pass
+        # The traceback holds the iterator; torch waits ten seconds for its workers where the collector finds it later.
+        batches._shutdown_workers()  # type: ignore[attr-defined]
     assert [len(values) for values in states(seen, "random.torch").values()] == [2, 2]
 
 

@@ -10,7 +10,7 @@ from traincheck.relations.periodic import Periodic
 from traincheck.relations.rhythms import ESTABLISHED, LONGEST
 from traincheck.vocab.facts import facts, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
-from windows import SCHEDULE, UPDATE, Script, fates, occasions
+from windows import SCHEDULE, Script, fates, occasions
 
 
 def of(script: Script, subject: Subject) -> list[Occasion]:
@@ -181,17 +181,6 @@ def test_a_training_loader_is_shuffled_anew() -> None:
     assert fates(of(epochs(3, 3, 3, orders=(1, 2, 2)), subject), differs) == [True, False]
     assert of(epochs(3, 3, orders=(1, 1), trains=False), subject) == []  # evaluations keep their order
     assert Periodic.is_habit(differs)
-
-
-def test_each_pass_has_as_many_updates() -> None:
-    subject, same = Subject(UPDATE, "pass"), Property("same number in each pass", UPDATE)
-    assert fates(of(epochs(3, 3, 3), subject), same) == [True, True]
-    script = epochs(3)
-    script.window().iterate("DataLoader#1", 3)
-    script.step()
-    script.exhaust(3)
-    assert fates(of(script, subject), same) == [False]
-    assert Periodic.is_habit(same)
 
 
 # -- horizons --------------------------------------------------------------------------------------------------------

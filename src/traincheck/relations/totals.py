@@ -22,7 +22,7 @@ from traincheck.vocab.events import ANNOUNCED, EVAL, LIVE, NO_CALL, Call, Readin
 from traincheck.vocab.facts import Facts, FactValue, facts, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
-REACHES, DIFFERS, AS_MANY, WITHIN = "reaches", "differs between passes", "same number in each pass", "stays within"
+REACHES, DIFFERS, WITHIN = "reaches", "differs between passes", "stays within"
 PASS, HORIZON, RUN = "pass", "horizon", "run"
 BATCHES, ORDER, LENGTH = "loader.batches", "loader.order", "loader.length"
 EPOCH, TOTAL, SCHEDULED_LR, STEPS = "scheduler.last_epoch", "scheduler.total", "scheduler.lr", "run.steps"
@@ -46,7 +46,6 @@ class _Loader:
     whole: int = 0
     cut: bool = False
     updates_before: int = 0
-    updates_of_last: int = 0
     closes: bool = True  # something was done once after each pass that went to its end
     closing: bool = False  # one has, and nothing was done yet
 
@@ -62,7 +61,7 @@ class Passes:
         self._updates = 0
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """Up to three occasions when a pass ends: its batches, its order, the updates in it."""
+        """Up to two occasions when a pass ends: its batches and its order."""
         if window.stage == EVAL:
             self._closed()
         for event in _in_order(window):
@@ -122,12 +121,8 @@ class Passes:
             told = facts(updated=updates > 0)
             reached = batches == loader.length
             yield _occasion(Subject(BATCHES, PASS), Property(REACHES, LENGTH), reached, told, reading.call, names)
-        if whole and updates and loader.updates_of_last and not loader.cut:
-            same = updates == loader.updates_of_last
-            yield _occasion(Subject(UPDATE, PASS), Property(AS_MANY, UPDATE), same, (), reading.call, names)
         if whole:
             loader.whole += 1
-            loader.updates_of_last = updates
             loader.closing = True
         else:
             loader.cut = True
@@ -143,15 +138,12 @@ class Passes:
 
     @staticmethod
     def is_habit(prop: Property) -> bool:
-        # Who trains in a fixed order, or on batches that are left over from the last pass, may mean to.
-        return prop.verb in (DIFFERS, AS_MANY)
+        return prop.verb == DIFFERS  # who trains in a fixed order may mean to
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         if prop.verb == DIFFERS:
             return "each pass over a loader in which parameters are updated has its batches in another order"
-        if prop.verb == AS_MANY:
-            return "each whole pass over a loader has as many updates as the one before"
         return "a loader that was read to its end in every pass so far is read to its end in the next as well"
 
 

@@ -50,6 +50,7 @@ class AutogradSource:
         self._states = demand.wants_state(BACKWARD, PARAMETER_GRAD) or demand.wants_state(
             ("torch.optim.Optimizer.step",), PARAMETER_GRAD
         )
+        self._states = self._states or demand.wants_state(("torch.optim.Optimizer.step",), "parameter.data")
         self._calls = self._states or demand.wants_call(BACKWARD)
         self._asked: dict[tuple[str, ...], Asked | None] = {
             levels: asked(demand, levels, parameter_names(function))

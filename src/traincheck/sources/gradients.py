@@ -37,6 +37,8 @@ class Gradients:
         self._catalog = catalog
         self._recorder = recorder
         self._last: dict[Variable, str] = {}
+        self.fresh: set[Variable] = set()
+        """Variables whose gradients a backward has made since an optimizer stepped last; others are of earlier work."""
 
     def trainable(self) -> list[Held]:
         """All living variables that require a gradient or are held by an optimizer."""
@@ -76,6 +78,8 @@ class Gradients:
                 changed = fingerprints([gradient])[0] != before.fingerprints[place]
             self._tell(call, variable, tensor, old, new, changed, viewer or variable.owner)
             self._last[variable] = new
+            if changed and new == SOME:
+                self.fresh.add(variable)
 
     def _tell(
         self, call: int, variable: Variable, tensor: torch.Tensor, old: str, new: str, changed: bool, viewer: str

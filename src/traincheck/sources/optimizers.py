@@ -179,6 +179,7 @@ class OptimizerSource:
             if self._demand.wants_state(call.levels, STATE_DATA):
                 self._tell_state(call, name, before, optimizer)
         self._readings.step_ends(optimizer, name, call.seq)
+        self._gradients.fresh.clear()
         self._recorder.leave(call)
         self._recorder.steps.update_ends(name)
 
@@ -189,7 +190,7 @@ class OptimizerSource:
         for place, (variable, tensor) in enumerate(before.held):
             gradient = before.gradients[place]
             changed = before.data[place] != after[place]
-            if variable.held_by(name) == NOBODY and gradient != SOME and not variable.owned:
+            if variable.held_by(name) == NOBODY and not self._concerned(variable, gradient):
                 continue
             lost = not changed and gradient == SOME and _lost_in_rounding(tensor, before.rates.get(id(tensor)))
             if name in variable.holders:
@@ -212,6 +213,11 @@ class OptimizerSource:
                 )
             )
         call.context = merged(call.context, lost="lost" in own and not own & {"changed", SOME})
+
+    def _concerned(self, variable: Variable, gradient: str) -> bool:
+        """Whether an update should have been of a variable that no optimizer holds: its gradient is of this step. (What
+        an earlier model was left with is nobody's concern.)"""
+        return variable in self._gradients.fresh if gradient == SOME else variable.owned
 
     def _tell_state(self, call: OpenCall, name: str, before: _Before, optimizer: Any) -> None:
         after = _state_fingerprints(optimizer, before.held)

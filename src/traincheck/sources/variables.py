@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -173,18 +174,23 @@ class Catalog:
         """
         modules = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
         inner = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
-        counts: dict[str, int] = {}
-        for root in modules:
-            if id(root) in inner or "_modules" not in root.__dict__:
-                continue
-            base = type(root).__name__
-            counts[base] = counts.get(base, 0) + 1
-            self._name_tree(root, base if counts[base] == 1 else f"{base}#{counts[base]}")
+        roots = [root for root in modules if id(root) not in inner and "_modules" in root.__dict__]
+        taken = {name for root in roots if (name := self._told_name(root))}
+        for root in roots:
+            prefix = self._told_name(root)
+            if not prefix:
+                base = type(root).__name__
+                numbered = (f"{base}#{number}" for number in itertools.count(2))
+                prefix = next(name for name in itertools.chain((base,), numbered) if name not in taken)
+                taken.add(prefix)
+            self._name_tree(root, prefix)
+
+    def _told_name(self, root: Any) -> str:
+        """The name that an outermost module was told by before, which stays; empty for a new one."""
+        known = self._modules.get(id(root))
+        return known[1] if known is not None and known[0]() is root and "." not in known[1] else ""
 
     def _name_tree(self, root: Any, prefix: str) -> None:
-        known = self._modules.get(id(root))
-        if known is not None and known[0]() is root and "." not in known[1]:
-            prefix = known[1]  # a name once told stays
         for name, module in root.named_modules():
             self._modules[id(module)] = (weakref.ref(module), f"{prefix}.{name}" if name else prefix)
         aliases: dict[int, list[str]] = {}
