@@ -110,7 +110,7 @@ def test_inside_transforms_nothing_is_read_and_nothing_hurt() -> None:
     assert seen.faults == []
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("error", "ignore::DeprecationWarning")
 def test_a_traced_graph_is_the_same() -> None:
     def graph() -> str:
         model = nn.Sequential(nn.Linear(3, 3), nn.Softmax(-1))

@@ -24,6 +24,8 @@ TRAINING, PARAMETERS, CLASS, INPUT = "training", "parameters", "class", "input"
 
 _CONTEXT = facts(kind=KIND)
 
+_traced = torch._C._get_tracing_state
+
 
 class _Depth(threading.local):
     value = 0
@@ -72,6 +74,8 @@ class ModuleStateSource:
         self._depth.value += 1
         if self._depth.value > 1 or next(module.parameters(), None) is None or "_is_replica" in module.__dict__:
             return  # (a replica is made anew for every call by DataParallel)
+        if _traced() is not None:
+            return  # sizes are tensors then, and looking at them is told to the program as a fault of its own
         tree = self._trees.get(id(module))
         if tree is None or tree.module() is not module:
             self._forget_dead()
