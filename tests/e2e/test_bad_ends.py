@@ -107,6 +107,7 @@ def test_full_disk_does_not_stop_the_training(tmp_path: Path) -> None:
     assert err.count("Traceback") == 0
 
 
+@pytest.mark.slow
 def test_run_folder_removed_under_way(tmp_path: Path) -> None:
     text = "import shutil\ntrain(5)\nshutil.rmtree('run')\nprint(train(5))\n"
     code, out, err = finish(start(tmp_path, text))
@@ -177,6 +178,7 @@ print("ok")
     assert len(list((tmp_path / "run").glob("events-*"))) == 1
 
 
+@pytest.mark.slow
 def test_program_that_patches_torch(tmp_path: Path) -> None:
     text = """
 calls = []

@@ -48,7 +48,7 @@ def test_a_garbled_recording_is_told_as_by_one_process(runs: list[str], tmp_path
 
 def test_ctrl_c_ends_all_of_it(runs: list[str], tmp_path: Path) -> None:
     before = sorted(path.name for path in tmp_path.iterdir())
-    long = [str(write_run(tmp_path / f"long{number}", "c.py", training(3000))) for number in range(2)]
+    long = [str(write_run(tmp_path / f"long{number}", "c.py", training(1500))) for number in range(2)]
     before += [Path(name).name for name in long]
     words = [*INFER, *long, "-o", "x.jsonl", "--tally", "x.tally", "--jobs", "2"]
     started = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)

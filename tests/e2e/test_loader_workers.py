@@ -334,8 +334,6 @@ def test_the_start_method_of_the_program_is_not_settled_by_asking_for_it() -> No
 
 
 def descriptors() -> dict[str, str]:
-    gc.unfreeze()  # see `observing`
-    gc.collect()  # the queues of an iterator are in cycles
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # the folder that is being listed
@@ -343,10 +341,21 @@ def descriptors() -> dict[str, str]:
     return found
 
 
-def settled(before: dict[str, str], threads: int) -> bool:
-    """Whether descriptors and threads are as before; the feeders of a loader's queues take a moment to end."""
+def at_rest() -> tuple[dict[str, str], int]:
+    """Descriptors and number of threads once no loader's queue is being fed; its feeder takes a moment to end."""
+    gc.unfreeze()  # see `observing`
+    gc.collect()  # the queues of an iterator are in cycles
     for _ in range(100):
-        if descriptors() == before and threading.active_count() == threads:
+        if not any(thread.name == "QueueFeederThread" for thread in threading.enumerate()):
+            break
+        time.sleep(0.1)
+    return descriptors(), threading.active_count()
+
+
+def settled(before: tuple[dict[str, str], int]) -> bool:
+    """Whether descriptors and threads are as before, or are so before long."""
+    for _ in range(100):
+        if at_rest() == before:
             return True
         time.sleep(0.1)
     return False
@@ -363,12 +372,12 @@ def test_batches_are_the_same_to_the_last_bit(arguments: dict[str, Any]) -> None
     def program() -> list[torch.Tensor]:
         return batches_of(DataLoader(Noise(own=np.random.default_rng(1)), batch_size=2, num_workers=2, **arguments))
 
-    expected, before, threads = program(), descriptors(), threading.active_count()
+    expected, before = program(), at_rest()
     with observing() as seen:
         found = program()
     assert all(map(torch.equal, found, expected)) and len(found) == len(expected)
     assert [len(values) for values in states(seen, "random.numpy").values()] == [6, 6]
-    assert settled(before, threads)
+    assert settled(before)
 
 
 def test_a_full_pipe_loses_messages_and_makes_nobody_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from recorded import training, write_run
+
 ROOT = Path(__file__).resolve().parents[2]
 
 RELATION = '''
@@ -176,11 +178,17 @@ def test_the_name_of_a_relation_of_ours_is_taken(tmp_path: Path) -> None:
     assert "both traincheck.relations.periodic:Periodic and floating_relation:ReturnsFloating claim it" in told
 
 
-def test_a_command_ends_with_the_error_and_without_a_traceback(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_recording_needs_no_relation(tmp_path: Path) -> None:
     install(tmp_path / "site", "raise RuntimeError('no licence')", "floating_relation:ReturnsFloating")
     (tmp_path / "one.py").write_text(SCRIPT.format(activation="ReLU", optimizer="SGD", wrong=-1), encoding="utf-8")
     done = traincheck(tmp_path, "collect", "-o", "runs/one", "one.py")
-    assert done.returncode == 0, done.stderr  # recording needs no relation
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_command_ends_with_the_error_and_without_a_traceback(tmp_path: Path) -> None:
+    install(tmp_path / "site", "raise RuntimeError('no licence')", "floating_relation:ReturnsFloating")
+    write_run(tmp_path / "runs" / "one", "one.py", training())
     done = traincheck(tmp_path, "infer", "runs/one", "-o", "book.jsonl")
     assert done.returncode == 2, done.stdout + done.stderr
     assert "error [plugin]" in done.stderr and "no licence" in done.stderr and "Traceback" not in done.stderr
