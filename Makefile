@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-all bench docs clean
+.PHONY: help demo test check test-all bench bench-detection docs clean
 
 help:  ## Tell what the targets do
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Two tests run at a time, each with training of its own: one thread for each is fastest.
 test test-all: export OMP_NUM_THREADS := 1
@@ -29,9 +29,13 @@ check: $(READY)  ## Format, lint, types, and the tests of the repository itself
 test-all: $(READY)  ## All tests
 	$(BIN)/pytest -n 2 --dist worksteal tests
 
-bench: $(READY)  ## The benchmarks: cost of observing, and how far learned rules carry
+bench: $(READY)  ## The benchmarks: cost of observing, how far learned rules carry, what is detected
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.transfer
+	$(BIN)/python -m benchmarks.detection
+
+bench-detection: $(READY)  ## The silent-error benchmark; CASES=A or CASES=id,... for a part of it
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.detection --cases "$(CASES)"
 
 docs: $(READY)  ## Write the reference pages anew from the source
 	$(BIN)/python docs/generate.py

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.detection import tables
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 
@@ -42,6 +44,9 @@ def write_page() -> None:
     """Write the page anew from what results there are."""
     parts = [HEAD]
     cost, transfer, pipeline = _data("overhead"), _data("transfer"), _data("pipeline")
+    detection = _data("detection")
+    if detection:
+        parts += [tables.text(detection), _told_machine(detection)]
     if cost:
         parts += [COST, _table(cost), _told_machine(cost)]
     if transfer:

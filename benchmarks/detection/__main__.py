@@ -1,0 +1,219 @@
+"""python -m benchmarks.detection [--cases A,deepspeed-1801] [--jobs 2] [--runs FOLDER] [--reuse] [--ours]
+
+Learns a book from the examples, and for each case one from three earlier configurations of its clean program. Records
+the clean and the buggy program of each case, checks both under either book, and tells what was detected, in which step,
+and whether the leading finding names the cause. Then every book checks every clean run: all that it says is a false
+alarm. Results go to benchmarks/results/detection.json and docs/benchmarks.md when all cases were run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from benchmarks.baselines.comparison import compare
+from benchmarks.detection.books import EXAMPLES, TWIN, Alarms, alarms, example_programs
+from benchmarks.detection.cases import BUGGY, CLEAN, BadCase, Case, read_cases
+from benchmarks.detection.judging import judge
+from benchmarks.detection.recordings import ROOT, Program, ProgramFailed, programs_of, record
+from benchmarks.machine import machine
+from benchmarks.page import write_page
+from traincheck.checking.offline import check_folder
+from traincheck.inference.learn import tally_folder
+from traincheck.inference.tally import Tally
+from traincheck.inference.weighing import weigh
+from traincheck.invariants.book import Book, read_book, write_book
+
+RESULTS = ROOT / "benchmarks" / "results" / "detection.json"
+
+T = TypeVar("T")
+A = TypeVar("A")
+
+
+@dataclass
+class Learned:
+    """An example that was recorded: its tally and the seconds it took."""
+
+    name: str
+    tally: Tally
+    seconds: float
+
+
+@dataclass
+class Run:
+    """What became of a case: the row of the table, the tally of its clean run, the book of its twins."""
+
+    row: dict[str, Any]
+    clean: Tally
+    twin: Book
+
+
+def main() -> int:
+    """Run the chosen cases, print a line for each, keep the result of a whole run."""
+    chosen = options().parse_args()
+    try:
+        cases = read_cases(chosen.cases)
+    except BadCase as error:
+        options().error(str(error))
+    began = time.perf_counter()
+    runs: Path = chosen.runs.resolve()
+    book_file = runs / f"{EXAMPLES}.jsonl"
+    try:
+        learned = spread(recorded_example, [(p, runs, chosen.reuse) for p in example_programs(runs)], chosen.jobs, tell)
+        book, _ = weigh([one.tally for one in learned])
+        write_book(book, book_file)
+        print(f"{len(learned)} examples, {len(book.invariants)} rules, {time.perf_counter() - began:.0f} s", flush=True)
+        found = spread(
+            run_case, [(case, runs, book_file, chosen.reuse, not chosen.ours) for case in cases], chosen.jobs, tell
+        )
+    except ProgramFailed as error:
+        print(error, file=sys.stderr)
+        return 1
+    clean = {run.row["id"]: run.clean for run in found}
+    result = {
+        "machine": machine(),
+        "seconds": round(time.perf_counter() - began),
+        "examples": {one.name: round(one.seconds, 1) for one in learned},
+        "rules": len(book.invariants),
+        "cases": [run.row for run in found],
+        "alarms": {
+            f"{EXAMPLES} on the cases": alarms([book], clean).told(),
+            f"{TWIN} books on all clean runs": alarms(
+                [run.twin for run in found], {**clean, **{one.name: one.tally for one in learned}}
+            ).told(),
+            "other examples on each example": left_out(learned, chosen.jobs).told() if not chosen.cases else {},
+        },
+    }
+    (runs / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    if not chosen.cases and not chosen.ours:
+        RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+        write_page()
+    summarise(result)
+    return 0
+
+
+def options() -> argparse.ArgumentParser:
+    """The options of the command."""
+    found = argparse.ArgumentParser(
+        prog="python -m benchmarks.detection", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found.add_argument("--cases", default="", help="ids or parts (A, B, C), comma-separated; all by default")
+    found.add_argument("--jobs", type=positive, default=2, help="programs that run at a time (2)")
+    found.add_argument("--runs", type=Path, default=ROOT / "traincheck-runs" / "detection", help="where recordings go")
+    found.add_argument("--reuse", action="store_true", help="take recordings of an earlier version of TrainCheck, too")
+    found.add_argument("--ours", action="store_true", help="leave out the simple detectors; no result is kept")
+    return found
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    number = int(text) if text.isdigit() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return number
+
+
+def spread(work: Callable[..., T], items: Iterable[tuple[Any, ...]], jobs: int, told: Callable[[T], None]) -> list[T]:
+    """The results of `work` on each item, in order; `told` is called with each as it comes."""
+    with ProcessPoolExecutor(jobs) as pool:
+        futures = [pool.submit(work, *item) for item in items]
+        try:
+            for future in as_completed(futures):
+                told(future.result())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        return [future.result() for future in futures]
+
+
+def recorded_example(program: Program, runs: Path, reuse: bool) -> Learned:
+    """An example, recorded and tallied."""
+    recording = record(program, runs / EXAMPLES / program.name, reuse=reuse)
+    return Learned(program.name, tally_folder(recording.folder), recording.seconds)
+
+
+def run_case(case: Case, runs: Path, book_file: Path, reuse: bool, baselines: bool) -> Run:
+    """A case: its programs recorded, the book of its twins learned, both books judged."""
+    home = runs / case.folder.name
+    programs = programs_of(case, runs)
+    recordings = {which: record(program, home / which, reuse=reuse) for which, program in programs.items()}
+    twins = [one for which, one in recordings.items() if which.startswith(TWIN)]
+    twin, _ = weigh([tally_folder(one.folder) for one in twins])
+    books = {EXAMPLES: read_book(book_file), TWIN: twin}
+    began = time.perf_counter()
+    checks = {
+        name: {variant: check_folder(recordings[variant].folder, book) for variant in (CLEAN, BUGGY)}
+        for name, book in books.items()
+    }
+    row = {
+        "id": case.id,
+        "part": case.part,
+        "where": case.where,
+        "title": case.title,
+        "source": case.source,
+        "ranks": case.ranks,
+        "first_bad_step": case.first_bad_step,
+        "seconds": {which: round(one.seconds, 1) for which, one in recordings.items()},
+        "check_seconds": round(time.perf_counter() - began, 1),
+        "baselines": asdict(compare(programs[BUGGY], programs[CLEAN], programs["twin1"])) if baselines else {},
+        "books": {name: asdict(judge(case, check[BUGGY], check[CLEAN])) for name, check in checks.items()},
+    }
+    return Run(row, tally_folder(recordings[CLEAN].folder), twin)
+
+
+def left_out(learned: list[Learned], jobs: int) -> Alarms:
+    """How the book of all other examples fares on each example."""
+    found = Alarms()
+    tallies = [one.tally for one in learned]
+    for number, one in enumerate(learned):
+        book, _ = weigh(tallies[:number] + tallies[number + 1 :])
+        found.add(one.name, book, one.tally)
+    return found
+
+
+def tell(done: Learned | Run) -> None:
+    """A line for what is done."""
+    if isinstance(done, Learned):
+        print(f"  recorded {done.name} in {done.seconds:.1f} s", flush=True)
+        return
+    row = done.row
+    words = [f"{name}: {in_words(verdict)}" for name, verdict in row["books"].items()]
+    print(f"{row['part']} {row['id']}: {'; '.join(words)}", flush=True)
+
+
+def in_words(verdict: dict[str, Any]) -> str:
+    """A verdict in a few words."""
+    if not verdict["detected"]:
+        return f"MISSED ({verdict['errors']} errors, {verdict['notices']} notices)"
+    named = "cause named" if verdict["diagnosed"] else "cause NOT named"
+    return f"detected {'in the same step' if verdict['same_step'] else 'late'}, {named}"
+
+
+def summarise(result: dict[str, Any]) -> None:
+    """The counts by part and book, and the false alarms."""
+    for name in (EXAMPLES, TWIN):
+        for part in sorted({row["part"] for row in result["cases"]}):
+            rows = [row["books"][name] for row in result["cases"] if row["part"] == part]
+            counts = [sum(row[key] for row in rows) for key in ("detected", "same_step", "diagnosed")]
+            print(
+                f"{name} book, part {part}: {counts[0]} of {len(rows)} detected, {counts[1]} in the same step, "
+                f"{counts[2]} with the cause named"
+            )
+    for name, found in result["alarms"].items():
+        if found:
+            print(
+                f"{name}: {found['runs']} checks, {len(found['with_error'])} with an error, "
+                f"{len(found['with_notice'])} with a notice, {found['failed_share_of_triggered']:.3%} failed"
+            )
+    print(f"{result['seconds']} s")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

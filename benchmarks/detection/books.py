@@ -1,0 +1,75 @@
+"""Books: what is learned from the examples, what from the twins of a case, and how either fares on clean runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.detection.recordings import ROOT, Program, of_example
+from benchmarks.verdicts import fared
+from traincheck.inference.tally import Tally
+from traincheck.invariants.book import Book
+from traincheck.vocab.invariant import ERROR
+
+EXAMPLES = "examples"
+TWIN = "twin"
+
+
+def example_programs(runs: Path) -> list[Program]:
+    """All examples, those of several ranks included, each in a folder below `runs`."""
+    home = runs / EXAMPLES
+    single = sorted((ROOT / "examples").glob("*.py"))
+    ranks = sorted((ROOT / "examples" / "distributed").glob("*.py"))
+    return [
+        *(of_example(script, 1, home / f"{script.stem}.program") for script in single),
+        *(of_example(script, 2, home / f"{script.stem}.program") for script in ranks),
+    ]
+
+
+@dataclass
+class Alarms:
+    """How one book fared on clean runs: every violated rule of it is a false alarm."""
+
+    runs: int = 0
+    triggered: int = 0
+    failed: int = 0
+    runs_with_error: list[str] = field(default_factory=list)
+    runs_with_notice: list[str] = field(default_factory=list)
+    rules: Counter[str] = field(default_factory=Counter)
+
+    def add(self, name: str, book: Book, tally: Tally) -> None:
+        """Count what `book` says of the clean run behind `tally`."""
+        found = fared(book, tally)
+        self.runs += 1
+        self.triggered += len(found.triggered)
+        self.failed += len(found.failed)
+        if any(rule.severity == ERROR for rule in found.failed):
+            self.runs_with_error.append(name)
+        elif found.failed:
+            self.runs_with_notice.append(name)
+        for rule in found.failed:
+            self.rules[f"{name}: {rule.severity}: {rule.sentence} ({rule.precondition})"] += 1
+
+    def told(self) -> dict[str, Any]:
+        """The figures as data, every alarm included."""
+        return {
+            "runs": self.runs,
+            "with_error": self.runs_with_error,
+            "with_notice": self.runs_with_notice,
+            "triggered": self.triggered,
+            "failed": self.failed,
+            "failed_share_of_triggered": round(self.failed / max(1, self.triggered), 6),
+            "alarms": dict(self.rules.most_common()),
+        }
+
+
+def alarms(books: Iterable[Book], clean: Mapping[str, Tally]) -> Alarms:
+    """How all of `books` fared on all clean runs."""
+    found = Alarms()
+    for book in books:
+        for name, tally in clean.items():
+            found.add(name, book, tally)
+    return found

@@ -1,0 +1,87 @@
+"""Judging: what a book found in a buggy run that it did not find in the clean one, and whether it names the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.detection.cases import Case
+from traincheck.checking.checked import Checked
+from traincheck.vocab.finding import VIOLATED, Finding
+from traincheck.vocab.invariant import ERROR
+
+WITHIN = 1
+"""Steps between the first bad step and the first finding at most (silent-errors, section D)."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a case fared under one book.
+
+    `detected`: an error finding that the clean run does not have, first told within one step of the first bad step.
+    `late` is the number of steps between the two, for the error finding nearest to it (None without one). `diagnosed`:
+    the leading finding has one of the words of each group of the case's `names`; `missing` are the groups it lacks.
+    """
+
+    detected: bool
+    same_step: bool
+    diagnosed: bool
+    severity: str
+    late: int | None
+    missing: tuple[tuple[str, ...], ...]
+    leading: dict[str, Any] | None
+    errors: int
+    notices: int
+    rules: int
+    failed: tuple[str, ...]
+
+
+def judge(case: Case, buggy: Checked, clean: Checked) -> Verdict:
+    """The verdict on a case from the checks of its buggy and its clean run under one book."""
+    known = {rule.id for rule, verdict in clean.verdicts if verdict == VIOLATED}
+    findings = buggy.report.findings
+    new = [finding for finding in findings if not set(finding.invariants) <= known]
+    errors = [finding for finding in new if finding.severity == ERROR]
+    late = min((finding.step - case.first_bad_step for finding in errors), key=abs, default=None)
+    leading = findings[0] if findings else None
+    missing = missing_names(case, leading)
+    return Verdict(
+        detected=late is not None and abs(late) <= WITHIN,
+        same_step=late == 0,
+        diagnosed=leading is not None and leading in new and not missing,
+        severity=leading.severity if leading else "",
+        late=late,
+        missing=missing,
+        leading=asdict(leading) if leading else None,
+        errors=len(errors),
+        notices=len(new) - len(errors),
+        rules=len(buggy.verdicts),
+        failed=tuple(_told(rule) for rule, verdict in buggy.verdicts if verdict == VIOLATED and rule.id not in known),
+    )
+
+
+def missing_names(case: Case, leading: Finding | None) -> tuple[tuple[str, ...], ...]:
+    """The groups of words of which the leading finding has none."""
+    if leading is None:
+        return case.names
+    text = words_of(leading).lower()
+    return tuple(group for group in case.names if not any(word.lower() in text for word in group))
+
+
+def words_of(finding: Finding) -> str:
+    """All that a reader of a finding sees."""
+    parts: Sequence[str] = (
+        finding.title,
+        finding.cause,
+        str(finding.site or ""),
+        *finding.variables,
+        finding.expected,
+        finding.observed,
+        *finding.advice,
+    )
+    return "\n".join(parts)
+
+
+def _told(rule: Any) -> str:
+    return f"{rule.severity} {rule.confidence:.2f} {rule.relation}: {rule.sentence} ({rule.precondition})"

@@ -1,0 +1,130 @@
+"""Recordings of programs by `traincheck collect`, made once for each state of a program and of TrainCheck."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.detection.cases import CLEAN, Case
+
+ROOT = Path(__file__).resolve().parents[2]
+SRC = ROOT / "src" / "traincheck"
+TIMEOUT = 300
+"""Seconds for one recording; the slowest takes 20 on two idle cores."""
+
+
+class ProgramFailed(Exception):
+    """A program of the benchmark, which has to end well, did not."""
+
+    def __init__(self, name: str, said: str) -> None:
+        super().__init__(f"{name} failed:\n{said[-4000:]}")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A script in a folder of its own, with the words that start it, and what it is called here."""
+
+    name: str
+    home: Path
+    command: tuple[str, ...]
+    ranks: int = 1
+    env: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def digest(self) -> str:
+        """Tells the files of the program, its arguments and environment, as text."""
+        found = hashlib.sha256(repr((self.command[1:], self.env)).encode())
+        for file in sorted(self.home.rglob("*.py")):
+            found.update(file.name.encode() + file.read_bytes())
+        return found.hexdigest()
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A run folder and the seconds that it took to record."""
+
+    name: str
+    folder: Path
+    seconds: float
+
+
+def of_case(case: Case, variant: str, args: Sequence[str], home: Path, name: str) -> Program:
+    """The program of a case, laid out in `home`."""
+    shutil.rmtree(home, ignore_errors=True)
+    case.lay_out(variant, home)
+    command = case.command(case.script, (*case.args, *args))
+    return Program(name, home, tuple(command), case.ranks, case.env)
+
+
+def of_example(script: Path, ranks: int, home: Path) -> Program:
+    """An example, in a folder of its own."""
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
+    shutil.copy(script, home)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    return Program(script.stem, home, (sys.executable, *launcher, script.name), ranks)
+
+
+def programs_of(case: Case, runs: Path) -> dict[str, Program]:
+    """The five programs of a case: clean, buggy, and three earlier configurations of the clean one."""
+    home = runs / case.folder.name
+    found = {
+        variant: of_case(case, variant, (), home / f"{variant}.program", f"{case.id} {variant}")
+        for variant in (CLEAN, "buggy")
+    }
+    for number, args in enumerate(case.twins, 1):
+        which = f"twin{number}"
+        found[which] = of_case(case, CLEAN, args, home / f"{which}.program", f"{case.id} {which}")
+    return found
+
+
+def record(program: Program, folder: Path, *, reuse: bool) -> Recording:
+    """Record `program` into `folder`, or take what is there if program and TrainCheck are as they were.
+
+    With `reuse` TrainCheck may have changed since. Raises ProgramFailed.
+    """
+    note = folder.with_name(folder.name + ".made-of")
+    made_of = [program.digest, _digest_of_ours()]
+    if note.exists() and (folder / "run.json").exists():
+        told = note.read_text().split()
+        if told[:2] == made_of or (reuse and told[:1] == made_of[:1]):
+            return Recording(program.name, folder, float(told[2]))
+    note.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    target = program.command[1:] if program.ranks == 1 else ("--", *program.command)
+    command = (sys.executable, "-m", "traincheck", "collect", "-o", str(folder.resolve()), *target)
+    began = time.perf_counter()
+    done = run(program, command)
+    seconds = time.perf_counter() - began
+    if done.returncode:
+        raise ProgramFailed(program.name, done.stdout + done.stderr)
+    note.write_text(" ".join([*made_of, f"{seconds:.2f}"]))
+    return Recording(program.name, folder, seconds)
+
+
+def run(
+    program: Program, command: Sequence[str], env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in the folder of a program, one thread a process. Raises ProgramFailed when it takes too long."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", **dict(program.env), **(env or {})}
+    try:
+        return subprocess.run(command, cwd=program.home, capture_output=True, text=True, timeout=TIMEOUT, env=environ)
+    except subprocess.TimeoutExpired as expired:
+        said = "".join(
+            part if isinstance(part, str) else part.decode() for part in (expired.stdout, expired.stderr) if part
+        )
+        raise ProgramFailed(program.name, f"{said}\nit did not end within {TIMEOUT} s") from None
+
+
+def _digest_of_ours() -> str:
+    found = hashlib.sha256()
+    for file in sorted(SRC.rglob("*.py")):
+        found.update(file.read_bytes())
+    return found.hexdigest()

@@ -1,0 +1,131 @@
+"""Tables: the result of the benchmark as text for docs/benchmarks.md, misses and false alarms in full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.detection.books import EXAMPLES, TWIN
+from benchmarks.detection.cases import PARTS
+from benchmarks.detection.judging import WITHIN
+
+Row = dict[str, Any]
+
+HEAD = """
+## What silent errors are detected
+
+`make bench-detection` (`python -m benchmarks.detection`): each case under `benchmarks/detection/cases/` is a real silent
+error, reproduced by its mechanism in a program of its own, clean and buggy. *Detected*: an error finding in the buggy
+run that the clean run does not have, first told within one step of the step in which the effect first exists (which a
+test shows without TrainCheck). *Named*: the leading finding names what `case.toml` says a right diagnosis must name.
+The book *examples* was learned from the scripts in `examples/`, which share neither model nor data with any case; the
+book *twin* from three earlier runs of the clean program with another seed, size and length.
+"""
+
+ALARMS = """
+### False alarms
+
+Every rule that a book says was violated in a clean run. Error findings are false alarms; notices are told, and do not
+fail a run.
+"""
+
+BASELINES = """
+### What simple detectors see
+
+The same programs, judged by rules on loss and gradient norm, by two learned detectors of scikit-learn fitted to an
+earlier clean run, and by torch's anomaly mode (`benchmarks/baselines/`). *In time* is an alarm within one step of the
+first bad step; an alarm on the clean run is a false one.
+"""
+
+
+def text(result: Row) -> str:
+    """The section of the page."""
+    parts = [HEAD, *_counts(result), *_cases(result), *_misses(result), ALARMS, *_alarms(result)]
+    if any(row["baselines"] for row in result["cases"]):
+        parts += [BASELINES, *_baselines(result)]
+    examples = sum(result["examples"].values())
+    parts.append(f"\n{len(result['examples'])} examples ({examples:.0f} s to record), {result['rules']} rules; ")
+    parts.append(f"the whole benchmark took {result['seconds'] / 60:.1f} minutes.\n")
+    return "".join(parts)
+
+
+def _counts(result: Row) -> Iterator[str]:
+    yield "\n| part | cases | book | detected | in the same step | cause named |\n|---|---|---|---|---|---|\n"
+    for part, what in PARTS.items():
+        for book in (EXAMPLES, TWIN):
+            rows = [row["books"][book] for row in result["cases"] if row["part"] == part]
+            if rows:
+                counts = " | ".join(
+                    str(sum(row[key] for row in rows)) for key in ("detected", "same_step", "diagnosed")
+                )
+                yield f"| {part}: {what} | {len(rows)} | {book} | {counts} |\n"
+
+
+def _cases(result: Row) -> Iterator[str]:
+    yield "\n| case | ranks | first bad step | examples | twin | leading finding | seconds |\n"
+    yield "|---|---|---|---|---|---|---|\n"
+    for row in result["cases"]:
+        books = row["books"]
+        best = books[EXAMPLES] if books[EXAMPLES]["detected"] or not books[TWIN]["detected"] else books[TWIN]
+        leading = best["leading"]
+        told = f"step {leading['step']}: {leading['title']}" if leading else "-"
+        yield (
+            f"| [{row['id']}]({row['source']}) {row['title']} | {row['ranks']} | {row['first_bad_step']} | "
+            f"{_cell(books[EXAMPLES])} | {_cell(books[TWIN])} | {_escaped(told)} | {row['seconds']['buggy']} |\n"
+        )
+
+
+def _cell(verdict: Row) -> str:
+    if not verdict["detected"]:
+        return f"**missed** ({verdict['errors']} errors, {verdict['notices']} notices)"
+    late = verdict["late"]
+    when = "same step" if late == 0 else f"{late:+d} step"
+    return f"{verdict['severity']}, {when}, {'named' if verdict['diagnosed'] else 'not named'}"
+
+
+def _misses(result: Row) -> Iterator[str]:
+    missed = [row for row in result["cases"] if not row["books"][EXAMPLES]["detected"]]
+    if missed:
+        yield "\nMissed by the book of the examples:\n\n"
+        for row in missed:
+            twin = row["books"][TWIN]
+            other = (
+                f"the twin book says: {twin['leading']['title']}"
+                if twin["detected"]
+                else "the twin book misses it, too"
+            )
+            yield f"* {row['id']} ({row['title']}): {other}.\n"
+
+
+def _alarms(result: Row) -> Iterator[str]:
+    yield "\n| checked | checks | with an error | with a notice | failed / triggered |\n|---|---|---|---|---|\n"
+    told = [(name, found) for name, found in result["alarms"].items() if found]
+    for name, found in told:
+        yield (
+            f"| {name} | {found['runs']} | {len(found['with_error'])} | {len(found['with_notice'])} | "
+            f"{found['failed_share_of_triggered']:.3%} |\n"
+        )
+    alarms = [f"* {_escaped(alarm)}\n" for _, found in told for alarm in found["alarms"]]
+    yield "\nAll of them:\n\n" + "".join(alarms) if alarms else "\nThere is none.\n"
+
+
+def _baselines(result: Row) -> Iterator[str]:
+    rows = [row for row in result["cases"] if row["baselines"]]
+    names = list(dict.fromkeys(name for row in rows for run in ("buggy", "clean") for name in row["baselines"][run]))
+    yield "\n| detector | buggy runs with an alarm | in time | and silent on the clean run "
+    yield f"| clean runs with an alarm (of {len(rows)}) |\n|---|---|---|---|---|\n"
+    for name in sorted(names):
+        seen = [row for row in rows if name in row["baselines"]["buggy"]]
+        in_time = [row for row in seen if abs(row["baselines"]["buggy"][name] - row["first_bad_step"]) <= WITHIN]
+        sound = [row for row in in_time if name not in row["baselines"]["clean"]]
+        false = sum(name in row["baselines"]["clean"] for row in rows)
+        yield f"| {name} | {len(seen)} | {len(in_time)} | {len(sound)} | {false} |\n"
+    ours = [row["books"][EXAMPLES] for row in rows]
+    errors = sum(row["errors"] > 0 for row in ours)
+    detected = sum(row["detected"] for row in ours)
+    false = len(result["alarms"][f"{EXAMPLES} on the cases"]["with_error"])
+    yield f"| **TrainCheck**, book of the examples | {errors} | {detected} | {detected} | {false} |\n"
+
+
+def _escaped(words: str) -> str:
+    return words.replace("|", "\\|").replace("\n", " ")
