@@ -1,31 +1,60 @@
 """Replicas: what several ranks hold under one name has the same value on all of them.
 
-Compared are the fingerprints of parameters and gradients as they are at the end of a step, and readings of what steers
-an update (learning rates, step counts). Ranks are compared with the first one and each with the next, in windows of the
-same step. Where ranks hold different parts on purpose (shards, experts), facts of the variable tell so; a precondition
-is learned from these, and how seldom the rule holds is no reason against it.
+Compared are, by fingerprint, the gradients and parameters that an update uses and the parameters that it leaves, the
+gradients that a backward leaves, and readings of what steers an update (learning rates, step counts). Ranks are
+compared with the first one and each with the next, in windows of the same step.
+
+Note [Replicas and shards]
+Where ranks hold different parts on purpose (shards, experts, stages of a pipeline), their values differ from the start,
+or from the first update on, and facts of the variable may tell so. What makes replicas of two variables is that they
+were the same: *before* the update, after an earlier one, or together with all others of the model. Whether the update
+then used the same gradients, and left the same values, is what is asked. That an update is a function of value and
+gradient needs no other reason: where both were the same, so must be what it leaves. How seldom ranks agree
+is no reason against a rule.
+
+Known limitations: what an optimizer keeps for a parameter is not compared, so a momentum that differs shows when it has
+made the parameters differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from traincheck.relations.base import context_of
 from traincheck.relations.parts import RANKS, UPDATE, calls_of, named, readings, said
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import LIVE, NO_CALL, Change, Window
+from traincheck.vocab.events import LIVE, NO_CALL, Change, Reading, Window
 from traincheck.vocab.facts import Facts, FactValue, facts, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 SAME = "same on ranks"
 BACKWARD = "torch.autograd.backward"
-_OF_CHANGES = {"parameter.data": UPDATE, "parameter.grad": BACKWARD}
+DATA, GRAD = "parameter.data", "parameter.grad"
+USED_DATA, USED_GRAD = "parameter.used_data", "parameter.used_grad"
+_OF_CHANGES = {DATA: UPDATE, GRAD: BACKWARD}
 _KINDS = ("hyperparameter", "optimizer_state")
 _TELLING = ("requires_grad", "held", "owned", "tied", "attributes", "replicated", "precision", "scalar")
 """Facts of a variable that may tell why ranks differ."""
 
-_Fingerprinted = dict[tuple[str, str], tuple[Change, FactValue]]
-"""The last change with a fingerprint, with the context managers around its call, by (attribute, variable)."""
+
+class _Left(NamedTuple):
+    """The last change of a variable in a window, with the context managers around its call."""
+
+    change: Change
+    within: FactValue
+
+
+class _Seen(NamedTuple):
+    """What one rank tells of a step: changes by (attribute, variable), and what updates used by (thing, variable)."""
+
+    left: dict[tuple[str, str], _Left]
+    used: dict[tuple[str, str], Reading]
+
+    def value(self, thing: str, variable: str) -> FactValue:
+        """The fingerprint of what an update used, None where it was not told."""
+        found = self.used.get((thing, variable))
+        return None if found is None else found.value
 
 
 class Replicas:
@@ -34,12 +63,14 @@ class Replicas:
     def __init__(self) -> None:
         self._values: dict[int, dict[tuple[str, str], FactValue]] = {}
         self._next_index: dict[int, int] = {}
+        self._kept_same: dict[tuple[int, int], set[str]] = {}
 
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
         """The occasions in windows of several ranks at the same step; `seq` is of the first."""
-        seen = [_fingerprints(window) for window in windows]
+        seen = [_seen(window) for window in windows]
         for one, other in _pairs(len(windows)):
-            yield from _of_changes(seen[one], seen[other], windows[0].stage)
+            kept = self._kept_same.setdefault((windows[one].rank, windows[other].rank), set())
+            yield from _compared(seen[one], seen[other], kept, windows[0].stage)
         yield from self._of_readings(windows)
 
     def _of_readings(self, windows: Sequence[Window]) -> Iterator[Occasion]:
@@ -59,12 +90,11 @@ class Replicas:
         context = context_of(facts(same_name=True, same_rank=False), windows[0].stage)
         for key, seq in told.items():
             thing, variable = key
-            prop = frozenset((Property(SAME, thing),))
             for one, other in _pairs(len(windows)):
                 values = [self._values[windows[place].rank] for place in (one, other)]
                 if all(key in kept for kept in values):
                     so = values[0][key] == values[1][key]
-                    yield _occasion(thing, context, prop, so, seq, (variable,))
+                    yield _occasion(thing, context, so, seq, (variable,))
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -72,10 +102,13 @@ class Replicas:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        call = _OF_CHANGES.get(subject.api)
-        if call is not None:
-            return Demand(frozenset((call,)), frozenset(((call, subject.api),)))
-        return Demand(frozenset((UPDATE,)), readings(subject.api))
+        call = _OF_CHANGES.get(subject.api, UPDATE)
+        states = readings(subject.api)
+        if subject.api in (USED_DATA, USED_GRAD, DATA):  # each is a circumstance of the others
+            states = readings(USED_DATA, USED_GRAD) | {(UPDATE, DATA)}
+        elif subject.api == GRAD:
+            states = frozenset(((call, GRAD),))
+        return Demand(frozenset((call,)), states)
 
     @staticmethod
     def is_habit(prop: Property) -> bool:
@@ -83,9 +116,12 @@ class Replicas:
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
-        named_so = {"parameter.data": "a parameter", "parameter.grad": "the gradient of a parameter"}
-        what = named_so.get(subject.api, f"the {said(subject.api)}")
-        return f"{what} has the same value on every rank at the end of a step"
+        return {
+            DATA: "an update leaves the same value of a parameter on every rank",
+            GRAD: "a backward leaves the same gradient of a parameter on every rank",
+            USED_DATA: "a parameter has the same value on every rank before an update",
+            USED_GRAD: "an update uses the same gradient of a parameter on every rank",
+        }.get(subject.api, f"the {said(subject.api)} has the same value on every rank at the end of a step")
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """None: one rank alone says nothing of others."""
@@ -100,40 +136,96 @@ def _pairs(ranks: int) -> list[tuple[int, int]]:
     return sorted({*((0, other) for other in range(1, ranks)), *((one, one + 1) for one in range(ranks - 1))})
 
 
-def _fingerprints(window: Window) -> _Fingerprinted:
-    found: _Fingerprinted = {}
+def _seen(window: Window) -> _Seen:
+    left: dict[tuple[str, str], _Left] = {}
     for change in window.changes:
         what = f"{change.kind}.{change.attribute}"
         call = window.by_seq.get(change.call)
         if change.fingerprint is not None and call is not None and call.levels[-1] == _OF_CHANGES.get(what):
-            found[what, change.variable] = (change, value_of(call.context, "within"))
-    return found
+            left[what, change.variable] = _Left(change, value_of(call.context, "within"))
+    used = {
+        (named(reading), reading.variable): reading
+        for reading in window.readings
+        if reading.kind == "parameter" and named(reading) in (USED_DATA, USED_GRAD)
+    }
+    return _Seen(left, used)
 
 
-def _of_changes(one: _Fingerprinted, other: _Fingerprinted, stage: str) -> Iterator[Occasion]:
-    fates: dict[tuple[str, Facts, bool], list[Change]] = {}
-    for (what, variable), (change, within) in one.items():
-        found = other.get((what, variable))
-        if found is not None:
-            context = _shared(change, found[0], within, found[1])
-            fates.setdefault((what, context, change.fingerprint == found[0].fingerprint), []).append(change)
-    for (what, context, so), changes in fates.items():
-        prop = frozenset((Property(SAME, what),))
-        names = tuple(change.variable for change in changes)
-        yield _occasion(what, context_of(context, stage), prop, so, changes[0].call, names)
+def _compared(one: _Seen, other: _Seen, kept: set[str], stage: str) -> Iterator[Occasion]:
+    """The occasions of two ranks; `kept` holds the variables that were the same after an earlier update."""
+    all_same = _all_same(one, other)
+    fates: dict[tuple[str, Facts, bool], list[tuple[str, int]]] = {}
+    for (what, variable), mine in one.left.items():
+        theirs = other.left.get((what, variable))
+        if theirs is None:
+            continue
+        told = _shared(mine, theirs)
+        so = mine.change.fingerprint == theirs.change.fingerprint
+        if what == DATA:
+            before, grad = (_agree(one, other, thing, variable) for thing in (USED_DATA, USED_GRAD))
+            if before is not None:
+                told |= _state(one, other, variable)
+                pair = {"kept_same": variable in kept, "all_same": all_same}
+                if grad is not None:
+                    _note(fates, USED_GRAD, {**told, **pair, "same_before": before}, grad, variable, mine.change.call)
+                    # Zeros that agree say nothing of what they are the gradient of.
+                    told["same_grad"] = grad and not _zero(one, USED_GRAD, variable)
+                    _note(fates, USED_DATA, {**told, **pair}, before, variable, mine.change.call)
+                told["same_before"] = before
+                told |= pair
+            if so and mine.change.changed:
+                kept.add(variable)
+        _note(fates, what, told, so, variable, mine.change.call)
+    for (what, context, so), alike in fates.items():
+        names = tuple(variable for variable, _ in alike)
+        yield _occasion(what, context_of(context, stage), so, alike[0][1], names)
 
 
-def _shared(one: Change, other: Change, within: FactValue, other_within: FactValue) -> Facts:
+def _note(
+    fates: dict[tuple[str, Facts, bool], list[tuple[str, int]]],
+    what: str,
+    told: dict[str, FactValue],
+    so: bool,
+    variable: str,
+    call: int,
+) -> None:
+    fates.setdefault((what, facts(**told), so), []).append((variable, call))
+
+
+def _agree(one: _Seen, other: _Seen, thing: str, variable: str) -> bool | None:
+    """Whether both ranks tell the same value, None where one of them tells none."""
+    values = one.value(thing, variable), other.value(thing, variable)
+    return None if None in values else values[0] == values[1]
+
+
+def _all_same(one: _Seen, other: _Seen) -> bool:
+    mine, theirs = (
+        {variable: reading.value for (thing, variable), reading in seen.used.items() if thing == USED_DATA}
+        for seen in (one, other)
+    )
+    return mine == theirs
+
+
+def _zero(seen: _Seen, thing: str, variable: str) -> bool:
+    found = seen.used.get((thing, variable))
+    return found is not None and value_of(found.context, "before") == "zero"
+
+
+def _state(one: _Seen, other: _Seen, variable: str) -> dict[str, FactValue]:
+    """Whether the parameter began as zeros, as a bias does on each rank whatever it is a part of."""
+    zero = _zero(one, USED_DATA, variable) and _zero(other, USED_DATA, variable)
+    return {"before": "zero" if zero else "some"}
+
+
+def _shared(one: _Left, other: _Left) -> dict[str, FactValue]:
     """What both ranks tell alike of the variable."""
-    mine, theirs = dict(one.context), dict(other.context)
+    mine, theirs = dict(one.change.context), dict(other.change.context)
     found = {name: mine[name] for name in _TELLING if name in mine and theirs.get(name) == mine[name]}
-    if within is not None and within == other_within:
-        found["within"] = within
-    return facts(same_name=True, same_rank=False, **found)
+    if one.within is not None and one.within == other.within:
+        found["within"] = one.within
+    return {"same_name": True, "same_rank": False, **found}
 
 
-def _occasion(
-    thing: str, context: Facts, prop: frozenset[Property], so: bool, seq: int, variables: tuple[str, ...]
-) -> Occasion:
-    nothing = frozenset[Property]()
-    return Occasion(Subject(thing, RANKS), context, prop if so else nothing, nothing if so else prop, seq, variables)
+def _occasion(thing: str, context: Facts, so: bool, seq: int, variables: tuple[str, ...]) -> Occasion:
+    told, nothing = frozenset((Property(SAME, thing),)), frozenset[Property]()
+    return Occasion(Subject(thing, RANKS), context, told if so else nothing, nothing if so else told, seq, variables)

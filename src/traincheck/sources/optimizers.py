@@ -20,6 +20,7 @@ from traincheck.sources.gradients import Gradients, Held, Snapshot, summary
 from traincheck.sources.hyperparameters import KEYS, OptimizerReadings, settings
 from traincheck.sources.names import class_name, levels
 from traincheck.sources.recorder import OpenCall, Recorder
+from traincheck.sources.replica_readings import ReplicaReadings
 from traincheck.sources.tensors import SOME, fingerprints, unseen
 from traincheck.sources.variables import NOBODY, Catalog, Variable
 from traincheck.vocab.demand import Demand
@@ -89,6 +90,7 @@ class OptimizerSource:
         self._demand = demand
         self._recorder = recorder
         self._readings = OptimizerReadings(self._catalog, demand, recorder)
+        self._replicas = ReplicaReadings(demand, recorder)
         undo = ExitStack()
         begin = recorder.guarded(self.name, self._step_begins)
 
@@ -155,6 +157,8 @@ class OptimizerSource:
                 before.data = fingerprints([tensor for _, tensor in held])
             if self._demand.wants_state(call_levels, STATE_DATA):
                 before.state = _state_fingerprints(optimizer, held)
+            if before.data and self._replicas.wanted:
+                self._replicas.step_begins(held, before.data, before.gradients, call.seq)
         self._readings.step_begins(optimizer, name, call.seq)
         opened.append(_Open(call, name, before, _hooked(), threading.get_ident()))
         self._open.extend(opened)

@@ -1,0 +1,72 @@
+"""Readings of what an update is given on each rank: the parameters and the gradients that it uses, by fingerprint.
+
+They are taken only in a job of several ranks, which are compared by them (see relations/replicas.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed
+
+from traincheck.sources.gradients import Held
+from traincheck.sources.recorder import Recorder
+from traincheck.sources.tensors import NONE, SOME, ZERO, fingerprints
+from traincheck.sources.tensors import states as states_of
+from traincheck.sources.variables import Variable
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import Reading
+from traincheck.vocab.facts import facts
+
+KIND = "parameter"
+USED_DATA, USED_GRAD = "used_data", "used_grad"
+
+_CONTEXT = {state: facts(kind=KIND, before=state) for state in (SOME, ZERO)}
+
+
+class ReplicaReadings:
+    """Takes the readings before each update. `before` tells whether the tensor is all zero (of a parameter: whether it
+    was when it was first read)."""
+
+    def __init__(self, demand: Demand, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._data = demand.wants_reading(KIND, USED_DATA)
+        self._grad = demand.wants_reading(KIND, USED_GRAD)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there are other ranks to be compared with."""
+        distributed = torch.distributed
+        return (
+            (self._data or self._grad)
+            and distributed.is_available()
+            and distributed.is_initialized()
+            and distributed.get_world_size() > 1
+        )
+
+    def step_begins(self, held: Sequence[Held], data: Sequence[int | None], states: Sequence[str], call: int) -> None:
+        """Read the variables of an optimizer; `data` are their fingerprints, `states` those of their gradients.
+
+        Call under `unseen`.
+        """
+        if self._data:
+            for (variable, tensor), fingerprint in zip(held, data, strict=True):
+                if fingerprint is not None:
+                    self._tell(call, variable.name, USED_DATA, fingerprint, _state_at_first(variable, tensor))
+        if self._grad:
+            with_grad = [place for place, state in enumerate(states) if state != NONE]
+            grads = fingerprints([held[place][1].grad for place in with_grad])
+            for place, fingerprint in zip(with_grad, grads, strict=True):
+                if fingerprint is not None:
+                    self._tell(call, held[place][0].name, USED_GRAD, fingerprint, states[place])
+
+    def _tell(self, call: int, variable: str, attribute: str, value: int, state: str) -> None:
+        seq = self._recorder.next_seq()
+        self._recorder.reading(Reading(seq, call, variable, KIND, attribute, value, context=_CONTEXT[state]))
+
+
+def _state_at_first(variable: Variable, tensor: torch.Tensor) -> str:
+    if USED_DATA not in variable.read:
+        variable.read[USED_DATA] = states_of([tensor])[0]
+    return str(variable.read[USED_DATA])
