@@ -14,7 +14,7 @@ Row = dict[str, Any]
 HEAD = """
 ## What silent errors are detected
 
-`make bench-detection` (`python -m benchmarks.detection`): each case under `benchmarks/detection/cases/` is a real silent
+`make bench-detection` (`python -m benchmarks.detection`): each case in `benchmarks/detection/cases/` is a real silent
 error, reproduced by its mechanism in a program of its own, clean and buggy. *Detected*: an error finding in the buggy
 run that the clean run does not have, first told within one step of the step in which the effect first exists (which a
 test shows without TrainCheck). *Named*: the leading finding names what `case.toml` says a right diagnosis must name.

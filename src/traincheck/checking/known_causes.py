@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from traincheck.vocab.finding import Violation
 from traincheck.vocab.invariant import Invariant
+from traincheck.vocab.occasion import Property
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,16 @@ def _setting(violation: Violation) -> bool:
 def _switched_off(violation: Violation) -> bool:
     prop = violation.invariant.property
     return prop.verb == "argument agrees" or (prop.verb == "argument is" and prop.detail.endswith("=0"))
+
+
+def _about_ranks(thing: str) -> Callable[[Violation], bool]:
+    """Fits rules which say that `thing` is the same on all ranks."""
+    return lambda violation: violation.invariant.property == Property("same on ranks", thing)
+
+
+def _update_differs(violation: Violation) -> bool:
+    rule = violation.invariant
+    return _about_ranks("parameter.data")(violation) and "same_grad" in str(rule.precondition)
 
 
 CAUSES: tuple[Cause, ...] = (
@@ -300,7 +311,40 @@ CAUSES: tuple[Cause, ...] = (
         lambda violation: violation.invariant.property.object in ("scheduler.lr", "hyperparameter.lr"),
     ),
     Cause(
+        1,
+        "Replicas got different updates out of the same gradients",
+        "A parameter and its gradient were the same on all ranks before the update, and the parameter is not after it: "
+        "something between reading the gradient and writing the parameter treats the ranks differently (clipping, "
+        "scaling, the state or the settings of the optimizer), or the hardware computed wrongly.",
+        (
+            "Look at what clips or scales gradients: is it done for this parameter on every rank?",
+            "Compare the optimizer's settings and state over the ranks.",
+        ),
+        _update_differs,
+    ),
+    Cause(
         2,
+        "Gradients of replicas differ between ranks",
+        "The parameter is the same on all ranks, but the gradients that the update uses are not: they were not reduced "
+        "over the ranks (forward through the inner module instead of the wrapper, hooks that were lost with replaced "
+        "parameters, a parameter that the reduction leaves out), or what the reduction gave was damaged on one rank. "
+        "From this update on the replicas drift apart.",
+        (
+            "Is the model called through its distributed wrapper, and was nothing of it replaced or moved since?",
+            "Look at the collective that reduces these gradients, and at what is done with its result on each rank.",
+        ),
+        _about_ranks("parameter.used_grad"),
+    ),
+    Cause(
+        2,
+        "Replicas do not begin with the same parameters",
+        "The ranks use the same gradients for a parameter that has another value on each of them: the weights were not "
+        "sent to all ranks at the start, or not all of them arrived.",
+        ("Look at how weights are broadcast or loaded at the start: does every rank end up with all of them?",),
+        _about_ranks("parameter.used_data"),
+    ),
+    Cause(
+        3,
         "Ranks have drifted apart",
         "What should be the same on all ranks is not: a gradient was not reduced, or was changed on one rank only.",
         ("Look at the last collective before this step, and at what is done on one rank only.",),

@@ -1,0 +1,25 @@
+"""Parameters that are not the same on both ranks after an update."""
+
+import hashlib
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+def digest(tensor):
+    return hashlib.sha1(tensor.detach().contiguous().numpy().tobytes()).hexdigest()[:12]
+
+
+def watch(record):
+    steps = [0]
+
+    def stepped(optimizer, args, kwargs):
+        steps[0] += 1
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        record(step=steps[0], parameters=[digest(p) for p in held], finite=all(p.isfinite().all().item() for p in held))
+
+    register_optimizer_step_post_hook(stepped)
+
+
+def first_bad_step(ranks):
+    pairs = zip(*ranks, strict=True)
+    return next((one["step"] for one, other in pairs if one["parameters"] != other["parameters"]), None)
