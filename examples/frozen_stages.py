@@ -25,9 +25,7 @@ class BasicBlock(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.downsample = None
         if stride != 1 or inplanes != planes:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(inplanes, planes, 1, stride, bias=False), nn.BatchNorm2d(planes)
-            )
+            self.downsample = nn.Sequential(nn.Conv2d(inplanes, planes, 1, stride, bias=False), nn.BatchNorm2d(planes))
 
     def forward(self, x):
         identity = x if self.downsample is None else self.downsample(x)
@@ -113,9 +111,7 @@ def scenes(images, rng):
     for scene, image, (y, x) in zip(canvas, images, corners, strict=True):
         scene[y : y + 8, x : x + 8] = image
     centres = (corners + 4) / 4.0
-    return TensorDataset(
-        torch.from_numpy(canvas).float().clamp(0, 1).unsqueeze(1), torch.from_numpy(centres).float()
-    )
+    return TensorDataset(torch.from_numpy(canvas).float().clamp(0, 1).unsqueeze(1), torch.from_numpy(centres).float())
 
 
 def finder_loss(objectness, offsets, centres):

@@ -134,7 +134,9 @@ def main():
                 print(f"epoch {epoch} step {step:2d}  loss {loss.item():.3f}  lr {lr_scheduler.get_last_lr()[0]:.2e}")
         written = write(model, prompts * 4, max_new_tokens=8 + 2 * epoch)
         share = sum(map(agrees, written)) / len(written)
-        print(f"epoch {epoch}: perplexity {perplexity(model, val_loader):.2f}, {share:.0%} of the sentences agree, as in")
+        print(
+            f"epoch {epoch}: perplexity {perplexity(model, val_loader):.2f}, {share:.0%} of the sentences agree, as in"
+        )
         for words in written[: len(prompts)]:
             print("    " + " ".join(words))
 

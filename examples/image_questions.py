@@ -128,7 +128,9 @@ class QuestionAnswerer(nn.Module):
         self.place = nn.Parameter(torch.randn(max_images, dim))
         self.fusion = nn.MultiheadAttention(dim, num_heads=2, dropout=0.05, batch_first=True)
         self.norm = nn.LayerNorm(dim)
-        self.classifier = nn.Sequential(nn.Linear(2 * dim, dim), nn.GELU(), nn.Dropout(0.1), nn.Linear(dim, num_answers))
+        self.classifier = nn.Sequential(
+            nn.Linear(2 * dim, dim), nn.GELU(), nn.Dropout(0.1), nn.Linear(dim, num_answers)
+        )
 
     def forward(self, pixel_values, image_mask, input_ids, attention_mask, labels=None):
         pictures = self.image_encoder(pixel_values)

@@ -13,9 +13,15 @@ from torch.utils.data import DataLoader
 PAD, CLS, SEP, MASK = range(4)
 SPECIAL = 4
 WEEK = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
-MEALS = {"breakfast": ["bread", "eggs", "coffee"], "lunch": ["soup", "salad", "water"], "dinner": ["rice", "fish", "tea"]}
+MEALS = {
+    "breakfast": ["bread", "eggs", "coffee"],
+    "lunch": ["soup", "salad", "water"],
+    "dinner": ["rice", "fish", "tea"],
+}
 PEOPLE = ["my aunt", "the cook", "our neighbour"]
-WORDS = sorted({*WEEK, *MEALS, *sum(MEALS.values(), []), *" ".join(PEOPLE).split()} | set("after on has and for then".split()))
+WORDS = sorted(
+    {*WEEK, *MEALS, *sum(MEALS.values(), []), *" ".join(PEOPLE).split()} | set("after on has and for then".split())
+)
 TO_ID = {word: SPECIAL + i for i, word in enumerate(WORDS)}
 VOCAB_SIZE = SPECIAL + len(WORDS)
 
@@ -138,7 +144,9 @@ def main():
     lines = [diary_line(rng) for _ in range(1120)]
     train_loader = DataLoader(lines[:960], 64, shuffle=True, collate_fn=MaskingCollator())
     # what is hidden in the validation lines is drawn once
-    val_batches = list(DataLoader(lines[960:], 80, collate_fn=MaskingCollator(generator=torch.Generator().manual_seed(0))))
+    val_batches = list(
+        DataLoader(lines[960:], 80, collate_fn=MaskingCollator(generator=torch.Generator().manual_seed(0)))
+    )
 
     model = BertForMaskedLM(VOCAB_SIZE)
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(args.ema_decay))

@@ -1,18 +1,16 @@
-"""Series: loss and gradient norm of a run by step, out of what `metered` noted."""
+"""Series: loss and gradient norm of a run by step, out of what `meter` noted."""
 
 from __future__ import annotations
 
 import json
-import sys
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 
-from benchmarks.detection.recordings import ROOT, Program, run
-
-METERED = Path(__file__).with_name("metered.py")
+from benchmarks.baselines.meter import meter
+from benchmarks.detection.recordings import Program
+from benchmarks.detection.warm import run_forked
 
 
 @dataclass(frozen=True)
@@ -31,15 +29,13 @@ class Series:
 
 
 def metered(program: Program) -> Series:
-    """Run a program, metered, and read what was noted."""
-    with tempfile.TemporaryDirectory() as scratch:
-        words = list(program.command)
-        at = words.index(next(word for word in words if word.endswith(".py")))
-        command = [*words[:at], str(METERED), words[at], scratch, *words[at + 1 :]]
-        done = run(program, command, {"PYTHONPATH": str(ROOT)})
-        noted = Path(scratch) / "0.jsonl"
-        lines = [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
-    return from_notes(lines, failed=done.returncode != 0 or "Error detected in" in done.stderr)
+    """Run a program, metered, in a process that `warm_up` has prepared, and read what was noted."""
+    noted = program.home.with_name(program.home.name + ".metered")
+    noted.unlink(missing_ok=True)
+    env = dict(program.env)
+    code, said = run_forked(program.script, program.args, program.home, program.ranks, env, partial(meter, noted))
+    lines = [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
+    return from_notes(lines, failed=code != 0 or "Error detected in" in said)
 
 
 def from_notes(lines: list[dict[str, float]], *, failed: bool) -> Series:
@@ -57,7 +53,3 @@ def from_notes(lines: list[dict[str, float]], *, failed: bool) -> Series:
         else:
             norms[-1] = max(norms[-1], line["norm"])
     return Series(np.array(losses), np.array(norms), failed)
-
-
-if __name__ == "__main__":
-    raise SystemExit(f"{sys.argv[0]} is no command; python -m benchmarks.detection runs the baselines")

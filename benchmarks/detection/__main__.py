@@ -1,4 +1,4 @@
-"""python -m benchmarks.detection [--cases A,deepspeed-1801] [--jobs 2] [--runs FOLDER] [--reuse] [--ours]
+"""python -m benchmarks.detection [--cases A,deepspeed-1801] [--jobs 2] [--runs FOLDER] [--reuse] [--cold] [--ours]
 
 Learns a book from the examples, and for each case one from three earlier configurations of its clean program. Records
 the clean and the buggy program of each case, checks both under either book, and tells what was detected, in which step,
@@ -23,6 +23,7 @@ from benchmarks.detection.books import EXAMPLES, TWIN, Alarms, alarms, example_p
 from benchmarks.detection.cases import BUGGY, CLEAN, BadCase, Case, read_cases
 from benchmarks.detection.judging import judge
 from benchmarks.detection.recordings import ROOT, Program, ProgramFailed, programs_of, record
+from benchmarks.detection.warm import warm_up
 from benchmarks.machine import machine
 from benchmarks.page import write_page
 from traincheck.checking.offline import check_folder
@@ -34,7 +35,15 @@ from traincheck.invariants.book import Book, read_book, write_book
 RESULTS = ROOT / "benchmarks" / "results" / "detection.json"
 
 T = TypeVar("T")
-A = TypeVar("A")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where recordings go, and how they are made: see `record`."""
+
+    runs: Path
+    reuse: bool
+    cold: bool
 
 
 @dataclass
@@ -63,40 +72,46 @@ def main() -> int:
     except BadCase as error:
         options().error(str(error))
     began = time.perf_counter()
-    runs: Path = chosen.runs.resolve()
-    book_file = runs / f"{EXAMPLES}.jsonl"
+    place = Place(chosen.runs.resolve(), chosen.reuse, chosen.cold)
+    book_file = place.runs / f"{EXAMPLES}.jsonl"
     try:
-        learned = spread(recorded_example, [(p, runs, chosen.reuse) for p in example_programs(runs)], chosen.jobs, tell)
-        book, _ = weigh([one.tally for one in learned])
-        write_book(book, book_file)
-        print(f"{len(learned)} examples, {len(book.invariants)} rules, {time.perf_counter() - began:.0f} s", flush=True)
-        found = spread(
-            run_case, [(case, runs, book_file, chosen.reuse, not chosen.ours) for case in cases], chosen.jobs, tell
-        )
+        with ProcessPoolExecutor(chosen.jobs, initializer=warm_up) as pool:
+            learned = spread(pool, recorded_example, [(each, place) for each in example_programs(place.runs)])
+            book, _ = weigh([one.tally for one in learned])
+            write_book(book, book_file)
+            print(
+                f"{len(learned)} examples, {len(book.invariants)} rules, {time.perf_counter() - began:.0f} s",
+                flush=True,
+            )
+            found = spread(pool, run_case, [(case, place, book_file, not chosen.ours) for case in cases])
     except ProgramFailed as error:
         print(error, file=sys.stderr)
         return 1
-    clean = {run.row["id"]: run.clean for run in found}
     result = {
         "machine": machine(),
-        "seconds": round(time.perf_counter() - began),
-        "examples": {one.name: round(one.seconds, 1) for one in learned},
         "rules": len(book.invariants),
+        "examples": {one.name: round(one.seconds, 1) for one in learned},
         "cases": [run.row for run in found],
-        "alarms": {
-            f"{EXAMPLES} on the cases": alarms([book], clean).told(),
-            f"{TWIN} books on all clean runs": alarms(
-                [run.twin for run in found], {**clean, **{one.name: one.tally for one in learned}}
-            ).told(),
-            "other examples on each example": left_out(learned, chosen.jobs).told() if not chosen.cases else {},
-        },
+        "alarms": false_alarms(book, found, learned, others=not chosen.cases),
+        "seconds": round(time.perf_counter() - began),
     }
-    (runs / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    (place.runs / "result.json").write_text(json.dumps(result, indent=2) + "\n")
     if not chosen.cases and not chosen.ours:
         RESULTS.write_text(json.dumps(result, indent=2) + "\n")
         write_page()
     summarise(result)
     return 0
+
+
+def false_alarms(book: Book, found: list[Run], learned: list[Learned], *, others: bool) -> dict[str, Any]:
+    """How all books fare on all clean runs; `others` asks for the books of all examples but one, too."""
+    cases = {run.row["id"]: run.clean for run in found}
+    everything = {**cases, **{one.name: one.tally for one in learned}}
+    return {
+        f"{EXAMPLES} book on the clean cases": alarms([book], cases).told(),
+        f"{TWIN} books on all clean runs": alarms([run.twin for run in found], everything).told(),
+        "book of the other examples on each example": left_out(learned).told() if others else {},
+    }
 
 
 def options() -> argparse.ArgumentParser:
@@ -108,6 +123,7 @@ def options() -> argparse.ArgumentParser:
     found.add_argument("--jobs", type=positive, default=2, help="programs that run at a time (2)")
     found.add_argument("--runs", type=Path, default=ROOT / "traincheck-runs" / "detection", help="where recordings go")
     found.add_argument("--reuse", action="store_true", help="take recordings of an earlier version of TrainCheck, too")
+    found.add_argument("--cold", action="store_true", help="start each program by its command line, as users do")
     found.add_argument("--ours", action="store_true", help="leave out the simple detectors; no result is kept")
     return found
 
@@ -120,30 +136,41 @@ def positive(text: str) -> int:
     return number
 
 
-def spread(work: Callable[..., T], items: Iterable[tuple[Any, ...]], jobs: int, told: Callable[[T], None]) -> list[T]:
-    """The results of `work` on each item, in order; `told` is called with each as it comes."""
-    with ProcessPoolExecutor(jobs) as pool:
-        futures = [pool.submit(work, *item) for item in items]
-        try:
-            for future in as_completed(futures):
-                told(future.result())
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-        return [future.result() for future in futures]
+def spread(pool: ProcessPoolExecutor, work: Callable[..., T], items: Iterable[tuple[Any, ...]]) -> list[T]:
+    """The results of `work` on each item, in order; each is told as it comes.
+
+    All items are done before ProgramFailed is raised for those that failed.
+    """
+    futures = [pool.submit(work, *item) for item in items]
+    failed = []
+    try:
+        for future in as_completed(futures):
+            error = future.exception()
+            if isinstance(error, ProgramFailed):
+                failed.append(str(error))
+            else:
+                tell(future.result())
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    if failed:
+        raise ProgramFailed(f"{len(failed)} of {len(futures)}", "\n".join(failed))
+    return [future.result() for future in futures]
 
 
-def recorded_example(program: Program, runs: Path, reuse: bool) -> Learned:
+def recorded_example(program: Program, place: Place) -> Learned:
     """An example, recorded and tallied."""
-    recording = record(program, runs / EXAMPLES / program.name, reuse=reuse)
+    recording = record(program, place.runs / EXAMPLES / program.name, reuse=place.reuse, cold=place.cold)
     return Learned(program.name, tally_folder(recording.folder), recording.seconds)
 
 
-def run_case(case: Case, runs: Path, book_file: Path, reuse: bool, baselines: bool) -> Run:
+def run_case(case: Case, place: Place, book_file: Path, baselines: bool) -> Run:
     """A case: its programs recorded, the book of its twins learned, both books judged."""
-    home = runs / case.folder.name
-    programs = programs_of(case, runs)
-    recordings = {which: record(program, home / which, reuse=reuse) for which, program in programs.items()}
+    home = place.runs / case.folder.name
+    programs = programs_of(case, place.runs)
+    recordings = {
+        which: record(program, home / which, reuse=place.reuse, cold=place.cold) for which, program in programs.items()
+    }
     twins = [one for which, one in recordings.items() if which.startswith(TWIN)]
     twin, _ = weigh([tally_folder(one.folder) for one in twins])
     books = {EXAMPLES: read_book(book_file), TWIN: twin}
@@ -168,7 +195,7 @@ def run_case(case: Case, runs: Path, book_file: Path, reuse: bool, baselines: bo
     return Run(row, tally_folder(recordings[CLEAN].folder), twin)
 
 
-def left_out(learned: list[Learned], jobs: int) -> Alarms:
+def left_out(learned: list[Learned]) -> Alarms:
     """How the book of all other examples fares on each example."""
     found = Alarms()
     tallies = [one.tally for one in learned]

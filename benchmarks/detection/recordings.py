@@ -8,15 +8,17 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.detection.cases import CLEAN, Case
+from benchmarks.detection import warm
+from benchmarks.detection.cases import BUGGY, CLEAN, Case
 
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src" / "traincheck"
-TIMEOUT = 300
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+TIMEOUT = 900
 """Seconds for one recording; the slowest takes 20 on two idle cores."""
 
 
@@ -24,23 +26,34 @@ class ProgramFailed(Exception):
     """A program of the benchmark, which has to end well, did not."""
 
     def __init__(self, name: str, said: str) -> None:
-        super().__init__(f"{name} failed:\n{said[-4000:]}")
+        super().__init__(name, said)
+
+    def __str__(self) -> str:
+        name, said = self.args
+        return f"{name} failed:\n{said[-4000:]}"
 
 
 @dataclass(frozen=True)
 class Program:
-    """A script in a folder of its own, with the words that start it, and what it is called here."""
+    """A script in a folder of its own, its arguments, and what it is called here."""
 
     name: str
     home: Path
-    command: tuple[str, ...]
+    script: str
+    args: tuple[str, ...] = ()
     ranks: int = 1
     env: tuple[tuple[str, str], ...] = ()
 
     @property
+    def target(self) -> tuple[str, ...]:
+        """The words that name it to `traincheck collect`."""
+        launcher = ("--", TORCHRUN, "--standalone", "--nproc-per-node", str(self.ranks)) if self.ranks > 1 else ()
+        return (*launcher, self.script, *self.args)
+
+    @property
     def digest(self) -> str:
         """Tells the files of the program, its arguments and environment, as text."""
-        found = hashlib.sha256(repr((self.command[1:], self.env)).encode())
+        found = hashlib.sha256(repr((self.target[1:], self.env)).encode())
         for file in sorted(self.home.rglob("*.py")):
             found.update(file.name.encode() + file.read_bytes())
         return found.hexdigest()
@@ -59,8 +72,7 @@ def of_case(case: Case, variant: str, args: Sequence[str], home: Path, name: str
     """The program of a case, laid out in `home`."""
     shutil.rmtree(home, ignore_errors=True)
     case.lay_out(variant, home)
-    command = case.command(case.script, (*case.args, *args))
-    return Program(name, home, tuple(command), case.ranks, case.env)
+    return Program(name, home, case.script, (*case.args, *args), case.ranks, case.env)
 
 
 def of_example(script: Path, ranks: int, home: Path) -> Program:
@@ -68,8 +80,7 @@ def of_example(script: Path, ranks: int, home: Path) -> Program:
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
     shutil.copy(script, home)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    return Program(script.stem, home, (sys.executable, *launcher, script.name), ranks)
+    return Program(script.stem, home, script.name, (), ranks)
 
 
 def programs_of(case: Case, runs: Path) -> dict[str, Program]:
@@ -77,7 +88,7 @@ def programs_of(case: Case, runs: Path) -> dict[str, Program]:
     home = runs / case.folder.name
     found = {
         variant: of_case(case, variant, (), home / f"{variant}.program", f"{case.id} {variant}")
-        for variant in (CLEAN, "buggy")
+        for variant in (CLEAN, BUGGY)
     }
     for number, args in enumerate(case.twins, 1):
         which = f"twin{number}"
@@ -85,10 +96,11 @@ def programs_of(case: Case, runs: Path) -> dict[str, Program]:
     return found
 
 
-def record(program: Program, folder: Path, *, reuse: bool) -> Recording:
+def record(program: Program, folder: Path, *, reuse: bool, cold: bool = False) -> Recording:
     """Record `program` into `folder`, or take what is there if program and TrainCheck are as they were.
 
-    With `reuse` TrainCheck may have changed since. Raises ProgramFailed.
+    With `reuse` TrainCheck may have changed since. With `cold` the command line is used, see Note [Warm starts]. Raises
+    ProgramFailed.
     """
     note = folder.with_name(folder.name + ".made-of")
     made_of = [program.digest, _digest_of_ours()]
@@ -98,29 +110,28 @@ def record(program: Program, folder: Path, *, reuse: bool) -> Recording:
             return Recording(program.name, folder, float(told[2]))
     note.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
-    target = program.command[1:] if program.ranks == 1 else ("--", *program.command)
-    command = (sys.executable, "-m", "traincheck", "collect", "-o", str(folder.resolve()), *target)
     began = time.perf_counter()
-    done = run(program, command)
+    if cold:
+        code, said = _by_command_line(program, folder)
+    else:
+        code, said = warm.collect(
+            program.target, program.script, program.args, program.home, folder, program.ranks, dict(program.env)
+        )
     seconds = time.perf_counter() - began
-    if done.returncode:
-        raise ProgramFailed(program.name, done.stdout + done.stderr)
+    if code:
+        raise ProgramFailed(program.name, said)
     note.write_text(" ".join([*made_of, f"{seconds:.2f}"]))
     return Recording(program.name, folder, seconds)
 
 
-def run(
-    program: Program, command: Sequence[str], env: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run a command in the folder of a program, one thread a process. Raises ProgramFailed when it takes too long."""
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", **dict(program.env), **(env or {})}
+def _by_command_line(program: Program, folder: Path) -> tuple[int, str]:
+    command = (sys.executable, "-m", "traincheck", "collect", "-o", str(folder.resolve()), *program.target)
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", **dict(program.env)}
     try:
-        return subprocess.run(command, cwd=program.home, capture_output=True, text=True, timeout=TIMEOUT, env=environ)
-    except subprocess.TimeoutExpired as expired:
-        said = "".join(
-            part if isinstance(part, str) else part.decode() for part in (expired.stdout, expired.stderr) if part
-        )
-        raise ProgramFailed(program.name, f"{said}\nit did not end within {TIMEOUT} s") from None
+        done = subprocess.run(command, cwd=program.home, capture_output=True, text=True, timeout=TIMEOUT, env=environ)
+    except subprocess.TimeoutExpired:
+        return 1, f"it did not end within {TIMEOUT} s"
+    return done.returncode, done.stdout + done.stderr
 
 
 def _digest_of_ours() -> str:

@@ -123,7 +123,7 @@ def _baselines(result: Row) -> Iterator[str]:
     ours = [row["books"][EXAMPLES] for row in rows]
     errors = sum(row["errors"] > 0 for row in ours)
     detected = sum(row["detected"] for row in ours)
-    false = len(result["alarms"][f"{EXAMPLES} on the cases"]["with_error"])
+    false = len(result["alarms"][f"{EXAMPLES} book on the clean cases"]["with_error"])
     yield f"| **TrainCheck**, book of the examples | {errors} | {detected} | {detected} | {false} |\n"
 
 

@@ -1,6 +1,6 @@
 """Tensor parallelism with DTensor: parallelize_module splits a small Llama-like model that continues number series."""
 
-import os
+import argparse
 import time
 
 import torch
@@ -10,14 +10,12 @@ import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-SEED = int(os.environ.get("SEED", "0"))
 VOCAB_SIZE = 32
 SEQ_LEN = 24
 DIM = 64
 N_HEADS = 4
 N_LAYERS = 2
 BATCH_SIZE = 32
-STEPS = 40
 LR = 4e-3
 
 
@@ -99,19 +97,19 @@ def sample_series(generator, n):
     return series[:, :-1], series[:, 1:]
 
 
-def main():
+def main(seed, steps):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
-    torch.manual_seed(SEED)  # alike on all ranks, as is the data
+    torch.manual_seed(seed)  # alike on all ranks, as is the data
     model = apply_tp(Transformer(), mesh["tp"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.01, foreach=False)
     warmup = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.2, total_iters=5)
-    decay = torch.optim.lr_scheduler.LinearLR(optimizer, end_factor=0.1, start_factor=1.0, total_iters=STEPS - 5)
+    decay = torch.optim.lr_scheduler.LinearLR(optimizer, end_factor=0.1, start_factor=1.0, total_iters=steps - 5)
     scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, [warmup, decay], milestones=[5])
 
-    generator = torch.Generator().manual_seed(SEED)
+    generator = torch.Generator().manual_seed(seed)
     val_tokens, val_labels = sample_series(generator, 64)
     model.train()
-    for step in range(1, STEPS + 1):
+    for step in range(1, steps + 1):
         tokens, labels = sample_series(generator, BATCH_SIZE)
         optimizer.zero_grad()
         loss = F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
@@ -128,8 +126,12 @@ def main():
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=40)
+    args = parser.parse_args()
     dist.init_process_group("gloo")
-    main()
+    main(args.seed, args.steps)
     dist.barrier()
     dist.destroy_process_group()
     time.sleep(0.5)

@@ -154,8 +154,8 @@ def test(model, loader):
 def main(argv):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=32, help="per rank")
-    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--batch-size", type=int, default=48, help="per rank")
+    parser.add_argument("--lr", type=float, default=5e-3)
     parser.add_argument("--aux-coef", type=float, default=0.02)
     parser.add_argument("--capacity-factor", type=float, default=1.25)
     parser.add_argument("--seed", type=int, default=0)

@@ -16,7 +16,7 @@ class Neighbours:
     def __init__(self, rank: int, size: int):
         self.previous = rank - 1 if rank > 0 else None
         self.following = rank + 1 if rank < size - 1 else None
-        self._on_the_way: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._on_the_way = deque()  # pairs of a request and the tensor that it sends
 
     def _post(self, tensor: torch.Tensor, peer: int) -> None:
         while self._on_the_way and self._on_the_way[0][0].is_completed():
@@ -32,7 +32,8 @@ class Neighbours:
         if self.previous is not None:
             self._post(tensor, self.previous)
 
-    def start_recv(self, shape: torch.Size | tuple[int, ...], peer: int) -> tuple[dist.Work, torch.Tensor]:
+    def start_recv(self, shape: tuple[int, ...], peer: int):
+        """The request, and the buffer that is filled when it has been waited for."""
         buffer = torch.empty(shape)
         return dist.irecv(buffer, src=peer), buffer
 

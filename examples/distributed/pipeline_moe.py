@@ -10,7 +10,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 OPEN, CLOSE = "([{<", ")]}>"
-ALPHABET = OPEN + CLOSE + "abcdefgh"
+ALPHABET = OPEN + CLOSE + "abcdefg"
 
 hp = SimpleNamespace(
     seq_len=32,
@@ -29,19 +29,19 @@ hp = SimpleNamespace(
 
 
 def bracket_batch(generator, n):
-    """Strings of nested brackets and letters; the kind of bracket that closes is determined by the one that opened."""
+    """Strings of nested brackets, in which letters tell the depth; what closes is the kind that opened last."""
     draws = torch.rand(n, hp.seq_len + 1, 2, generator=generator).tolist()
     rows = []
     for row in draws:
         stack, ids = [], []
         for action, choice in row:
             if action < 0.35 and len(stack) < 6:
-                stack.append(int(choice * 4))
+                stack.append(int(choice * choice * 4))
                 ids.append(stack[-1])
             elif action < 0.8 and stack:
                 ids.append(4 + stack.pop())
             else:
-                ids.append(8 + int(8 * choice * choice))
+                ids.append(8 + len(stack))
         rows.append(ids)
     batch = torch.tensor(rows)
     return batch[:, :-1], batch[:, 1:]
@@ -153,12 +153,12 @@ def exit_step(stage, labels):
 
 def clip_over_stages(stage, max_norm):
     """The norm is that of the whole model, in which the tied embedding counts once."""
-    grads = [p.grad for p in stage.parameters()]
     squares = sum(p.grad.square().sum() for p in stage.parameters() if p is not stage.tied or dist.get_rank() == 0)
     dist.all_reduce(squares)
     scale = max_norm / (squares.sqrt() + 1e-6)
     if scale < 1.0:
-        torch._foreach_mul_(grads, scale.item())
+        for p in stage.parameters():
+            p.grad.mul_(scale)
     return squares.sqrt().item()
 
 

@@ -50,7 +50,9 @@ def test_a_loss_that_does_not_fall() -> None:
     assert DETECTORS["loss trend"](run, smooth(1)) == 30
 
 
-@pytest.mark.parametrize("name", ["loss spike", "loss trend", "gradient norm spike", "gradient norm zero", "anomaly mode"])
+@pytest.mark.parametrize(
+    "name", ["loss spike", "loss trend", "gradient norm spike", "gradient norm zero", "anomaly mode"]
+)
 def test_a_smooth_run_is_left_in_peace(name: str) -> None:
     assert DETECTORS[name](smooth(), smooth(1)) is None
 

@@ -79,11 +79,11 @@ class Training:
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--sentences", type=int, default=24)
     parser.add_argument("--clauses", type=int, default=4)
     parser.add_argument("--local-experts", type=int, default=2)
-    parser.add_argument("--lr", type=float, default=8e-3)
+    parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     dist.init_process_group("gloo")

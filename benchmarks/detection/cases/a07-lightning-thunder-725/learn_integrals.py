@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from itertools import pairwise
 
 import torch
 from operators import Antiderivatives
@@ -11,7 +12,7 @@ from tracing import jit
 
 def mlp(*widths, activation=nn.GELU):
     layers = []
-    for i, (ins, outs) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+    for i, (ins, outs) in enumerate(pairwise(widths)):
         layers += [nn.Linear(ins, outs)] + ([activation()] if i < len(widths) - 2 else [])
     return nn.Sequential(*layers)
 

@@ -1,6 +1,7 @@
 """Recognise solids by points on their surface, whatever their order and pose, with a PointNet."""
 
 import argparse
+from itertools import pairwise
 
 import torch
 import torch.nn as nn
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader
 def shared_mlp(*widths):
     """The same small network for each point."""
     layers = []
-    for ins, outs in zip(widths[:-1], widths[1:], strict=True):
+    for ins, outs in pairwise(widths):
         layers += [nn.Linear(ins, outs), nn.LayerNorm(outs), nn.ReLU()]
     return nn.Sequential(*layers)
 

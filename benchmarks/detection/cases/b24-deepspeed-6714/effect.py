@@ -1,11 +1,12 @@
 """All-reduces that ranks meet in, though one calls it for another group of parameters than the other."""
 
-import stage_clip
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 def watch(record):
+    import stage_clip
+
     all_reduce, pipeline_norm = dist.all_reduce, stage_clip.pipeline_norm
     steps, purpose = [0], [""]
 

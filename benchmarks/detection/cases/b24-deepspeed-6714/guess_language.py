@@ -30,10 +30,7 @@ class Pipeline:
     def train_step(self, letters, languages):
         self.stage.train()
         self.optimizer.zero_grad()
-        if self.rank == FIRST:
-            loss = self.run_first(letters)
-        else:
-            loss = self.run_last(languages, letters.shape[1])
+        loss = self.run_first(letters) if self.rank == FIRST else self.run_last(languages, letters.shape[1])
         clip_groups(self.stage, LIMITS)
         self.optimizer.step()
         dist.broadcast(loss, src=LAST)

@@ -1,4 +1,4 @@
-"""Map the rain of a country with a mixture of experts, of which each rank has its share: torchrun with two processes."""
+"""Map the rain of a country with a mixture of experts, spread over ranks: torchrun with two processes."""
 
 import argparse
 import time

@@ -1,10 +1,11 @@
 """Capacities that ranks use in the same forward, and that are not the same."""
 
-import gating
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 def watch(record):
+    import gating
+
     capacity_of, steps = gating.capacity_of, [0]
 
     def watched(*args, **kwargs):

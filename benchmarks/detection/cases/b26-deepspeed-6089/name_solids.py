@@ -64,8 +64,10 @@ class CloudNet(nn.Module):
     def forward(self, points, body, bodies):
         x, balance = self.sparse(self.lift(points))
         index = body.unsqueeze(1).expand_as(x)
-        pooled = [x.new_zeros(bodies, x.shape[1]).scatter_reduce(0, index, x, how, include_self=False)
-                  for how in ("amax", "amin")]
+        pooled = [
+            x.new_zeros(bodies, x.shape[1]).scatter_reduce(0, index, x, how, include_self=False)
+            for how in ("amax", "mean")
+        ]
         return self.name(torch.cat(pooled, dim=1)), balance
 
 
@@ -121,10 +123,10 @@ def main(args):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--bodies", type=int, default=16)
     parser.add_argument("--width", type=int, default=24)
-    parser.add_argument("--lr", type=float, default=1e-2)
+    parser.add_argument("--lr", type=float, default=0.015)
     parser.add_argument("--seed", type=int, default=0)
     dist.init_process_group("gloo")
     main(parser.parse_args())

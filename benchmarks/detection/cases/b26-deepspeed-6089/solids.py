@@ -1,10 +1,10 @@
-"""Scans of solid bodies: clouds of points on a sphere, box, cylinder or cone, as many as the scanner happened to hit."""
+"""Scans of solid bodies: clouds of points on a sphere, box, cylinder or cone, each of as many as were hit."""
 
 import numpy as np
 import torch
 
 SOLIDS = ("sphere", "box", "cylinder", "cone")
-FEWEST, MOST = 12, 36
+FEWEST, MOST = 10, 30
 FEATURES = 6
 
 
@@ -24,7 +24,8 @@ def surface(solid, number, rng):
 def scan(bodies, rng):
     """The points of some bodies one after the other, the body that each is from, and what the bodies are.
 
-    A point has FEATURES: x, y, z, and its distances from the origin, from the upright axis, and to the outermost face.
+    A point has FEATURES: x, y, z, and its distances from the origin, from the upright axis, and to the outermost face,
+    the distances less 1 and times 4.
     """
     kinds = rng.integers(0, len(SOLIDS), bodies)
     counts = rng.integers(FEWEST, MOST + 1, bodies)
@@ -34,5 +35,5 @@ def scan(bodies, rng):
         clouds.append(cloud + rng.normal(0, 0.04, cloud.shape))
     points = np.concatenate(clouds)
     distances = [np.linalg.norm(points, axis=1), np.hypot(points[:, 0], points[:, 1]), np.abs(points).max(axis=1)]
-    features = torch.as_tensor(np.column_stack([points, *distances]), dtype=torch.float32)
+    features = torch.as_tensor(np.column_stack([points, 4 * np.column_stack(distances) - 4]), dtype=torch.float32)
     return features, torch.as_tensor(np.repeat(np.arange(bodies), counts)), torch.as_tensor(kinds)

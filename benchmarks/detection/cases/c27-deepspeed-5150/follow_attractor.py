@@ -73,4 +73,6 @@ if __name__ == "__main__":
         norm = clip_gradients(model.parameters(), MAX_NORM)
         optimizer.step()
         if step % 10 == 0:
-            print(f"{step:4d}: loss {loss.item():8.1f}, gradient norm {norm:8.1f}, distance {distance(model, unseen):.2f}")
+            print(
+                f"{step:4d}: loss {loss.item():8.1f}, gradient norm {norm:8.1f}, distance {distance(model, unseen):.2f}"
+            )

@@ -77,7 +77,7 @@ class Training:
 def parse(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--updates", type=int, default=30)
-    parser.add_argument("--micro-batches", type=int, default=3)
+    parser.add_argument("--micro-batches", type=int, default=2)
     parser.add_argument("--micro-batch-size", type=int, default=16)
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--lr", type=float, default=1e-2)

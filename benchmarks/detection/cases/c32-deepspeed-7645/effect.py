@@ -1,9 +1,9 @@
 """Parameters with a gradient that a step which was not skipped leaves as they were, group by group."""
 
-import masterweights
-
 
 def watch(record):
+    import masterweights
+
     step = masterweights.HalfPrecisionAdam.step
     updates = [0]
 

@@ -9,7 +9,7 @@ from torch import nn
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--steps", type=int, default=50)
-parser.add_argument("--batch", type=int, default=256)
+parser.add_argument("--batch", type=int, default=192)
 parser.add_argument("--width", type=int, default=64)
 parser.add_argument("--depth", type=int, default=2)
 parser.add_argument("--lr", type=float, default=4e-3)
@@ -74,7 +74,7 @@ for step in range(1, args.steps + 1):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    if step % 10 == 0:
+    if step == 1 or step % 10 == 0:
         print(f"step {step:3d}  loss {loss.item():.4f}")
 
 model.eval()

@@ -1,4 +1,4 @@
-"""Pictures of a pendulum that swings with friction, and its angle and speed."""
+"""Pictures of a pendulum that swings with friction, and its angles."""
 
 import torch
 
@@ -6,16 +6,16 @@ SIZE = 16
 
 
 def swing(count, generator, friction=0.1, tick=0.08, ticks=25):
-    """Two pictures, five ticks apart, [count, 2, SIZE, SIZE], and angle and speed at the second, [count, 2]."""
+    """Two pictures, five ticks apart, [count, 2, SIZE, SIZE], and the angle in each, [count, 2]."""
     angle = 2.4 * (torch.rand(count, generator=generator) - 0.5)
     speed = torch.randn(count, generator=generator)
-    pictures = []
+    angles = []
     for now in range(ticks):
         speed = speed + tick * (-4.0 * torch.sin(angle) - friction * speed)
         angle = angle + tick * speed
         if now in (ticks - 6, ticks - 1):
-            pictures.append(draw(angle))
-    return torch.stack(pictures, dim=1), torch.stack([angle, speed / 2], dim=1)
+            angles.append(angle)
+    return torch.stack([draw(angle) for angle in angles], dim=1), torch.stack(angles, dim=1)
 
 
 def draw(angle):

@@ -1,7 +1,7 @@
-"""A communication hook for DistributedDataParallel with two workers: each bucket is swapped with the peer, then averaged.
+"""A communication hook for DDP with two workers: each bucket is swapped with the peer, then averaged.
 
-    link = Link()
-    model.register_comm_hook(link, average_over_link)
+link = Link()
+model.register_comm_hook(link, average_over_link)
 """
 
 import torch

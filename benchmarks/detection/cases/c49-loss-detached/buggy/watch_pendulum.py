@@ -1,4 +1,4 @@
-"""Read angle and speed of a pendulum from two pictures, with an encoder that must also be able to redraw them."""
+"""Read the angles of a pendulum from two pictures, with a code from which the pictures must be redrawn as well."""
 
 import argparse
 
@@ -39,11 +39,11 @@ class Observer(nn.Module):
         super().__init__()
         self.encoder = Encoder(channels, code)
         self.decoder = Decoder(channels, code)
-        self.state = nn.Linear(code, 2)
+        self.angles = nn.Linear(code, 2)
 
     def forward(self, pictures):
         code = self.encoder(pictures)
-        return self.state(code), self.decoder(code)
+        return self.angles(code), self.decoder(code)
 
 
 def train(model, args, generator):
@@ -52,11 +52,11 @@ def train(model, args, generator):
     history = []
     model.train()
     for step in range(args.steps):
-        pictures, state = swing(args.batch_size, generator)
+        pictures, angles = swing(args.batch_size, generator)
         guess, redrawn = model(pictures)
-        state_error = mse_loss(guess, state)
+        angle_error = mse_loss(guess, angles)
         frame_error = mse_loss(redrawn, pictures).item()
-        loss = state_error + args.frame_weight * frame_error
+        loss = angle_error + args.frame_weight * frame_error
         history.append((loss.item(), frame_error))
 
         optimizer.zero_grad()
@@ -71,9 +71,9 @@ def train(model, args, generator):
 @torch.no_grad()
 def test(model, generator):
     model.eval()
-    pictures, state = swing(200, generator)
+    pictures, angles = swing(200, generator)
     guess, _ = model(pictures)
-    return (guess - state).abs().mean(dim=0).tolist()
+    return (guess - angles).abs().mean(), angles.abs().mean()
 
 
 def main():
@@ -89,8 +89,8 @@ def main():
     torch.manual_seed(args.seed)
     model = Observer(args.channels, args.code)
     train(model, args, torch.Generator().manual_seed(args.seed + 1))
-    angle, speed = test(model, torch.Generator().manual_seed(args.seed + 2))
-    print(f"mean error: {angle:.3f} rad, {2 * speed:.3f} rad/s")
+    error, spread = test(model, torch.Generator().manual_seed(args.seed + 2))
+    print(f"mean error {error.item():.3f} rad, of a mean angle of {spread.item():.3f} rad")
 
 
 if __name__ == "__main__":

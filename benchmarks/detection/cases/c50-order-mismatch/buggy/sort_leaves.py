@@ -32,9 +32,9 @@ class ResidualBlock(nn.Module):
     def __init__(self, inputs, outputs):
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
-        self.norm1 = nn.GroupNorm(4, outputs)
+        self.norm1 = nn.BatchNorm2d(outputs, momentum=0.3)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.norm2 = nn.GroupNorm(4, outputs)
+        self.norm2 = nn.BatchNorm2d(outputs, momentum=0.3)
         self.shortcut = nn.Conv2d(inputs, outputs, 1, stride=2)
 
     def forward(self, x):
@@ -65,7 +65,7 @@ parser.add_argument("--leaves", type=int, default=320)
 parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--batch-size", type=int, default=32)
 parser.add_argument("--width", type=int, default=8)
-parser.add_argument("--lr", type=float, default=0.1)
+parser.add_argument("--lr", type=float, default=0.02)
 parser.add_argument("--seed", type=int, default=0)
 
 if __name__ == "__main__":

@@ -1,0 +1,178 @@
+"""Warm starts: programs run in forks of a process that has imported torch already, without a launcher.
+
+Note [Warm starts]
+The benchmark starts some six hundred short programs, and of five seconds that one takes to start and train, the import
+of torch and the compiler behind the first optimizer take three and a half; torchrun imports torch once more. So the
+working processes import these once and fork. A fork gets what the command line would give it: working directory,
+arguments, `__main__`, streams, the variables that torchrun sets for each rank, and TrainCheck attached before its first
+line. `--cold` starts every program by its command line instead, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing.util
+import os
+import runpy
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from traincheck import config
+from traincheck.cli.recording import manifest, now_in_words, settings
+from traincheck.runtime import children
+from traincheck.runtime.target import Target
+from traincheck.trace.folder import RunFolder
+
+POLL = 0.02
+"""Seconds between two looks at whether the processes of a program have ended."""
+
+
+def warm_up() -> None:
+    """Import what the programs need, in a process that is going to fork them. Nothing of TrainCheck is attached."""
+    import numpy  # noqa: F401
+    import sklearn.datasets  # noqa: F401
+    import torch
+    import torch._dynamo
+    import torch.distributed
+    import torch.utils.data
+
+    import traincheck.checking.live
+    import traincheck.runtime.session
+    import traincheck.sources.registry  # noqa: F401
+
+    torch.set_num_threads(1)
+
+
+def collect(
+    words: Sequence[str], script: str, args: Sequence[str], home: Path, folder: Path, ranks: int, env: Mapping[str, str]
+) -> tuple[int, str]:
+    """What `traincheck collect -o folder words` does, in forks: exit code, and what was written to the streams."""
+    before = Path.cwd()
+    os.chdir(home)
+    try:
+        target, plain = Target.parse(words), config.load({}, {}, home)
+        run = RunFolder.create(folder, manifest(target, plain, "collect"))
+        told = settings(target, plain, folder.absolute(), "collect", ())
+        told.write(told.file)
+        session = str(told.file.absolute())
+        code, said = run_forked(script, args, home, ranks, {**env, children.SESSION: session}, children.attach)
+        run.update(ended=now_in_words(), exit_code=code)
+    finally:
+        os.chdir(before)
+    return code, said
+
+
+def run_forked(
+    script: str,
+    args: Sequence[str],
+    home: Path,
+    ranks: int,
+    env: Mapping[str, str],
+    first: Callable[[], None],
+    timeout: float = 300,
+) -> tuple[int, str]:
+    """Run a script in one fork for each rank, `first` called before it. The worst exit code, and what was written.
+
+    A fork that takes longer than `timeout` seconds is killed.
+    """
+    log = home.with_name(home.name + ".log")
+    log.write_bytes(b"")
+    port = str(_free_port())
+    pids = []
+    for rank in range(ranks):
+        variables = {**env, **(_of_rank(rank, ranks, port) if ranks > 1 else {})}
+        pid = os.fork()
+        if pid == 0:
+            _run_here(script, args, home, variables, first, log)
+        pids.append(pid)
+    codes = _wait(pids, time.monotonic() + timeout)
+    return max(codes), log.read_text(errors="replace")
+
+
+def _of_rank(rank: int, ranks: int, port: str) -> dict[str, str]:
+    """The variables that torchrun sets."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "GROUP_RANK": "0",
+        "ROLE_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RUN_ID": "none",
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def _run_here(
+    script: str, args: Sequence[str], home: Path, env: Mapping[str, str], first: Callable[[], None], log: Path
+) -> None:
+    """In the fork: become the program, and end as it does. Never returns."""
+    code = 1
+    try:
+        atexit._clear()  # what the parent wanted to do at its end is not ours
+        atexit.register(multiprocessing.util._exit_function)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        stream = os.open(log, os.O_WRONLY | os.O_APPEND)
+        os.dup2(stream, 1)
+        os.dup2(stream, 2)
+        os.setpgid(0, 0)
+        os.environ.update(env)
+        os.chdir(home)
+        sys.argv = [script, *args]
+        sys.path[0] = str(home)
+        first()
+        runpy.run_path(script, run_name="__main__")
+        code = 0
+    except SystemExit as exit_:
+        code = exit_.code if isinstance(exit_.code, int) else 0 if exit_.code is None else 1
+    except BaseException:
+        traceback.print_exc()
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _wait(pids: Sequence[int], deadline: float) -> list[int]:
+    """The exit codes of all; once one has failed or time is over, the others are killed."""
+    codes: dict[int, int] = {}
+    while len(codes) < len(pids):
+        for pid in pids:
+            if pid not in codes:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    codes[pid] = abs(os.waitstatus_to_exitcode(status))
+        if any(codes.values()) or time.monotonic() > deadline:
+            for pid in pids:
+                if pid not in codes:
+                    _kill(pid)
+                    codes[pid] = 128 + signal.SIGKILL
+        time.sleep(POLL)
+    return list(codes.values())
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
