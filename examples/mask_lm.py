@@ -20,7 +20,8 @@ MEALS = {
 }
 PEOPLE = ["my aunt", "the cook", "our neighbour"]
 WORDS = sorted(
-    {*WEEK, *MEALS, *sum(MEALS.values(), []), *" ".join(PEOPLE).split()} | set("after on has and for then".split())
+    {*WEEK, *MEALS, *(dish for dishes in MEALS.values() for dish in dishes), *" ".join(PEOPLE).split()}
+    | {"after", "on", "has", "and", "for", "then"}
 )
 TO_ID = {word: SPECIAL + i for i, word in enumerate(WORDS)}
 VOCAB_SIZE = SPECIAL + len(WORDS)

@@ -1,7 +1,6 @@
-"""A recurrent classifier of time series whose training is cut in two: save everything, throw it away, restore, go on."""
+"""A recurrent classifier of time series, trained in two parts: save everything, throw it away, restore, go on."""
 
 import argparse
-import os
 import random
 import tempfile
 from pathlib import Path
@@ -73,7 +72,7 @@ def save_checkpoint(path, epoch, model, optimizer, scheduler, scaler, shuffler):
     }
     unfinished = path.with_suffix(".tmp")
     torch.save(checkpoint, unfinished)
-    os.replace(unfinished, path)  # a run that is killed while it saves leaves the old checkpoint whole
+    unfinished.replace(path)  # a run that is killed while it saves leaves the old checkpoint whole
 
 
 def load_checkpoint(path, model, optimizer, scheduler, scaler, shuffler):

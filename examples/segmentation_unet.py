@@ -163,8 +163,8 @@ def main():
                 epoch_loss += loss.item() * len(images)
             val_loss, iou = validate(net, val_loader, criterion)
             print(
-                f"epoch {epoch}: lr {scheduler.get_last_lr()[0]:.4f}  train {epoch_loss / len(train_loader.dataset):.4f}  "
-                f"val {val_loss:.4f}  IoU {iou:.3f}"
+                f"epoch {epoch}: lr {scheduler.get_last_lr()[0]:.4f}  "
+                f"train {epoch_loss / len(train_loader.dataset):.4f}  val {val_loss:.4f}  IoU {iou:.3f}"
             )
             scheduler.step()
             if iou > best:

@@ -164,8 +164,8 @@ def main(seed, epochs, warmup):
         guesses = [target_vocab.decode(row) for row in model.generate(source, max_new_tokens=14).tolist()]
         exact = sum(guess == target for guess, (_, target) in zip(guesses, val_pairs, strict=True)) / len(val_pairs)
         print(
-            f"epoch {epoch}: train loss {train_loss:.3f} acc {train_acc:.3f} | val loss {val_loss:.3f} acc {val_acc:.3f} "
-            f"| {exact:.0%} of the sentences right"
+            f"epoch {epoch}: train loss {train_loss:.3f} acc {train_acc:.3f} "
+            f"| val loss {val_loss:.3f} acc {val_acc:.3f} | {exact:.0%} of the sentences right"
         )
         print(f"    {' '.join(val_pairs[epoch][0])} -> {' '.join(guesses[epoch])}")
 

@@ -1,4 +1,4 @@
-"""A small vision transformer on the scikit-learn digits, in float16 with a gradient scaler, warm-up and cosine decay."""
+"""A small vision transformer on scikit-learn's digits, in float16 with a gradient scaler, warm-up and cosine decay."""
 
 import argparse
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class ViTConfig:
     image_size: int = 8
     patch_size: int = 4
     channels: int = 1
-    dim: int = 48
+    dim: int = 32
     depth: int = 2
     heads: int = 4
     mlp_ratio: int = 2
@@ -131,8 +131,8 @@ def main():
 
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 8.0 - 1.0
-    train_set, test_set = random_split(TensorDataset(images, torch.tensor(digits.target)), [1152, 645])
-    train_loader = DataLoader(train_set, batch_size=64, shuffle=True, drop_last=True)
+    train_set, test_set, _ = random_split(TensorDataset(images, torch.tensor(digits.target)), [384, 192, 1221])
+    train_loader = DataLoader(train_set, batch_size=32, shuffle=True, drop_last=True)
     test_loader = DataLoader(test_set, batch_size=256)
 
     model = VisionTransformer(ViTConfig()).to(device)

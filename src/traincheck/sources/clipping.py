@@ -106,8 +106,9 @@ class ClippingSource:
         with unseen():
             if begun.snapshot is not None:
                 self._gradients.compare(begun.snapshot, call.seq)
-                if isinstance(begun.limit, (int, float)) and isinstance(result, torch.Tensor):
-                    call.context = merged(call.context, exceeds=float(result) > begun.limit)
+                norm = _norm_of(result)
+                if isinstance(begun.limit, (int, float)) and norm is not None:
+                    call.context = merged(call.context, exceeds=norm > begun.limit)
             if handed is not None:
                 found = _norms(result, handed, begun.norm_type)
         self._recorder.leave(call, found)
@@ -145,8 +146,8 @@ def _noting(args: tuple[Any, ...], kwargs: dict[str, Any], handed: list[Any]) ->
 def _norms(result: Any, handed: list[Any], norm_type: float) -> Facts:
     """The norm of the gradients before clipping (as it was returned) and after it. Call under `unseen`."""
     found: dict[str, FactValue] = {}
-    if type(result) is torch.Tensor and result.numel() == 1:
-        before = float(result)
+    before = _norm_of(result)
+    if before is not None:
         found["finite"] = math.isfinite(before)
         if found["finite"]:
             found["norm_before"] = before
@@ -156,6 +157,11 @@ def _norms(result: Any, handed: list[Any], norm_type: float) -> Facts:
         if math.isfinite(after):
             found["norm_after"] = after
     return facts(**found)
+
+
+def _norm_of(result: Any) -> float | None:
+    """The norm that was returned; None for that of shards, which only a collective operation could tell."""
+    return float(result) if type(result) is torch.Tensor and result.numel() == 1 else None
 
 
 def _total_norm(gradients: list[torch.Tensor], norm_type: float) -> float | None:

@@ -30,13 +30,13 @@ def unseen() -> Iterator[None]:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The dense local memory of `tensor`, None where there is none to read (meta, sparse, a wrapper without it)."""
+    """The dense local memory of `tensor`, None where there is none to read (meta, sparse, freed, a mere wrapper)."""
     shard = getattr(tensor, "_local_tensor", None)
     if shard is not None:
         tensor = shard
     if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized or tensor.is_nested:
         return None
-    if is_functorch_wrapped_tensor(tensor) or not (type(tensor) in _PLAIN or _has_memory(tensor)):
+    if is_functorch_wrapped_tensor(tensor) or not _has_memory(tensor):
         return None
     if tensor.is_conj() or tensor.is_neg():  # a view whose memory holds other values than it shows
         return tensor.resolve_conj().resolve_neg()
@@ -47,10 +47,12 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor of a class of its own has memory, and is not one that only stands for others."""
+    """Whether a tensor has memory: it may only stand for others, or be freed for now, as sharded parameters are."""
     try:
         storage = tensor.untyped_storage()
-        return storage.device.type != "meta" and bool(storage.data_ptr() != 0 or tensor.numel() == 0)
+        if storage.nbytes() == 0:
+            return tensor.numel() == 0
+        return type(tensor) in _PLAIN or (storage.device.type != "meta" and storage.data_ptr() != 0)
     except (RuntimeError, NotImplementedError):
         return False
 

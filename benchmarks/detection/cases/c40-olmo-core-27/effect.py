@@ -1,4 +1,4 @@
-"""Peak rates of the parameter groups, and the rates used, against those of the schedule that the first updates followed."""
+"""Peak rates of the parameter groups, and the rates used, against the schedule that the first updates followed."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Made-up wines of two countries: grape, soil, age and six readings of the laboratory, and the price, on a log scale."""
+"""Made-up wines of two countries: grape, soil, age, six readings of the laboratory, and the price on a log scale."""
 
 import numpy as np
 import torch

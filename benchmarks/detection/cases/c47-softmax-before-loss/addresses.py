@@ -1,14 +1,12 @@
 """Made-up postal addresses as words with a tag for each: name, street, number, town, code, country."""
 
-import random
-
 TAGS = ("NAME", "STREET", "NUMBER", "TOWN", "CODE", "COUNTRY")
-FIRST = "anna ben carla dmitri elif farid grace hugo ines jonas kim lena".split()
-LAST = "abel brandt costa dupont eriksen fischer garcia horvat ivanov jansen".split()
-TREES = "oak elm birch maple cedar linden poplar willow".split()
-WAYS = "street road lane avenue alley square".split()
-TOWNS = "abelton brandtburg costaville oakham elmstead birchfield jansenby lindenau".split()
-COUNTRIES = "norland sudland estria westmark".split()
+FIRST = ["anna", "ben", "carla", "dmitri", "elif", "farid", "grace", "hugo", "ines", "jonas", "kim", "lena"]
+LAST = ["abel", "brandt", "costa", "dupont", "eriksen", "fischer", "garcia", "horvat", "ivanov", "jansen"]
+TREES = ["oak", "elm", "birch", "maple", "cedar", "linden", "poplar", "willow"]
+WAYS = ["street", "road", "lane", "avenue", "alley", "square"]
+TOWNS = ["abelton", "brandtburg", "costaville", "oakham", "elmstead", "birchfield", "jansenby", "lindenau"]
+COUNTRIES = ["norland", "sudland", "estria", "westmark"]
 
 
 def write_address(rng):
@@ -22,11 +20,11 @@ def write_address(rng):
     if order == 0:
         parts = name + street + [(number, "NUMBER")] + place + town
     elif order == 1:
-        parts = name + [(number, "NUMBER")] + street + town + place
+        parts = [*name, (number, "NUMBER"), *street, *town, *place]
     else:
-        parts = street + [(number, "NUMBER")] + town + place + name
+        parts = [*street, (number, "NUMBER"), *town, *place, *name]
     if rng.random() < 0.5:
-        parts = parts + [(rng.choice(COUNTRIES), "COUNTRY")]
+        parts = [*parts, (rng.choice(COUNTRIES), "COUNTRY")]
     words, tags = zip(*parts, strict=True)
     return list(words), [TAGS.index(tag) for tag in tags]
 

@@ -36,7 +36,7 @@ def _reduce(values, region):
 def _reduce_blocks(values, region):
     """Sum over rows by blocks: their sums go to a workspace, the sum of those to a region of the gradient buffer."""
     workspace = torch.stack([block.sum(dim=0) for block in values.split(BLOCK)])
-    region = workspace.sum(dim=0)
+    workspace.sum(dim=0)
 
 
 class _Sandwich(torch.autograd.Function):
