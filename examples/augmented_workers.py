@@ -91,9 +91,8 @@ def main():
     np.random.seed(args.seed)
 
     images = load_digits().images / 16.0
-    train_loader = DataLoader(
-        NoisyDigits(images[:1200]), args.batch_size, shuffle=True, num_workers=args.workers, persistent_workers=True
-    )
+    workers = {"num_workers": args.workers, "persistent_workers": args.workers > 0}
+    train_loader = DataLoader(NoisyDigits(images[:1200]), args.batch_size, shuffle=True, **workers)
     val_loader = DataLoader(NoisyDigits(images[1200:]), 128)
 
     with tempfile.TemporaryDirectory() as folder:

@@ -132,7 +132,7 @@ def run(args, checkpoint_path, last_epoch):
     first_epoch = 0
     if checkpoint_path.exists():
         first_epoch = load_checkpoint(checkpoint_path, model, optimizer, scheduler, scaler, shuffler)
-        print(f"restored: epoch {first_epoch} comes next, accuracy {accuracy(model, val_loader, device):.3f}")
+        print(f"restored: epoch {first_epoch} comes next")
 
     for epoch in range(first_epoch, last_epoch + 1):
         lr = scheduler.get_last_lr()[0]

@@ -70,7 +70,7 @@ def missing_names(case: Case, leading: Finding | None) -> tuple[tuple[str, ...],
 
 
 def words_of(finding: Finding) -> str:
-    """All that a reader of a finding sees."""
+    """What a finding says of the trouble. Not its advice, which lists what it may come from."""
     parts: Sequence[str] = (
         finding.title,
         finding.cause,
@@ -78,7 +78,6 @@ def words_of(finding: Finding) -> str:
         *finding.variables,
         finding.expected,
         finding.observed,
-        *finding.advice,
     )
     return "\n".join(parts)
 

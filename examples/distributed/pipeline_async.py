@@ -98,7 +98,7 @@ class PipelineStage:
             self.link.send_gradient(x.grad)
 
     def forward_backward(self, x: torch.Tensor, y: torch.Tensor) -> float:
-        """One forward, one backward: a stage never holds more micro-batches than there are stages behind it."""
+        """One forward, one backward: a stage never holds more micro-batches than there are stages from it on."""
         self.loss = 0.0
         inputs, targets = iter(x.chunk(self.n_micro)), iter(y.chunk(self.n_micro))
         pending: deque = deque()

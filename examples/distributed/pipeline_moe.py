@@ -90,9 +90,8 @@ class MoEBlock(nn.Module):
 class Stage(nn.Module):
     def __init__(self):
         super().__init__()
-        self.tied = nn.Parameter(
-            torch.randn(len(ALPHABET), hp.dim) * 0.2
-        )  # looked up in one, projected on in the other
+        # The first stage looks tokens up in it, the last one projects on it.
+        self.tied = nn.Parameter(torch.randn(len(ALPHABET), hp.dim) * 0.2)
         self.blocks = nn.ModuleList(MoEBlock() for _ in range(hp.layers_per_stage))
 
     def run_blocks(self, x):

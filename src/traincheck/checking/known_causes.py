@@ -326,11 +326,11 @@ CAUSES: tuple[Cause, ...] = (
         2,
         "Gradients of replicas differ between ranks",
         "The parameter is the same on all ranks, but the gradients that the update uses are not: they were not reduced "
-        "over the ranks (forward through the inner module instead of the wrapper, hooks that were lost with replaced "
-        "parameters, a parameter that the reduction leaves out), or what the reduction gave was damaged on one rank. "
-        "From this update on the replicas drift apart.",
+        "over the ranks, or what the reduction gave was changed on one of them. From this update on the replicas drift "
+        "apart.",
         (
-            "Is the model called through its distributed wrapper, and was nothing of it replaced or moved since?",
+            "Is the model called through its distributed wrapper, and not the module inside of it? Were its parameters "
+            "replaced or moved since it was wrapped, so that its hooks were lost?",
             "Look at the collective that reduces these gradients, and at what is done with its result on each rank.",
         ),
         _about_ranks("parameter.used_grad"),

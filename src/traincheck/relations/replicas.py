@@ -9,8 +9,9 @@ Where ranks hold different parts on purpose (shards, experts, stages of a pipeli
 or from the first update on, and facts of the variable may tell so. What makes replicas of two variables is that they
 were the same: *before* the update, after an earlier one, or together with all others of the model. Whether the update
 then used the same gradients, and left the same values, is what is asked. That an update is a function of value and
-gradient needs no other reason: where both were the same, so must be what it leaves. How seldom ranks agree
-is no reason against a rule.
+gradient needs no other reason: where both were the same, so must be what it leaves. So nothing else is told of an
+update; the more facts there are, the more of them would separate by chance. How seldom ranks agree is no reason against
+a rule.
 
 Known limitations: what an optimizer keeps for a parameter is not compared, so a momentum that differs shows when it has
 made the parameters differ.
@@ -36,6 +37,7 @@ _OF_CHANGES = {DATA: UPDATE, GRAD: BACKWARD}
 _KINDS = ("hyperparameter", "optimizer_state")
 _TELLING = ("requires_grad", "held", "owned", "tied", "attributes", "replicated", "precision", "scalar")
 """Facts of a variable that may tell why ranks differ."""
+_ALWAYS: dict[str, FactValue] = {"same_name": True, "same_rank": False}
 
 
 class _Left(NamedTuple):
@@ -159,20 +161,19 @@ def _compared(one: _Seen, other: _Seen, kept: set[str], stage: str) -> Iterator[
         theirs = other.left.get((what, variable))
         if theirs is None:
             continue
-        told = _shared(mine, theirs)
         so = mine.change.fingerprint == theirs.change.fingerprint
+        told = _shared(mine, theirs)
         if what == DATA:
             before, grad = (_agree(one, other, thing, variable) for thing in (USED_DATA, USED_GRAD))
             if before is not None:
-                told |= _state(one, other, variable)
-                pair = {"kept_same": variable in kept, "all_same": all_same}
+                told = {**_ALWAYS, "kept_same": variable in kept, "all_same": all_same}
                 if grad is not None:
-                    _note(fates, USED_GRAD, {**told, **pair, "same_before": before}, grad, variable, mine.change.call)
+                    _note(fates, USED_GRAD, {**told, "same_before": before}, grad, variable, mine.change.call)
                     # Zeros that agree say nothing of what they are the gradient of.
                     told["same_grad"] = grad and not _zero(one, USED_GRAD, variable)
-                    _note(fates, USED_DATA, {**told, **pair}, before, variable, mine.change.call)
+                    told["before"] = _state(one, other, variable)
+                    _note(fates, USED_DATA, told, before, variable, mine.change.call)
                 told["same_before"] = before
-                told |= pair
             if so and mine.change.changed:
                 kept.add(variable)
         _note(fates, what, told, so, variable, mine.change.call)
@@ -211,10 +212,9 @@ def _zero(seen: _Seen, thing: str, variable: str) -> bool:
     return found is not None and value_of(found.context, "before") == "zero"
 
 
-def _state(one: _Seen, other: _Seen, variable: str) -> dict[str, FactValue]:
+def _state(one: _Seen, other: _Seen, variable: str) -> str:
     """Whether the parameter began as zeros, as a bias does on each rank whatever it is a part of."""
-    zero = _zero(one, USED_DATA, variable) and _zero(other, USED_DATA, variable)
-    return {"before": "zero" if zero else "some"}
+    return "zero" if _zero(one, USED_DATA, variable) and _zero(other, USED_DATA, variable) else "some"
 
 
 def _shared(one: _Left, other: _Left) -> dict[str, FactValue]:
@@ -223,7 +223,7 @@ def _shared(one: _Left, other: _Left) -> dict[str, FactValue]:
     found = {name: mine[name] for name in _TELLING if name in mine and theirs.get(name) == mine[name]}
     if one.within is not None and one.within == other.within:
         found["within"] = one.within
-    return {"same_name": True, "same_rank": False, **found}
+    return {**_ALWAYS, **found}
 
 
 def _occasion(thing: str, context: Facts, so: bool, seq: int, variables: tuple[str, ...]) -> Occasion:
