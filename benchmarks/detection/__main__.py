@@ -23,7 +23,7 @@ from benchmarks.detection.books import EXAMPLES, TWIN, Alarms, alarms, example_p
 from benchmarks.detection.cases import BUGGY, CLEAN, BadCase, Case, read_cases
 from benchmarks.detection.judging import judge
 from benchmarks.detection.recordings import ROOT, Program, ProgramFailed, programs_of, record
-from benchmarks.detection.warm import warm_up
+from benchmarks.detection.warm import warm_pool
 from benchmarks.machine import machine
 from benchmarks.page import write_page
 from traincheck.checking.offline import check_folder
@@ -75,7 +75,7 @@ def main() -> int:
     place = Place(chosen.runs.resolve(), chosen.reuse, chosen.cold)
     book_file = place.runs / f"{EXAMPLES}.jsonl"
     try:
-        with ProcessPoolExecutor(chosen.jobs, initializer=warm_up) as pool:
+        with warm_pool(chosen.jobs) as pool:
             learned = spread(pool, recorded_example, [(each, place) for each in example_programs(place.runs)])
             book, _ = weigh([one.tally for one in learned])
             write_book(book, book_file)

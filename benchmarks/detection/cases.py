@@ -78,13 +78,6 @@ class Case:
         own = self.folder / variant / file
         return own if own.exists() else self.folder / file
 
-    def command(self, script: str, args: tuple[str, ...]) -> list[str]:
-        """The words that start a script of this case: with torchrun where it has several ranks."""
-        if self.ranks == 1:
-            return [sys.executable, script, *args]
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
-        return [*torchrun, script, *args]
-
 
 def read_case(folder: Path) -> Case:
     """The case in a folder. Raises BadCase for anything missing, unknown or of the wrong type."""

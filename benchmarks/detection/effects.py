@@ -12,19 +12,17 @@ in which the effect exists (0: before the first step), or None where it does not
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
-import subprocess
 import tempfile
+from functools import partial
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from benchmarks.detection.cases import VARIANTS, BadCase, Case, read_cases
-from benchmarks.detection.watched import effect_of
-
-ROOT = Path(__file__).resolve().parents[2]
-WATCHED = Path(__file__).with_name("watched.py")
-TIMEOUT = 180
-"""Seconds for one program; the slowest takes 15 on two idle cores."""
+from benchmarks.detection.warm import run_forked, warm_up
 
 
 def main() -> int:
@@ -37,6 +35,7 @@ def main() -> int:
         cases = read_cases(chosen.cases)
     except BadCase as error:
         options.error(str(error))
+    warm_up()
     wrong = 0
     for case in cases:
         for variant in [chosen.variant] if chosen.variant else VARIANTS:
@@ -49,26 +48,42 @@ def main() -> int:
 
 
 def measured(case: Case, variant: str) -> int | None:
-    """The first step in which the effect exists in a run of a variant. Raises RuntimeError when the program fails."""
+    """The first step in which the effect exists in a run of a variant. Raises RuntimeError when the program fails.
+
+    The program runs in a fork of this process, see Note [Warm starts].
+    """
     with tempfile.TemporaryDirectory() as scratch:
         home, out = Path(scratch) / "program", Path(scratch) / "out"
         case.lay_out(variant, home)
         out.mkdir()
-        command = case.command(str(WATCHED), (str(case.folder), case.script, str(out), *case.args))
-        done = subprocess.run(
-            command,
-            cwd=home,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            env={**os.environ, **dict(case.env), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        )
-        if done.returncode:
-            raise RuntimeError(f"{case.id} {variant} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+        watch = partial(_watch, case.folder, out)
+        code, said = run_forked(case.script, case.args, home, case.ranks, dict(case.env), watch)
+        if code:
+            raise RuntimeError(f"{case.id} {variant} failed:\n{said[-6000:]}")
         written = [(out / f"{rank}.jsonl").read_text().splitlines() for rank in range(case.ranks)]
         found = [[json.loads(line) for line in lines] for lines in written]
-    step: int | None = effect_of(case.folder).first_bad_step(found)
+    step: int | None = _effect_of(case.folder).first_bad_step(found)
     return step
+
+
+def _effect_of(folder: Path) -> ModuleType:
+    """The module `effect.py` of a case."""
+    spec = importlib.util.spec_from_file_location(f"effect_{folder.name.replace('-', '_')}", folder / "effect.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _watch(folder: Path, out: Path) -> None:
+    """In the process of the program: hook. What is observed goes to `out`, a JSON line each, a file for each rank."""
+    file = (out / f"{os.environ.get('RANK', '0')}.jsonl").open("a")
+
+    def record(**observed: Any) -> None:
+        file.write(json.dumps(observed) + "\n")
+        file.flush()
+
+    _effect_of(folder).watch(record)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ WITHIN = 1
 class Verdict:
     """How a case fared under one book.
 
+    What is wrong before the first step (0) shows when it is first used: told in step 1, it is told in the same step.
     `detected`: an error finding that the clean run does not have, first told within one step of the first bad step.
     `late` is the number of steps between the two, for the error finding nearest to it (None without one). `diagnosed`:
     the leading finding has one of the words of each group of the case's `names`; `missing` are the groups it lacks.
@@ -48,7 +49,7 @@ def judge(case: Case, buggy: Checked, clean: Checked) -> Verdict:
     missing = missing_names(case, leading)
     return Verdict(
         detected=late is not None and abs(late) <= WITHIN,
-        same_step=late == 0,
+        same_step=late == 0 or (case.first_bad_step, late) == (0, 1),
         diagnosed=leading is not None and leading in new and not missing,
         severity=leading.severity if leading else "",
         late=late,

@@ -5,12 +5,14 @@ The benchmark starts some six hundred short programs, and of five seconds that o
 of torch and the compiler behind the first optimizer take three and a half; torchrun imports torch once more. So the
 working processes import these once and fork. A fork gets what the command line would give it: working directory,
 arguments, `__main__`, streams, the variables that torchrun sets for each rank, and TrainCheck attached before its first
-line. `--cold` starts every program by its command line instead, and a test compares the two.
+line. `--cold` starts every program by its command line instead, and a test compares the two. The process that forks has
+to be young: threads of its own would be missing in its forks, and their locks would stay closed.
 """
 
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import multiprocessing.util
 import os
 import runpy
@@ -21,6 +23,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from traincheck import config
@@ -47,6 +50,11 @@ def warm_up() -> None:
     import traincheck.sources.registry  # noqa: F401
 
     torch.set_num_threads(1)
+
+
+def warm_pool(jobs: int) -> ProcessPoolExecutor:
+    """Processes that are ready to fork, and have nothing else to do."""
+    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=warm_up)
 
 
 def collect(

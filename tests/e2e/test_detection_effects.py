@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
 import pytest
 from benchmarks.detection.cases import BUGGY, CLEAN, Case, read_cases
 from benchmarks.detection.effects import measured
+from benchmarks.detection.warm import warm_pool
 
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPoolExecutor]:
+    with warm_pool(1) as found:
+        yield found
+
+
 @pytest.mark.parametrize("case", read_cases(), ids=lambda case: case.id)
-def test_the_effect_is_there_and_only_in_the_buggy_program(case: Case) -> None:
-    assert measured(case, BUGGY) == case.first_bad_step
-    assert measured(case, CLEAN) is None
+def test_the_effect_is_there_and_only_in_the_buggy_program(case: Case, pool: ProcessPoolExecutor) -> None:
+    assert pool.submit(measured, case, BUGGY).result() == case.first_bad_step
+    assert pool.submit(measured, case, CLEAN).result() is None

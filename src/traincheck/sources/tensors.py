@@ -51,7 +51,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
     try:
         storage = tensor.untyped_storage()
         if storage.nbytes() == 0:
-            return tensor.numel() == 0
+            return bool(tensor.numel() == 0)
         return type(tensor) in _PLAIN or (storage.device.type != "meta" and storage.data_ptr() != 0)
     except (RuntimeError, NotImplementedError):
         return False

@@ -72,11 +72,10 @@ def main():
     operator = Antiderivatives(terms=args.terms, seed=args.seed)
     held_out = Antiderivatives(terms=args.terms, seed=args.seed + 1000)
     net = jit(DeepONet(len(operator.sensors), args.width, modes=16))
-    print(f"relative error before training: {relative_error(net, held_out):.3f}")
     start = time.perf_counter()
     fit(net, operator, args)
     print(f"{args.steps / (time.perf_counter() - start):.0f} steps/s")
-    print(f"relative error after training: {relative_error(net, held_out):.3f}")
+    print(f"relative error: {relative_error(net, held_out):.3f}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import argparse
 
 import torch
-from addresses import CHARACTERS, IGNORE, PARTS, examples, pad
+from address_parts import CHARACTERS, IGNORE, PARTS, examples, pad
 from fitter import FitArguments, Fitter
 from torch import nn
 from torch.utils.data import DataLoader

@@ -52,6 +52,7 @@ class ExpertStage(Stage):
 
     def forward(self, x):
         normed = self.norm(x)
-        scores, chosen = self.router(normed).topk(2, dim=-1)
-        mixture = torch.zeros_like(self.router(normed)).scatter(-1, chosen, scores.softmax(dim=-1))
+        logits = self.router(normed)
+        scores, chosen = logits.topk(2, dim=-1)
+        mixture = torch.zeros_like(logits).scatter(-1, chosen, scores.softmax(dim=-1))
         return self.head((x + self.experts(normed, mixture)).mean(dim=1))

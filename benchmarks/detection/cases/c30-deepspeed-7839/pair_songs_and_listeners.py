@@ -3,7 +3,7 @@
 import argparse
 
 import torch
-from bf16_optimizer import BF16Optimizer
+from bf16_masters import BF16Optimizer
 from listening import LISTENERS, SONGS, listening_log
 from torch import nn
 from torch.utils.data import DataLoader

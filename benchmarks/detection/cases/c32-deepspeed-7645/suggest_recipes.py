@@ -74,6 +74,7 @@ if __name__ == "__main__":
     parser.add_argument("--batch-size", type=int, default=96)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0)
-    trainer = Trainer(parser.parse_args())
-    for epoch in range(parser.parse_args().epochs):
+    args = parser.parse_args()
+    trainer = Trainer(args)
+    for epoch in range(args.epochs):
         print(f"epoch {epoch + 1}: loss {trainer.run_epoch():.4f}, correct {trainer.test():.3f}")

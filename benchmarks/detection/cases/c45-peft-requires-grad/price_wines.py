@@ -2,7 +2,7 @@
 
 import argparse
 import tempfile
-from itertools import cycle, islice
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -37,12 +37,18 @@ class PriceNet(nn.Module):
         return self.head(self.body(x)).squeeze(-1)
 
 
+def endless(loader):
+    """Pass after pass over the loader, each in a new order."""
+    while True:
+        yield from loader
+
+
 def fit(model, wines, steps, lr, after_step=lambda step: None):
     loader = DataLoader(wines, batch_size=64, shuffle=True, drop_last=True)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(trainable, lr=lr)
     model.train()
-    for step, (kinds, numbers, price) in enumerate(islice(cycle(loader), steps), start=1):
+    for step, (kinds, numbers, price) in enumerate(islice(endless(loader), steps), start=1):
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(kinds, numbers), price)
         loss.backward()

@@ -23,7 +23,7 @@ def load_backbone(path: Path) -> NarrowDenseNet:
 
 def freeze_backbone(model: NarrowDenseNet) -> None:
     for module in model.modules():
-        if module is not model.classifier:
+        if not isinstance(module, nn.BatchNorm2d) and module is not model.classifier:
             for parameter in module.parameters(recurse=False):
                 parameter.requires_grad = False
 

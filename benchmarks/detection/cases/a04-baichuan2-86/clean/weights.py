@@ -7,12 +7,11 @@ CHUNK = 8192
 """Elements that are sent at once."""
 
 
-def receive(chunk, number, source):
-    """Send a chunk from the source, or overwrite it with what the source sends. Counting starts at 0."""
+def receive(chunk, source):
+    """Send a chunk from the source, or overwrite it with what the source sends."""
     staged = chunk.clone()
     dist.broadcast(staged, src=source)
-    arrived = staged.numel()
-    chunk[:arrived] = staged[:arrived]
+    chunk.copy_(staged)
 
 
 @torch.no_grad()
@@ -20,8 +19,8 @@ def broadcast_weights(model, source=0):
     """Overwrite parameters and persistent buffers by those of the worker `source`."""
     tensors = [tensor for tensor in model.state_dict().values() if tensor.is_floating_point()]
     flat = torch.cat([tensor.flatten() for tensor in tensors])
-    for number, chunk in enumerate(flat.split(CHUNK)):
-        receive(chunk, number, source)
+    for chunk in flat.split(CHUNK):
+        receive(chunk, source)
     sizes = [tensor.numel() for tensor in tensors]
     for tensor, values in zip(tensors, flat.split(sizes), strict=True):
         tensor.copy_(values.view_as(tensor))

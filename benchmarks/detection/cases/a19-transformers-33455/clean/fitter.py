@@ -1,4 +1,4 @@
-"""A training loop for any model that gives its loss: accumulation, schedule, clipping and a log."""
+"""A training loop for any model that gives its loss: accumulation, warm-up, clipping and a log."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ class FitArguments:
     num_epochs: int = 3
     lr: float = 1e-3
     accumulation: int = 1
-    warmup: float = 0.1
+    warmup: int = 3
     max_norm: float = 1.0
     log_every: int = 5
 
@@ -28,10 +28,7 @@ class Fitter:
         self.global_step = 0
 
     def scale(self, step):
-        warmup = max(1, round(self.args.warmup * self.max_steps))
-        if step < warmup:
-            return (step + 1) / warmup
-        return max(0.05, (self.max_steps - step) / max(1, self.max_steps - warmup))
+        return min(1.0, (step + 1) / self.args.warmup)
 
     def fit(self):
         for epoch in range(self.args.num_epochs):

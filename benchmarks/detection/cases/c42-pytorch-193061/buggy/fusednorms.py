@@ -29,14 +29,15 @@ def _norm_backward(grad, normed, inverse):
 
 
 def _reduce(values, region):
-    """Sum over rows in one go, into a region of the gradient buffer."""
-    torch.sum(values, dim=0, out=region)
+    """Sum over rows in one go, into a region of the gradient buffer, which is returned."""
+    return torch.sum(values, dim=0, out=region)
 
 
 def _reduce_blocks(values, region):
     """Sum over rows by blocks: their sums go to a workspace, the sum of those to a region of the gradient buffer."""
     workspace = torch.stack([block.sum(dim=0) for block in values.split(BLOCK)])
-    workspace.sum(dim=0)
+    region = workspace.sum(dim=0)
+    return region
 
 
 class _Sandwich(torch.autograd.Function):

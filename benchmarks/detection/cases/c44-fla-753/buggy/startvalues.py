@@ -34,6 +34,6 @@ def init_weights(model, config):
 
 
 def fill_normal(parameter, std):
-    """Draw a parameter anew, where this rank holds all of it."""
+    """Draw a parameter anew, with the same values whatever the number of ranks is."""
     if not is_sharded(parameter):
         parameter.normal_(std=std)

@@ -34,7 +34,7 @@ def init_weights(model, config):
 
 
 def fill_normal(parameter, std):
-    """Draw a parameter anew. Ranks draw the whole of a sharded one, so that the job's size changes nothing."""
+    """Draw a parameter anew, with the same values whatever the number of ranks is."""
     if is_sharded(parameter):
         parameter.copy_(shard(std * torch.randn(parameter.sharded_from)))
     else:

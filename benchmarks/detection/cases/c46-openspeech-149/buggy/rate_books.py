@@ -1,6 +1,6 @@
 """Predict how readers rate books with embeddings, their product, and a small network, trained on several workers.
 
-torchrun --standalone --nproc-per-node 2 rank_books.py
+torchrun --standalone --nproc-per-node 2 rate_books.py
 """
 
 import argparse
