@@ -12,6 +12,7 @@ to be young: threads of its own would be missing in its forks, and their locks w
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import multiprocessing.util
 import os
@@ -50,6 +51,8 @@ def warm_up() -> None:
     import traincheck.sources.registry  # noqa: F401
 
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # else each fork's collector looks through all of it, and copies its pages by doing so
 
 
 def warm_pool(jobs: int) -> ProcessPoolExecutor:

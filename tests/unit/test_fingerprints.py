@@ -221,3 +221,15 @@ def test_many_of_several_kinds_at_once() -> None:
     with unseen():
         assert states(mixed) == ["none", "zero", "some", "zero", "zero", "zero", "some", "zero", "zero"]
         assert states([]) == []
+
+
+def test_memory_that_is_freed_for_now_is_not_read() -> None:
+    """Sharded parameters are kept without memory between their uses."""
+    tensor = torch.ones(1000)
+    kept = tensor.untyped_storage().nbytes()
+    tensor.untyped_storage().resize_(0)
+    found = on_cpu(tensor), state(tensor)  # not within an assertion: pytest would show the tensor, and read it
+    assert found == (None, "some")
+    tensor.untyped_storage().resize_(kept)
+    assert on_cpu(tensor) is not None
+    assert on_cpu(torch.empty(0)) is not None

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Tens
 from loops import net, sgd, stages, train, work
 from observing import Seen, observing
 from traincheck.vocab.demand import READINGS, TENSORS, Demand
-from traincheck.vocab.events import NO_CALL, Call, Reading, TensorSummary
+from traincheck.vocab.events import FUNCTION, NO_CALL, Call, Reading, TensorSummary
 
 NEXT, ITER = "torch.utils.data.DataLoader.__next__", "torch.utils.data.DataLoader.__iter__"
 
@@ -41,6 +41,27 @@ def told(seen: Seen, attribute: str) -> list[tuple[str, object]]:
 def ends(seen: Seen) -> list[tuple[object, object]]:
     """Of each pass how many batches were fetched, and whether that was all."""
     return [(reading.value, dict(reading.context)["last_batch"]) for reading in readings(seen, attribute="batches")]
+
+
+class Halves(Dataset[torch.Tensor]):
+    """A data set of the program's own."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        return torch.full((2,), place / 2)
+
+
+def test_what_a_loader_computes_by_itself_is_its_own_affair() -> None:
+    with observing() as seen:
+        for data in (numbers(4), Halves()):
+            for batch in DataLoader(data, batch_size=2):
+                batch = batch[0]
+    told = [call.name for call in seen.calls if call.kind == FUNCTION]
+    assert told.count("torch.full") == 4  # of the data set; the loader stacks what it returns
+    assert told.count("torch.Tensor.__getitem__") == 2  # not those of TensorDataset
+    assert "torch.stack" not in told
 
 
 # -- names -----------------------------------------------------------------------------------------------------------

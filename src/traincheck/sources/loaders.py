@@ -56,11 +56,13 @@ _LAST = {flag: facts(last_batch=flag) for flag in (False, True)}
 
 
 class _Fetch(NamedTuple):
-    """A fetch under way: where it began, its call (where it is recorded) and the pass it belongs to."""
+    """A fetch under way: where it began, its call (where it is recorded), the pass it belongs to, and the site of the
+    fetch that it is a part of."""
 
     began: int
     call: OpenCall | None
     of: Pass
+    outer: str | None
 
 
 class _Opened(threading.local):
@@ -211,10 +213,12 @@ class LoaderSource:
             found = Pass(UNKNOWN, 0, whole=False)
             self._passes[id(iterator)] = weakref.ref(iterator), found
         call = recorder.enter(LIFECYCLE, NEXT, found.receiver, circumstances()) if self._next_wanted else None
-        return _Fetch(began, call, found)
+        outer, recorder.fetching = recorder.fetching, recorder.sites.here()
+        return _Fetch(began, call, found, outer)
 
     def _next_ends(self, fetch: _Fetch, batch: Any) -> None:
         found, call = fetch.of, fetch.call
+        self._recorder.fetching = fetch.outer
         found.batches += 1
         if found.batches == 1 and found.order is None and ORDER in self._results:
             found.order = order_of_batch(batch)
@@ -227,6 +231,7 @@ class LoaderSource:
 
     def _next_fails(self, fetch: _Fetch) -> None:
         recorder, call, found = self._recorder, fetch.call, fetch.of
+        recorder.fetching = fetch.outer
         if not isinstance(sys.exc_info()[1], StopIteration):
             recorder.steps.fetch_fails(fetch.began)
             if call is not None:

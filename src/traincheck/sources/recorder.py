@@ -61,6 +61,7 @@ class _PerThread(threading.local):
     def __init__(self) -> None:
         self.stack: list[OpenCall] = []
         self.asking = False
+        self.fetching: str | None = None
         self.number = next(self.numbers)
 
 
@@ -202,6 +203,19 @@ class Recorder:
         """The call of this thread that began last and has not ended."""
         stack = self._local.stack
         return stack[-1] if stack else None
+
+    @property
+    def fetching(self) -> str | None:
+        """Where this thread asks a data loader for a batch, None where it does not.
+
+        What the loader and what it is made of compute there is their own affair, as opposed to code of the program's
+        (a data set, a collate function), which has sites of its own.
+        """
+        return self._local.fetching
+
+    @fetching.setter
+    def fetching(self, site: str | None) -> None:
+        self._local.fetching = site
 
     def amid_module(self) -> bool:
         """Whether the innermost call of this thread is that of a module."""

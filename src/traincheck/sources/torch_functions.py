@@ -150,8 +150,11 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         away = around.look_away()
         call = before = None
         try:
-            levels, what = known
-            call = self._recorder.enter(FUNCTION, levels, "", circumstances_amid(around))
+            recorder, (levels, what) = self._recorder, known
+            site = recorder.sites.here()
+            if site == recorder.fetching:
+                return None, None
+            call = recorder.enter(FUNCTION, levels, "", circumstances_amid(around), site=site)
             if what is not None:
                 before = self._summaries.begins(call, what, args, kwargs)
         except Exception as error:
