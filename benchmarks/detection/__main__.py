@@ -1,4 +1,5 @@
-"""python -m benchmarks.detection [--cases A,deepspeed-1801] [--jobs 2] [--runs FOLDER] [--reuse] [--cold] [--ours]
+"""python -m benchmarks.detection [--cases A,deepspeed-1801] [--jobs 2] [--runs FOLDER] [--reuse] [--cold]
+                               [--ours] [--examples-only]
 
 Learns a book from the examples, and for each case one from three earlier configurations of its clean program. Records
 the clean and the buggy program of each case, checks both under either book, and tells what was detected, in which step,
@@ -14,54 +15,22 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.baselines.comparison import compare
 from benchmarks.detection.books import EXAMPLES, TWIN, Alarms, alarms, example_programs
-from benchmarks.detection.cases import BUGGY, CLEAN, BadCase, Case, read_cases
-from benchmarks.detection.judging import judge
-from benchmarks.detection.recordings import ROOT, Program, ProgramFailed, programs_of, record
+from benchmarks.detection.cases import BadCase, read_cases
+from benchmarks.detection.recordings import ROOT, ProgramFailed
+from benchmarks.detection.runs import Learned, Place, Run, recorded_example, run_case
 from benchmarks.detection.warm import warm_pool
 from benchmarks.machine import machine
 from benchmarks.page import write_page
-from traincheck.checking.offline import check_folder
-from traincheck.inference.learn import tally_folder
-from traincheck.inference.tally import Tally
 from traincheck.inference.weighing import weigh
-from traincheck.invariants.book import Book, read_book, write_book
+from traincheck.invariants.book import Book, write_book
 
 RESULTS = ROOT / "benchmarks" / "results" / "detection.json"
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where recordings go, and how they are made: see `record`."""
-
-    runs: Path
-    reuse: bool
-    cold: bool
-
-
-@dataclass
-class Learned:
-    """An example that was recorded: its tally and the seconds it took."""
-
-    name: str
-    tally: Tally
-    seconds: float
-
-
-@dataclass
-class Run:
-    """What became of a case: the row of the table, the tally of its clean run, the book of its twins."""
-
-    row: dict[str, Any]
-    clean: Tally
-    twin: Book
 
 
 def main() -> int:
@@ -72,7 +41,7 @@ def main() -> int:
     except BadCase as error:
         options().error(str(error))
     began = time.perf_counter()
-    place = Place(chosen.runs.resolve(), chosen.reuse, chosen.cold)
+    place = Place(chosen.runs.resolve(), chosen.reuse, chosen.cold, not chosen.examples_only)
     book_file = place.runs / f"{EXAMPLES}.jsonl"
     try:
         with warm_pool(chosen.jobs) as pool:
@@ -92,11 +61,11 @@ def main() -> int:
         "rules": len(book.invariants),
         "examples": {one.name: round(one.seconds, 1) for one in learned},
         "cases": [run.row for run in found],
-        "alarms": false_alarms(book, found, learned, others=not chosen.cases),
+        "alarms": false_alarms(book, found, learned, others=not chosen.cases or chosen.examples_only),
         "seconds": round(time.perf_counter() - began),
     }
     (place.runs / "result.json").write_text(json.dumps(result, indent=2) + "\n")
-    if not chosen.cases and not chosen.ours:
+    if not (chosen.cases or chosen.ours or chosen.examples_only):
         RESULTS.write_text(json.dumps(result, indent=2) + "\n")
         write_page()
     summarise(result)
@@ -106,10 +75,11 @@ def main() -> int:
 def false_alarms(book: Book, found: list[Run], learned: list[Learned], *, others: bool) -> dict[str, Any]:
     """How all books fare on all clean runs; `others` asks for the books of all examples but one, too."""
     cases = {run.row["id"]: run.clean for run in found}
+    twins = [run.twin for run in found if run.twin is not None]
     everything = {**cases, **{one.name: one.tally for one in learned}}
     return {
         f"{EXAMPLES} book on the clean cases": alarms([book], cases).told(),
-        f"{TWIN} books on all clean runs": alarms([run.twin for run in found], everything).told(),
+        f"{TWIN} books on all clean runs": alarms(twins, everything).told() if twins else {},
         "book of the other examples on each example": left_out(learned).told() if others else {},
     }
 
@@ -125,6 +95,7 @@ def options() -> argparse.ArgumentParser:
     found.add_argument("--reuse", action="store_true", help="take recordings of an earlier version of TrainCheck, too")
     found.add_argument("--cold", action="store_true", help="start each program by its command line, as users do")
     found.add_argument("--ours", action="store_true", help="leave out the simple detectors; no result is kept")
+    found.add_argument("--examples-only", action="store_true", help="leave out the books of twins; no result is kept")
     return found
 
 
@@ -156,43 +127,6 @@ def spread(pool: ProcessPoolExecutor, work: Callable[..., T], items: Iterable[tu
     if failed:
         raise ProgramFailed(f"{len(failed)} of {len(futures)}", "\n".join(failed))
     return [future.result() for future in futures]
-
-
-def recorded_example(program: Program, place: Place) -> Learned:
-    """An example, recorded and tallied."""
-    recording = record(program, place.runs / EXAMPLES / program.name, reuse=place.reuse, cold=place.cold)
-    return Learned(program.name, tally_folder(recording.folder), recording.seconds)
-
-
-def run_case(case: Case, place: Place, book_file: Path, baselines: bool) -> Run:
-    """A case: its programs recorded, the book of its twins learned, both books judged."""
-    home = place.runs / case.folder.name
-    programs = programs_of(case, place.runs)
-    recordings = {
-        which: record(program, home / which, reuse=place.reuse, cold=place.cold) for which, program in programs.items()
-    }
-    twins = [one for which, one in recordings.items() if which.startswith(TWIN)]
-    twin, _ = weigh([tally_folder(one.folder) for one in twins])
-    books = {EXAMPLES: read_book(book_file), TWIN: twin}
-    began = time.perf_counter()
-    checks = {
-        name: {variant: check_folder(recordings[variant].folder, book) for variant in (CLEAN, BUGGY)}
-        for name, book in books.items()
-    }
-    row = {
-        "id": case.id,
-        "part": case.part,
-        "where": case.where,
-        "title": case.title,
-        "source": case.source,
-        "ranks": case.ranks,
-        "first_bad_step": case.first_bad_step,
-        "seconds": {which: round(one.seconds, 1) for which, one in recordings.items()},
-        "check_seconds": round(time.perf_counter() - began, 1),
-        "baselines": asdict(compare(programs[BUGGY], programs[CLEAN], programs["twin1"])) if baselines else {},
-        "books": {name: asdict(judge(case, check[BUGGY], check[CLEAN])) for name, check in checks.items()},
-    }
-    return Run(row, tally_folder(recordings[CLEAN].folder), twin)
 
 
 def left_out(learned: list[Learned]) -> Alarms:
@@ -227,7 +161,9 @@ def summarise(result: dict[str, Any]) -> None:
     """The counts by part and book, and the false alarms."""
     for name in (EXAMPLES, TWIN):
         for part in sorted({row["part"] for row in result["cases"]}):
-            rows = [row["books"][name] for row in result["cases"] if row["part"] == part]
+            rows = [row["books"][name] for row in result["cases"] if row["part"] == part and name in row["books"]]
+            if not rows:
+                continue
             counts = [sum(row[key] for row in rows) for key in ("detected", "same_step", "diagnosed")]
             print(
                 f"{name} book, part {part}: {counts[0]} of {len(rows)} detected, {counts[1]} in the same step, "

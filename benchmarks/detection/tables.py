@@ -79,7 +79,7 @@ def _cell(verdict: Row) -> str:
     if not verdict["detected"]:
         return f"**missed** ({verdict['errors']} errors, {verdict['notices']} notices)"
     late = verdict["late"]
-    when = "same step" if late == 0 else f"{late:+d} step"
+    when = "same step" if verdict["same_step"] else f"{late:+d} step"
     return f"{verdict['severity']}, {when}, {'named' if verdict['diagnosed'] else 'not named'}"
 
 

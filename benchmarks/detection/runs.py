@@ -1,0 +1,87 @@
+"""Runs: an example recorded and tallied, a case recorded and judged; what the processes of the benchmark do."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.baselines.comparison import compare
+from benchmarks.detection.books import EXAMPLES, TWIN
+from benchmarks.detection.cases import BUGGY, CLEAN, Case
+from benchmarks.detection.judging import judge
+from benchmarks.detection.recordings import Program, programs_of, record
+from traincheck.checking.offline import check_folder
+from traincheck.inference.learn import tally_folder
+from traincheck.inference.tally import Tally
+from traincheck.inference.weighing import weigh
+from traincheck.invariants.book import Book, read_book
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where recordings go, and how they are made (see `record`); whether twins are, too."""
+
+    runs: Path
+    reuse: bool
+    cold: bool
+    twins: bool
+
+
+@dataclass
+class Learned:
+    """An example that was recorded: its tally and the seconds it took."""
+
+    name: str
+    tally: Tally
+    seconds: float
+
+
+@dataclass
+class Run:
+    """What became of a case: the row of the table, the tally of its clean run, the book of its twins, if any."""
+
+    row: dict[str, Any]
+    clean: Tally
+    twin: Book | None
+
+
+def recorded_example(program: Program, place: Place) -> Learned:
+    """An example, recorded and tallied."""
+    recording = record(program, place.runs / EXAMPLES / program.name, reuse=place.reuse, cold=place.cold)
+    return Learned(program.name, tally_folder(recording.folder), recording.seconds)
+
+
+def run_case(case: Case, place: Place, book_file: Path, baselines: bool) -> Run:
+    """A case: its programs recorded, the book of its twins learned, both books judged."""
+    home = place.runs / case.folder.name
+    programs = programs_of(case, place.runs)
+    recordings = {
+        which: record(program, home / which, reuse=place.reuse, cold=place.cold)
+        for which, program in programs.items()
+        if place.twins or not which.startswith(TWIN)
+    }
+    books = {EXAMPLES: read_book(book_file)}
+    if place.twins:
+        twins = [one for which, one in recordings.items() if which.startswith(TWIN)]
+        books[TWIN], _ = weigh([tally_folder(one.folder) for one in twins])
+    began = time.perf_counter()
+    checks = {
+        name: {variant: check_folder(recordings[variant].folder, book) for variant in (CLEAN, BUGGY)}
+        for name, book in books.items()
+    }
+    row = {
+        "id": case.id,
+        "part": case.part,
+        "where": case.where,
+        "title": case.title,
+        "source": case.source,
+        "ranks": case.ranks,
+        "first_bad_step": case.first_bad_step,
+        "seconds": {which: round(one.seconds, 1) for which, one in recordings.items()},
+        "check_seconds": round(time.perf_counter() - began, 1),
+        "baselines": asdict(compare(programs[BUGGY], programs[CLEAN], programs["twin1"])) if baselines else {},
+        "books": {name: asdict(judge(case, check[BUGGY], check[CLEAN])) for name, check in checks.items()},
+    }
+    return Run(row, tally_folder(recordings[CLEAN].folder), books.get(TWIN))
