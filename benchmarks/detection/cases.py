@@ -45,6 +45,7 @@ class Case:
     """One silent error.
 
     `first_bad_step` is the step in which the effect first exists, 0 for the set-up before the first step.
+    `untaught` says why only a book of the program's own earlier runs can know the rule, where that is so.
     `twins` are the arguments of earlier, different configurations of the clean program. A right diagnosis has, for each
     entry of `names`, at least one of its words. `env` is set for the program, both clean and buggy.
     """
@@ -63,6 +64,7 @@ class Case:
     args: tuple[str, ...] = ()
     ranks: int = 1
     env: tuple[tuple[str, str], ...] = ()
+    untaught: str = ""
 
     def lay_out(self, variant: str, home: Path) -> Path:
         """Put the program of a variant into the folder `home`, which is made; the path of its script."""
@@ -121,7 +123,7 @@ def _checked(path: Path, table: dict[str, Any]) -> dict[str, Any]:
     for key in table:
         if key not in known:
             raise BadCase(path, f"{key!r} is not a key of a case; known are {', '.join(known)}")
-    optional = {"args", "ranks", "env"}
+    optional = {"args", "ranks", "env", "untaught"}
     missing = [key for key in known if key not in table and key not in optional]
     if missing:
         raise BadCase(path, f"it has no {', '.join(missing)}; add it")

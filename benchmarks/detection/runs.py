@@ -79,6 +79,7 @@ def run_case(case: Case, place: Place, book_file: Path, baselines: bool) -> Run:
         "source": case.source,
         "ranks": case.ranks,
         "first_bad_step": case.first_bad_step,
+        "untaught": case.untaught.strip(),
         "seconds": {which: round(one.seconds, 1) for which, one in recordings.items()},
         "check_seconds": round(time.perf_counter() - began, 1),
         "baselines": asdict(compare(programs[BUGGY], programs[CLEAN], programs["twin1"])) if baselines else {},
