@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from traincheck.testing.readable import from_text
@@ -11,7 +11,7 @@ from traincheck.trace.folder import RunFolder
 from traincheck.trace.notes import Manifest
 from traincheck.trace.reader import read_windows
 from traincheck.trace.writer import TraceWriter
-from traincheck.vocab.events import Window
+from traincheck.vocab.events import LIFECYCLE, NO_CALL, Call, Window
 
 
 def rank(lines: str, number: int = 0) -> list[Window]:
@@ -102,3 +102,31 @@ def test_a_run_folder_gives_what_is_to_be_aligned(tmp_path: Path) -> None:
                 writer.write(window)
     found = list(aligned([read_windows(file) for file in run.by_rank().values()]))
     assert [[(window.rank, window.process) for window in windows] for windows in found] == [[(0, 5), (1, 6)]] * 3
+
+
+def together(*steps: str) -> Iterator[Window]:
+    """Windows told as `train 1 *3`: three calls that all ranks make together are in it."""
+    call = Call(0, 1, NO_CALL, LIFECYCLE, ("torch.distributed.all_reduce",))
+    for index, told in enumerate(steps):
+        stage, step, *count = told.split()
+        yield Window(index, int(step), stage, (call,) * int(count[0][1:]) if count else ())
+
+
+def steps_of(*ranks: Iterable[Window]) -> list[tuple[int, ...]]:
+    return [tuple(window.step for window in windows) for windows in aligned(ranks)]
+
+
+def test_the_steps_of_a_rank_that_trains_alone_are_left_out() -> None:
+    alone = together("setup 0", *(f"train {step}" for step in range(1, 5)), "train 5 *7", "train 6 *2", "train 7 *2")
+    others = together("setup 0 *5", "train 1 *2", "train 2 *2", "train 3 *2")
+    assert steps_of(alone, others) == [(6, 2), (7, 3)]
+
+
+def test_a_call_that_falls_into_the_next_window_of_one_rank_shifts_nothing() -> None:
+    evaluates = together("train 1 *1", "train 2", "eval 2", "train 3 *2", "train 4 *1", "train 5 *1")
+    waits = together("train 1 *1", "train 2 *1", "train 3 *1", "train 4 *1", "train 5 *1")
+    assert steps_of(evaluates, waits) == [(1, 1), (4, 4), (5, 5)]
+
+
+def test_ranks_that_make_other_calls_in_each_step_are_compared() -> None:
+    assert steps_of(together("train 1 *3", "train 2 *3"), together("train 1 *2", "train 2 *2")) == [(1, 1), (2, 2)]

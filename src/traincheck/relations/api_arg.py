@@ -26,7 +26,8 @@ from traincheck.relations.base import argument_in, context_of, ended, short
 from traincheck.relations.call_arguments import AGREES, IS, SIZE, VALUES_OF, judge_arguments
 from traincheck.relations.comparison import AT_ONCE, COMPARED, asked_of, common, compare, said, ways_of
 from traincheck.relations.fills import FILLED, Fills
-from traincheck.relations.rank_calls import CALLS, RANKS, Ranks
+from traincheck.relations.messages import RANKS
+from traincheck.relations.rank_calls import VERBS, Ranks
 from traincheck.relations.worker_states import STATES, WorkerStates
 from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
 from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, TRAIN, Call, Window
@@ -132,7 +133,7 @@ class APIArg:
             return WorkerStates.needs(prop)
         if prop.verb == FILLED:
             return Fills.needs()
-        if prop.verb == CALLS:
+        if prop.verb in VERBS:
             return Ranks.needs(subject, prop)
         if prop.verb == COMPARED:
             asked = {asked_of(prop)}
@@ -163,7 +164,7 @@ class APIArg:
             return WorkerStates.describe(prop)
         if prop.verb == FILLED:
             return Fills.describe()
-        if prop.verb == CALLS:
+        if prop.verb in VERBS:
             return Ranks.describe(api, prop)
         if prop.verb == IS:
             return f"{api} is called with {prop.detail}"

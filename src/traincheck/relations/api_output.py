@@ -32,6 +32,7 @@ from traincheck.relations import call_results as results
 from traincheck.relations.base import context_of, ended, short
 from traincheck.relations.call_results import Flow
 from traincheck.relations.parts import FORWARD
+from traincheck.vocab.collectives import STARTERS, WAIT
 from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
 from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, Call, Window
 from traincheck.vocab.facts import Facts, merged, value_of
@@ -128,6 +129,9 @@ class APIOutput:
         if prop.verb in valued or (prop.verb == results.RETURNS and prop != results.REQUIRES_GRAD):
             asked.add(VALUES)
         apis = {subject.api}
+        if subject.api == WAIT:
+            apis |= STARTERS
+            return Demand(frozenset(apis), frozenset((api, what) for api in apis for what in asked))
         if prop.object == results.OF_AUTOCAST and subject.api.endswith(".forward"):
             apis.add(FORWARD)  # to know which modules contain others
         return Demand(frozenset(apis), frozenset((subject.api, what) for what in asked))
@@ -156,6 +160,8 @@ class APIOutput:
     def describe(subject: Subject, prop: Property) -> str:
         api = short(subject.api)
         of = f" ({prop.detail})" if prop.detail else ""
+        if prop.verb == results.LEAVES and subject.api == WAIT:
+            return "what is sent stays as it was until the end of its sending is waited for"
         if prop.verb == results.LEAVES:
             return f"{api} leaves its argument {prop.object} as it was"
         if prop.verb == results.LEAVES_NORM:
@@ -210,7 +216,7 @@ def _judge(call: Call, levels: _Levels) -> Iterator[_Group]:
     if not _is_inside_a_module(call):  # there, infinite values may stand for what is masked
         yield from _group(levels.own, call.context, flow, results.finite)
     if call.kind == LIFECYCLE:
-        yield from _group(levels.own, call.context, flow, results.norms)
+        yield from _group(levels.own, call.context, flow, results.norms, results.on_its_way)
     if levels.foreign:
         context = merged(call.context, inputs_dtype=results.promoted(flow.arguments) or "none")
         yield from _group(levels.foreign, context, flow, results.dtypes)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from traincheck.relations.call_arguments import FLOATING, flows
 from traincheck.relations.comparison import is_result
 from traincheck.relations.parts import number
+from traincheck.vocab.collectives import WAIT
 from traincheck.vocab.events import MODULE, RESULT, Call, TensorSummary
 from traincheck.vocab.facts import Facts, value_of
 from traincheck.vocab.occasion import Property
@@ -186,6 +187,14 @@ def untouched(flow: Flow) -> Judged:
     for tensor in flow.arguments[:MOST_TENSORS]:
         changed = value_of(tensor.facts, "changed")
         if isinstance(changed, bool) and tensor.storage not in returned:
+            yield Property(LEAVES, tensor.role, UNCHANGED), not changed
+
+
+def on_its_way(flow: Flow) -> Judged:
+    """Whether what is sent was left as it was until somebody waited for the end of its sending."""
+    for tensor in flow.arguments:
+        changed = value_of(tensor.facts, "changed")
+        if flow.call.name == WAIT and isinstance(changed, bool):
             yield Property(LEAVES, tensor.role, UNCHANGED), not changed
 
 

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from traincheck.relations.base import context_of
+from traincheck.vocab.collectives import RECEIVES, SENDS, WAIT
 from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES
 from traincheck.vocab.events import LIFECYCLE, MODULE, RESULT, Call, TensorSummary
 from traincheck.vocab.facts import Facts
@@ -22,6 +23,8 @@ VALUE, DTYPE, SHAPE, STORAGE, DATA = "value of ", "dtype of ", "shape of ", "sto
 
 LEAST_ELEMENTS = 8
 """Tensors with fewer elements may well be equal by chance (two losses of zero), so that distinct ones say nothing."""
+
+_MESSAGES = SENDS | RECEIVES | {WAIT}
 
 Ways = Mapping[str, tuple[str, ...]]
 """What may be said of each thing that is compared; nothing of those that are not named."""
@@ -37,10 +40,16 @@ OF_LIFECYCLE: Ways = {DATA: (DISTINCT,), STORAGE: (DISTINCT,)}
 from the same loss again is a waste at best. (How they are called is a matter of the program.)"""
 AT_ONCE: Ways = {VALUE: _EITHER, DTYPE: (EQUAL,), SHAPE: (EQUAL,), DATA: _EITHER}
 """For calls made at the same place in several ranks or threads. Their memory has names of its own in each."""
+OF_OTHERS: Ways = {DATA: _EITHER}
+"""For calls that drive training, in several ranks which need not do the same."""
+OF_MESSAGES: Ways = {}
+"""For messages between ranks, one after the other: that they are not spoilt on the way is told where they end."""
 
 
 def ways_of(call: Call) -> Ways:
     """What is said of calls of this API that follow each other."""
+    if call.name in _MESSAGES:
+        return OF_MESSAGES
     if call.kind == LIFECYCLE:
         return OF_LIFECYCLE
     return OF_MODULES if call.kind == MODULE else OF_PROGRAM

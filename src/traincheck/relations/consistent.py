@@ -2,7 +2,8 @@
 
 Source: OSDI '25, section 3.2. Its parts: what is saved and loaded against what is live (copies.py), what stays from
 update to update (constancy.py), training flags over an evaluation (modes.py), the learning rate against its scheduler
-(rates.py), how a program is configured (configuration.py), and one name on several ranks (replicas.py).
+(rates.py), how a program is configured (configuration.py), one name on several ranks (replicas.py), and what several
+ranks are trained on (batches.py).
 
 Subjects name the kind of thing and its attribute (`hyperparameter.weight_decay`), never a variable, so that rules carry
 over to other programs.
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from typing import ClassVar
 
+from traincheck.relations.batches import Batches
 from traincheck.relations.configuration import IS, Configuration
 from traincheck.relations.constancy import Constancy
 from traincheck.relations.copies import Copies
@@ -28,19 +30,20 @@ class Consistent(Composite):
     """See the module's docstring."""
 
     name: ClassVar[str] = "Consistent"
-    parts: ClassVar[tuple[type[Part], ...]] = (Copies, Constancy, Modes, Rates, Configuration, Replicas)
+    parts: ClassVar[tuple[type[Part], ...]] = (Copies, Constancy, Modes, Rates, Configuration, Batches, Replicas)
 
     def __init__(self, interest: Set[Subject] | None = None) -> None:
         super().__init__(interest)
-        self._replicas = Replicas()
+        self._comparing = (Replicas(), Batches())
         self._compares = interest is None or any(subject.grain == RANKS for subject in interest)
 
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
-        """The occasions in windows of several ranks at the same step, see `Replicas`."""
+        """The occasions in windows of several ranks at the same step, see `Replicas` and `Batches`."""
         if self._compares and len(windows) > 1:
-            for occasion in self._replicas.across(windows):
-                if self._wanted(occasion.subject):
-                    yield occasion
+            for part in self._comparing:
+                for occasion in part.across(windows):
+                    if self._wanted(occasion.subject):
+                        yield occasion
 
     @staticmethod
     def is_setting(prop: Property) -> bool:

@@ -1,6 +1,16 @@
 """Rank calls: what several ranks call in the same step, how often, in which order and with what.
 
 Calls of one API are put side by side by their number within the step, never by clocks.
+
+Note [Who calls together]
+A collective is made by all ranks of its group, so calls of it are set against each other group by group. A function of
+the user's own code is compared as well: of one program it may be told which of them all ranks call alike. What else
+drives training (the first rank writes a checkpoint, a stage of a pipeline has a loss) is nobody else's concern: of such
+calls only the contents are compared that are there on all ranks. Messages are paired in messages.py.
+
+Note [Purpose]
+Collectives pair by their order alone, whatever they are meant for: where one rank has left one out, the next one takes
+its place without a word. What it is meant for is told by the function around it and by the words it was called with.
 """
 
 from __future__ import annotations
@@ -8,86 +18,105 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from traincheck.relations.base import ended
-from traincheck.relations.comparison import AT_ONCE, common, compare
-from traincheck.vocab.demand import TENSORS, Demand
+from traincheck.relations.comparison import AT_ONCE, OF_OTHERS, Ways, common, compare
+from traincheck.relations.messages import MESSAGES, RANKS, Messages
+from traincheck.vocab.collectives import COLLECTIVE, COLLECTIVES, PURPOSE, RECEIVES, SENDS, WAIT, group_of, is_member
+from traincheck.vocab.demand import ARGUMENTS, TENSORS, Demand
 from traincheck.vocab.events import LIFECYCLE, NO_CALL, PROJECT, Call, Window
+from traincheck.vocab.facts import merged, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
-RANKS = "ranks"
 CALLS = "calls on ranks"
 AS_OFTEN = Property(CALLS, "as often")
 IN_ORDER = Property(CALLS, "in the same order")
 SENT = Property(CALLS, "sizes sent are those expected")
-
-COLLECTIVE = "torch.distributed"
-_NAMES = (
-    "all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all all_to_all_single barrier broadcast "
-    "broadcast_object_list gather gather_object monitored_barrier reduce reduce_scatter reduce_scatter_tensor scatter "
-    "scatter_object_list"
-)
-COLLECTIVES = frozenset(f"{COLLECTIVE}.{name}" for name in _NAMES.split())
-"""The calls that all ranks of a group make together, and in the same order."""
+SAME_PURPOSE = Property(CALLS, "for the same purpose")
+VERBS = frozenset((CALLS, MESSAGES))
 
 _SENT, _EXPECTED = "input_tensor_list", "output_tensor_list"
 """What `all_to_all` calls the parts that go to each rank and those that come from each."""
+_SPLITS = ("len(input_split_sizes)", "len(output_split_sizes)")
 
 _Calls = Sequence[Sequence[Call]]
 """Calls of one API in each of the windows."""
+_BETWEEN_TWO = SENDS | RECEIVES | {f"{COLLECTIVE}.batch_isend_irecv", WAIT}
 
 
 class Ranks:
-    """Compares the windows of several ranks at the same step; it keeps nothing from step to step.
+    """Compares the windows of several ranks at the same step; it keeps nothing from step to step."""
 
-    Known limitations: ranks of different groups are not told apart, except by what differs in their circumstances.
-    """
+    def __init__(self) -> None:
+        self._messages = Messages()
 
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
         """The occasions; `seq` is of the first window."""
-        for level, calls in _side_by_side(windows).items():
-            present = [call for of_rank in calls for call in of_rank]
-            first = calls[0][0].seq if calls[0] else NO_CALL
-            often = len({len(of_rank) for of_rank in calls}) == 1
-            yield _occasion(level, present, windows[0], first, [(AS_OFTEN, often)])
-            for together in zip(*calls, strict=False):
-                held, failed = compare(together, AT_ONCE)
-                if held or failed:
-                    context = common(together, windows[0].stage)
-                    yield Occasion(Subject(level, RANKS), context, held, failed, together[0].seq)
-                sent = _sent_as_expected(together)
-                if sent is not None:
-                    yield _occasion(level, together, windows[0], together[0].seq, [(SENT, sent)])
-        orders = [[call for call in window.calls if call.name in COLLECTIVES and ended(call)] for window in windows]
-        issued = [call for order in orders for call in order]
-        if issued:
-            first = orders[0][0].seq if orders[0] else NO_CALL
-            alike = len({tuple(call.name for call in order) for order in orders}) == 1
-            yield _occasion(COLLECTIVE, issued, windows[0], first, [(IN_ORDER, alike)])
+        yield from _of_collectives(windows)
+        yield from self._messages.across(windows)
+        for level, calls in _side_by_side(windows, PROJECT).items():
+            yield _often(level, calls, windows[0])
+            yield from _compared(level, calls, AT_ONCE, windows[0])
+        for level, calls in _side_by_side(windows, LIFECYCLE).items():
+            yield from _compared(level, calls, OF_OTHERS, windows[0])
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        if prop == IN_ORDER:
+        if prop.verb == MESSAGES:
+            return Messages.needs(prop)
+        if prop in (IN_ORDER, SAME_PURPOSE):
             return Demand(COLLECTIVES)
-        states = ((subject.api, TENSORS),) if prop == SENT else ()
-        return Demand(frozenset((subject.api,)), frozenset(states))
+        asked = {SENT: (TENSORS,), AS_OFTEN: ()}.get(prop, (ARGUMENTS,))
+        return Demand(frozenset((subject.api,)), frozenset((subject.api, what) for what in asked))
 
     @staticmethod
     def describe(api: str, prop: Property) -> str:
-        if prop == IN_ORDER:
-            return f"every rank issues the collectives of {COLLECTIVE} in the same order"
-        if prop == SENT:
-            return f"with {api}, each rank sends as much as the other expects"
-        return f"in a step, {api} is called as often on every rank"
+        if prop.verb == MESSAGES:
+            return Messages.describe(prop)
+        return {
+            IN_ORDER: f"every rank issues the collectives of {COLLECTIVE} in the same order",
+            SAME_PURPOSE: "the ranks that meet in a collective call it from the same function, with the same words",
+            SENT: f"with {api}, each rank sends as much as the other expects",
+        }.get(prop, f"in a step, {api} is called as often on every rank")
 
 
-def _side_by_side(windows: Sequence[Window]) -> dict[str, _Calls]:
-    """For each API that drives training, at every level, and each function of the user's: its calls in each window."""
-    found: dict[str, list[list[Call]]] = {}
-    for place, window in enumerate(windows):
-        for call in window.calls:
-            if call.kind in (LIFECYCLE, PROJECT) and ended(call):
-                for level in call.levels:
-                    found.setdefault(level, [[] for _ in windows])[place].append(call)
-    return dict(found)
+# -- collectives -------------------------------------------------------------------------------------------------------
+
+
+def _of_collectives(windows: Sequence[Window]) -> Iterator[Occasion]:
+    made = [[call for call in window.calls if call.name in COLLECTIVES and ended(call)] for window in windows]
+    for group in sorted({group_of(call) for calls in made for call in calls}):
+        members = [place for place, window in enumerate(windows) if is_member(window.rank, group)]
+        orders = [[call for call in made[place] if group_of(call) == group] for place in members]
+        if len(members) > 1:
+            yield from _of_group(orders, windows[0])
+
+
+def _of_group(orders: _Calls, first: Window) -> Iterator[Occasion]:
+    """Of the calls of a group, rank by rank; `first` is the window of the first rank of all."""
+    alike = len({tuple(call.name for call in order) for order in orders}) == 1
+    issued = [call for order in orders for call in order]
+    yield _occasion(COLLECTIVE, issued, first, _first_seq(orders, first), [(IN_ORDER, alike)])
+    if alike:
+        yield from _of_purpose(orders, first)
+    by_level: dict[str, list[list[Call]]] = {}
+    for place, order in enumerate(orders):
+        for call in order:
+            by_level.setdefault(call.name, [[] for _ in orders])[place].append(call)
+    for level, calls in by_level.items():
+        yield _often(level, calls, first)
+        yield from _compared(level, calls, AT_ONCE, first)
+        for together in zip(*calls, strict=False):
+            sent = _sent_as_expected(together)
+            if sent is not None:
+                yield _occasion(level, together, first, _first_seq([together], first), [(SENT, sent)])
+
+
+def _of_purpose(orders: _Calls, first: Window) -> Iterator[Occasion]:
+    """One occasion of the step, at the first collective that ranks meet in for different reasons, if any."""
+    met = list(zip(*orders, strict=True))
+    told = [{value_of(call.result, PURPOSE) for call in together} for together in met]
+    against = [together for together, purposes in zip(met, told, strict=True) if len(purposes) > 1]
+    calls = against[0] if against else tuple(call for order in orders for call in order)
+    yield _occasion(COLLECTIVE, calls, first, _first_seq([calls], first), [(SAME_PURPOSE, not against)])
 
 
 def _sent_as_expected(together: Sequence[Call]) -> bool | None:
@@ -103,6 +132,48 @@ def _sent_as_expected(together: Sequence[Call]) -> bool | None:
     if any(None in pair for pair in pairs) or any(f"{_SENT}[{len(together)}]" in shape for shape in shapes):
         return None
     return all(sent == expected for sent, expected in pairs)
+
+
+# -- other calls -------------------------------------------------------------------------------------------------------
+
+
+def _side_by_side(windows: Sequence[Window], kind: str) -> dict[str, _Calls]:
+    """For each API of this kind, at every level, its calls in each window; without those of several ranks together."""
+    found: dict[str, list[list[Call]]] = {}
+    for place, window in enumerate(windows):
+        for call in window.calls:
+            if call.kind == kind and ended(call) and call.name not in COLLECTIVES | _BETWEEN_TWO:
+                for level in call.levels:
+                    found.setdefault(level, [[] for _ in windows])[place].append(call)
+    return dict(found)
+
+
+def _often(level: str, calls: _Calls, first: Window) -> Occasion:
+    present = [call for of_rank in calls for call in of_rank]
+    often = len({len(of_rank) for of_rank in calls}) == 1
+    return _occasion(level, present, first, _first_seq(calls, first), [(AS_OFTEN, often)])
+
+
+def _compared(level: str, calls: _Calls, ways: Ways, first: Window) -> Iterator[Occasion]:
+    for together in zip(*calls, strict=False):
+        held, failed = compare(together, ways)
+        if held or failed:
+            context = common(together, first.stage)
+            if level.startswith(f"{COLLECTIVE}.all_to_all"):
+                context = merged(
+                    context, splits=any(value_of(call.args, name) for call in together for name in _SPLITS)
+                )
+            yield Occasion(Subject(level, RANKS), context, held, failed, _first_seq([together], first))
+
+
+def _has_splits(call: Call) -> bool:
+    return any(value_of(call.args, name) for name in _SPLITS)
+
+
+def _first_seq(calls: _Calls, first: Window) -> int:
+    """The first of the calls that is in the window of the first rank."""
+    present = (call for of_rank in calls for call in of_rank if first.by_seq.get(call.seq) is call)
+    return next((call.seq for call in present), NO_CALL)
 
 
 def _occasion(

@@ -133,6 +133,15 @@ class Replicas:
         """See `across`, which looks at the windows of each rank by itself."""
 
 
+def hold_the_same(windows: Sequence[Window]) -> bool | None:
+    """Whether the ranks update parameters of the same names and values; None where one of them tells of none."""
+    told = [
+        {(reading.variable, reading.value) for reading in window.readings if named(reading) == USED_DATA}
+        for window in windows
+    ]
+    return all(of_rank == told[0] for of_rank in told) if all(told) else None
+
+
 def _pairs(ranks: int) -> list[tuple[int, int]]:
     """Each with the first, and with the next: a single rank that differs shows in three pairs at the most."""
     return sorted({*((0, other) for other in range(1, ranks)), *((one, one + 1) for one in range(ranks - 1))})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -10,12 +12,17 @@ from typing import Any, NamedTuple
 import torch.distributed
 
 from traincheck.sources.base import replace_everywhere, wrapping
-from traincheck.sources.circumstances import Surroundings, circumstances_amid, result_facts
+from traincheck.sources.circumstances import LONGEST_TEXT, Surroundings, circumstances_amid, result_facts
+from traincheck.sources.frames import argument_names, local_values
 from traincheck.sources.names import parameter_names
 from traincheck.sources.recorder import OpenCall, Recorder
+from traincheck.sources.requests import Requests
+from traincheck.sources.sites import Sites, qualified_name
 from traincheck.sources.summaries import Asked, Before, Summaries, asked
+from traincheck.vocab.collectives import GROUP, NUMBER, PEER, PURPOSE, ranks_as_text
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE
+from traincheck.vocab.facts import Facts, merged
 
 HOME = "torch.distributed"
 
@@ -55,13 +62,18 @@ caller's before it returns."""
 STARTERS = ("isend", "irecv", "batch_isend_irecv")
 """Functions that only start what they are called for."""
 
+_SENDS, _RECEIVES, _BLOCKING = ("send", "isend"), ("recv", "irecv"), (f"{HOME}.send", f"{HOME}.recv")
+
 
 class _Open(NamedTuple):
-    """A call under way: its arguments as they were, and those that its result is written into."""
+    """A call under way: its arguments as they were, and those that its result is written into. `told` says between
+    which ranks it is, `message` is what a request sends or receives."""
 
     call: OpenCall
     before: Before | None
     written: Any
+    told: Facts = ()
+    message: Any = None
 
 
 class CollectiveSource:
@@ -76,6 +88,8 @@ class CollectiveSource:
     def __init__(self, summaries: Summaries, surroundings: Surroundings) -> None:
         self._summaries = summaries
         self._surroundings = surroundings
+        self._requests = Requests(surroundings)
+        self._messages: Counter[tuple[bool, int, object]] = Counter()
 
     def offers(self) -> str | None:
         return None if torch.distributed.is_available() else "this build of torch has no torch.distributed"
@@ -88,10 +102,11 @@ class CollectiveSource:
             function = getattr(torch.distributed, name, None)
             if function is not None and demand.wants_call((f"{HOME}.{name}",)):
                 replace_everywhere(undo, HOME, name, self._watching(demand, recorder, name, function))
+        self._requests.attach(demand, recorder, undo)
         return undo
 
     def _watching(self, demand: Demand, recorder: Recorder, name: str, function: Callable[..., Any]) -> Any:
-        summaries, surroundings = self._summaries, self._surroundings
+        summaries, surroundings, requests = self._summaries, self._surroundings, self._requests
         levels, names = (f"{HOME}.{name}",), parameter_names(function)
         what: Asked | None = asked(demand, levels, names)
 
@@ -100,17 +115,25 @@ class CollectiveSource:
             if around is not None and around.levels is levels:
                 return None  # torch asks the modes of the program first, and they call the function once more
             call = recorder.enter(LIFECYCLE, levels, "", circumstances_amid(surroundings))
+            nested = around is not None and around.levels[0] in _BLOCKING
+            if name not in (*_SENDS, *_RECEIVES):
+                told = (*_group(names, args, kwargs), (PURPOSE, _purpose(recorder.sites)))
+            else:
+                told = () if nested else self._between(name, names, args, kwargs)
             if what is None:
-                return _Open(call, None, None)
+                return _Open(call, None, None, told)
             before = summaries.begins(call, what, args, kwargs, later=name in STARTERS)
-            return _Open(call, before, _argument(WRITTEN[name], names, args, kwargs))
+            message = None
+            if name in ("isend", "irecv") and not nested:
+                message = _argument("tensor", names, args, kwargs)
+            return _Open(call, before, _argument(WRITTEN[name], names, args, kwargs), told, message)
 
         def ends(opened: _Open, result: Any) -> None:
-            call, before, written = opened
-            if what is None:
-                recorder.leave(call, result_facts(result))
-            else:
-                recorder.leave(call, summaries.ends(call, what, before, result, written))
+            call, before, written, told, message = opened
+            found = result_facts(result) if what is None else summaries.ends(call, what, before, result, written)
+            if message is not None:
+                requests.follow(result, call, message, sends=name == "isend", read=before is not None)
+            recorder.leave(call, merged(found, **dict(told)) if told else found)
 
         guarded = recorder.guarded
         return wrapping(
@@ -119,8 +142,60 @@ class CollectiveSource:
             guarded(self.name, lambda opened: recorder.abandon(opened.call)),
         )
 
+    def _between(self, name: str, names: tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Facts:
+        """The other rank of a message, and the message's number."""
+        peer = _peer("dst" if name in _SENDS else "src", names, args, kwargs)
+        if peer is None:
+            return ()
+        key = (name in _SENDS, peer, _argument("tag", names, args, kwargs) or 0)
+        self._messages[key] += 1
+        return (NUMBER, self._messages[key]), (PEER, peer)
+
 
 def _argument(name: str, names: tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What was passed for the parameter `name`, None when nothing was."""
     place = names.index(name) if name in names else len(args)
     return args[place] if place < len(args) else kwargs.get(name)
+
+
+def _group(names: tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Facts:
+    """The ranks of the group, where these are not all."""
+    group = _argument("group", names, args, kwargs)
+    if group is None or group is torch.distributed.group.WORLD:
+        return ()
+    try:
+        ranks = torch.distributed.get_process_group_ranks(group)
+        return () if len(ranks) == torch.distributed.get_world_size() else ((GROUP, ranks_as_text(ranks)),)
+    except (LookupError, ValueError, TypeError, RuntimeError):
+        return ()  # no group of which this rank is a member: the call will say so itself, or do nothing
+
+
+def _peer(other: str, names: tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
+    """The number of the other rank among all ranks, None for any rank."""
+    peer, place, group = (_argument(name, names, args, kwargs) for name in (other, f"group_{other}", "group"))
+    try:
+        if peer is None and place is not None:
+            peer = torch.distributed.get_global_rank(group or torch.distributed.group.WORLD, place)
+    except (LookupError, ValueError, TypeError, RuntimeError):
+        return None
+    return peer if type(peer) is int else None
+
+
+_FRAMES_LET_GO = sys.version_info >= (3, 11)
+"""Whether the arguments of a frame can be looked at without keeping them alive, see Note [Borrowed locals]."""
+
+
+def _purpose(sites: Sites) -> str:
+    """The function of the user's that makes the call, with the words among its arguments: `norm_of(group=experts)`."""
+    frame = sys._getframe(2)
+    while frame is not None and not sites.file_of(frame.f_code):
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is None:
+        return ""
+    values = local_values(frame, argument_names(frame.f_code)) if _FRAMES_LET_GO else {}
+    words = [f"{name}={value}" for name, value in values.items() if type(value) is str and _is_word(value)]
+    return f"{qualified_name(frame.f_code)}({', '.join(words)})"
+
+
+def _is_word(text: str) -> bool:
+    return len(text) <= LONGEST_TEXT and text.isidentifier()

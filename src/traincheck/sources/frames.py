@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dis
+import inspect
 import sys
 from types import CodeType, FrameType
 from typing import Any
@@ -13,6 +14,8 @@ _SNAPSHOTS = (3, 11) <= sys.version_info[:2] < (3, 13)
 
 Before, Python itself makes one for each event of a profiler and writes it back; since 3.13 it is a view.
 """
+
+_OF_FUNCTION = inspect.CO_OPTIMIZED
 
 _write_back = ctypes.PYFUNCTYPE(None, ctypes.py_object, ctypes.c_int)(("PyFrame_LocalsToFast", ctypes.pythonapi))
 
@@ -24,6 +27,8 @@ def local_values(frame: FrameType, names: tuple[str, ...]) -> dict[str, Any]:
     given alive although the function has let go of it. Writing it back, which changes nothing, tells Python that it is
     out of date; then it can be emptied.
     """
+    if not frame.f_code.co_flags & _OF_FUNCTION:
+        return {}  # of a module or a class, `f_locals` is the very namespace
     values = frame.f_locals
     found = {name: values[name] for name in names if name in values}
     if _SNAPSHOTS:

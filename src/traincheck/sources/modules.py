@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from traincheck.sources.base import replace, wrapping
+from traincheck.sources.batches import BatchReadings
 from traincheck.sources.circumstances import Surroundings, circumstances_with, result_facts
 from traincheck.sources.frames import local_values
 from traincheck.sources.gradients import Gradients, Snapshot, summary
@@ -68,6 +69,7 @@ class ModuleSource:
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._demand = demand
         self._recorder = recorder
+        self._batches = BatchReadings(demand, recorder)
         undo = ExitStack()
         undo.callback(self._summaries.forget)
         guarded = recorder.guarded
@@ -115,6 +117,8 @@ class ModuleSource:
         call = recorder.enter(MODULE, call_levels, self._catalog.module_name(module), context, _TRAINING[training])
         what = self._asked_of(type(module), call_levels)
         before = self._summaries.begins(call, what, args, _keywords()) if what is not None else None
+        if parametric and training and torch.is_grad_enabled() and self._batches.wanted:
+            self._batches.read(call.seq, call.receiver, args, _keywords())
         buffers = None
         if module._buffers and self._demand.wants_state(call_levels, BUFFER_DATA):
             buffers = self._read_buffers(module)

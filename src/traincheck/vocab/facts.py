@@ -50,6 +50,7 @@ FACTS: dict[str, str] = {
     "all_same": "of a pair over ranks: whether both hold parameters of the same names and values before the update",
     "replicated": "of a pair over ranks: whether the variable is whole on each rank (no shard of it)",
     "fresh": "whether what is saved was taken from the live state as it is now (and is no older or averaged copy)",
+    "splits": "of an exchange among all ranks: whether it was told how much goes to each and comes from each",
     "updated": "of a pass over a data loader: whether parameters were updated in it",
     "attributes": "marks that frameworks set on a parameter (tensor_model_parallel ...), joined by +; empty for none",
 }

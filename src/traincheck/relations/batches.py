@@ -1,0 +1,66 @@
+"""Batches: ranks that hold the same model are trained on different batches.
+
+Note [Copies and parts]
+Where each rank holds a copy of the whole model, more ranks are of use only if each has another batch. Where ranks hold
+parts of one model (tensor parallelism, stages of a pipeline), they rightly see the same. The parameters tell which it
+is: all the same on the ranks, or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from traincheck.relations.base import context_of
+from traincheck.relations.parts import FORWARD, RANKS, UPDATE, named, readings
+from traincheck.relations.replicas import USED_DATA, hold_the_same
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import TRAIN, Window
+from traincheck.vocab.facts import FactValue, facts
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+BATCH = "module.batch"
+DIFFERENT = Property("differs on ranks", BATCH)
+SUBJECT = Subject(BATCH, RANKS)
+
+
+class Batches:
+    """Compares what models are given in the training windows of several ranks; it keeps nothing from step to step."""
+
+    def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
+        """One occasion in a step in which batches were read on all ranks; `seq` is of the first."""
+        if windows[0].stage != TRAIN:
+            return
+        told = [[reading for reading in window.readings if named(reading) == BATCH] for window in windows]
+        pairs = [pair for mine in told[1:] for pair in zip(told[0], mine, strict=False)]
+        same = hold_the_same(windows)
+        if not pairs or same is None:
+            return
+        seq = next((one.call for one, other in pairs if one.value == other.value), pairs[0][0].call)
+        pair: dict[str, FactValue] = {"same_rank": False, "all_same": same}
+        context = context_of(facts(**pair), TRAIN)
+        said, nothing = frozenset((DIFFERENT,)), frozenset[Property]()
+        so = all(one.value != other.value for one, other in pairs)
+        yield Occasion(SUBJECT, context, said if so else nothing, nothing if so else said, seq)
+
+    @staticmethod
+    def speaks_of(subject: Subject) -> bool:
+        return subject == SUBJECT
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        return Demand(frozenset((FORWARD, UPDATE)), readings(BATCH, USED_DATA) | {(UPDATE, "parameter.data")})
+
+    @staticmethod
+    def is_habit(prop: Property) -> bool:
+        return False
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        return "each rank trains its model on another batch"
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """None: one rank alone says nothing of others."""
+        return iter(())
+
+    def forget(self) -> None:
+        """Nothing is kept."""

@@ -1,0 +1,152 @@
+"""Messages: what one rank sends to another, set against what that one is ready to receive, and what it got.
+
+The n-th message from a rank to another with some tag is the n-th that the other receives from it with that tag: this is
+how `torch.distributed` pairs them. Both ends count from the start of the run, so it matters not in which window an end
+is seen: a stage of a pipeline that waits for its input does so before its own step begins.
+
+Note [Room]
+A receiver may well hold more room than it gets (a box for the largest of messages), so only a message that is larger
+than its room is an error. What comes back from the other rank is as large as what went there in most programs:
+activations and their gradients, equal shares of an exchange.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from traincheck.relations.base import context_of, ended
+from traincheck.vocab.collectives import COLLECTIVE, NUMBER, PEER, RECEIVES, SENDS, STARTED, STARTERS, WAIT
+from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
+from traincheck.vocab.events import NO_CALL, Call, TensorSummary, Window
+from traincheck.vocab.facts import facts, value_of
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+RANKS = "ranks"
+MESSAGES = "messages"
+DTYPE = Property(MESSAGES, "of the type expected")
+ROOM = Property(MESSAGES, "no larger than their room")
+INTACT = Property(MESSAGES, "received as sent")
+EVEN = Property(MESSAGES, "as large as what comes back")
+
+_SAID = {
+    DTYPE: "what one rank sends has the dtype that the other receives",
+    ROOM: "what one rank sends fits into what the other receives it in",
+    INTACT: "what one rank receives is what the other sent",
+    EVEN: "what two ranks send each other in turn has the same shape",
+}
+
+MOST_PENDING = 10_000
+"""Ends of messages that are kept until the other end is seen; beyond, all are let go of."""
+
+_Route = tuple[int, int, int]
+"""From which rank, to which, with which tag."""
+
+
+class _Message(NamedTuple):
+    """One end of a message: its call, and the tensor as it was sent or is received."""
+
+    call: Call
+    tensor: TensorSummary
+    fingerprint: int | None
+
+
+_Judged = tuple[Property, bool, Sequence[_Message]]
+"""A property, whether it holds, and the messages that it is about."""
+
+
+class Messages:
+    """Pairs the messages of several ranks; ends are kept until the other end is seen."""
+
+    def __init__(self) -> None:
+        self._pending: dict[tuple[_Route, int, bool], _Message] = {}
+
+    def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
+        """The occasions: one of each property, with the first call of the first rank that spoke against it, if any."""
+        judged: list[_Judged] = []
+        sent: dict[_Route, list[_Message]] = {}
+        for route, number, sends, message in _ends(windows):
+            if sends:
+                sent.setdefault(route, []).append(message)
+            other = self._pending.pop((route, number, not sends), None)
+            if other is None:
+                self._keep((route, number, sends), message)
+            else:
+                pair = (message, other) if sends else (other, message)
+                judged += ((prop, so, pair) for prop, so in _of_pair(*pair))
+        for (source, target, tag), there in sent.items():
+            back = sent.get((target, source, tag), ()) if source < target else ()
+            judged += (
+                (EVEN, one.tensor.shape == other.tensor.shape, (one, other))
+                for one, other in zip(there, back, strict=False)
+            )
+        for prop in dict.fromkeys(prop for prop, _, _ in judged):
+            yield _occasion(prop, [(so, ends) for one, so, ends in judged if one == prop], windows[0])
+
+    def _keep(self, key: tuple[_Route, int, bool], message: _Message) -> None:
+        if len(self._pending) >= MOST_PENDING:
+            self._pending.clear()
+        self._pending[key] = message
+
+    @staticmethod
+    def needs(prop: Property) -> Demand:
+        """See `Relation.needs`."""
+        apis = SENDS | RECEIVES | ({WAIT} if prop == INTACT else set())
+        asked = (ARGUMENTS, TENSORS, VALUES) if prop == INTACT else (ARGUMENTS, TENSORS)
+        return Demand(frozenset(apis), frozenset((api, what) for api in apis for what in asked))
+
+    @staticmethod
+    def describe(prop: Property) -> str:
+        """See `Relation.describe`."""
+        return _SAID[prop]
+
+
+def _occasion(prop: Property, found: Sequence[tuple[bool, Sequence[_Message]]], window: Window) -> Occasion:
+    against = [ends for so, ends in found if not so]
+    calls = [end.call for ends in against or (ends for _, ends in found) for end in ends]
+    seq = next((call.seq for call in calls if window.by_seq.get(call.seq) is call), NO_CALL)
+    said, nothing = frozenset((prop,)), frozenset[Property]()
+    held, failed = (nothing, said) if against else (said, nothing)
+    return Occasion(Subject(COLLECTIVE, RANKS), context_of(facts(), window.stage), held, failed, seq)
+
+
+def _ends(windows: Sequence[Window]) -> Iterator[tuple[_Route, int, bool, _Message]]:
+    """What the ranks send and receive, in the order of their calls: route, number, whether it is sent, the message."""
+    for window in windows:
+        got = _got(window)
+        for call in window.calls:
+            sends = call.name in SENDS
+            if not (sends or call.name in RECEIVES) or not ended(call) or not call.tensors:
+                continue
+            told = dict(call.result)
+            peer, number, tag = told.get(PEER), told.get(NUMBER), value_of(call.args, "tag")
+            if not isinstance(peer, int) or not isinstance(number, int):
+                continue
+            ranks = (window.rank, peer) if sends else (peer, window.rank)
+            value = call.tensors[0].fingerprint if sends else got.get(call.seq, _at_once(call))
+            message = _Message(call, call.tensors[0], value)
+            yield (*ranks, tag if isinstance(tag, int) else 0), number, sends, message
+
+
+def _at_once(call: Call) -> int | None:
+    """What was received, where the call itself waited for it."""
+    return None if call.name in STARTERS else call.tensors[-1].fingerprint
+
+
+def _got(window: Window) -> dict[int, int | None]:
+    """What was received, by the call that started it."""
+    found: dict[int, int | None] = {}
+    for call in window.calls:
+        started = value_of(call.result, STARTED)
+        if call.name == WAIT and isinstance(started, int) and call.tensors:
+            found[started] = call.tensors[0].fingerprint
+    return found
+
+
+def _of_pair(sent: _Message, received: _Message) -> Iterator[tuple[Property, bool]]:
+    yield DTYPE, sent.tensor.dtype == received.tensor.dtype
+    yield ROOM, math.prod(sent.tensor.shape) <= math.prod(received.tensor.shape)
+    alike = sent.tensor.shape == received.tensor.shape and sent.tensor.dtype == received.tensor.dtype
+    if alike and sent.fingerprint is not None and received.fingerprint is not None:
+        yield INTACT, sent.fingerprint == received.fingerprint

@@ -1,0 +1,71 @@
+"""Readings of the batch that a model is trained on, by fingerprint, in a job of several ranks.
+
+Ranks are compared by them (see relations/batches.py). Since the same mistake shows in every step, a sample of fixed
+steps is read: that is one transfer from an accelerator in each of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+import torch.distributed
+
+from traincheck.sources.recorder import Recorder
+from traincheck.sources.summaries import EVERY, FIRST_STEPS, MOST_INSIDE
+from traincheck.sources.tensors import fingerprints, unseen
+from traincheck.sources.values import readable
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import Reading
+from traincheck.vocab.facts import facts
+
+KIND, BATCH = "module", "batch"
+
+LEAST_ELEMENTS = 8
+"""A batch of fewer numbers may well be the same on two ranks by chance."""
+
+_CONTEXT = facts(kind=KIND)
+
+
+class BatchReadings:
+    """Takes the readings; there are none where there is no other rank."""
+
+    def __init__(self, demand: Demand, recorder: Recorder) -> None:
+        self._wanted = demand.wants_reading(KIND, BATCH)
+        self._recorder = recorder
+
+    @property
+    def wanted(self) -> bool:
+        """Whether what goes into the model is to be read now."""
+        coming, distributed = self._recorder.steps.coming, torch.distributed
+        return (
+            self._wanted
+            and (coming <= FIRST_STEPS or coming % EVERY == 0)
+            and distributed.is_available()
+            and distributed.is_initialized()
+            and distributed.get_world_size() > 1
+        )
+
+    def read(self, call: int, model: str, args: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+        """Read all tensors that `call` gives the model, as one value; nothing where one cannot be read."""
+        with unseen():
+            batch = list(_tensors((*args, *keywords.values())))
+            if sum(tensor.numel() for tensor in batch) < LEAST_ELEMENTS or not all(map(readable, batch)):
+                return
+            values = fingerprints(batch)
+        if None not in values:
+            value = hash(tuple(values)) & 0x7FFFFFFFFFFFFFFF  # of numbers, so it is the same in each process
+            seq = self._recorder.next_seq()
+            self._recorder.reading(Reading(seq, call, model, KIND, BATCH, value, context=_CONTEXT))
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among `values`, also in a list, a tuple or a dict."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif type(value) in (list, tuple, dict):
+            inner = value.values() if type(value) is dict else value
+            yield from (item for item in islice(inner, MOST_INSIDE) if isinstance(item, torch.Tensor))
