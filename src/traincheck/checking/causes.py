@@ -5,7 +5,8 @@ A rule that none of the known causes fits is told in its own words.
 
 from __future__ import annotations
 
-from traincheck.checking.known_causes import CAUSES, Cause
+from traincheck.checking.cause import Cause
+from traincheck.checking.known_causes import CAUSES
 from traincheck.relations.base import PAST, short
 from traincheck.vocab.finding import Violation
 from traincheck.vocab.invariant import Invariant

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from traincheck.checking.cause import Cause
 from traincheck.checking.causes import cause_of, expected, observed
-from traincheck.checking.known_causes import Cause
 from traincheck.vocab.finding import Finding, Violation
 from traincheck.vocab.invariant import ERROR, NOTICE
 

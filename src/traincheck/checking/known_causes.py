@@ -6,23 +6,12 @@ what to look at first. The first entry that fits is the likely cause.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
+from traincheck.checking.cause import Cause, says
+from traincheck.checking.rank_causes import RANK_CAUSES
 from traincheck.vocab.finding import Violation
 from traincheck.vocab.invariant import Invariant
-from traincheck.vocab.occasion import Property
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """One kind of trouble. `rank` orders causes that appear together: the lower is nearer to the root."""
-
-    rank: int
-    title: str
-    cause: str
-    advice: tuple[str, ...]
-    fits: Callable[[Violation], bool]
 
 
 def _is(rule: Invariant, *, thing: str, detail: str = "", verbs: Sequence[str] = ()) -> bool:
@@ -61,17 +50,6 @@ def _order(violation: Violation) -> bool:
     return violation.invariant.property.detail.startswith("then ")
 
 
-def _says(verb: str, *, about: str = "", detail: str = "") -> Callable[[Violation], bool]:
-    """Fits rules with this verb whose object or subject contains `about`, and whose detail contains `detail`."""
-
-    def fits(violation: Violation) -> bool:
-        rule = violation.invariant
-        named = f"{rule.subject.api} {rule.property.object}"
-        return rule.property.verb == verb and about in named and detail in rule.property.detail
-
-    return fits
-
-
 def _setting(violation: Violation) -> bool:
     return bool(violation.invariant.program)
 
@@ -79,16 +57,6 @@ def _setting(violation: Violation) -> bool:
 def _switched_off(violation: Violation) -> bool:
     prop = violation.invariant.property
     return prop.verb == "argument agrees" or (prop.verb == "argument is" and prop.detail.endswith("=0"))
-
-
-def _about_ranks(thing: str) -> Callable[[Violation], bool]:
-    """Fits rules which say that `thing` is the same on all ranks."""
-    return lambda violation: violation.invariant.property == Property("same on ranks", thing)
-
-
-def _update_differs(violation: Violation) -> bool:
-    rule = violation.invariant
-    return _about_ranks("parameter.data")(violation) and "same_grad" in str(rule.precondition)
 
 
 CAUSES: tuple[Cause, ...] = (
@@ -166,7 +134,7 @@ CAUSES: tuple[Cause, ...] = (
         "another time, on the way from state_dict() to the file. A run that is resumed from it goes on with a "
         "wrong model.",
         ("Look at what happens between state_dict() and the call that saves.",),
-        _says("saved equals live"),
+        says("saved equals live"),
     ),
     Cause(
         7,
@@ -174,7 +142,7 @@ CAUSES: tuple[Cause, ...] = (
         "Parameters or buffers of the model are missing from what was saved; loading it leaves them as they "
         "happen to be.",
         ("Save the whole state_dict(), with frozen parameters and buffers, and under the names that loading expects.",),
-        _says("is saved"),
+        says("is saved"),
     ),
     Cause(
         7,
@@ -189,7 +157,7 @@ CAUSES: tuple[Cause, ...] = (
         "A pass over the data loader ended before it had as many batches as the loader announced, though the passes "
         "before it went to the end: the number of steps was computed too low.",
         ("Look at how the total number of steps is computed: is a division rounded down?",),
-        _says("reaches", about="loader."),
+        says("reaches", about="loader."),
     ),
     Cause(
         8,
@@ -204,7 +172,7 @@ CAUSES: tuple[Cause, ...] = (
         "One place of the program fills most of what it fills several times in one go, so that the initialisation runs "
         "over the same weights for every module around them.",
         ("Initialise each module's own parameters only, not those of its children as well.",),
-        _says("fills"),
+        says("fills"),
     ),
     Cause(
         9,
@@ -214,14 +182,14 @@ CAUSES: tuple[Cause, ...] = (
             "Seed each worker differently (worker_init_fn), and make random generators in the worker, not in the "
             "dataset.",
         ),
-        _says("states of workers"),
+        says("states of workers"),
     ),
     Cause(
         9,
         "The data comes in the same order in every pass",
         "The batches of this pass are those of the pass before, in the same order.",
         ("Is shuffle on, and does a distributed sampler get set_epoch() in each epoch?",),
-        _says("differs between passes"),
+        says("differs between passes"),
     ),
     Cause(
         10,
@@ -236,7 +204,7 @@ CAUSES: tuple[Cause, ...] = (
         "The prediction that goes into the loss is of another kind than in good runs (rows that sum to one are "
         "probabilities where scores are expected, and the other way round).",
         ("Look at what is applied to the model's output before the loss; cross_entropy expects raw scores.",),
-        _says("argument values"),
+        says("argument values"),
     ),
     Cause(
         10,
@@ -245,7 +213,7 @@ CAUSES: tuple[Cause, ...] = (
         "gradient "
         "flows through it.",
         ("Check the shape and the dimension given.",),
-        _says("argument size"),
+        says("argument size"),
     ),
     Cause(
         11,
@@ -256,14 +224,14 @@ CAUSES: tuple[Cause, ...] = (
             "Look for a nested region with autocast disabled, or a kernel of the program's own that autocast does not "
             "know.",
         ),
-        _says("returns dtype", detail=""),
+        says("returns dtype", detail=""),
     ),
     Cause(
         11,
         "A result has another size than what it was made from",
         "In good runs the result has a size of one of its inputs; here samples were lost or put together on the way.",
         ("Look at how the batch is put together and split.",),
-        _says("returns size"),
+        says("returns size"),
     ),
     Cause(
         11,
@@ -277,21 +245,21 @@ CAUSES: tuple[Cause, ...] = (
         "Gradient clipping does not clip",
         "After the call the norm of the gradients is above the limit that it was given.",
         ("Look at how the factor is computed: the smaller of one and limit / norm.",),
-        _says("leaves norm"),
+        says("leaves norm"),
     ),
     Cause(
         5,
         "Gradients no longer flow through a call",
         "An input requires a gradient, but the result does not: the graph ends here (detach, .item(), .data, no_grad).",
         ("Look for what takes the result out of the graph.",),
-        _says("returns", about="requires_grad"),
+        says("returns", about="requires_grad"),
     ),
     Cause(
         5,
         "A value that is not finite appears",
         "All that went into the call was finite, and the result is not.",
         ("Look at this call's inputs: a division by zero, a logarithm of zero, an overflow in low precision?",),
-        _says("returns", about="finite"),
+        says("returns", about="finite"),
     ),
     Cause(
         4,
@@ -310,52 +278,6 @@ CAUSES: tuple[Cause, ...] = (
         ("Build the scheduler before the first step, and let nothing else write the learning rate.",),
         lambda violation: violation.invariant.property.object in ("scheduler.lr", "hyperparameter.lr"),
     ),
-    Cause(
-        1,
-        "Replicas got different updates out of the same gradients",
-        "A parameter and its gradient were the same on all ranks before the update, and the parameter is not after it: "
-        "something between reading the gradient and writing the parameter treats the ranks differently (clipping, "
-        "scaling, the state or the settings of the optimizer), or the hardware computed wrongly.",
-        (
-            "Look at what clips or scales gradients: is it done for this parameter on every rank?",
-            "Compare the optimizer's settings and state over the ranks.",
-        ),
-        _update_differs,
-    ),
-    Cause(
-        2,
-        "Gradients of replicas differ between ranks",
-        "The parameter is the same on all ranks, but the gradients that the update uses are not: they were not reduced "
-        "over the ranks, or what the reduction gave was changed on one of them. From this update on the replicas drift "
-        "apart.",
-        (
-            "Is the model called through its distributed wrapper, and not the module inside of it? Were its parameters "
-            "replaced or moved since it was wrapped, so that its hooks were lost?",
-            "Look at the collective that reduces these gradients, and at what is done with its result on each rank.",
-        ),
-        _about_ranks("parameter.used_grad"),
-    ),
-    Cause(
-        2,
-        "Replicas do not begin with the same parameters",
-        "The ranks use the same gradients for a parameter that has another value on each of them: the weights were not "
-        "sent to all ranks at the start, or not all of them arrived.",
-        ("Look at how weights are broadcast or loaded at the start: does every rank end up with all of them?",),
-        _about_ranks("parameter.used_data"),
-    ),
-    Cause(
-        3,
-        "Ranks have drifted apart",
-        "What should be the same on all ranks is not: a gradient was not reduced, or was changed on one rank only.",
-        ("Look at the last collective before this step, and at what is done on one rank only.",),
-        _says("same on ranks"),
-    ),
-    Cause(
-        2,
-        "Ranks do not make the same collective calls",
-        "The collective calls of the ranks do not fit together: other calls, another order, or other sizes.",
-        ("Look for branches that depend on the rank or on the data.",),
-        _says("calls on ranks"),
-    ),
+    *RANK_CAUSES,
 )
 """The causes that are known, by the order in which they are tried."""
