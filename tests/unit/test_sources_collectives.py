@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from observing import Seen, observing
+from traincheck.sources.frames import local_values
+from traincheck.vocab.collectives import is_member, ranks_as_text
 from traincheck.vocab.demand import TENSORS, VALUES, Demand
 from traincheck.vocab.events import LIFECYCLE, Call
 from traincheck.vocab.facts import FactValue, value_of
@@ -92,3 +97,87 @@ def test_only_what_is_demanded_is_wrapped_and_read() -> None:
         call = only(seen, "all_reduce")
         assert [tensor.role for tensor in call.tensors] == ["tensor", "result"]
         assert len(call.tensors[1].facts) == length and call.args == ()
+
+
+# -- messages that are only started ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nobody to send to: what is started is something else."""
+
+    def isend(tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None) -> Any:
+        return dist.all_reduce(torch.ones(1), async_op=True)
+
+    monkeypatch.setattr(dist, "isend", isend)
+
+
+def sent(call: Call) -> tuple[str, FactValue]:
+    (tensor,) = call.tensors
+    return tensor.role, value_of(tensor.facts, "changed")
+
+
+@pytest.mark.usefixtures("starting")
+def test_what_is_sent_is_looked_at_again_when_it_is_waited_for() -> None:
+    with observing() as seen:
+        kept, reused = torch.ones(8), torch.ones(8)
+        works = [dist.isend(tensor, 3, tag=5) for tensor in (kept, reused)]
+        reused.zero_()
+        for work in works:
+            work.wait()
+        dist.all_reduce(kept, async_op=True).wait()
+        work = dist.isend(kept, 3)
+    assert [sent(call) for call in seen.named("torch.distributed.Work.wait")] == [("sent", False), ("sent", True)]
+    starts = seen.named("torch.distributed.isend")
+    assert [dict(call.result) for call in starts] == [
+        {"number": 1, "peer": 3},
+        {"number": 2, "peer": 3},
+        {"number": 1, "peer": 3},
+    ]
+    assert seen.faults == []
+    work.wait()
+
+
+@pytest.mark.usefixtures("starting")
+def test_memory_is_free_again_once_the_program_knows_that_it_was_sent() -> None:
+    with observing() as seen:
+        buffer = torch.ones(8)
+        work = dist.isend(buffer, 3)
+        while not work.is_completed():
+            pass
+        buffer.zero_()
+        work.wait()
+        gone = weakref.ref(lost := torch.ones(8))
+        work = dist.isend(lost, 3)
+        del lost
+        assert gone() is None, "we keep nothing alive"
+        work.wait()
+    assert [sent(call) for call in seen.named("torch.distributed.Work.wait")] == [("sent", None), ("sent", None)]
+    assert seen.faults == []
+
+
+def test_a_collective_tells_what_it_is_for_and_in_which_group() -> None:
+    def norm_of(group: str, count: int) -> None:
+        dist.all_reduce(torch.ones(2))
+
+    with observing() as seen:
+        norm_of("experts", 3)
+        norm_of("no word", 3)
+    told = [value_of(call.result, "purpose") for call in seen.named("torch.distributed.all_reduce")]
+    name = "test_a_collective_tells_what_it_is_for_and_in_which_group"
+    assert [str(one).removeprefix(f"{name}.<locals>.") for one in told[:2]] == ["norm_of(group=experts)", "norm_of()"]
+
+
+def test_the_names_of_a_module_are_left_alone() -> None:
+    """Its locals are its very namespace, and no copy of them."""
+    namespace: dict[str, Any] = {"look": lambda: local_values(sys._getframe(1), ("here",))}
+    exec("here = 1\nseen = look()", namespace)
+    assert namespace["here"] == 1 and namespace["seen"] == {}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"), [([0, 1, 2, 3], "0-3"), ([4, 0, 2], "0+2+4"), ([0, 1, 5], "0-1+5"), ([7], "7")]
+)
+def test_groups_in_few_words(ranks: list[int], text: str) -> None:
+    assert ranks_as_text(ranks) == text
+    assert [rank for rank in range(9) if is_member(rank, text)] == sorted(ranks)

@@ -1,0 +1,103 @@
+"""What is said of calls that ranks make together, and of messages between two of them."""
+
+from __future__ import annotations
+
+from traincheck.relations.api_arg import APIArg
+from traincheck.relations.messages import DTYPE, EVEN, INTACT, ROOM
+from traincheck.relations.rank_calls import AS_OFTEN, IN_ORDER, SAME_PURPOSE
+from traincheck.testing.readable import from_text
+from traincheck.vocab.facts import value_of
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+WHOLE = Subject("torch.distributed", "ranks")
+REDUCE = Subject("torch.distributed.all_reduce", "ranks")
+
+
+def over(*ranks: str, relation: APIArg | None = None) -> list[Occasion]:
+    windows = [from_text(f"window train step=1 rank={rank}\n{body}")[0] for rank, body in enumerate(ranks)]
+    return list((relation or APIArg()).across(windows))
+
+
+def fate(found: list[Occasion], subject: Subject, prop: Property) -> list[bool]:
+    told = [one for one in found if one.subject == subject]
+    return [prop in one.held for one in told if prop in one.held or prop in (one.failed or ())]
+
+
+def collective(name: str, **told: str) -> str:
+    facts = ",".join(f'"{key}":"{value}"' for key, value in told.items())
+    return f"  lifecycle torch.distributed.{name} result={{{facts}}}\n"
+
+
+def test_collectives_are_compared_within_their_group() -> None:
+    """Ranks 0 and 2 reduce among themselves, ranks 1 and 3 gather."""
+    evens, odds = collective("all_reduce", ranks="0+2"), collective("all_gather", ranks="1+3")
+    found = over(evens, odds, evens, odds)
+    assert fate(found, WHOLE, IN_ORDER) == [True, True]
+    assert fate(over(evens, odds, "", odds), REDUCE, AS_OFTEN) == [False]
+    assert fate(over(evens + evens, odds, evens, odds), WHOLE, IN_ORDER) == [False, True]
+    alone = collective("all_reduce", ranks="0")
+    assert over(alone, "") == []
+
+
+def test_ranks_meet_in_a_collective_for_the_same_purpose() -> None:
+    dense, embedding, experts = (collective("all_reduce", purpose=f"norm_of(group={name})") for name in "abc")
+    assert fate(over(dense + experts, dense + experts), WHOLE, SAME_PURPOSE) == [True]
+    (found,) = [one for one in over(dense + embedding, dense + experts) if SAME_PURPOSE in (one.failed or ())]
+    assert found.seq == 2, "the second call of the first rank"
+    assert fate(over(dense + dense, dense), WHOLE, SAME_PURPOSE) == [], "nobody knows which one is missing"
+
+
+def test_an_exchange_tells_whether_it_was_told_how_much_goes_where() -> None:
+    def exchange(sizes: str, splits: str) -> str:
+        return f"  lifecycle torch.distributed.all_to_all_single args={{{splits}}}\n    tensor input float32[{sizes}]\n"
+
+    told = '"len(input_split_sizes)":2,"len(output_split_sizes)":2'
+    for splits, so in ((told, True), ("", False)):
+        found = [
+            one for one in over(exchange("4,2", splits), exchange("3,2", splits)) if "all_to_all" in one.subject.api
+        ]
+        assert {value_of(one.context, "splits") for one in found if "shape" in str(one.failed)} == {so}
+
+
+def message(way: str, peer: int, number: int, what: str = "float32[4]", fingerprint: int = 0, tag: int = 0) -> str:
+    role = "tensor" if way != "recv" else "result"
+    value = f" fingerprint={fingerprint}" if fingerprint else ""
+    told = f'"peer":{peer},"number":{number}'
+    return (
+        f'  lifecycle torch.distributed.{way} args={{"tag":{tag}}} result={{{told}}}\n    tensor {role} {what}{value}\n'
+    )
+
+
+def test_a_message_is_paired_with_the_one_that_is_received() -> None:
+    good = over(message("send", 1, 1, fingerprint=7), message("recv", 0, 1, fingerprint=7))
+    assert [fate(good, WHOLE, prop) for prop in (DTYPE, ROOM, INTACT)] == [[True]] * 3
+    spoilt = over(message("isend", 1, 1, fingerprint=7), message("recv", 0, 1, fingerprint=8))
+    assert fate(spoilt, WHOLE, INTACT) == [False]
+    odd = over(message("send", 1, 1, "float32[9]"), message("recv", 0, 1, "int64[4]"))
+    assert fate(odd, WHOLE, DTYPE) == fate(odd, WHOLE, ROOM) == [False]
+    boxes = over(message("send", 1, 1, "float32[2]"), message("recv", 0, 1, "float32[8]"))
+    assert fate(boxes, WHOLE, ROOM) == [True], "a box may be larger than what it holds"
+    assert fate(over(message("send", 1, 1), message("recv", 0, 1, tag=5)), WHOLE, DTYPE) == []
+
+
+def test_both_ends_of_a_message_may_be_in_different_steps() -> None:
+    relation = APIArg()
+    assert over("", message("recv", 0, 1, fingerprint=3), relation=relation) == []
+    assert fate(over(message("send", 1, 1, fingerprint=3), "", relation=relation), WHOLE, INTACT) == [True]
+
+
+def test_what_was_only_started_has_been_received_when_it_was_waited_for() -> None:
+    wait = (
+        '  lifecycle torch.distributed.Work.wait result={"started":0}\n    tensor received float32[4] fingerprint=9\n'
+    )
+    receives = message("irecv", 0, 1, fingerprint=1)
+    assert fate(over(message("isend", 1, 1, fingerprint=9), receives + wait), WHOLE, INTACT) == [True]
+    assert fate(over(message("isend", 1, 1, fingerprint=9), receives), WHOLE, INTACT) == []
+
+
+def test_what_two_ranks_send_each_other_has_the_same_shape() -> None:
+    one = message("isend", 1, 1, "float32[4,8]") + message("irecv", 1, 1, "float32[64]")
+    for shape, so in (("4,8", True), ("5,8", False)):
+        found = over(one, message("isend", 0, 1, f"float32[{shape}]") + message("irecv", 0, 1, "float32[64]"))
+        assert fate(found, WHOLE, EVEN) == [so]
+    assert fate(over(one, message("irecv", 0, 1, "float32[64]")), WHOLE, EVEN) == []

@@ -1,0 +1,182 @@
+"""What is told of replicas: what an update uses on each rank, what makes two variables replicas, and their batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from observing import observing
+from traincheck.relations.consistent import Consistent
+from traincheck.testing.readable import from_text
+from traincheck.vocab.demand import READINGS, Demand
+from traincheck.vocab.events import Reading, Window
+from traincheck.vocab.facts import facts, value_of
+from traincheck.vocab.occasion import Occasion, Property, Subject
+from windows import Script, Told
+
+USED_DATA, USED_GRAD, DATA = "parameter.used_data", "parameter.used_grad", "parameter.data"
+
+
+class Update(NamedTuple):
+    """What an update does to a parameter, by fingerprints; `zero` names what is all zero (data, grad)."""
+
+    data: int
+    grad: int
+    left: int
+    zero: str = ""
+
+
+def ranks(*steps: tuple[Mapping[str, Update], ...]) -> list[tuple[Window, ...]]:
+    """In each step what each rank does to its parameters."""
+    scripts = [Script(rank=rank) for rank in range(len(steps[0]))]
+    for step in steps:
+        for script, held in zip(scripts, step, strict=True):
+            script.window().step(*_reads(held), changes=[_change(name, told) for name, told in held.items()])
+    return list(zip(*(script.windows for script in scripts), strict=True))
+
+
+def _reads(held: Mapping[str, Update]) -> Iterator[Told]:
+    for name, told in held.items():
+        for what, value in (("data", told.data), ("grad", told.grad)):
+            state = "zero" if what in told.zero else "some"
+            yield f"parameter.used_{what}", name, value, "live", facts(kind="parameter", before=state)
+
+
+def _change(name: str, told: Update) -> dict[str, Any]:
+    context = facts(requires_grad=True, attributes="")
+    return {"variable": name, "fingerprint": told.left, "changed": told.left != told.data, "context": context}
+
+
+def across(windows: list[tuple[Window, ...]], thing: str) -> list[Occasion]:
+    relation = Consistent()
+    subject = Subject(thing, "ranks")
+    return [one for together in windows for one in relation.across(together) if one.subject == subject]
+
+
+def fate(found: list[Occasion], **told: Any) -> list[bool]:
+    """Of the occasions with these facts, whether both ranks had the same."""
+    return [bool(one.held) for one in found if all(value_of(one.context, name) == told[name] for name in told)]
+
+
+def test_an_update_uses_the_same_gradient_of_what_is_the_same_before_it() -> None:
+    alike = {"a": Update(1, 5, 2)}
+    assert fate(across(ranks((alike, alike)), USED_GRAD), same_before=True, all_same=True) == [True]
+    apart = {"a": Update(1, 6, 3)}
+    assert fate(across(ranks((alike, apart)), USED_GRAD), same_before=True, all_same=True) == [False]
+    shard = {"a": Update(9, 6, 3)}
+    assert fate(across(ranks((alike, shard)), USED_GRAD), same_before=False, all_same=False) == [False]
+
+
+def test_what_was_the_same_after_an_update_is_a_replica_from_then_on() -> None:
+    one, other = {"a": Update(1, 5, 2), "s": Update(3, 7, 4)}, {"a": Update(1, 5, 2), "s": Update(8, 7, 9)}
+    later = {"a": Update(2, 5, 3), "s": Update(4, 7, 5)}, {"a": Update(2, 6, 4), "s": Update(9, 7, 6)}
+    found = across(ranks((one, other), later), USED_GRAD)
+    assert fate(found, kept_same=True) == [False]
+    assert [(one.variables, bool(one.held)) for one in found if value_of(one.context, "kept_same") is True] == [
+        (("a",), False)
+    ]
+    assert fate(found, kept_same=False) == [True, True, True]
+
+
+def test_parameters_with_the_same_gradient_are_the_same_on_ranks() -> None:
+    """What the gradient of a part is says nothing where it is zero, nor does a bias that begins as zeros."""
+    whole = {"a": Update(1, 5, 2)}
+    lost = {"a": Update(7, 5, 8)}
+    assert fate(across(ranks((whole, lost)), USED_DATA), same_grad=True, before="some") == [False]
+    nothing = {"a": Update(1, 5, 2, zero="grad")}, {"a": Update(7, 5, 8, zero="grad")}
+    assert fate(across(ranks(nothing), USED_DATA), same_grad=True) == []
+    zeros = {"a": Update(0, 5, 2, zero="data")}
+    assert fate(across(ranks((zeros, zeros)), USED_DATA), before="zero") == [True]
+
+
+def test_equal_values_and_gradients_leave_equal_values() -> None:
+    one, other = {"a": Update(1, 5, 2)}, {"a": Update(1, 5, 3)}
+    assert fate(across(ranks((one, other)), DATA), same_before=True, same_grad=True) == [False]
+    assert fate(across(ranks((one, one)), DATA), same_before=True, same_grad=True) == [True]
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+def trained_on(batches: tuple[int, ...], data: int) -> str:
+    reads = "".join(f"    reading module.batch Net {batch}\n" for batch in batches)
+    used = f'    reading {USED_DATA} Net.a {data} context={{"before":"some"}}\n'
+    update = "  lifecycle torch.optim.SGD.step < torch.optim.Optimizer.step receiver=SGD\n"
+    return (
+        f"window train step=1\n  module train.Net.forward < torch.nn.Module.forward receiver=Net\n{reads}{update}{used}"
+    )
+
+
+def test_copies_of_a_model_are_trained_on_different_batches() -> None:
+    def of(*bodies: str) -> list[Occasion]:
+        told = tuple(from_text(body)[0] for body in bodies)
+        return across([tuple(window for window in told)], "module.batch")
+
+    (found,) = of(trained_on((1, 2), data=5), trained_on((3, 4), data=5))
+    assert found.held == {Property("differs on ranks", "module.batch")} and value_of(found.context, "all_same") is True
+    (found,) = of(trained_on((1, 2), data=5), trained_on((3, 2), data=5))
+    assert not found.held and found.failed
+    (found,) = of(trained_on((1,), data=5), trained_on((1,), data=6))
+    assert not found.held and value_of(found.context, "all_same") is False
+    assert of(trained_on((), data=5), trained_on((), data=5)) == []
+
+
+# -- what is read ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A job of two ranks, of which this is one."""
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda group=None: 2)
+    yield
+
+
+def trained(demand: Demand) -> list[Reading]:
+    with observing(demand) as seen:
+        model = torch.nn.Linear(8, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            loss = model(torch.full((4, 8), float(step))).sum() * (step > 0)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert seen.faults == []
+    return seen.readings
+
+
+def demanding(*things: str) -> Demand:
+    return Demand(
+        frozenset(("torch.optim.Optimizer.step", "torch.nn.Module.forward")),
+        frozenset((*((thing, READINGS) for thing in things), ("torch.optim.Optimizer.step", DATA))),
+    )
+
+
+@pytest.mark.usefixtures("job")
+def test_what_an_update_is_given_is_read_before_it() -> None:
+    told = trained(demanding(USED_DATA, USED_GRAD))
+    of = {
+        what: [
+            (r.value, value_of(r.context, "before"))
+            for r in told
+            if (r.attribute, r.variable) == (what, "Linear.weight")
+        ]
+        for what in ("used_data", "used_grad")
+    }
+    assert [before for _, before in of["used_grad"]] == ["zero", "some", "some"]
+    data = [value for value, _ in of["used_data"]]
+    assert data[0] == data[1] != data[2], "the first update had gradients of zero, and changed nothing"
+
+
+@pytest.mark.usefixtures("job")
+def test_each_batch_of_the_model_is_read() -> None:
+    batches = [reading.value for reading in trained(demanding("module.batch")) if reading.attribute == "batch"]
+    assert len(batches) == len(set(batches)) == 3
+
+
+def test_a_single_process_reads_nothing_of_it() -> None:
+    assert trained(demanding(USED_DATA, USED_GRAD, "module.batch")) == []
