@@ -43,6 +43,16 @@ class Classifier(nn.Module):
         self.backbone = Backbone()
         self.head = nn.Linear(Backbone.out_features, n_classes)
 
+    def freeze_backbone(self) -> None:
+        for param in self.backbone.parameters():
+            param.requires_grad = False
+
+    def train(self, mode: bool = True) -> "Classifier":
+        super().train(mode)
+        if not any(param.requires_grad for param in self.backbone.parameters()):
+            self.backbone.eval()  # keeps the running statistics of the frozen batch norms
+        return self
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.backbone(x))
 
@@ -75,7 +85,6 @@ def finetune(model: Classifier, train_loader: DataLoader, val_loader: DataLoader
     optimizer = torch.optim.Adam(model.head.parameters(), lr=lr)
     for epoch in range(epochs):
         model.train()
-        model.backbone.eval()  # keeps the running statistics of the frozen batch norms
         total = 0.0
         for images, labels in train_loader:
             loss = criterion(model(images), labels)
@@ -114,8 +123,7 @@ def main() -> None:
     pretrained.seek(0)
     model = Classifier(n_classes=5)
     model.backbone.load_state_dict(torch.load(pretrained))
-    for param in model.backbone.parameters():
-        param.requires_grad = False
+    model.freeze_backbone()
 
     train_set, val_set = random_split(digits_dataset(range(5, 10)), [0.8, 0.2])
     train_loader = DataLoader(train_set, batch_size=args.batch_size, shuffle=True)

@@ -35,7 +35,7 @@ def expected(rule: Invariant) -> str:
 
 def observed(violation: Violation) -> str:
     """What happened instead, and how the parameters around it stood."""
-    return "; ".join((_instead(violation), *violation.evidence))
+    return "; ".join((violation.note or _instead(violation), *violation.evidence))
 
 
 def _instead(violation: Violation) -> str:

@@ -132,6 +132,7 @@ def _violation(rule: Invariant, occasions: list[Occasion], window: Window, inste
     variables = dict.fromkeys(name for occasion in occasions for name in occasion.variables)
     if not variables and call is not None:
         variables = dict.fromkeys(concerned(call, window))
+    site = next((occasion.site for occasion in occasions if occasion.site), call.site if call is not None else "")
     return Violation(
         invariant=rule,
         step=window.step,
@@ -140,9 +141,10 @@ def _violation(rule: Invariant, occasions: list[Occasion], window: Window, inste
         window=window.index,
         stage=window.stage,
         seq=seq,
-        site=Site.parse(call.site) if call is not None else None,
+        site=Site.parse(site),
         receiver=call.receiver if call is not None else "",
         variables=tuple(variables),
         occasions=sum(max(1, len(occasion.variables)) for occasion in occasions),
         evidence=(*instead, *(told(call, window) if call is not None else ())),
+        note=next((occasion.note for occasion in occasions if occasion.note), ""),
     )

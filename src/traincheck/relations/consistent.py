@@ -2,8 +2,9 @@
 
 Source: OSDI '25, section 3.2. Its parts: what is saved and loaded against what is live (copies.py), what stays from
 update to update (constancy.py), training flags over an evaluation (modes.py), the learning rate against its scheduler
-(rates.py), how a program is configured (configuration.py), one name on several ranks (replicas.py), and what several
-ranks are trained on (batches.py).
+(rates.py), how a program is configured (configuration.py), what was done before a model is used (readiness.py), what an
+optimizer takes over from the one that it goes on for (restarts.py), one name on several ranks (replicas.py), and what
+several ranks are trained on (batches.py).
 
 Subjects name the kind of thing and its attribute (`hyperparameter.weight_decay`), never a variable, so that rules carry
 over to other programs.
@@ -21,7 +22,9 @@ from traincheck.relations.copies import Copies
 from traincheck.relations.modes import Modes
 from traincheck.relations.parts import RANKS, Composite, Part
 from traincheck.relations.rates import Rates
+from traincheck.relations.readiness import Readiness
 from traincheck.relations.replicas import Replicas
+from traincheck.relations.restarts import Restarts
 from traincheck.vocab.events import Window
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
@@ -30,7 +33,17 @@ class Consistent(Composite):
     """See the module's docstring."""
 
     name: ClassVar[str] = "Consistent"
-    parts: ClassVar[tuple[type[Part], ...]] = (Copies, Constancy, Modes, Rates, Configuration, Batches, Replicas)
+    parts: ClassVar[tuple[type[Part], ...]] = (
+        Copies,
+        Constancy,
+        Modes,
+        Rates,
+        Configuration,
+        Readiness,
+        Restarts,
+        Batches,
+        Replicas,
+    )
 
     def __init__(self, interest: Set[Subject] | None = None) -> None:
         super().__init__(interest)

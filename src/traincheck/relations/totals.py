@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from traincheck.relations.base import context_of
 from traincheck.relations.parts import SCHEDULE, UPDATE, calls_of, named, number, outermost, readings
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import ANNOUNCED, EVAL, LIVE, NO_CALL, Call, Reading, Window
+from traincheck.vocab.events import ANNOUNCED, END, EVAL, LIVE, NO_CALL, Call, Reading, Window
 from traincheck.vocab.facts import Facts, FactValue, facts, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
@@ -48,6 +48,8 @@ class _Loader:
     updates_before: int = 0
     closes: bool = True  # something was done once after each pass that went to its end
     closing: bool = False  # one has, and nothing was done yet
+    passes: int = 0
+    site: str = ""  # where the latest began
 
 
 class Passes:
@@ -69,7 +71,7 @@ class Passes:
                 if event.levels[-1] == UPDATE:
                     self._updates += 1
                 elif event.levels[-1] == ITER:
-                    self._begins(event.receiver)
+                    self._begins(event)
                 else:
                     self._closed()
             elif event.role == ANNOUNCED:
@@ -77,7 +79,7 @@ class Passes:
             elif event.attribute == "order":
                 yield from self._of_order(event)
             else:
-                yield from self._ends(event)
+                yield from self._ends(event, window)
                 if window.stage == EVAL:
                     self._closed()
 
@@ -93,8 +95,10 @@ class Passes:
             found = self._loaders[name] = _Loader()
         return found
 
-    def _begins(self, name: str) -> None:
-        loader = self._loader(name)
+    def _begins(self, call: Call) -> None:
+        loader = self._loader(call.receiver)
+        loader.passes += 1
+        loader.site = call.site
         loader.updates_before = self._updates
         loader.closes = loader.closes and not loader.closing
         loader.closing = False
@@ -109,7 +113,7 @@ class Passes:
                 subject, Property(DIFFERS, ORDER), old != reading.value, (), reading.call, (reading.variable,)
             )
 
-    def _ends(self, reading: Reading) -> Iterator[Occasion]:
+    def _ends(self, reading: Reading, window: Window) -> Iterator[Occasion]:
         loader, batches = self._loader(reading.variable), number(reading.value)
         if batches is None:
             return
@@ -120,7 +124,10 @@ class Passes:
         if loader.length is not None and loader.whole >= ESTABLISHED and loader.closes and not loader.cut:
             told = facts(updated=updates > 0)
             reached = batches == loader.length
-            yield _occasion(Subject(BATCHES, PASS), Property(REACHES, LENGTH), reached, told, reading.call, names)
+            occasion = _occasion(Subject(BATCHES, PASS), Property(REACHES, LENGTH), reached, told, reading.call, names)
+            if not reached:
+                occasion = occasion._replace(site=loader.site, note=_left(reading.variable, loader, batches, window))
+            yield occasion
         if whole:
             loader.whole += 1
             loader.closing = True
@@ -203,6 +210,15 @@ class Horizons:
         if subject.grain == RUN:
             return "at the end of a run, a scheduler has made as many steps as it was built for"
         return "the learning rate rests once a scheduler has made as many steps as it was built for"
+
+
+def _left(name: str, loader: _Loader, batches: float, window: Window) -> str:
+    """How a pass came to its end before its time, for the finding."""
+    run = "the run is over" if window.stage == END else f"the loop was left after step {window.step}"
+    return (
+        f"pass {loader.passes} over {name} ended early, with {batches:g} of {loader.length:g} batches, where passes "
+        f"before it went to their end: {run}"
+    )
 
 
 def _in_order(window: Window) -> list[Call | Reading]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from traincheck.sources.construction import ConstructionReadings
 from traincheck.sources.names import class_name
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.tensors import unseen
@@ -44,7 +45,7 @@ class _Tree:
 
 class ModuleStateSource:
     """Reads the training flags of all modules of a model when the model is called, and what it is and is given at its
-    first call (the shape of the first tensor).
+    first call (the shape of the first tensor); what became of its modules since they were built, see construction.py.
 
     Only flags that have changed since the last reading are told. A module without parameters (a loss) is no model.
     It attaches after the source `modules`, whose calls its readings are taken in.
@@ -63,9 +64,11 @@ class ModuleStateSource:
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
         self._wanted = [name for name in (CLASS, INPUT, PARAMETERS, TRAINING) if demand.wants_reading(KIND, name)]
+        self._construction = ConstructionReadings(self._catalog, demand, recorder)
         undo = ExitStack()
-        if self._wanted:
+        if self._wanted or self._construction.wanted:
             guarded = recorder.guarded
+            self._construction.attach(undo)
             undo.callback(register_module_forward_pre_hook(guarded(self.name, self._begins)).remove)
             undo.callback(register_module_forward_hook(guarded(self.name, self._ends), always_call=True).remove)
         return undo
@@ -86,6 +89,8 @@ class ModuleStateSource:
             if flags != tree.flags:
                 tree.flags = flags
                 self._tell_flags(module, tree)
+        if torch.is_grad_enabled() and module.training:
+            self._construction.trains(module, self._call)
 
     def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
         self._depth.value = max(0, self._depth.value - 1)
@@ -97,6 +102,7 @@ class ModuleStateSource:
         name, call = self._catalog.module_name(module), self._call()
         if CLASS in self._wanted:
             self._tell(call, name, CLASS, class_name(type(module)))
+        self._construction.introduce(module, name, call)
         first = next((given for given in args if isinstance(given, torch.Tensor)), None)
         if INPUT in self._wanted and first is not None:
             with unseen():

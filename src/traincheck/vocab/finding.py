@@ -36,7 +36,8 @@ class Site:
 class Violation:
     """One invariant that did not hold on one or more occasions of one window.
 
-    `evidence` tells, a sentence each, how the parameters around the call stood.
+    `evidence` tells, a sentence each, how the parameters around the call stood; `note` what was seen, where the
+    relation has words for it.
     """
 
     invariant: Invariant
@@ -51,6 +52,7 @@ class Violation:
     variables: tuple[str, ...]
     occasions: int = 1
     evidence: tuple[str, ...] = ()
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,9 @@ class Occasion(NamedTuple):
     """One occasion: which properties held on it.
 
     `failed` is None when every property that is not in `held` failed (a closed world); otherwise only those in
-    `failed` did, and the rest could not be judged here. `seq` is the call it happened in; `variable` is set at the
-    grain of a variable.
+    `failed` did, and the rest could not be judged here. `seq` is the call it happened in; `variables` are set at the
+    grain of a variable. What the call does not tell a reader of a finding may be told here: `site` is the place in the
+    user's code, where it is that of an earlier call, and `note` what was seen, as a clause in the past tense.
     """
 
     subject: Subject
@@ -44,3 +45,5 @@ class Occasion(NamedTuple):
     failed: Set[Property] | None
     seq: int
     variables: tuple[str, ...] = ()
+    site: str = ""
+    note: str = ""

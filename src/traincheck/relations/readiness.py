@@ -1,0 +1,162 @@
+"""Readiness: what has to be done with a model before it is used was done.
+
+* A class of modules that extends `train` wants it called: it freezes stages there, or keeps statistics as they are. A
+  new module is in training mode without it, so nothing seems to be missing. Doing by hand what it sees to is as good.
+* The plain attributes that a module is built with (sizes, indices, names) are its own; who else writes to one of the
+  same name, for bookkeeping, changes what the module does.
+* A buffer that begins with random numbers and is updated in training (an estimate, a queue, a codebook) means nothing
+  before the first update. What begins with ones or zeros (the statistics of batch norms) is neutral.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from traincheck.relations.base import context_of
+from traincheck.relations.parts import FORWARD, calls_of, named, number, readings
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import TRAIN, Call, Change, Window
+from traincheck.vocab.facts import value_of
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+OWN_TRAIN, ATTRIBUTES, MADE = "module.own_train", "module.attributes", "buffer.made"
+BUFFER_DATA = "buffer.data"
+AS_BUILT = "as built"
+GRAIN = "readiness"
+
+IN_FORCE = Property("has taken effect", OWN_TRAIN)
+KEPT = Property("is as built", ATTRIBUTES)
+FIRST_UPDATED = Property("is updated before it is used", BUFFER_DATA)
+
+MOST_VARIABLES = 100_000
+"""Beyond this a program makes modules in a loop; what was kept of them is forgotten, so that memory is bounded."""
+
+
+class Readiness:
+    """Follows modules with a `train` of their own, and buffers of random numbers."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self._in_force: dict[str, bool] = {}
+        self._made: dict[str, int] = {}  # fingerprints of buffers that hold what they were made with
+        self._random: dict[str, bool] = {}  # by buffer: whether it was updated before it was used
+        self._sites: dict[str, tuple[str, int]] = {}  # where one that was not was used, and after how many steps
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """Occasions at the first call of a model (its attributes), and at calls in training."""
+        for call in calls_of(window, FORWARD):
+            yield from self._of_readings(call, window)
+            if value_of(call.context, "outermost") is True:
+                yield from self._of_trains(call, window)
+            if self._random:
+                yield from self._of_buffers(call, window)
+        if len(self._in_force) + len(self._random) > MOST_VARIABLES:
+            self.forget()
+
+    def _of_readings(self, call: Call, window: Window) -> Iterator[Occasion]:
+        changed: dict[str, str] = {}
+        judged = False
+        for reading in window.readings_of.get(call.seq, ()):
+            thing = named(reading)
+            if thing == OWN_TRAIN:
+                self._in_force[reading.variable] = reading.value is True
+            elif thing == MADE:
+                self._random[reading.variable] = True
+                made = number(reading.value)
+                if made is not None:
+                    self._made[reading.variable] = int(made)
+            elif thing == ATTRIBUTES:
+                judged = True
+                if reading.value != AS_BUILT:
+                    changed[reading.variable] = str(reading.value)
+        if judged:
+            first = next(iter(changed.items()), None)
+            note = "" if first is None else _of_attribute(*first, others=len(changed) - 1)
+            names = tuple(changed) or (call.receiver,)
+            yield _occasion(Subject(ATTRIBUTES, GRAIN), KEPT, not changed, call, window, names, note=note)
+
+    def _of_trains(self, call: Call, window: Window) -> Iterator[Occasion]:
+        if window.stage != TRAIN or value_of(call.context, "grad_mode") != "on":
+            return
+        own = [name for name in self._in_force if name == call.receiver or name.startswith(f"{call.receiver}.")]
+        for so in (True, False):
+            names = tuple(name for name in own if self._in_force[name] is so)
+            if names:
+                note = "" if so else f"the train() of {names[0]} was never called, and nothing in it is frozen"
+                yield _occasion(Subject(OWN_TRAIN, GRAIN), IN_FORCE, so, call, window, names, note=note)
+
+    def _of_buffers(self, call: Call, window: Window) -> Iterator[Occasion]:
+        training = value_of(call.context, "training") is True
+        fates: dict[bool, list[str]] = {}
+        for change in window.changes_of.get(call.seq, ()):
+            name = change.variable
+            if change.kind != "buffer" or name not in self._random:
+                continue
+            if training and change.changed:
+                fates.setdefault(self._random[name], []).append(name)
+                self._made.pop(name, None)
+            elif not training and not change.changed and self._random[name] and self._is_made(change):
+                self._random[name] = False
+                self._sites[name] = call.site, window.step
+        for so, names in fates.items():
+            site, step = self._sites.get(names[0], ("", 0)) if not so else ("", 0)
+            note = (
+                ""
+                if so
+                else (
+                    f"{names[0]} still had the random numbers that it was made with when the model was called in "
+                    f"evaluation mode (after step {step}); training updates it only now"
+                )
+            )
+            subject = Subject(BUFFER_DATA, GRAIN)
+            yield _occasion(subject, FIRST_UPDATED, so, call, window, tuple(names), site=site, note=note)
+
+    def _is_made(self, change: Change) -> bool:
+        """Whether a buffer holds the numbers that it was made with."""
+        return change.fingerprint is not None and self._made.get(change.variable) == change.fingerprint
+
+    @staticmethod
+    def speaks_of(subject: Subject) -> bool:
+        return subject.grain == GRAIN
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        if subject.api == BUFFER_DATA:
+            return Demand(frozenset((FORWARD,)), readings(MADE) | {(FORWARD, BUFFER_DATA)})
+        return Demand(frozenset((FORWARD,)), readings(subject.api))
+
+    @staticmethod
+    def is_habit(prop: Property) -> bool:
+        return False
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        if subject.api == OWN_TRAIN:
+            return "a module whose class extends train() has it called before it trains (or is frozen by hand)"
+        if subject.api == ATTRIBUTES:
+            return "when a model is first called, its modules have the numbers and names that they were built with"
+        return "a buffer that begins with random numbers is updated in training before an evaluation uses it"
+
+
+def _of_attribute(variable: str, value: str, others: int) -> str:
+    module, _, attribute = variable.rpartition(".")
+    more = f" (and {others} more like it)" if others else ""
+    return f"attribute {attribute} of {module} was changed since the module was built: it {value}{more}"
+
+
+def _occasion(
+    subject: Subject,
+    prop: Property,
+    so: bool,
+    call: Call,
+    window: Window,
+    variables: tuple[str, ...],
+    *,
+    site: str = "",
+    note: str = "",
+) -> Occasion:
+    told, nothing = frozenset((prop,)), frozenset[Property]()
+    held, failed = (told, nothing) if so else (nothing, told)
+    return Occasion(subject, context_of((), window.stage), held, failed, call.seq, variables, site, note)

@@ -1,0 +1,242 @@
+"""Readings of how modules were built: plain attributes, buffers of random numbers, and whether an own `train` ran."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_buffer_registration_hook, register_module_module_registration_hook
+
+from traincheck.sources.base import replace, wrapping
+from traincheck.sources.recorder import Recorder
+from traincheck.sources.tensors import fingerprints, local, unseen
+from traincheck.sources.variables import Catalog
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import ANNOUNCED, LIVE, Reading
+from traincheck.vocab.facts import FactValue, facts
+
+SOURCE = "module_state"
+MODULE, BUFFER = "module", "buffer"
+ATTRIBUTES, OWN_TRAIN, MADE = "attributes", "own_train", "made"
+AS_BUILT = "as built"
+"""The value of `module.attributes` for a model all of whose modules have the attributes that they were built with."""
+
+MOST_KEPT = 1024
+"""Elements of a buffer that are kept to compare it with: random numbers that are equal in so many are equal."""
+MOST_CHANGED = 64
+"""Attributes of a model that are told to have changed: more are no accident."""
+_PLAIN = (int, str)
+"""Flags are left out: they are there to be switched."""
+
+_KIND = {kind: facts(kind=kind) for kind in (MODULE, BUFFER)}
+_T = TypeVar("_T")
+
+
+class _OfModules(Generic[_T]):
+    """Something kept for modules, by identity, for as long as they live."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[weakref.ref[nn.Module], _T]] = {}
+
+    def __contains__(self, module: nn.Module) -> bool:
+        found = self._kept.get(id(module))
+        return found is not None and found[0]() is module
+
+    def put(self, module: nn.Module, value: _T) -> None:
+        key = id(module)
+        self._kept[key] = weakref.ref(module, lambda _: self._kept.pop(key, None)), value
+
+    def get(self, module: nn.Module) -> _T | None:
+        found = self._kept.get(id(module))
+        return found[1] if found is not None and found[0]() is module else None
+
+    def pop(self, module: nn.Module) -> _T | None:
+        value = self.get(module)
+        self._kept.pop(id(module), None)
+        return value
+
+
+class _Tree(NamedTuple):
+    """What is followed of an outermost module: modules inside with a `train` of their own that has no effect yet."""
+
+    module: weakref.ref[nn.Module]
+    waiting: list[tuple[weakref.ref[nn.Module], str]]
+
+
+class ConstructionReadings:
+    """Tells at the first call of a model what became of its modules since they were built.
+
+    A module counts as built when it is made part of another: what a constructor does is over by then. So nothing is
+    said of the outermost module.
+    """
+
+    def __init__(self, catalog: Catalog, demand: Demand, recorder: Recorder) -> None:
+        self._catalog = catalog
+        self._recorder = recorder
+        self._attributes = demand.wants_reading(MODULE, ATTRIBUTES)
+        self._own_train = demand.wants_reading(MODULE, OWN_TRAIN)
+        self._made = demand.wants_reading(BUFFER, MADE)
+        self._built: _OfModules[dict[str, FactValue]] = _OfModules()
+        self._buffers: _OfModules[dict[str, torch.Tensor]] = _OfModules()
+        self._switched: _OfModules[bool] = _OfModules()
+        self._trees: dict[int, _Tree] = {}
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any of these readings is to be taken."""
+        return self._attributes or self._own_train or self._made
+
+    def attach(self, undo: ExitStack) -> None:
+        """Watch how modules are put together, and their `train`."""
+        guarded = self._recorder.guarded
+        if self._attributes:
+            undo.callback(register_module_module_registration_hook(guarded(SOURCE, self._joins)).remove)
+        if self._made:
+            undo.callback(register_module_buffer_registration_hook(guarded(SOURCE, self._gets_buffer)).remove)
+        if self._own_train:
+            noted, nothing = guarded(SOURCE, self._switches), lambda *_: None
+            replace(undo, nn.Module, "train", wrapping(noted, nothing, nothing))
+
+    # -- while a model is built ------------------------------------------------------------------------------------
+
+    def _joins(self, parent: nn.Module, name: str, module: Any) -> None:
+        if module is not None and module not in self._built:
+            self._built.put(module, _plain(module))
+
+    def _gets_buffer(self, module: nn.Module, name: str, buffer: Any) -> None:
+        if type(buffer) is not torch.Tensor or not buffer.is_floating_point():
+            return
+        with unseen():
+            dense = local(buffer)
+            if dense is None or dense.numel() < 2:
+                return
+            kept = self._buffers.get(module)
+            if kept is None:
+                kept = {}
+                self._buffers.put(module, kept)
+            kept[name] = _beginning(dense).clone()
+
+    def _switches(self, module: nn.Module, mode: bool = True) -> None:
+        if has_own_train(type(module)):
+            self._switched.put(module, True)
+
+    # -- when it is called -----------------------------------------------------------------------------------------
+
+    def introduce(self, module: nn.Module, outermost: str, call: int) -> None:
+        """Tell of an outermost module that is called for the first time."""
+        if self._attributes:
+            self._compare_attributes(module, outermost, call)
+        if self._made:
+            self._compare_buffers(module, outermost, call)
+        if self._own_train:
+            waiting = [
+                (weakref.ref(inner), name) for name, inner in _named(module, outermost) if has_own_train(type(inner))
+            ]
+            self._trees[id(module)] = _Tree(weakref.ref(module), waiting)
+            self._trees = {key: tree for key, tree in self._trees.items() if tree.module() is not None}
+            for _, name in waiting:
+                self._tell(call, name, MODULE, OWN_TRAIN, False)
+
+    def trains(self, module: nn.Module, call: Callable[[], int]) -> None:
+        """Tell which `train` has taken effect since the last call of an outermost module."""
+        tree = self._trees.get(id(module))
+        if tree is None or not tree.waiting:
+            return
+        for entry in list(tree.waiting):
+            inner = entry[0]()
+            if inner is None or inner in self._switched or _partly_off(inner):
+                tree.waiting.remove(entry)
+                if inner is not None:
+                    self._tell(call(), entry[1], MODULE, OWN_TRAIN, True)
+
+    def _compare_attributes(self, module: nn.Module, outermost: str, call: int) -> None:
+        changed: list[tuple[str, str]] = []
+        judged = False
+        for name, inner in _named(module, outermost):
+            built = self._built.pop(inner)
+            if not built:
+                continue
+            judged = True
+            now = inner.__dict__
+            changed += [
+                (f"{name}.{attribute}", f"was {value!r}, is {now.get(attribute)!r}"[:80])
+                for attribute, value in built.items()
+                if attribute in now and not _same(now[attribute], value)
+            ]
+        for variable, value in changed[:MOST_CHANGED]:
+            self._tell(call, variable, MODULE, ATTRIBUTES, value)
+        if judged and not changed:
+            self._tell(call, outermost, MODULE, ATTRIBUTES, AS_BUILT)
+
+    def _compare_buffers(self, module: nn.Module, outermost: str, call: int) -> None:
+        with unseen():
+            for name, inner in _named(module, outermost):
+                for attribute, kept in (self._buffers.pop(inner) or {}).items():
+                    buffer = inner._buffers.get(attribute)
+                    dense = None if buffer is None else local(buffer)
+                    if dense is None or bool((kept == kept[0]).all()):
+                        continue  # what begins as ones or zeros is neutral
+                    begins = _beginning(dense)
+                    made = begins.shape == kept.shape and torch.equal(begins, kept.to(begins.device, begins.dtype))
+                    value = fingerprints([dense])[0] if made else None
+                    self._tell(call, f"{name}.{attribute}", BUFFER, MADE, value, ANNOUNCED)
+
+    def _tell(self, call: int, variable: str, kind: str, attribute: str, value: FactValue, role: str = LIVE) -> None:
+        seq = self._recorder.next_seq()
+        self._recorder.reading(Reading(seq, call, variable, kind, attribute, value, role, _KIND[kind]))
+
+
+def _named(module: nn.Module, outermost: str) -> Iterator[tuple[str, nn.Module]]:
+    for name, inner in module.named_modules():
+        yield (f"{outermost}.{name}" if name else outermost), inner
+
+
+def _plain(module: nn.Module) -> dict[str, FactValue]:
+    """The plain attributes that a module shows (an underscore begins what is its own affair)."""
+    return {
+        name: value for name, value in module.__dict__.items() if type(value) in _PLAIN and not name.startswith("_")
+    }
+
+
+def _same(now: Any, value: FactValue) -> bool:
+    return type(now) is type(value) and now == value
+
+
+def _beginning(tensor: torch.Tensor) -> torch.Tensor:
+    """The first elements of a dense tensor, without a copy of the rest."""
+    if tensor.numel() <= MOST_KEPT:
+        return tensor.reshape(-1)
+    flat = tensor
+    while flat.dim() > 1 and flat[0].numel() >= MOST_KEPT:
+        flat = flat[0]
+    rows = flat if flat.dim() == 1 else flat[: MOST_KEPT // max(1, flat[0].numel()) + 1]
+    return rows.reshape(-1)[:MOST_KEPT]
+
+
+def _partly_off(module: nn.Module) -> bool:
+    """Whether part of a module is in evaluation mode or frozen: what its `train` sees to was seen to by hand."""
+    return not all(inner.training for inner in module.modules()) or not all(
+        parameter.requires_grad for parameter in module.parameters()
+    )
+
+
+_own: dict[type, bool] = {}
+
+
+def has_own_train(cls: type) -> bool:
+    """Whether a class of modules extends `Module.train`: it has one of its own, which hands on to that of its base."""
+    found = _own.get(cls)
+    if found is None:
+        own = [vars(base)["train"] for base in cls.__mro__ if base is not nn.Module and "train" in vars(base)]
+        found = _own[cls] = any(map(_hands_on, own))
+    return found
+
+
+def _hands_on(function: Any) -> bool:
+    """Whether a method calls that of its base class. (A `train` that does not may be the training loop.)"""
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    return "train" in names and ("super" in names or "Module" in names)
