@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from traincheck.checking.cause import Cause, says
 from traincheck.checking.rank_causes import RANK_CAUSES
+from traincheck.checking.state_causes import STATE_CAUSES
 from traincheck.vocab.finding import Violation
 from traincheck.vocab.invariant import Invariant
 
@@ -60,6 +61,7 @@ def _switched_off(violation: Violation) -> bool:
 
 
 CAUSES: tuple[Cause, ...] = (
+    *STATE_CAUSES,
     Cause(
         90,
         "A setting was changed",
@@ -155,8 +157,9 @@ CAUSES: tuple[Cause, ...] = (
         8,
         "The run stops before the end of its data",
         "A pass over the data loader ended before it had as many batches as the loader announced, though the passes "
-        "before it went to the end: the number of steps was computed too low.",
-        ("Look at how the total number of steps is computed: is a division rounded down?",),
+        "before it went to the end. Where training ends there, its last epochs are missing: the total number of steps "
+        "(max_steps) was computed too low.",
+        ("Look at how the total number of steps is computed: is a division rounded down, a last group left out?",),
         says("reaches", about="loader."),
     ),
     Cause(

@@ -326,7 +326,7 @@ def _state_fingerprints(optimizer: Any, held: Sequence[Held]) -> dict[tuple[int,
     keys: list[tuple[int, str]] = []
     tensors: list[torch.Tensor] = []
     for place, (_, tensor) in enumerate(held):
-        for entry, value in optimizer.state.get(tensor, {}).items():
+        for entry, value in (optimizer.state.get(tensor) or {}).items():  # None for a shard of another rank
             if isinstance(value, torch.Tensor):
                 keys.append((place, str(entry)))
                 tensors.append(value)
