@@ -300,12 +300,17 @@ BEGIN = f"  lifecycle {ITER} receiver=DataLoader#1\n"
 
 
 def test_each_pass_begins_in_another_state() -> None:
-    passes = BEGIN + fetched((1, 2)) + fetched((1, 2)) + BEGIN + fetched((3, 4)) + BEGIN + fetched((3, 5))
+    passes = BEGIN + fetched((1, 2)) + fetched((1, 2)) + BEGIN + fetched((3, 4), (6, 7)) + BEGIN + fetched((3, 5))
     assert fate(of(passes, WORKERS), states(RENEWED)) == [True, False]
 
 
+def test_a_state_that_nobody_draws_from_is_not_judged() -> None:
+    persistent = BEGIN + fetched((1, 2), (1, 2)) + BEGIN + fetched((1, 2))
+    assert fate(of(persistent, WORKERS), states(RENEWED)) == []
+
+
 def test_a_gap_forgets_the_pass_before() -> None:
-    first, second = window(BEGIN + fetched((1, 2))), window(BEGIN + fetched((1, 2)))
+    first, second = window(BEGIN + fetched((1, 2), (3, 4))), window(BEGIN + fetched((1, 2)))
     for index, expected in ((1, [False]), (2, [])):
         relation = APIArg()
         list(relation.occasions(first))

@@ -1,7 +1,8 @@
 """Worker states: the random states in which the workers of a data loader begin on their batches.
 
 Compared are the k-th states of all workers, and the first of each worker in one pass over the loader with that in the
-next. Where they are equal, so is what the workers draw (how they augment their images, for one).
+next. Where they are equal, so is what the workers draw (how they augment their images, for one). A state that a worker
+did not leave in a pass says nothing of the next: nobody drew from it (workers that persist go on with it).
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ _Round = dict[str, FactValue]
 
 
 class WorkerStates:
-    """Follows the windows of one process; of the pass before it keeps the first states."""
+    """Follows the windows of one process; of the pass before it keeps the first states, and who drew from them."""
 
     grain = "workers"
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, str], _Round] = {}  # of the pass that goes on, by loader and attribute
         self._before: dict[tuple[str, str], _Round] = {}
+        self._drew: dict[tuple[str, str], set[str]] = {}  # workers that left their first state in the pass that goes on
+        self._drew_before: dict[tuple[str, str], set[str]] = {}
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """One occasion for each call in which states were told."""
@@ -52,6 +55,7 @@ class WorkerStates:
         """A new pass: the states that were the first are those of the pass before."""
         for key in [key for key in self._first if key[0] == loader]:
             self._before[key] = self._first.pop(key)
+            self._drew_before[key] = self._drew.pop(key, set())
 
     def _judge(self, call: Call, window: Window) -> list[tuple[Property, bool]]:
         told: dict[str, dict[str, list[FactValue]]] = {}
@@ -61,6 +65,7 @@ class WorkerStates:
         found = []
         for attribute, by_worker in told.items():
             found += self._over_passes(call.receiver, attribute, {name: told[0] for name, told in by_worker.items()})
+            self._note(call.receiver, attribute, by_worker)
             for states in zip(*by_worker.values(), strict=False):
                 if len(states) > 1:
                     different = len(set(states))
@@ -68,13 +73,22 @@ class WorkerStates:
                     found.append((Property(STATES, attribute, EQUAL), different == 1))
         return found
 
+    def _note(self, loader: str, attribute: str, by_worker: dict[str, list[FactValue]]) -> None:
+        """Note which workers have left the state in which they began the pass."""
+        first = self._first[loader, attribute]
+        drew = self._drew.setdefault((loader, attribute), set())
+        drew.update(name for name, states in by_worker.items() if any(state != first.get(name) for state in states))
+
     def _over_passes(self, loader: str, attribute: str, states: _Round) -> list[tuple[Property, bool]]:
         key = (loader, attribute)
         if key in self._first:
             return []
         self._first[key] = states
         before = self._before.get(key, {})
-        both = [states[name] != before[name] for name in states if name in before]
+        drew = self._drew_before.get(key, set())
+        both = [states[name] != old for name, old in before.items() if name in states]
+        if not drew and not all(both):
+            return []
         return [(Property(STATES, attribute, RENEWED), all(both))] if both else []
 
     @staticmethod
