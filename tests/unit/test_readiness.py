@@ -36,14 +36,17 @@ def learn(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, widt
 class Staged(nn.Module):
     """Freezes its first layer when it is put into training mode."""
 
-    def __init__(self) -> None:
+    def __init__(self, stages: int = 1) -> None:
         super().__init__()
+        self.stages = stages
         self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.second(self.first(x))
 
     def freeze(self) -> None:
+        if self.stages < 1:
+            return
         self.first.eval()
         self.first.requires_grad_(False)
 
@@ -78,9 +81,10 @@ def test_a_train_of_ones_own_takes_effect_before_training(prepare: Callable[[nn.
     assert ("Sequential.0 was never called" in found[0].note) is not so
 
 
-def test_modules_without_one_are_not_judged() -> None:
+def test_modules_without_one_or_with_one_that_is_switched_off_are_not_judged() -> None:
     with observing() as seen:
         learn(nn.Sequential(nn.Linear(3, 1)))
+        learn(nn.Sequential(Staged(stages=0)))  # there is nothing to freeze
     assert of(seen, OWN_TRAIN) == []
 
 

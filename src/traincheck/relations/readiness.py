@@ -1,7 +1,7 @@
 """Readiness: what has to be done with a model before it is used was done.
 
-* A class of modules that extends `train` wants it called: it freezes stages there, or keeps statistics as they are. A
-  new module is in training mode without it, so nothing seems to be missing. Doing by hand what it sees to is as good.
+* A class of modules that freezes stages in its `train`, or keeps statistics as they are, wants it to be called. A new
+  module is in training mode without it, so nothing seems to be missing. Doing by hand what it sees to is as good.
 * The plain attributes that a module is built with (sizes, indices, names) are its own; who else writes to one of the
   same name, for bookkeeping, changes what the module does.
 * A buffer that begins with random numbers and is updated in training (an estimate, a queue, a codebook) means nothing
@@ -134,7 +134,7 @@ class Readiness:
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         if subject.api == OWN_TRAIN:
-            return "a module whose class extends train() has it called before it trains (or is frozen by hand)"
+            return "a module whose class freezes parts of it in train() has it called before it trains (or is frozen)"
         if subject.api == ATTRIBUTES:
             return "when a model is first called, its modules have the numbers and names that they were built with"
         return "a buffer that begins with random numbers is updated in training before an evaluation uses it"

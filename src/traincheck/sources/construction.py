@@ -134,7 +134,9 @@ class ConstructionReadings:
             self._compare_buffers(module, outermost, call)
         if self._own_train:
             waiting = [
-                (weakref.ref(inner), name) for name, inner in _named(module, outermost) if has_own_train(type(inner))
+                (weakref.ref(inner), name)
+                for name, inner in _named(module, outermost)
+                if has_own_train(type(inner)) and not _switched_off(inner)
             ]
             self._trees[id(module)] = _Tree(weakref.ref(module), waiting)
             self._trees = {key: tree for key, tree in self._trees.items() if tree.module() is not None}
@@ -196,9 +198,15 @@ def _named(module: nn.Module, outermost: str) -> Iterator[tuple[str, nn.Module]]
 
 
 def _plain(module: nn.Module) -> dict[str, FactValue]:
-    """The plain attributes that a module shows (an underscore begins what is its own affair)."""
+    """The plain attributes that a module shows (an underscore begins what is its own affair).
+
+    Sizes that torch calls constants of a class follow its parameters when these are replaced by others.
+    """
+    constants = getattr(type(module), "__constants__", ())
     return {
-        name: value for name, value in module.__dict__.items() if type(value) in _PLAIN and not name.startswith("_")
+        name: value
+        for name, value in module.__dict__.items()
+        if type(value) in _PLAIN and not name.startswith("_") and name not in constants
     }
 
 
@@ -224,19 +232,43 @@ def _partly_off(module: nn.Module) -> bool:
     )
 
 
+def _switched_off(module: nn.Module) -> bool:
+    """Whether an own `train` has nothing to see to: all flags and numbers that it goes by are False, or not above 0."""
+    names = _mentioned(type(module)) - {"training"}
+    told = [value for name in names if type(value := module.__dict__.get(name)) in (bool, int)]
+    return bool(told) and not any(value > 0 for value in told)
+
+
+_FREEZES = frozenset(("eval", "requires_grad", "requires_grad_"))
 _own: dict[type, bool] = {}
 
 
 def has_own_train(cls: type) -> bool:
-    """Whether a class of modules extends `Module.train`: it has one of its own, which hands on to that of its base."""
+    """Whether a class of modules extends `Module.train` to freeze something, or to keep it in evaluation mode.
+
+    It has a `train` that calls that of its base, and mentions what freezes, itself or in the methods that it calls.
+    """
     found = _own.get(cls)
     if found is None:
-        own = [vars(base)["train"] for base in cls.__mro__ if base is not nn.Module and "train" in vars(base)]
-        found = _own[cls] = any(map(_hands_on, own))
+        own = any({"train"} < (names := _names_in(function)) and names & _BASE for function in _own_trains(cls))
+        found = _own[cls] = own and bool(_mentioned(cls) & _FREEZES)
     return found
 
 
-def _hands_on(function: Any) -> bool:
-    """Whether a method calls that of its base class. (A `train` that does not may be the training loop.)"""
-    names = getattr(getattr(function, "__code__", None), "co_names", ())
-    return "train" in names and ("super" in names or "Module" in names)
+_BASE = frozenset(("super", "Module"))
+"""One of these is mentioned by a method that calls that of its base. (A `train` that does not may be the loop.)"""
+
+
+def _own_trains(cls: type) -> list[Any]:
+    return [vars(base)["train"] for base in cls.__mro__ if base is not nn.Module and "train" in vars(base)]
+
+
+def _mentioned(cls: type) -> frozenset[str]:
+    """The names that an own `train` mentions, and the methods of the class that it calls."""
+    found = frozenset(name for function in _own_trains(cls) for name in _names_in(function))
+    return found.union(*(_names_in(getattr(cls, name, None)) for name in found if name not in vars(nn.Module)))
+
+
+def _names_in(function: Any) -> frozenset[str]:
+    """The names of attributes and globals that the code of a function mentions."""
+    return frozenset(getattr(getattr(function, "__code__", None), "co_names", ()))
