@@ -108,11 +108,11 @@ class ConstructionReadings:
             self._built.put(module, _plain(module))
 
     def _gets_buffer(self, module: nn.Module, name: str, buffer: Any) -> None:
-        if type(buffer) is not torch.Tensor or not buffer.is_floating_point():
+        if type(buffer) is not torch.Tensor:
             return
         with unseen():
             dense = local(buffer)
-            if dense is None or dense.numel() < 2:
+            if dense is None or not dense.is_floating_point() or dense.numel() < 2:
                 return
             kept = self._buffers.get(module)
             if kept is None:
