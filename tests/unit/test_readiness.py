@@ -209,17 +209,17 @@ def scheduled(total: int, *, each: int, batches: int = 6, rises: bool = False) -
                 steps += 1
                 script.schedule(
                     ("scheduler.lr", "StepLR", 1 + (steps if rises else -steps) * 0.01),
-                    *([("scheduler.total", "StepLR", total, "announced")] if steps == 1 else []),
+                    *([("scheduler.span", "StepLR", total, "announced")] if steps == 1 else []),
                 )
         script.exhaust(batches)
     return occasions(Periodic, script.windows, SPAN)
 
 
 def test_a_scheduler_that_is_stepped_per_batch_is_made_for_a_pass() -> None:
-    assert fates(scheduled(12, each=1), COVERS) == [True] * 10
-    bad = scheduled(4, each=1)
+    assert fates(scheduled(4, each=1), COVERS) == [True] * 10
+    bad = scheduled(2, each=1)
     assert fates(bad, COVERS) == [False] * 10
-    assert "made for 4 steps but is stepped after each batch, and a pass over DataLoader#1 has 6" in bad[0].note
+    assert "made for 2 steps but is stepped after each batch, and a pass over DataLoader#1 has 6" in bad[0].note
 
 
 def test_one_that_is_stepped_per_pass_or_group_of_batches_or_warms_up_is_no_exception() -> None:

@@ -156,6 +156,7 @@ _SAID = {
     "loader.dataset_size": "size of the dataset",
     "parameter.data": "value of a parameter",
     "scheduler.lr": "learning rate of the scheduler",
+    "scheduler.span": "number of steps of a scheduler",
     "scheduler.last_epoch": "step count of a scheduler",
     "optimizer_state.step": "step count of the optimizer",
     "optimizer_state.lowest_step": "lowest step count that the optimizer keeps for a parameter",

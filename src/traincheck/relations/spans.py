@@ -1,9 +1,14 @@
-"""Spans: a scheduler that is stepped again and again within a pass over the data is made for that many steps.
+"""Spans: a scheduler that is stepped again and again within a pass over the data is not over in the midst of it.
 
-One that was given a number of epochs, but is stepped after each batch, has run its course within the first pass. That
+One that was given a number of epochs, but is stepped after each batch, has run its course early in the first pass. That
 is known at its second step in the pass: by then it is seen how many batches lie between two of its steps, the loader
-has told how many it has, and the scheduler for how many steps it was made. A rate that rises is a warm-up, which may
-well be over before the pass is.
+has told how many it has, and the scheduler for how many steps it was made.
+
+Note [What a scheduler counts]
+A run may be meant to be shorter than a pass over its data (so many steps of a large data set, one to try out), and its
+schedule with it. So nothing is said of a scheduler that calls its end a number of steps (`total_steps`), but of those
+that leave open what they count (`T_max`, `total_iters`); nor of a rate that rises: a warm-up may well be over before
+the pass is. Three quarters of a pass are enough: a warm-up that is done by hand, before the schedule begins, takes less.
 
 Known limitations: nothing is said of a scheduler without an end (StepLR), nor where the loader does not know its
 length.
@@ -16,14 +21,17 @@ from dataclasses import dataclass, field
 
 from traincheck.relations.base import context_of
 from traincheck.relations.parts import SCHEDULE, calls_of, named, number, outermost, readings
-from traincheck.relations.totals import ITER, LENGTH, NEXT, SCHEDULED_LR, TOTAL
+from traincheck.relations.totals import ITER, LENGTH, NEXT, SCHEDULED_LR
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import ANNOUNCED, Call, Window
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
+SPAN = "scheduler.span"
 COVERS = Property("covers a pass", LENGTH)
-SUBJECT = Subject(TOTAL, "span")
+SUBJECT = Subject(SPAN, "span")
+SHARE = 0.75
+"""See Note [What a scheduler counts]."""
 
 
 @dataclass(slots=True)
@@ -70,7 +78,7 @@ class Spans:
         name, old = call.receiver, self._rates.get(call.receiver)
         for reading in window.readings_of.get(call.seq, ()):
             value = number(reading.value)
-            if value is not None and named(reading) == TOTAL and reading.role == ANNOUNCED:
+            if value is not None and named(reading) == SPAN and reading.role == ANNOUNCED:
                 self._totals[name] = value
             elif value is not None and named(reading) == SCHEDULED_LR:
                 self._rates[name] = value
@@ -83,7 +91,7 @@ class Spans:
             if total is None or rate is None or old is None or rate >= old:
                 return
             steps = int(found.length // between)
-            so = total >= steps
+            so = total >= SHARE * steps
             note = "" if so else _told(name, total, between, found.loader, steps)
             told, nothing = frozenset((COVERS,)), frozenset[Property]()
             held, failed = (told, nothing) if so else (nothing, told)
@@ -95,7 +103,7 @@ class Spans:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand(frozenset((ITER, NEXT, SCHEDULE)), readings(LENGTH, TOTAL, SCHEDULED_LR))
+        return Demand(frozenset((ITER, NEXT, SCHEDULE)), readings(LENGTH, SPAN, SCHEDULED_LR))
 
     @staticmethod
     def is_habit(prop: Property) -> bool:
@@ -103,7 +111,7 @@ class Spans:
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
-        return "a scheduler that is stepped per batch is built for at least as many steps as one pass over the data has"
+        return "a scheduler that is stepped per batch is made for as many steps as one pass over the data has"
 
 
 def _told(name: str, total: float, between: int, loader: str, steps: int) -> str:

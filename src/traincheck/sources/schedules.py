@@ -21,6 +21,9 @@ TOTALS = ("total_steps", "T_max", "total_iters", "num_training_steps")
 """What schedulers call the number of steps after which they have run their course: torch's as attributes; those made
 of a function (`LambdaLR`) as an argument that was bound to it."""
 
+OPEN = ("T_max", "total_iters")
+"""Those of `TOTALS` that do not say what a step of the scheduler is: an update, or a pass over the data."""
+
 _CONTEXT = facts(kind=SCHEDULER)
 
 
@@ -29,7 +32,7 @@ class ScheduleReadings:
 
     def __init__(self, demand: Demand, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._wanted = [name for name in ("lr", "last_epoch", "total") if demand.wants_reading(SCHEDULER, name)]
+        self._wanted = [name for name in ("lr", "last_epoch", "total", "span") if demand.wants_reading(SCHEDULER, name)]
         self._announced: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def step_ends(self, scheduler: Any, name: str, call: int) -> None:
@@ -38,7 +41,8 @@ class ScheduleReadings:
             return
         if scheduler not in self._announced:
             self._announced.add(scheduler)
-            self._tell(call, name, "total", _total(scheduler), ANNOUNCED)
+            self._tell(call, name, "total", _total(scheduler, TOTALS), ANNOUNCED)
+            self._tell(call, name, "span", _total(scheduler, OPEN), ANNOUNCED)
         rates = getattr(scheduler, "_last_lr", None)
         self._tell(call, name, "lr", rates[0] if rates else None, LIVE)
         self._tell(call, name, "last_epoch", getattr(scheduler, "last_epoch", None), LIVE)
@@ -54,14 +58,14 @@ class ScheduleReadings:
         self._recorder.reading(Reading(seq, call, name, SCHEDULER, attribute, told, role, _CONTEXT))
 
 
-def _total(scheduler: Any) -> int | None:
-    """The number of steps that a scheduler was made for, None when it has no such."""
+def _total(scheduler: Any, names: tuple[str, ...]) -> int | None:
+    """The number of steps that a scheduler was made for, by one of these names; None when it has no such."""
     attributes = vars(scheduler)
     bound = [
         function.keywords for function in attributes.get("lr_lambdas", ()) if isinstance(function, functools.partial)
     ]
     for source in (attributes, *bound):
-        for name in TOTALS:
+        for name in names:
             value = source.get(name)
             if isinstance(value, int) and not isinstance(value, bool):
                 return value
