@@ -216,7 +216,7 @@ def scheduled(total: int, *, each: int, batches: int = 6, rises: bool = False) -
 
 
 def test_a_scheduler_that_is_stepped_per_batch_is_made_for_a_pass() -> None:
-    assert fates(scheduled(4, each=1), COVERS) == [True] * 10
+    assert fates(scheduled(5, each=1), COVERS) == [True] * 10
     bad = scheduled(2, each=1)
     assert fates(bad, COVERS) == [False] * 10
     assert "made for 2 steps but is stepped after each batch, and a pass over DataLoader#1 has 6" in bad[0].note

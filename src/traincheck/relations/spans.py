@@ -8,7 +8,7 @@ Note [What a scheduler counts]
 A run may be meant to be shorter than a pass over its data (so many steps of a large data set, one to try out), and its
 schedule with it. So nothing is said of a scheduler that calls its end a number of steps (`total_steps`), but of those
 that leave open what they count (`T_max`, `total_iters`); nor of a rate that rises: a warm-up may well be over before
-the pass is. Three quarters of a pass are enough: a warm-up that is done by hand, before the schedule begins, takes less.
+the pass is. Three quarters of a pass are enough: a warm-up by hand, before the schedule begins, takes less.
 
 Known limitations: nothing is said of a scheduler without an end (StepLR), nor where the loader does not know its
 length.
