@@ -7,15 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from traincheck import plugins
-from traincheck.checking.evidence import concerned, told
+from traincheck.checking.evidence import concerned, given_back, told
 from traincheck.vocab.demand import NOTHING, Demand
-from traincheck.vocab.events import Window
+from traincheck.vocab.events import Call, Window
 from traincheck.vocab.finding import Site, Violation
 from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.occasion import Occasion, Subject
 
 MOST_VIOLATIONS = 200
 """Violations kept for each invariant and process; beyond that only the count goes on, so that memory is bounded."""
+
+OF_RESULTS = ("returns size", "returns length", "returns width", "returns more", "gives back")
+"""Verbs of properties about what a call returned: there its sizes are evidence."""
 
 MOST_ALTERNATIVES = 2
 """What held instead is told of so many properties: of a setting there is one, more would be a list."""
@@ -126,6 +129,11 @@ class Engine:
             self.outcome.violations.append(violation)
 
 
+def _shown(rule: Invariant, call: Call, window: Window) -> tuple[str, ...]:
+    """What of the call is worth a look."""
+    return told(call, window) or (given_back(call) if rule.property.verb in OF_RESULTS else ())
+
+
 def _violation(rule: Invariant, occasions: list[Occasion], window: Window, instead: tuple[str, ...]) -> Violation:
     seq = min(occasion.seq for occasion in occasions)
     call = window.by_seq.get(seq)
@@ -145,6 +153,6 @@ def _violation(rule: Invariant, occasions: list[Occasion], window: Window, inste
         receiver=call.receiver if call is not None else "",
         variables=tuple(variables),
         occasions=sum(max(1, len(occasion.variables)) for occasion in occasions),
-        evidence=(*instead, *(told(call, window) if call is not None else ())),
+        evidence=(*instead, *(_shown(rule, call, window) if call is not None else ())),
         note=next((occasion.note for occasion in occasions if occasion.note), ""),
     )

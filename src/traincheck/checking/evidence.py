@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traincheck.vocab.events import Call, Change, Window
+from traincheck.vocab.events import RESULT, Call, Change, Window
 from traincheck.vocab.facts import value_of
 
 MOST_LINES = 3
@@ -26,6 +26,16 @@ def told(call: Call, window: Window) -> tuple[str, ...]:
             groups.setdefault(_standing(change), []).append(change.variable)
     lines = [f"{_named(names)}: {', '.join(standing)}" for standing, names in groups.items()]
     return tuple(lines[:MOST_LINES])
+
+
+def given_back(call: Call) -> tuple[str, ...]:
+    """What a call returned, and the whole numbers that it was given: `max_new_tokens=12: result int64 (2, 44)`."""
+    results = [one for one in call.tensors if one.role == RESULT or one.role.startswith(f"{RESULT}[")]
+    if not results:
+        return ()
+    sizes = [f"{name}={value}" for name, value in call.args if type(value) is int]
+    shapes = [f"{one.role} {one.dtype} ({', '.join(map(str, one.shape))})" for one in results[:MOST_LINES]]
+    return (f"given {', '.join(sizes)}: {', '.join(shapes)}" if sizes else ", ".join(shapes),)
 
 
 def _standing(change: Change) -> tuple[str, ...]:

@@ -6,13 +6,14 @@ what to look at first. The first entry that fits is the likely cause.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from traincheck.checking.cause import Cause, says
 from traincheck.checking.rank_causes import RANK_CAUSES
 from traincheck.checking.state_causes import STATE_CAUSES
 from traincheck.vocab.finding import Violation
 from traincheck.vocab.invariant import Invariant
+from traincheck.vocab.occasion import Property
 
 
 def _is(rule: Invariant, *, thing: str, detail: str = "", verbs: Sequence[str] = ()) -> bool:
@@ -51,13 +52,17 @@ def _order(violation: Violation) -> bool:
     return violation.invariant.property.detail.startswith("then ")
 
 
+def _gives_back(thing: str) -> Callable[[Violation], bool]:
+    """Fits rules about what calls of a kind give back."""
+    return lambda violation: violation.invariant.property == Property("gives back", thing)
+
+
 def _setting(violation: Violation) -> bool:
     return bool(violation.invariant.program)
 
 
-def _switched_off(violation: Violation) -> bool:
-    prop = violation.invariant.property
-    return prop.verb == "argument agrees" or (prop.verb == "argument is" and prop.detail.endswith("=0"))
+def _either(*tests: Callable[[Violation], bool]) -> Callable[[Violation], bool]:
+    return lambda violation: any(fits(violation) for fits in tests)
 
 
 CAUSES: tuple[Cause, ...] = (
@@ -199,7 +204,7 @@ CAUSES: tuple[Cause, ...] = (
         "A function is told another mode than its module is in",
         "What depends on training or evaluation (dropout, statistics) is switched on or off against the module's mode.",
         ("Pass self.training on, or 0.0 for dropout in evaluation.",),
-        _switched_off,
+        says("argument agrees"),
     ),
     Cause(
         10,
@@ -227,7 +232,7 @@ CAUSES: tuple[Cause, ...] = (
             "Look for a nested region with autocast disabled, or a kernel of the program's own that autocast does not "
             "know.",
         ),
-        says("returns dtype", detail=""),
+        _either(says("returns dtype"), _gives_back("matrix products of autocast")),
     ),
     Cause(
         11,
@@ -237,11 +242,37 @@ CAUSES: tuple[Cause, ...] = (
         says("returns size"),
     ),
     Cause(
+        10,
+        "A batch was made into one sample",
+        "The largest tensor of the batch has a single row, while others have one for each sample: the whole batch was "
+        "taken for a sample on the way (one nesting of lists too many or too few).",
+        ("Look at the collate function and what it calls: how are the samples put together?",),
+        _gives_back("several rows"),
+    ),
+    Cause(
+        10,
+        "A normalising layer does not normalise",
+        "The root mean square of the layer's result is far from that of its weight: it divides by something else than "
+        "the deviation or the root mean square (an L2 norm, a sum), or over another dimension.",
+        ("Look at the forward of this layer: what does it divide by, and over which dimension?",),
+        _gives_back("the scale of its weight"),
+    ),
+    Cause(
+        10,
+        "Fewer or more layers are built than configured",
+        "The module was given a number of layers, and no class of modules occurs as often in what it built.",
+        ("Look at how the layers are counted and divided: is a remainder lost in //?",),
+        _gives_back("as many layers"),
+    ),
+    Cause(
         11,
         "A result is longer or shorter than was asked for",
         "The length of the result goes beyond the bound that the call was given.",
         ("Look at how the limit is computed, and what is cut off before and after that.",),
-        lambda violation: violation.invariant.property.verb in ("returns length", "returns width", "returns more"),
+        _either(
+            lambda violation: violation.invariant.property.verb in ("returns length", "returns width", "returns more"),
+            _gives_back("no more than is asked for"),
+        ),
     ),
     Cause(
         11,

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from traincheck.inference.contexts import SKETCH
 from traincheck.vocab.events import FUNCTION, PROJECT, RESULT, Call, Window
 from traincheck.vocab.facts import Facts, FactValue, value_of
+from traincheck.vocab.kinds import taking
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 Key = tuple[str, Subject]
@@ -131,8 +132,8 @@ class Tally:
         self.reach: dict[str, Reach] = {}
         self.levels: set[tuple[str, ...]] = set()
         self.arguments: dict[tuple[str, str], set[str]] = {}
-        """By API (its own and its most general name) and argument: values as `repr` tells them, of which the first
-        `MOST_VALUES` in alphabetical order are kept, so that one of many is known to vary."""
+        """By API (its own and its most general name, and its kind) and argument: values as `repr` tells them, of which
+        the first `MOST_VALUES` in alphabetical order are kept, so that one of many is known to vary."""
 
     def add_window(self, window: Window) -> None:
         """Count what does not depend on relations: steps, levels, and what calls do."""
@@ -148,8 +149,9 @@ class Tally:
             # Equal arguments of equal calls are mostly one object, and then have been looked at in this window.
             if call.args and (id(call.levels), id(call.args)) not in told:
                 told.add((id(call.levels), id(call.args)))
+                names = {call.levels[0], call.levels[-1]}
                 for name, value in call.args:
-                    for api in {call.levels[0], call.levels[-1]}:
+                    for api in (*names, taking(name)) if call.kind == PROJECT else names:
                         _remember(self.arguments.setdefault((api, name), set()), value)
             reach.calls += 1
             if call.seq in effective:

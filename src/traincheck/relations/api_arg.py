@@ -1,14 +1,14 @@
 """APIArg(Ia, distinct or consistent): what an API is called with.
 
-Source: OSDI '25, section 3.2. Of one call: a flag has a fixed value in some circumstances, or agrees with the
-circumstance that it is named after; an argument is what the function is meant for. Of several calls: arguments are all
+Source: OSDI '25, section 3.2. Of one call: an argument goes with the mode of the module around it, or is what the
+function is meant for. Of several calls: arguments are all
 equal or all distinct, over the calls of a step, over threads, over the workers of a data loader, and over ranks.
 
 Note [Arguments that mean something]
 Most arguments are a matter of taste or of geometry (which dimension, how many), and a fixed value of theirs says
-nothing of other programs. So fixed values are told of flags only, and of figures that they are zero, which switches off
-what they measure (no dropout in evaluation). What the values of a tensor should look like is told of the prediction
-that goes into a loss: a call that takes several tensors and returns one number from which gradients flow.
+nothing of other programs. So of plain ones only those are judged that go with the mode of the module around the call,
+see Note [Habit and switch] in switches.py. What the values of a tensor should look like is told of the prediction that
+goes into a loss: a call that takes several tensors and returns one number from which gradients flow.
 
 Note [Filled again]
 Memory is filled twice in many good programs: by a layer's constructor and by the program's own initialisation, or under
@@ -22,12 +22,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import ClassVar
 
-from traincheck.relations.base import argument_in, context_of, ended, short
-from traincheck.relations.call_arguments import AGREES, IS, SIZE, VALUES_OF, judge_arguments
+from traincheck.relations.base import context_of, ended, short
+from traincheck.relations.call_arguments import SIZE, VALUES_OF, judge_arguments
 from traincheck.relations.comparison import AT_ONCE, COMPARED, asked_of, common, compare, said, ways_of
 from traincheck.relations.fills import FILLED, Fills
 from traincheck.relations.messages import RANKS
 from traincheck.relations.rank_calls import VERBS, Ranks
+from traincheck.relations.switches import AGREES, Switches
 from traincheck.relations.worker_states import STATES, WorkerStates
 from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
 from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, TRAIN, Call, Window
@@ -48,13 +49,14 @@ class APIArg:
         self._grains = None if interest is None else {subject.grain for subject in interest}
         self._subjects: dict[tuple[str, str, tuple[str, ...]], tuple[Subject, ...]] = {}
         self._workers = WorkerStates()
+        self._switches = Switches()
         self._fills = Fills()
         self._ranks = Ranks()
         self._next_index = 0
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         if window.index != self._next_index:
-            self._workers = WorkerStates()
+            self._workers, self._switches = WorkerStates(), Switches()
         self._next_index = window.index + 1
         if self._asks_for(ARGUMENT):
             yield from self._of_arguments(window)
@@ -62,7 +64,7 @@ class APIArg:
             yield from self._of_steps(window)
         if self._asks_for(THREADS):
             yield from self._of_threads(window)
-        for part in (self._fills, self._workers):
+        for part in (self._switches, self._fills, self._workers):
             if self._asks_for(part.grain):
                 yield from filter(self._wanted, part.occasions(window))
 
@@ -135,10 +137,12 @@ class APIArg:
             return Fills.needs()
         if prop.verb in VERBS:
             return Ranks.needs(subject, prop)
+        if prop.verb == AGREES:
+            return Switches.needs(subject, prop)
         if prop.verb == COMPARED:
             asked = {asked_of(prop)}
         else:
-            asked = {IS: {ARGUMENTS}, AGREES: {ARGUMENTS}, SIZE: {ARGUMENTS, TENSORS}}.get(prop.verb, {TENSORS, VALUES})
+            asked = {ARGUMENTS, TENSORS} if prop.verb == SIZE else {TENSORS, VALUES}
         return Demand(frozenset((subject.api,)), frozenset((subject.api, what) for what in asked))
 
     @staticmethod
@@ -151,7 +155,7 @@ class APIArg:
 
     @staticmethod
     def argument_of(subject: Subject, prop: Property) -> tuple[str, str] | None:
-        return argument_in(prop)
+        return (subject.api, prop.object) if prop.verb == AGREES else None
 
     @staticmethod
     def implied(prop: Property) -> Iterable[Property]:
@@ -166,10 +170,8 @@ class APIArg:
             return Fills.describe()
         if prop.verb in VERBS:
             return Ranks.describe(api, prop)
-        if prop.verb == IS:
-            return f"{api} is called with {prop.detail}"
         if prop.verb == AGREES:
-            return f"{api} is called with {prop.object} as it is for the module around the call"
+            return Switches.describe(subject, prop)
         if prop.verb == VALUES_OF:
             return f"in the {prop.object} of {api}, {prop.detail}"
         if prop.verb == SIZE:

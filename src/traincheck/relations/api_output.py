@@ -19,6 +19,8 @@ A number among the arguments that is larger than the result need not be a bound 
 for "at most" only where the bound is reached, and against it where it is exceeded. Rules about lengths mean something
 only if the argument had more than one value in what they were learned from: `argument_of` names it.
 
+What calls of a kind give back in every program, whatever they are called there, is told in expectations.py.
+
 Known limitations: values are judged where they were read; of several results only the first that has dimensions is
 compared. Modules in general are judged on the flow of gradients alone.
 """
@@ -31,6 +33,7 @@ from typing import ClassVar, NamedTuple
 from traincheck.relations import call_results as results
 from traincheck.relations.base import context_of, ended, short
 from traincheck.relations.call_results import Flow
+from traincheck.relations.expectations import Expectations
 from traincheck.relations.parts import FORWARD
 from traincheck.vocab.collectives import STARTERS, WAIT
 from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
@@ -76,8 +79,18 @@ class APIOutput:
         self._interest = interest
         self._levels: dict[tuple[str, tuple[str, ...]], _Levels | None] = {}
         self._kept: dict[tuple[object, ...], tuple[_Group, ...]] = {}
+        self._expectations = Expectations()
+        self._grains = None if interest is None else {subject.grain for subject in interest}
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
+        if self._grains is None or GRAIN in self._grains:
+            yield from self._of_calls(window)
+        if self._grains is None or Expectations.grain in self._grains:
+            for occasion in self._expectations.occasions(window):
+                if self._interest is None or occasion.subject in self._interest:
+                    yield occasion
+
+    def _of_calls(self, window: Window) -> Iterator[Occasion]:
         containers: set[int] | None = None
         for call in window.calls:
             levels = self._levels_of(call)
@@ -124,6 +137,8 @@ class APIOutput:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
+        if subject.grain == Expectations.grain:
+            return Expectations.needs(subject, prop)
         asked = {ARGUMENTS, TENSORS}
         valued = (results.LEAVES, results.LEAVES_NORM)
         if prop.verb in valued or (prop.verb == results.RETURNS and prop != results.REQUIRES_GRAD):
@@ -146,6 +161,8 @@ class APIOutput:
 
     @staticmethod
     def argument_of(subject: Subject, prop: Property) -> tuple[str, str] | None:
+        if subject.grain == Expectations.grain:
+            return Expectations.argument_of(subject)
         if prop.verb in (results.RETURNS_LENGTH, results.RETURNS_WIDTH, results.GROWS):
             return subject.api, prop.object.removeprefix(results.AT_MOST).removeprefix(results.EQUAL_TO)
         return None
@@ -158,6 +175,8 @@ class APIOutput:
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
+        if subject.grain == Expectations.grain:
+            return Expectations.describe(subject, prop)
         api = short(subject.api)
         of = f" ({prop.detail})" if prop.detail else ""
         if prop.verb == results.LEAVES and subject.api == WAIT:

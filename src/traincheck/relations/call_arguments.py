@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from traincheck.relations.comparison import TRAINING, is_mode, is_result
-from traincheck.vocab.events import FUNCTION, MODULE, Call, TensorSummary
+from traincheck.relations.comparison import is_result
+from traincheck.vocab.events import FUNCTION, Call, TensorSummary
 from traincheck.vocab.facts import Facts, value_of
 from traincheck.vocab.occasion import Property
 
-IS, AGREES, VALUES_OF, SIZE = "argument is", "argument agrees", "argument values", "argument size"
+VALUES_OF, SIZE = "argument values", "argument size"
 
 ROWS, NO_ROWS, NOT_ZERO = "rows sum to one", "rows do not sum to one", "not all is zero"
 SEVERAL = "more than one element along dim"
 
 FLOATING = ("float32", "float64", "float16", "bfloat16")
-
-
-REASONS = ("training", "grad_mode")
-"""The circumstances that switch flags and figures on and off. Among others, a correlation would be chance: programs
-differ in what they smooth or keep, and in whether they use autocast."""
 
 
 class Judged(NamedTuple):
@@ -54,34 +49,14 @@ def judge_arguments(call: Call, api: str) -> tuple[Judged, ...]:
 
 
 def _judge(call: Call, api: str) -> Iterator[Judged]:
-    reasons = tuple(pair for pair in call.context if pair[0] in REASONS)
-    for context, fates in ((reasons, _fixed(call, api)), (call.context, _meant(call, api))):
-        told = list(fates)
-        if told:
-            held = frozenset(prop for prop, so in told if so)
-            yield Judged(context, held, frozenset(prop for prop, so in told if not so))
-
-
-def _fixed(call: Call, api: str) -> _Fates:
-    """Flags and figures that have a value of their own."""
-    for name, value in call.args:
-        if isinstance(value, bool) and not _is_mode(name, call):
-            for flag in (False, True):
-                yield Property(IS, api, f"{name}={flag}"), value is flag
-        elif isinstance(value, float):
-            yield Property(IS, api, f"{name}=0"), value == 0
-
-
-def _is_mode(name: str, call: Call) -> bool:
-    """Whether a flag is the mode of the module that is called, or is to be that of the module around the call."""
-    return is_mode(name, call) or (name == TRAINING and isinstance(value_of(call.context, TRAINING), bool))
+    told = list(_meant(call, api))
+    if told:
+        held = frozenset(prop for prop, so in told if so)
+        yield Judged(call.context, held, frozenset(prop for prop, so in told if not so))
 
 
 def _meant(call: Call, api: str) -> _Fates:
     """What arguments are for. Values are told under the call's own name only: they have to be read in every call."""
-    mode, given = value_of(call.context, TRAINING), value_of(call.args, TRAINING)
-    if call.kind != MODULE and isinstance(mode, bool) and isinstance(given, bool):
-        yield Property(AGREES, TRAINING), given is mode
     arguments = [tensor for tensor in call.tensors if not is_result(tensor)]
     results = [tensor for tensor in call.tensors if is_result(tensor)]
     if api == call.name and _is_loss(arguments, results):

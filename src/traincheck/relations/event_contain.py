@@ -150,18 +150,19 @@ class EventContain:
         return f"in a call of {short(subject.api)}, the {what} {prop.detail}"
 
 
-def _as_content(call: Call) -> Iterator[Property]:
+def _as_content(call: Call, parent: Call) -> Iterator[Property]:
     """The ways to name a call inside another: by its own and its most general name, with each fixed argument.
 
     Which layers a container of torch holds is a matter of its construction, so torch's modules have no name of their
-    own here.
+    own here; and so are the arguments that its layers hand to functions.
     """
     if call.kind == REGION:
         return  # a block is no call; what is in it belongs to the function around it
     own = () if call.kind == MODULE and call.name.startswith("torch.") else (call.name,)
+    arguments = () if call.kind == FUNCTION and parent.name.startswith("torch.") else fixed_arguments(call)
     for name in {*own, call.levels[-1]}:
         yield Property(CALL, name)
-        for argument in fixed_arguments(call):
+        for argument in arguments:
             yield Property(CALL, name, argument)
 
 
@@ -193,7 +194,7 @@ def _calls_inside(window: Window) -> dict[int, set[Property]]:
         while parent is not None:
             # What a call that drives training computes on the way (and what users hand to a loader) is its own affair.
             if not (call.kind == FUNCTION and parent.kind == LIFECYCLE):
-                found[parent.seq].update(_as_content(call))
+                found[parent.seq].update(_as_content(call, parent))
             if parent.kind != REGION:  # what is called in a block is called by the function around it
                 break
             parent = window.by_seq.get(parent.parent)

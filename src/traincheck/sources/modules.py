@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from contextlib import ExitStack
@@ -20,11 +21,13 @@ from traincheck.sources.gradients import Gradients, Snapshot, summary
 from traincheck.sources.names import levels, parameter_names
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.summaries import Asked, Before, Summaries, asked
-from traincheck.sources.tensors import SOME, fingerprints, unseen
+from traincheck.sources.tensors import SOME, fingerprints, local, unseen
+from traincheck.sources.values import readable
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE, MODULE, Change
-from traincheck.vocab.facts import facts
+from traincheck.vocab.facts import FactValue, facts, merged
+from traincheck.vocab.kinds import NORMALISATION
 
 BUFFER_DATA, PARAMETER_GRAD = "buffer.data", "parameter.grad"
 
@@ -110,7 +113,7 @@ class ModuleSource:
             recorder.steps.forward(recorder.next_seq(), training, torch.is_grad_enabled())
         self._surroundings.flags.append(training)
         call_levels = levels(type(module), "forward", nn.Module)
-        if not self._demand.wants_call(call_levels):
+        if not self._demand.wants_call((*call_levels, *_kinds(type(module)))):
             opened.append(_Open())
             return
         context = circumstances_with(training=training, outermost=outermost, parametric=parametric)
@@ -136,14 +139,22 @@ class ModuleSource:
             self._tell_buffers(module, call, buffers)
         if what is None:
             self._recorder.leave(call, result_facts(output))
-        else:
-            self._recorder.leave(call, self._summaries.ends(call, what, before, output))
+            return
+        told = self._summaries.ends(call, what, before, output)
+        if before is not None and what.values and _kinds(type(module)):
+            told = merged(told, **scales(module))
+        self._recorder.leave(call, told)
 
     def _asked_of(self, cls: type, call_levels: tuple[str, ...]) -> Asked | None:
         """What is to be told of the calls of modules of this class."""
         if cls not in self._asked:
             names = parameter_names(cls.forward)[1:]  # type: ignore[attr-defined]
-            self._asked[cls] = asked(self._demand, call_levels, names)
+            what = asked(self._demand, call_levels, names)
+            of_kind = asked(self._demand, _kinds(cls), names)
+            if of_kind is not None and (what is None or not what.values):
+                # There are many of them in a model, and the first steps show as much as each further one.
+                what = of_kind._replace(arguments=what is not None and what.arguments, sampled=True)
+            self._asked[cls] = what
         return self._asked[cls]
 
     def _read_buffers(self, module: nn.Module) -> list[int | None]:
@@ -213,6 +224,26 @@ class ModuleSource:
 
     def _clear_failed(self, token: tuple[OpenCall, Snapshot]) -> None:
         self._recorder.abandon(token[0])
+
+
+def _kinds(cls: type) -> tuple[str, ...]:
+    """The kinds of modules of this class, see `traincheck.vocab.kinds`."""
+    return (NORMALISATION,) if "norm" in cls.__name__.lower() else ()
+
+
+def scales(module: nn.Module) -> dict[str, FactValue]:
+    """The root mean square that a normalising layer gives its result by its own parameters: `scale`, and
+    `shifted_scale` where the weight is added to one. Nothing without a weight for each element."""
+    with unseen():
+        told = {name: local(tensor) for name, tensor in module.named_parameters(recurse=False) if readable(tensor)}
+        own = {name: t for name, t in told.items() if t is not None and t.numel() > 1 and t.is_floating_point()}
+        weight = next((tensor for name, tensor in own.items() if "bias" not in name), None)
+        if weight is None:
+            return {}
+        squares = [((weight.float() + shift) ** 2).mean() for shift in (0, 1)]
+        offsets = [(tensor.float() ** 2).mean() for name, tensor in own.items() if "bias" in name]
+        first, shifted, *rest = torch.stack([*squares, *offsets]).tolist()
+    return {"scale": math.sqrt(first + sum(rest)), "shifted_scale": math.sqrt(shifted + sum(rest))}
 
 
 _DEEPEST = 6

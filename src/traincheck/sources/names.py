@@ -85,11 +85,19 @@ def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(parameter.name for parameter in parameters if parameter.kind in _POSITIONAL)
 
 
+_RECURRENT = ("hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional")
+PADDED, PACKED = ("input", *_RECURRENT, "batch_first"), ("data", "batch_sizes", *_RECURRENT)
+RECURRENT = frozenset(("torch.lstm", "torch.gru", "torch.rnn_tanh", "torch.rnn_relu"))
+"""Functions that have two signatures, and the parameters of these: torch's table has now the one, now the other."""
+
+
 def torch_parameter_names(function: Any, name: str) -> tuple[str, ...]:
     """As `parameter_names`, for a function of torch that is known by `name`.
 
     Functions written in C++ have no signature; those that can be overridden have one in the table that torch keeps for
     its own tests. There the tensor that a method is called on is named now `self`, now `input`.
     """
+    if name in RECURRENT:
+        return PADDED
     names = parameter_names(torch.overrides.get_testing_overrides().get(function, function))
     return ("self", *names[1:]) if name.startswith("torch.Tensor.") and names else names

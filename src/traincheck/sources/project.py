@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
+from collections import Counter
 from contextlib import ExitStack
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
+
+from torch import nn
 
 from traincheck.sources.circumstances import Surroundings, circumstances_amid, result_facts
 from traincheck.sources.frames import argument_names, further_names, local_values, returning
@@ -20,6 +24,8 @@ from traincheck.sources.sites import Sites, qualified_name
 from traincheck.sources.summaries import Asked, Before, Summaries, asked
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import PROJECT
+from traincheck.vocab.facts import facts
+from traincheck.vocab.kinds import LAYERED, is_layer_count, kinds_of_function
 
 _HIDDEN = ("<module>", "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<lambda>")
 _UNKNOWN: Any = object()
@@ -30,21 +36,26 @@ _GENERATOR = 0x20 | 0x80 | 0x200
 
 
 class _Known(NamedTuple):
-    """A function that is observed: its name, what is told of its calls, the places where it returns."""
+    """A function that is observed: its name, what is told of its calls, the places where it returns.
+
+    `receiver` is the name of the module under construction, for a constructor that is given a number of layers.
+    """
 
     levels: tuple[str, ...]
     asked: Asked | None
     arguments: tuple[str, ...]
     returns: frozenset[int]
+    receiver: str = ""
 
 
 class _Open(NamedTuple):
-    """A call under way. `of` is its frame, or its code where frames are not told."""
+    """A call under way. `of` is its frame, or its code where frames are not told; `built` the module that it makes."""
 
     of: FrameType | CodeType
     call: OpenCall
     known: _Known
     before: Before | None
+    built: weakref.ref[Any] | None = None
 
 
 class _Stack(threading.local):
@@ -82,36 +93,51 @@ class ProjectSource:
 
     def _learn(self, code: CodeType, module: str) -> _Known | None:
         """What is known of a project function, None for code that is not observed."""
-        levels = self._told(code, module)
+        names = (*argument_names(code), *further_names(code))
+        receiver = code.co_varnames[0] if _builds_layers(code) else ""
+        kinds = (LAYERED,) if receiver else kinds_of_function(argument_names(code))
+        levels = self._told(code, module, kinds)
         known = None
         if levels is not None:
-            names = (*argument_names(code), *further_names(code))
-            known = _Known(levels, asked(self._demand, levels, ()), names, returning(code))
+            what = asked(self._demand, (*levels, *kinds), ())
+            known = _Known(levels, what, names, returning(code), receiver)
         self._known[code] = known
         return known
 
-    def _told(self, code: CodeType, module: str) -> tuple[str, ...] | None:
+    def _told(self, code: CodeType, module: str, kinds: tuple[str, ...]) -> tuple[str, ...] | None:
         """The levels of a project function, None for code that is not observed."""
         if not self._sites.file_of(code) or code.co_name in _HIDDEN or code.co_flags & _GENERATOR:
             return None
         name = qualified_name(code)
-        if "<locals>" in name or name.endswith((".forward", ".__init__")):
+        if "<locals>" in name or name.endswith(".forward"):
             return None  # a module's forward is observed as such
+        if name.endswith(".__init__") and LAYERED not in kinds:
+            return None
         levels = (f"{main_name() if module == '__main__' else module}.{name}",)
-        return levels if self._demand.wants_call(levels) else None
+        return levels if self._demand.wants_call((*levels, *kinds)) else None
 
     def _begins(self, known: _Known, of: FrameType | CodeType, frame: FrameType) -> _Open | None:
         if self._recorder.asks:
             return None
+        built = None
+        if known.receiver:
+            module = local_values(frame, (known.receiver,)).get(known.receiver)
+            # The constructor of a base class leaves a module that is not whole yet.
+            if not isinstance(module, nn.Module) or _constructor(type(module)) is not frame.f_code:
+                return None
+            built = weakref.ref(module)
         call = self._recorder.enter(PROJECT, known.levels, "", circumstances_amid(self._surroundings))
         before = None
         if known.asked is not None:
             before = self._summaries.begins(call, known.asked, (), local_values(frame, known.arguments))
-        return _Open(of, call, known, before)
+        return _Open(of, call, known, before, built)
 
     def _ends(self, opened: _Open, result: Any) -> None:
         call, what = opened.call, opened.known.asked
-        if what is None:
+        module = opened.built() if opened.built is not None else None
+        if module is not None:
+            self._recorder.leave(call, facts(layers=class_counts(module)))
+        elif what is None:
             self._recorder.leave(call, result_facts(result))
         else:
             self._recorder.leave(call, self._summaries.ends(call, what, opened.before, result))
@@ -207,6 +233,23 @@ class ProjectSource:
             monitoring.free_tool_id(tool)
 
         undo.callback(stop)
+
+
+def _builds_layers(code: CodeType) -> bool:
+    """Whether this is the constructor of a class, and is given a number of layers."""
+    return code.co_name == "__init__" and code.co_argcount > 1 and any(map(is_layer_count, argument_names(code)))
+
+
+def _constructor(cls: type[nn.Module]) -> Any:
+    return getattr(cls.__init__, "__code__", None)
+
+
+def class_counts(module: nn.Module) -> str:
+    """How many modules of each class there are in `module`, and how many layers a recurrent one has, joined by +."""
+    inside = [one for one in module.modules() if one is not module]
+    counts = set(Counter(map(type, inside)).values())
+    counts.update(one.num_layers for one in inside if isinstance(one, nn.RNNBase))
+    return "+".join(map(str, sorted(counts)))
 
 
 def _may_be_project(api: str) -> bool:

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from traincheck.sources.base import replace_everywhere, wrapping
 from traincheck.sources.circumstances import Surroundings, circumstances_amid, result_facts
-from traincheck.sources.names import function_name, parameter_names, torch_parameter_names
+from traincheck.sources.names import PACKED, RECURRENT, function_name, parameter_names, torch_parameter_names
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.summaries import Asked, Before, Summaries, asked
 from traincheck.vocab.demand import Demand
@@ -97,10 +97,15 @@ def _leave(mode: _Mode) -> None:
 
 
 class _Known(NamedTuple):
-    """A function that is recorded: its name, and what is told of its calls."""
+    """A function that is recorded: its name, and what is told of its calls.
+
+    `packed` is asked of the calls of a recurrent function that are given a packed sequence: there the second argument
+    is a tensor, and all of them have other names.
+    """
 
     levels: tuple[str, ...]
     asked: Asked | None
+    packed: Asked | None = None
 
 
 class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
@@ -150,10 +155,12 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         away = around.look_away()
         call = before = None
         try:
-            recorder, (levels, what) = self._recorder, known
+            recorder, (levels, what, packed) = self._recorder, known
             site = recorder.sites.here()
             if site == recorder.fetching:
                 return None, None
+            if packed is not None and len(args) > 1 and isinstance(args[1], torch.Tensor):
+                what = packed
             call = recorder.enter(FUNCTION, levels, "", circumstances_amid(around), site=site)
             if what is not None:
                 before = self._summaries.begins(call, what, args, kwargs)
@@ -182,7 +189,8 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             name = function_name(func)
             if name is not None and self._demand.wants_call((name,)):
                 what = asked(self._demand, (name,), torch_parameter_names(func, name))
-                known = _Known((name,), what)
+                packed = what._replace(names=PACKED) if what is not None and name in RECURRENT else None
+                known = _Known((name,), what, packed)
         except Exception as error:
             self._fails(error)
         self._known[func] = known

@@ -1,0 +1,202 @@
+"""Expectations: what calls of a kind give back in any program, whatever they are called there.
+
+Note [Kinds of results]
+Names of functions and classes are each program's own, so that rules about them teach nothing of others. Some calls are
+told by what they are for:
+
+* a function with an argument named as a bound (`max_new_tokens`), given whole numbers and returning some: what it adds
+  to the sequence, or returns without it, is no longer than the argument says;
+* a normalising layer: whatever goes in, the root mean square of the result is about that of the layer's own weight
+  (or of one plus the weight, where layers begin at zero);
+* a batch of a data loader: its largest tensor has several rows where others have (one row in place of many is a whole
+  batch that was taken for a sample);
+* a model called under autocast: most of its matrix products give the data type of autocast. (A few are kept in full
+  precision on purpose, as those of a router are.)
+* a constructor that is given a number of layers: what it builds has as many modules of some class (or one more, where
+  only those between the first and the last are counted).
+
+Known limitation: of a function that returns no part of the prompt and is given a short one, more than the bound may
+pass for the prompt and what was added.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from traincheck.relations.base import context_of, ended, short
+from traincheck.relations.call_arguments import FLOATING
+from traincheck.relations.call_results import WHOLE, Flow
+from traincheck.relations.parts import FORWARD, number
+from traincheck.relations.worker_states import NEXT
+from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
+from traincheck.vocab.events import FUNCTION, MODULE, PROJECT, Call, TensorSummary, Window
+from traincheck.vocab.facts import Facts, value_of
+from traincheck.vocab.kinds import LAYERED, NORMALISATION, argument_of_kind, is_layer_count, taking
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+GRAIN = "kind"
+EXPECTED = "gives back"
+WITHIN_BOUND = Property(EXPECTED, "no more than is asked for")
+SCALED = Property(EXPECTED, "the scale of its weight")
+SEVERAL_ROWS = Property(EXPECTED, "several rows")
+IN_LOW_PRECISION = Property(EXPECTED, "matrix products of autocast")
+AS_MANY_LAYERS = Property(EXPECTED, "as many layers")
+
+_OF_FUNCTIONAL = ("linear", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention")
+_OF_TORCH = ("matmul", "mm", "bmm", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d")
+_OF_TENSOR = ("matmul", "__matmul__", "mm", "bmm", "addmm")
+PRODUCTS = frozenset(
+    f"torch.{home}{name}"
+    for home, names in (("nn.functional.", _OF_FUNCTIONAL), ("", _OF_TORCH), ("Tensor.", _OF_TENSOR))
+    for name in names
+)
+"""Functions that every autocast runs in low precision: products of matrices, and what is made of such."""
+
+SCALE_BAND = 3.0
+"""By how much the root mean square may be off: correlated weights, padding and the safety term move it, by less than a
+half as a rule; a norm in place of a root mean square is off by the root of the width, four at a width of 16."""
+
+LEAST_SCALE = 1e-2
+"""Below this, what a normalising layer adds to the square of its input for safety may outweigh it."""
+
+
+class Expectations:
+    """Looks at one window at a time."""
+
+    grain = GRAIN
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """One occasion for each call of a kind that can be judged."""
+        for call in window.calls:
+            if not ended(call):
+                continue
+            if call.kind == PROJECT:
+                yield from _of_functions(call, window)
+            elif call.kind == MODULE:
+                yield from _as_occasion(NORMALISATION, SCALED, _keeps_scale(call), call, window)
+            elif call.name == NEXT:
+                yield from _as_occasion(NEXT, SEVERAL_ROWS, _has_several_rows(call), call, window)
+        yield from _of_products(window)
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        """What must be observed to judge a rule of this subject and property."""
+        if prop == IN_LOW_PRECISION:
+            return Demand(PRODUCTS | {FORWARD}, frozenset((api, TENSORS) for api in PRODUCTS))
+        asked = {NORMALISATION: (TENSORS, VALUES), NEXT: (TENSORS,)}.get(subject.api, (ARGUMENTS, TENSORS))
+        return Demand(frozenset((subject.api,)), frozenset((subject.api, what) for what in asked))
+
+    @staticmethod
+    def argument_of(subject: Subject) -> tuple[str, str] | None:
+        """See `Relation.argument_of`."""
+        name = argument_of_kind(subject.api)
+        return (subject.api, name) if name else None
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        """The rule as a sentence."""
+        bound = argument_of_kind(subject.api)
+        told = {
+            WITHIN_BOUND: f"a function that is given {bound} returns a sequence no longer than that, or adds no more",
+            SCALED: "a normalising layer returns values with about the root mean square of its weight",
+            SEVERAL_ROWS: f"the largest tensor of a batch from {short(NEXT)} has several rows where others have",
+            IN_LOW_PRECISION: "in a call of a model under autocast, most matrix products (linear, matmul, "
+            "convolutions) return the dtype of autocast",
+            AS_MANY_LAYERS: "a module that is given a number of layers is built with as many modules of some class",
+        }
+        return told[prop]
+
+
+def _as_occasion(kind: str, prop: Property, so: bool | None, call: Call, window: Window) -> Iterator[Occasion]:
+    if so is not None:
+        held, failed = (
+            (frozenset((prop,)), frozenset[Property]()) if so else (frozenset[Property](), frozenset((prop,)))
+        )
+        yield Occasion(Subject(kind, GRAIN), context_of(call.context, window.stage), held, failed, call.seq)
+
+
+# -- functions of the program's ----------------------------------------------------------------------------------------
+
+
+def _of_functions(call: Call, window: Window) -> Iterator[Occasion]:
+    layers = value_of(call.result, "layers")
+    if isinstance(layers, str):
+        yield from _as_occasion(LAYERED, AS_MANY_LAYERS, _has_layers(call, layers), call, window)
+        return
+    added = _added(Flow.of(call)) if call.tensors else None
+    if added is None:
+        return
+    for name, limit in call.args:
+        # Below the bound there is nothing to tell it from any other number.
+        if type(limit) is int and 1 < limit <= added and not name.startswith("len("):
+            yield from _as_occasion(taking(name), WITHIN_BOUND, added == limit, call, window)
+
+
+def _added(flow: Flow) -> int | None:
+    """How many tokens a call added to the sequence that it was given, or returned without it; None for other calls."""
+    main = flow.main
+    if main is None or main.dtype not in WHOLE or main.dtype == "bool" or not main.shape:
+        return None
+    for tensor in flow.arguments:
+        if tensor.dtype == main.dtype and tensor.shape and tensor.shape[:-1] == main.shape[:-1]:
+            longer = main.shape[-1] - tensor.shape[-1]
+            return longer if longer > 0 else main.shape[-1]
+    return None
+
+
+def _has_layers(call: Call, counts: str) -> bool | None:
+    """Whether each number of layers that was given is that of the modules of some class, see the note above."""
+    asked = [value for name, value in call.args if is_layer_count(name) and type(value) is int and value > 1]
+    found = {int(count) for count in counts.split("+") if count}
+    return all(found & {count, count + 1} for count in asked) if asked and found else None
+
+
+# -- modules and batches -----------------------------------------------------------------------------------------------
+
+
+def _keeps_scale(call: Call) -> bool | None:
+    """Whether a normalising layer brings its input to the scale of its weight; None where that cannot be told."""
+    scale, shifted = number(value_of(call.result, "scale")), number(value_of(call.result, "shifted_scale"))
+    if scale is None or shifted is None:
+        return None
+    flow = Flow.of(call)
+    if flow.main is None or not flow.arguments or flow.arguments[0].shape != flow.main.shape:
+        return None
+    before, after = _scale(flow.arguments[0]), _scale(flow.main)
+    if before is None or after is None or before < LEAST_SCALE:
+        return None
+    return min(scale, shifted) / SCALE_BAND <= after <= max(scale, shifted) * SCALE_BAND
+
+
+def _scale(tensor: TensorSummary) -> float | None:
+    """The root mean square of a tensor whose values were read."""
+    norm, size = value_of(tensor.facts, "norm"), math.prod(tensor.shape)
+    return norm / math.sqrt(size) if isinstance(norm, float) and size else None
+
+
+def _has_several_rows(call: Call) -> bool | None:
+    """Whether the largest tensor of a batch has several rows, where others have."""
+    told = sorted((tensor for tensor in call.tensors if tensor.shape), key=lambda tensor: math.prod(tensor.shape))
+    others = [tensor.shape[0] for tensor in told[:-1]]
+    return told[-1].shape[0] > 1 if others and max(others) > 1 else None
+
+
+def _of_products(window: Window) -> Iterator[Occasion]:
+    """One occasion for each call of a model under autocast in which matrices are multiplied."""
+    found: dict[int, list[bool]] = {}
+    models: dict[int, Call] = {}
+    for call in window.calls:
+        if call.kind != FUNCTION or call.name not in PRODUCTS or not ended(call):
+            continue
+        model = next((one for one in reversed(window.ancestors(call)) if one.kind == MODULE), None)
+        kind = value_of(model.context, "autocast") if model is not None and ended(model) else None
+        result = Flow.of(call).main
+        if model is not None and kind in FLOATING and result is not None and result.dtype in FLOATING:
+            models[model.seq] = model
+            found.setdefault(model.seq, []).append(result.dtype == kind)
+    for seq, in_low in found.items():
+        model = models[seq]
+        without: Facts = tuple(pair for pair in model.context if pair[0] != "autocast")
+        model = model._replace(context=without)
+        yield from _as_occasion(FORWARD, IN_LOW_PRECISION, 2 * sum(in_low) > len(in_low), model, window)

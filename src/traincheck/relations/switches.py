@@ -1,0 +1,76 @@
+"""Switches: arguments that go with the mode of the module around the call, as dropout does.
+
+Note [Habit and switch]
+Most arguments that never vary are a habit of whoever wrote the call, and one that goes with the stage of the run or
+with the gradient mode is hardly more. What an argument has to do with training is shown by the mode of the module
+around: a flag that is always the module's mode is meant to be; and a figure that is not zero in training, and zero in
+the evaluation of the same module, measures what is to be switched off there. (In training it may well be zero, if
+somebody wants none of it.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from traincheck.relations.base import ended, short
+from traincheck.relations.parts import FORWARD
+from traincheck.vocab.demand import ARGUMENTS, Demand
+from traincheck.vocab.events import MODULE, Call, Window
+from traincheck.vocab.facts import FactValue, value_of
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+AGREES = "argument agrees"
+OFF = "zero in evaluation"
+TRAINING = "training"
+
+
+class Switches:
+    """Follows the windows of one process, and keeps which figures were not zero in training, by call and module."""
+
+    grain = "switch"
+
+    def __init__(self) -> None:
+        self._on: set[tuple[str, str, str]] = set()
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """One occasion for each call in a module that is given a flag or a figure that can be judged.
+
+        Nothing but the mode may be the reason, so that they tell no circumstances.
+        """
+        for call in window.calls:
+            mode = value_of(call.context, TRAINING)
+            if call.kind == MODULE or not isinstance(mode, bool) or not call.args or not ended(call):
+                continue
+            held: set[Property] = set()
+            failed: set[Property] = set()
+            for name, value in call.args:
+                if isinstance(value, bool):
+                    (held if value is mode else failed).add(Property(AGREES, name))
+                elif type(value) in (int, float) and self._is_switched_on(call, name, value, mode=mode, window=window):
+                    (failed if value else held).add(Property(AGREES, name, OFF))
+            if held or failed:
+                subject = Subject(call.name, self.grain)
+                yield Occasion(subject, (), frozenset(held), frozenset(failed), call.seq)
+
+    def _is_switched_on(self, call: Call, name: str, value: FactValue, *, mode: bool, window: Window) -> bool:
+        """Whether a figure of a call in evaluation was not zero when the same module made it in training."""
+        if mode and not isinstance(value, float):
+            return False  # a count or a dimension
+        around = next((one.receiver for one in window.ancestors(call) if one.kind == MODULE), "")
+        key = (call.name, name, around)
+        if mode and value:
+            self._on.add(key)
+        return not mode and key in self._on
+
+    @classmethod
+    def needs(cls, subject: Subject, prop: Property) -> Demand:
+        """The arguments; and, for figures, which module makes the call."""
+        apis = {subject.api, FORWARD} if prop.detail == OFF else {subject.api}
+        return Demand(frozenset(apis), frozenset(((subject.api, ARGUMENTS),)))
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        """The rule as a sentence."""
+        if prop.detail == OFF:
+            return f"{short(subject.api)} is called with {prop.object}=0 in evaluation, where it is not 0 in training"
+        return f"{short(subject.api)} is called with {prop.object} as it is for the module around the call"

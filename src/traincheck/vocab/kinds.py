@@ -1,0 +1,39 @@
+"""Kinds of calls: what calls in different programs have in common although each program has names of its own.
+
+A kind can be demanded like an API: the sources then observe all calls of that kind. It is no level of generality, so
+nothing is said of a kind but by rules that are made for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+NORMALISATION = "normalisation.forward"
+"""Calls of modules whose class is named after a norm and that have a weight for each element."""
+
+LAYERED = "constructor(layers)"
+"""Constructors of modules that are given a number of layers."""
+
+
+def taking(argument: str) -> str:
+    """The kind of the program's own functions that have an argument of this name."""
+    return f"function({argument})"
+
+
+def kinds_of_function(arguments: Iterable[str]) -> tuple[str, ...]:
+    """The kinds of a function with these arguments."""
+    return tuple(map(taking, arguments))
+
+
+def argument_of_kind(kind: str) -> str:
+    """The argument that a kind is named after, empty for other kinds."""
+    return kind[len("function(") : -1] if kind.startswith("function(") else ""
+
+
+_LAYER_COUNT = re.compile(r"(n|num|number_of)?_?(hidden|encoder|decoder)?_?(layers?|blocks)")
+
+
+def is_layer_count(argument: str) -> bool:
+    """Whether an argument is named as a number of layers is: `num_layers`, `n_layer`, `layers`."""
+    return _LAYER_COUNT.fullmatch(argument.lower()) is not None
