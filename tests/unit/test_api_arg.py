@@ -7,24 +7,15 @@ from dataclasses import replace
 import pytest
 
 from traincheck.relations.api_arg import APIArg
-from traincheck.relations.call_arguments import (
-    AGREES,
-    IS,
-    NO_ROWS,
-    NOT_ZERO,
-    ROWS,
-    SEVERAL,
-    SIZE,
-    VALUES_OF,
-)
+from traincheck.relations.call_arguments import NO_ROWS, NOT_ZERO, ROWS, SEVERAL, SIZE, VALUES_OF
 from traincheck.relations.comparison import COMPARED, DISTINCT, EQUAL
 from traincheck.relations.fills import FRESH
 from traincheck.relations.rank_calls import AS_OFTEN, IN_ORDER, SENT
+from traincheck.relations.switches import AGREES, OFF
 from traincheck.relations.worker_states import ITER, NEXT, RENEWED, STATES
 from traincheck.testing.conformance import check_relation
 from traincheck.testing.readable import from_text
 from traincheck.vocab.events import Window
-from traincheck.vocab.facts import facts
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 DROPOUT, SDPA = "torch.nn.functional.dropout", "torch.nn.functional.scaled_dot_product_attention"
@@ -50,41 +41,65 @@ def fate(found: list[Occasion], prop: Property) -> list[bool]:
 # -- one call ----------------------------------------------------------------------------------------------------------
 
 
-def attention(p: str, *, training: str) -> str:
-    context = f'{{"training":{training}}}'
-    return f'  function {SDPA} context={context} args={{"dropout_p":{p},"is_causal":true,"scale":8,"mode":"x"}}\n'
+def attention(p: str, *, training: str, within: str = "Net") -> str:
+    context = f'{{"training":{training},"grad_mode":"on"}}'
+    return f"""
+  module {within}.forward < torch.nn.Module.forward receiver={within} context={{"training":{training}}}
+    function {SDPA} context={context} args={{"dropout_p":{p},"is_causal":true,"scale":8,"mode":"x"}}
+"""
 
 
-def test_dropout_is_switched_off_in_evaluation() -> None:
-    off = Property(IS, SDPA, "dropout_p=0")
-    found = of(attention("0.0", training="false") + attention("0.1", training="true"), Subject(SDPA, "argument"))
-    assert fate(found, off) == [True, False]
-    assert [one.context for one in found] == [facts(training=mode, stage="train") for mode in (False, True)]
+def steps(*bodies: tuple[str, str]) -> list[Window]:
+    return from_text("".join(f"window {stage} step={n}\n{body}" for n, (stage, body) in enumerate(bodies)))
 
 
-def test_only_the_mode_of_the_program_is_a_reason() -> None:
-    body = attention("0.0", training="false").replace('{"training"', '{"autocast":"off","grad_mode":"on","training"')
-    (found,) = of(body, Subject(SDPA, "argument"))
-    assert found.context == facts(grad_mode="on", training=False, stage="train")
+def switched(windows: list[Window], api: str) -> list[Occasion]:
+    relation = APIArg()
+    found = [one for window in windows for one in relation.occasions(window)]
+    return [one for one in found if one.subject == Subject(api, "switch")]
 
 
-def test_flags_have_two_values_and_texts_and_sizes_none() -> None:
-    (found,) = of(attention("0.5", training="true"), Subject(SDPA, "argument"))
-    assert found.held == {Property(IS, SDPA, "is_causal=True")}
-    assert found.failed == {Property(IS, SDPA, "is_causal=False"), Property(IS, SDPA, "dropout_p=0")}
+TRAINED = ("train", attention("0.1", training="true"))
+SWITCHED_OFF = Property(AGREES, "dropout_p", OFF)
 
 
-def test_one_and_true_are_not_the_same_argument() -> None:
-    one, true = (f'  function {SDPA} args={{"enable":{value}}}\n' for value in ("1", "true"))
-    assert of(one, Subject(SDPA, "argument")) == []
-    assert len(of(one + true, Subject(SDPA, "argument"))) == 1
+@pytest.mark.parametrize(("p", "so"), [("0.0", True), ("0", True), ("0.1", False)])
+def test_dropout_is_switched_off_in_evaluation(p: str, so: bool) -> None:
+    assert fate(switched(steps(TRAINED, ("eval", attention(p, training="false"))), SDPA), SWITCHED_OFF) == [so]
 
 
+@pytest.mark.parametrize(
+    "windows",
+    [
+        steps(("train", attention("0.0", training="true")), ("eval", attention("0.1", training="false"))),
+        steps(TRAINED, ("eval", attention("0.1", training="false", within="Other"))),
+        steps(TRAINED, TRAINED),
+        steps(("train", attention("1", training="true")), ("eval", attention("1", training="false"))),
+    ],
+    ids=["off in training as well", "another module", "no evaluation", "a count"],
+)
+def test_only_what_was_on_in_training_is_to_be_off(windows: list[Window]) -> None:
+    assert fate(switched(windows, SDPA), SWITCHED_OFF) == []
+
+
+def test_a_gap_makes_it_forget() -> None:
+    first, second = steps(TRAINED, ("eval", attention("0.1", training="false")))
+    assert fate(switched([first, replace(second, index=2)], SDPA), SWITCHED_OFF) == []
+
+
+@pytest.mark.parametrize("name", ["training", "train"])
 @pytest.mark.parametrize(("given", "mode", "so"), [("true", "true", True), ("true", "false", False)])
-def test_the_training_flag_is_that_of_the_module_around(given: str, mode: str, so: bool) -> None:
-    body = f'  function {DROPOUT} context={{"training":{mode}}} args={{"training":{given}}}\n'
-    (found,) = of(body, Subject(DROPOUT, "argument"))
-    assert (found.held if so else found.failed) == {Property(AGREES, "training")}
+def test_a_flag_is_the_mode_of_the_module_around(name: str, given: str, mode: str, so: bool) -> None:
+    body = f'  function {DROPOUT} context={{"training":{mode}}} args={{"{name}":{given}}}\n'
+    (found,) = of(body, Subject(DROPOUT, "switch"))
+    assert (found.held if so else found.failed) == {Property(AGREES, name)}
+
+
+def test_nothing_but_the_mode_is_a_reason() -> None:
+    """A flag that is set in training only, or with gradients only, is a habit: there is nothing to tell it by."""
+    body = f'  function {DROPOUT} context={{"training":true,"grad_mode":"off"}} args={{"training":true}}\n'
+    (found,) = of(body, Subject(DROPOUT, "switch"))
+    assert found.context == ()
 
 
 def test_outside_modules_and_of_modules_themselves_no_flag_agrees() -> None:
@@ -92,8 +107,7 @@ def test_outside_modules_and_of_modules_themselves_no_flag_agrees() -> None:
   function {DROPOUT} args={{"training":true}}
   module Net.forward < torch.nn.Module.forward context={{"training":true}} args={{"training":true}}
 """
-    assert fate(of(body, Subject(DROPOUT, "argument")), Property(AGREES, "training")) == []
-    assert of(body, Subject("Net.forward", "argument")) == []
+    assert of(body, Subject(DROPOUT, "switch")) == of(body, Subject("Net.forward", "switch")) == []
 
 
 def loss(
@@ -410,8 +424,8 @@ def test_it_keeps_the_promises_of_a_relation() -> None:
 
 def test_sentences_say_what_is_meant() -> None:
     told = {
-        (Subject(SDPA, "argument"), Property(IS, SDPA, "dropout_p=0")): (
-            "scaled_dot_product_attention is called with dropout_p=0"
+        (Subject(SDPA, "switch"), SWITCHED_OFF): (
+            "scaled_dot_product_attention is called with dropout_p=0 in evaluation, where it is not 0 in training"
         ),
         (Subject(LOSS, "argument"), about(NO_ROWS)): "in the input of cross_entropy, rows do not sum to one",
         (Subject(NEXT, "ranks"), Property(COMPARED, "data of result", DISTINCT)): (

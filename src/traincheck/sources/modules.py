@@ -27,7 +27,7 @@ from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE, MODULE, Change
 from traincheck.vocab.facts import FactValue, facts, merged
-from traincheck.vocab.kinds import NORMALISATION
+from traincheck.vocab.kinds import kinds_of_module
 
 BUFFER_DATA, PARAMETER_GRAD = "buffer.data", "parameter.grad"
 
@@ -113,7 +113,7 @@ class ModuleSource:
             recorder.steps.forward(recorder.next_seq(), training, torch.is_grad_enabled())
         self._surroundings.flags.append(training)
         call_levels = levels(type(module), "forward", nn.Module)
-        if not self._demand.wants_call((*call_levels, *_kinds(type(module)))):
+        if not self._demand.wants_call((*call_levels, *kinds_of_module(type(module).__name__))):
             opened.append(_Open())
             return
         context = circumstances_with(training=training, outermost=outermost, parametric=parametric)
@@ -141,7 +141,7 @@ class ModuleSource:
             self._recorder.leave(call, result_facts(output))
             return
         told = self._summaries.ends(call, what, before, output)
-        if before is not None and what.values and _kinds(type(module)):
+        if before is not None and what.values and kinds_of_module(type(module).__name__):
             told = merged(told, **scales(module))
         self._recorder.leave(call, told)
 
@@ -150,7 +150,8 @@ class ModuleSource:
         if cls not in self._asked:
             names = parameter_names(cls.forward)[1:]  # type: ignore[attr-defined]
             what = asked(self._demand, call_levels, names)
-            of_kind = asked(self._demand, _kinds(cls), names)
+            kinds = kinds_of_module(cls.__name__)
+            of_kind = asked(self._demand, kinds, names) if kinds else None
             if of_kind is not None and (what is None or not what.values):
                 # There are many of them in a model, and the first steps show as much as each further one.
                 what = of_kind._replace(arguments=what is not None and what.arguments, sampled=True)
@@ -224,11 +225,6 @@ class ModuleSource:
 
     def _clear_failed(self, token: tuple[OpenCall, Snapshot]) -> None:
         self._recorder.abandon(token[0])
-
-
-def _kinds(cls: type) -> tuple[str, ...]:
-    """The kinds of modules of this class, see `traincheck.vocab.kinds`."""
-    return (NORMALISATION,) if "norm" in cls.__name__.lower() else ()
 
 
 def scales(module: nn.Module) -> dict[str, FactValue]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from traincheck.vocab.demand import TENSORS, VALUES, Demand
 from traincheck.vocab.events import NO_CALL, Call, Change, Window
+from traincheck.vocab.kinds import kinds_of
 
 
 def observed(window: Window, demand: Demand) -> Window:
@@ -32,7 +33,13 @@ def observed(window: Window, demand: Demand) -> Window:
 
 
 def _wanted(call: Call, demand: Demand) -> bool:
-    return demand.wants_call(call.levels) or any(api in call.levels for api, _ in demand.states)
+    names = _names(call)
+    return demand.wants_call(names) or any(api in names for api, _ in demand.states)
+
+
+def _names(call: Call) -> tuple[str, ...]:
+    """All that a call can be demanded under."""
+    return (*call.levels, *kinds_of(call))
 
 
 def _moved(call: Call, window: Window, kept: set[int]) -> Call:
@@ -55,8 +62,8 @@ def _noticed(change: Change, window: Window, demand: Demand, kept: set[int]) -> 
 
 def _stripped(call: Call, demand: Demand) -> Call:
     """The call without what nobody asked for of its tensors. (Arguments are few, and some are told in any case.)"""
-    values = demand.wants_state(call.levels, VALUES)
-    if not values and not demand.wants_state(call.levels, TENSORS):
+    values = demand.wants_state(_names(call), VALUES)
+    if not values and not demand.wants_state(_names(call), TENSORS):
         return call._replace(tensors=()) if call.tensors else call
     if values or not call.tensors:
         return call

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from traincheck.vocab.events import MODULE, PROJECT, Call
+
 NORMALISATION = "normalisation.forward"
 """Calls of modules whose class is named after a norm and that have a weight for each element."""
 
@@ -29,6 +31,23 @@ def kinds_of_function(arguments: Iterable[str]) -> tuple[str, ...]:
 def argument_of_kind(kind: str) -> str:
     """The argument that a kind is named after, empty for other kinds."""
     return kind[len("function(") : -1] if kind.startswith("function(") else ""
+
+
+def kinds_of_module(class_name: str) -> tuple[str, ...]:
+    """The kinds of a call of a module of this class."""
+    return (NORMALISATION,) if "norm" in class_name.lower() else ()
+
+
+def kinds_of(call: Call) -> tuple[str, ...]:
+    """The kinds of a recorded call, as far as what was told of it shows them."""
+    if call.kind == MODULE:
+        return kinds_of_module(call.name.rsplit(".", 2)[-2])
+    if call.kind != PROJECT:
+        return ()
+    names = [name for name, _ in call.args] + [tensor.role for tensor in call.tensors]
+    if call.name.endswith(".__init__"):
+        return (LAYERED,) if any(map(is_layer_count, names)) else ()
+    return kinds_of_function(names)
 
 
 _LAYER_COUNT = re.compile(r"(n|num|number_of)?_?(hidden|encoder|decoder)?_?(layers?|blocks)")
