@@ -33,7 +33,7 @@ rng = np.random.default_rng(args.seed)
 successors = np.stack([rng.choice(args.vocab, size=4, replace=False) for _ in range(args.vocab)])
 
 
-def generate(length):
+def random_walk(length):
     tokens = np.empty(length, dtype=np.int64)
     tokens[0] = 0
     choices = rng.choice(4, size=length, p=[0.6, 0.2, 0.1, 0.1])
@@ -48,8 +48,8 @@ def batchify(data, bsz):
     return data[: nbatch * bsz].view(bsz, -1).t().contiguous()
 
 
-train_data = batchify(generate(18_000), args.batch_size)
-val_data = batchify(generate(3_000), args.batch_size)
+train_data = batchify(random_walk(18_000), args.batch_size)
+val_data = batchify(random_walk(3_000), args.batch_size)
 
 ###############################################################################
 # Model
@@ -112,6 +112,18 @@ def evaluate(source):
     return total_loss / (len(source) - 1)
 
 
+def generate(tokens, max_new_tokens):
+    model.eval()
+    hidden = model.init_hidden(tokens.size(0))
+    output, words = tokens.t(), [tokens]
+    with torch.no_grad():
+        for _ in range(max_new_tokens):
+            output, hidden = model(output, hidden)
+            output = torch.multinomial(output[-1].softmax(dim=-1), 1).t()
+            words.append(output.t())
+    return torch.cat(words, dim=1)
+
+
 def train(epoch):
     model.train()
     total_loss = 0.0
@@ -138,4 +150,5 @@ for epoch in range(1, args.epochs + 1):
     val_loss = evaluate(val_data)
     print("-" * 60)
     print(f"| end of epoch {epoch} | valid loss {val_loss:.3f} | valid ppl {math.exp(val_loss):.2f}")
+    print("| " + " ".join(map(str, generate(val_data[:4, :1].t(), 20)[0].tolist())))
     print("-" * 60)

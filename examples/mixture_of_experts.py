@@ -93,11 +93,11 @@ class MoEBlock(nn.Module):
 
 
 class MoELanguageModel(nn.Module):
-    def __init__(self, vocab_size, length, dim=64, heads=2, depth=2, num_experts=4):
+    def __init__(self, vocab_size, length, dim=64, heads=2, num_layers=2, num_experts=4):
         super().__init__()
         self.token = nn.Embedding(vocab_size, dim)
         self.place = nn.Embedding(length, dim)
-        self.blocks = nn.ModuleList(MoEBlock(dim, heads, num_experts) for _ in range(depth))
+        self.blocks = nn.ModuleList(MoEBlock(dim, heads, num_experts) for _ in range(num_layers))
         self.norm = nn.LayerNorm(dim)
         self.unembed = nn.Linear(dim, vocab_size, bias=False)
 
@@ -125,6 +125,17 @@ def evaluate(model, loader):
             loads.append(torch.stack([s.load for s in stats]))
             dropped.append(sum(s.dropped.item() for s in stats) / len(stats))
     return np.mean(losses), torch.stack(loads).mean(0), np.mean(dropped)
+
+
+@torch.no_grad()
+def complete(model, prompts, max_new_tokens):
+    """The likeliest continuation of each prompt, without the prompt."""
+    model.eval()
+    ids = prompts
+    for _ in range(max_new_tokens):
+        logits, _ = model(ids)
+        ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
+    return ids[:, prompts.size(1) :]
 
 
 def main():
@@ -163,6 +174,10 @@ def main():
         print(f"epoch {epoch}: perplexity {math.exp(val_loss):.2f}, {dropped:.1%} of the assignments dropped")
         for layer, shares in enumerate(load.tolist()):
             print(f"    load in layer {layer}: " + " ".join(f"{share:.2f}" for share in shares))
+        (ids,) = next(iter(val_loader))
+        written = complete(model, ids[:32, : length - 8], max_new_tokens=8)
+        right = (written == ids[:32, length - 8 :]).float().mean().item()
+        print(f"    {right:.0%} of the last tokens are as in the text")
 
 
 if __name__ == "__main__":

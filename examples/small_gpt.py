@@ -189,6 +189,14 @@ def estimate_loss():
     return out
 
 
+def sample(max_new_tokens):
+    model.eval()
+    start = torch.tensor([[stoi["\n"]]], device=device)
+    text = "".join(itos[i] for i in model.generate(start, max_new_tokens)[0].tolist())
+    model.train()
+    return text.strip()
+
+
 # -----------------------------------------------------------------------------
 # training loop
 
@@ -205,6 +213,7 @@ for it in range(max_iters):
             best_val_loss = losses["val"]
             checkpoint = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "iter": it}
             torch.save(checkpoint, ckpt_path)
+        print(f"    {sample(16)!r}")
 
     X, Y = get_batch("train")
     _, loss = model(X, Y)
@@ -223,7 +232,5 @@ print(f"step {max_iters}: train loss {losses['train']:.4f}, val loss {losses['va
 # sample from the best checkpoint
 checkpoint = torch.load(ckpt_path)
 model.load_state_dict(checkpoint["model"])
-model.eval()
-start = torch.tensor([[stoi["\n"]]], device=device)
-print("".join(itos[i] for i in model.generate(start, 80)[0].tolist()).strip())
+print(sample(80))
 out_dir.cleanup()

@@ -108,12 +108,12 @@ class Layer(nn.Module):
 
 
 class CharTransformer(nn.Module):
-    def __init__(self, vocab_size, context, width=96, depth=2, heads=4, dropout=0.1):
+    def __init__(self, vocab_size, context, width=96, num_layers=2, heads=4, dropout=0.1):
         super().__init__()
         self.context = context
         self.tokens = nn.Embedding(vocab_size, width)
         self.positions = nn.Embedding(context, width)
-        self.layers = nn.ModuleList(Layer(width, heads, dropout) for _ in range(depth))
+        self.layers = nn.ModuleList(Layer(width, heads, dropout) for _ in range(num_layers))
         self.norm = nn.LayerNorm(width)
         self.to_logits = nn.Linear(width, vocab_size)
 

@@ -103,11 +103,11 @@ class EncoderLayer(nn.Module):
 class RowClassifier(nn.Module):
     """Reads an 8x8 image as a sequence of eight rows."""
 
-    def __init__(self, dim=48, depth=2, heads=4, dropout=0.1, capacity_factor=1.25):
+    def __init__(self, dim=48, num_layers=2, heads=4, dropout=0.1, capacity_factor=1.25):
         super().__init__()
         self.embed = nn.Linear(8, dim)
         self.position = nn.Parameter(0.1 * torch.randn(8, dim))
-        self.layers = nn.ModuleList(EncoderLayer(dim, heads, dropout, capacity_factor) for _ in range(depth))
+        self.layers = nn.ModuleList(EncoderLayer(dim, heads, dropout, capacity_factor) for _ in range(num_layers))
         self.head = nn.Linear(8 * dim, 10)
 
     def forward(self, images):

@@ -5,7 +5,8 @@ Names of functions and classes are each program's own, so that rules about them 
 told by what they are for:
 
 * a function with an argument named as a bound (`max_new_tokens`), given whole numbers and returning some: what it adds
-  to the sequence, or returns without it, is no longer than the argument says;
+  to the sequence is no longer than the argument says, nor is what it returns without it
+  (but for a token to begin with);
 * a normalising layer: whatever goes in, the root mean square of the result is about that of the layer's own weight
   (or of one plus the weight, where layers begin at zero);
 * a batch of a data loader: its largest tensor has several rows where others have (one row in place of many is a whole
@@ -124,25 +125,24 @@ def _of_functions(call: Call, window: Window) -> Iterator[Occasion]:
     if isinstance(layers, str):
         yield from _as_occasion(LAYERED, AS_MANY_LAYERS, _has_layers(call, layers), call, window)
         return
-    added = _added(Flow.of(call)) if call.tensors else None
-    if added is None:
-        return
+    added, first = _added(Flow.of(call)) if call.tensors else (0, 0)
     for name, limit in call.args:
         # Below the bound there is nothing to tell it from any other number.
         if type(limit) is int and 1 < limit <= added and not name.startswith("len("):
-            yield from _as_occasion(taking(name), WITHIN_BOUND, added == limit, call, window)
+            yield from _as_occasion(taking(name), WITHIN_BOUND, added <= limit + first, call, window)
 
 
-def _added(flow: Flow) -> int | None:
-    """How many tokens a call added to the sequence that it was given, or returned without it; None for other calls."""
+def _added(flow: Flow) -> tuple[int, int]:
+    """How many tokens a call added to the sequence that it was given, or returned without it, and how many of these may
+    be there to begin with; none for other calls."""
     main = flow.main
     if main is None or main.dtype not in WHOLE or main.dtype == "bool" or not main.shape:
-        return None
+        return 0, 0
     for tensor in flow.arguments:
         if tensor.dtype == main.dtype and tensor.shape and tensor.shape[:-1] == main.shape[:-1]:
             longer = main.shape[-1] - tensor.shape[-1]
-            return longer if longer > 0 else main.shape[-1]
-    return None
+            return (longer, 0) if longer > 0 else (main.shape[-1], 1)
+    return 0, 0
 
 
 def _has_layers(call: Call, counts: str) -> bool | None:
