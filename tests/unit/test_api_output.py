@@ -181,8 +181,9 @@ def test_gradients_flow_through_modules() -> None:
         layer("x float32[4] requires_grad", "result int64[4]"),
         layer("x float32[4] requires_grad", "result float32[4]", context='{"autocast":"off","grad_mode":"off"}'),
         call("function torch.Tensor.detach", "self float32[4] requires_grad", "result float32[4]"),
+        layer("x float32[4] requires_grad", "result float32[4]", result='{"parameters":false}'),
     ],
-    ids=["no gradient to flow", "indices", "no_grad", "function of torch"],
+    ids=["no gradient to flow", "indices", "no_grad", "function of torch", "positions, which only look at the size"],
 )
 def test_the_flow_of_gradients_is_not_to_be_judged(body: str) -> None:
     assert results.REQUIRES_GRAD not in judged(of_all(body))

@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 from observing import Seen, observing
+from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
 from traincheck.vocab.events import NO_CALL, Call
 from traincheck.vocab.facts import value_of
+from traincheck.vocab.kinds import LAYERED, NORMALISATION, taking
 from training import Model
 
 LINEAR = "torch.nn.functional.linear"
@@ -70,6 +72,55 @@ def test_functions_know_the_mode_of_the_module_they_run_in() -> None:
     flags = [value_of(call.context, "training") for call in seen.named(LINEAR)]
     assert flags == [True, True, False, True]
     assert "training" not in dict(only(seen, "torch.Tensor.exp").context)
+
+
+def test_recurrent_functions_have_two_signatures() -> None:
+    with observing() as seen:
+        lstm, x = nn.LSTM(2, 3, dropout=0.5, num_layers=2), torch.ones(4, 1, 2)
+        lstm(x)
+        lstm.eval()(nn.utils.rnn.pack_padded_sequence(x, [4]))
+    padded, packed = (dict(call.args) for call in seen.named("torch.lstm"))
+    assert (padded["dropout"], padded["train"], padded["num_layers"]) == (0.5, True, 2)
+    assert (packed["dropout"], packed["train"], packed["num_layers"]) == (0.5, False, 2)
+
+
+class Base(nn.Module):
+    def __init__(self, num_layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.RMSNorm(4) for _ in range(num_layers))
+
+
+class Tower(Base):
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(num_layers - 1)
+        self.layers.append(nn.RMSNorm(4))
+
+
+def longer(tokens: torch.Tensor, limit: int) -> torch.Tensor:
+    return tokens.repeat(1, limit)
+
+
+def test_kinds_of_calls_can_be_demanded() -> None:
+    kinds = (NORMALISATION, LAYERED, taking("limit"))
+    asked = frozenset((kind, what) for kind in kinds for what in (ARGUMENTS, TENSORS, VALUES))
+    with observing(Demand(frozenset(kinds), asked)) as seen:
+        model = Tower(num_layers=3)
+        model.layers[0](torch.ones(2, 4))
+        model.layers[0].requires_grad_(False).weight.fill_(2.0)
+        longer(torch.ones(2, 1), 3)
+        nothing(True)
+    built, norm, function = seen.calls
+    assert built.name == "test_sources_calls.Tower.__init__" and dict(built.args) == {"num_layers": 3}
+    assert dict(built.result) == {"layers": "1+3"}
+    assert (value_of(norm.result, "scale"), value_of(norm.result, "shifted_scale")) == (1.0, 2.0)
+    assert function.name == "test_sources_calls.longer"
+
+
+def test_modules_without_parameters_are_told_as_such() -> None:
+    with observing() as seen:
+        nn.Sequential(nn.Linear(4, 4), nn.ReLU())(torch.ones(2, 4))
+    told = [value_of(only(seen, f"torch.nn.{name}.forward").result, "parameters") for name in ("Linear", "ReLU")]
+    assert told == [None, False]
 
 
 # -- functions of the project ----------------------------------------------------------------------------------------

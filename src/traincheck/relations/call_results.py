@@ -130,9 +130,18 @@ def dtypes(flow: Flow) -> Judged:
 
 def requires_grad(flow: Flow) -> Judged:
     """Whether a gradient can flow back through the call, where it could flow up to it."""
+    if _may_only_look(flow.call):
+        return
     could = value_of(flow.call.context, "grad_mode") == "on" and any(flows(tensor) for tensor in flow.arguments)
     if could and flow.main is not None and flow.main.dtype in FLOATING:
         yield REQUIRES_GRAD, flow.main.requires_grad
+
+
+def _may_only_look(call: Call) -> bool:
+    """Whether a call is of a module without parameters inside a model: it may be there to make positions or masks, and
+    ask its input for no more than the size."""
+    inside = value_of(call.context, "outermost") is not True
+    return call.kind == MODULE and inside and value_of(call.result, "parameters") is False
 
 
 def finite(flow: Flow) -> Judged:

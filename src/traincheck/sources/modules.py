@@ -6,6 +6,7 @@ import math
 import sys
 import threading
 from contextlib import ExitStack
+from functools import lru_cache
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from traincheck.sources.values import readable
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE, MODULE, Change
-from traincheck.vocab.facts import FactValue, facts, merged
+from traincheck.vocab.facts import Facts, FactValue, facts, merged
 from traincheck.vocab.kinds import kinds_of_module
 
 BUFFER_DATA, PARAMETER_GRAD = "buffer.data", "parameter.grad"
@@ -141,6 +142,8 @@ class ModuleSource:
             self._recorder.leave(call, result_facts(output))
             return
         told = self._summaries.ends(call, what, before, output)
+        if not _has_parameters(module):
+            told = _without_parameters(told)
         if before is not None and what.values and kinds_of_module(type(module).__name__):
             told = merged(told, **scales(module))
         self._recorder.leave(call, told)
@@ -225,6 +228,19 @@ class ModuleSource:
 
     def _clear_failed(self, token: tuple[OpenCall, Snapshot]) -> None:
         self._recorder.abandon(token[0])
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    """Whether the module or one inside it has parameters. (`parameters()` would build a name for each.)"""
+    if any(parameter is not None for parameter in module._parameters.values()):
+        return True
+    return any(_has_parameters(child) for child in module._modules.values() if child is not None)
+
+
+@lru_cache(maxsize=4096)
+def _without_parameters(told: Facts) -> Facts:
+    """What is told of the result of a module without parameters; equal ones are the same object."""
+    return merged(told, parameters=False)
 
 
 def scales(module: nn.Module) -> dict[str, FactValue]:

@@ -50,7 +50,7 @@ def kinds_of(call: Call) -> tuple[str, ...]:
     return kinds_of_function(names)
 
 
-_LAYER_COUNT = re.compile(r"(n|num|number_of)?_?(hidden|encoder|decoder)?_?(layers?|blocks)")
+_LAYER_COUNT = re.compile(r"(n|num|number_of)_?((hidden|encoder|decoder)_?)?(layers?|blocks?)|layers|blocks")
 
 
 def is_layer_count(argument: str) -> bool:
