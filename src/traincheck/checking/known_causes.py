@@ -35,6 +35,10 @@ def _some_not_updated(violation: Violation) -> bool:
     return _is(rule, thing="parameter.data", detail="changes") and rule.subject.grain == "parameter.data"
 
 
+def _model_not_updated(violation: Violation) -> bool:
+    return violation.invariant.property.verb == "moves"
+
+
 def _not_cleared(violation: Violation) -> bool:
     return _is(violation.invariant, thing="parameter.grad", detail="is cleared")
 
@@ -107,6 +111,19 @@ CAUSES: tuple[Cause, ...] = (
             "If gradients are accumulated on purpose, clear them after each optimizer step.",
         ),
         _not_cleared,
+    ),
+    Cause(
+        4,
+        "Parameters of the model are not updated",
+        "These parameters of the model (or their copies in the optimizer) got a gradient, but the step did not change "
+        "them. Either no optimizer holds them, or it passes them over, or it updates copies (masters) that are not "
+        "written back to the tensors that the model computes with.",
+        (
+            "Compare the tensors in optimizer.param_groups with model.parameters(): are they the same objects?",
+            "Where the optimizer holds master copies, look at what writes them back to the model: does it reach every "
+            "group, and the parameters that the model has now?",
+        ),
+        _model_not_updated,
     ),
     Cause(
         4,

@@ -4,7 +4,9 @@ Note [Levels]
 A call is an occasion under every class that its method is inherited through: `Adam.step` is also `Optimizer.step`.
 Where the rule holds at a more general level under no stronger condition, the specific one says nothing more and is left
 out; what was learned with Adadelta then speaks of AdamW. Where it does not hold in general (Linear returns what its
-autocast says, a module in general does not), the most general level at which it holds remains by itself. A call that
+autocast says, a module in general does not), the most general level at which it holds remains by itself. Nor does the
+specific one say more where its condition is weaker only because nothing that would call for a stronger one was ever
+seen of its class: it goes, too, if the general rule speaks on every occasion that bore it out. A call that
 is told to be inside another has several names as well; that `fit` calls an `SGD.step` says more than that it calls an
 `Optimizer.step`, but the latter is what other programs share.
 
@@ -43,9 +45,13 @@ class Generalisation:
         """The same rule about a more general class."""
         for api in sorted(self._general.get(rule.subject.api, ())):
             subject = Subject(api, rule.subject.grain)
-            other = first_covering(rule, index.saying(rule.relation, subject, rule.property))
+            others = list(index.saying(rule.relation, subject, rule.property))
+            other = first_covering(rule, others)
             if other is not None:
                 return other, "the same holds of a more general class"
+            other = next((other for other in others if index.borne_out_under(other, rule)), None)
+            if other is not None:
+                return other, "the same holds of a more general class wherever this was seen to hold"
         return None
 
     def by_content(self, rule: Invariant, index: RuleIndex) -> Implication | None:

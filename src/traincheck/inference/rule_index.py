@@ -12,10 +12,12 @@ a further program of another make, one of them may be judged alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from traincheck.vocab.facts import Facts
 from traincheck.vocab.invariant import ERROR, Invariant, Precondition
 from traincheck.vocab.occasion import Property, Subject
 
@@ -26,9 +28,16 @@ _Said = tuple[str, Subject, Property]
 
 
 class RuleIndex:
-    """The rules of a book in the making. `relations` are the classes by name, which tell what properties imply."""
+    """The rules of a book in the making. `relations` are the classes by name, which tell what properties imply; `seen`
+    are the contexts in which each rule (by its id) was borne out, where they are known."""
 
-    def __init__(self, rules: Iterable[Invariant], relations: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        rules: Iterable[Invariant],
+        relations: Mapping[str, Any],
+        seen: Mapping[str, Collection[Facts]] = MappingProxyType({}),
+    ) -> None:
+        self._seen = seen
         self.rules = sorted(rules, key=lambda rule: rule.id)
         self._saying: dict[_Said, list[Invariant]] = {}
         self._implying: dict[_Said, list[Invariant]] = {}
@@ -59,6 +68,16 @@ class RuleIndex:
         """The rules about this subject, by their ids."""
         return iter(self._about.get((relation, subject), ()))
 
+    def borne_out_under(self, other: Invariant, rule: Invariant) -> bool:
+        """Whether `other` speaks in every context in which `rule` was borne out, of the same programs at least."""
+        contexts = self._seen.get(rule.id)
+        return (
+            bool(contexts)
+            and _of_its_programs(other, rule)
+            and other.severity in (ERROR, rule.severity)
+            and all(map(other.applies, contexts or ()))
+        )
+
 
 def first_covering(rule: Invariant, others: Iterable[Invariant]) -> Invariant | None:
     """The first of `others` that may stand for `rule` if it says as much, see Note [Covering]."""
@@ -72,12 +91,12 @@ def covers(other: Invariant, rule: Invariant) -> bool:
 
 def reaches(other: Invariant, rule: Invariant) -> bool:
     """Whether another rule is checked on every program that `rule` is, under no stronger condition."""
-    return (
-        other.id != rule.id
-        and other.program in ("", rule.program)
-        and set(rule.origin) <= set(other.origin)
-        and rule.precondition.implies(other.precondition)
-    )
+    return _of_its_programs(other, rule) and rule.precondition.implies(other.precondition)
+
+
+def _of_its_programs(other: Invariant, rule: Invariant) -> bool:
+    """Whether `other` was borne out by each program that bore out `rule`, and is checked wherever it is."""
+    return other.id != rule.id and other.program in ("", rule.program) and set(rule.origin) <= set(other.origin)
 
 
 def _has_experienced(other: Invariant, rule: Invariant) -> bool:

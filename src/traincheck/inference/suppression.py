@@ -16,12 +16,14 @@ out for a third one; being implied passes on, so one that is kept stands at the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from traincheck.inference.generalisation import Generalisation
 from traincheck.inference.rule_index import Implication, RuleIndex, covers, first_covering, reaches
+from traincheck.vocab.facts import Facts
 from traincheck.vocab.invariant import ERROR, Invariant
 from traincheck.vocab.occasion import Property, Subject
 
@@ -38,12 +40,15 @@ class Implied:
 
 
 def suppress(
-    rules: Iterable[Invariant], levels: Iterable[tuple[str, ...]], relations: Mapping[str, Any]
+    rules: Iterable[Invariant],
+    levels: Iterable[tuple[str, ...]],
+    relations: Mapping[str, Any],
+    seen: Mapping[str, Collection[Facts]] = MappingProxyType({}),
 ) -> tuple[list[Invariant], list[Implied]]:
     """Split `rules` into those to keep and those that others imply.
 
-    `levels` are the names of APIs, most specific first, and `relations` the classes by name. The order of the rules
-    does not matter for what is kept.
+    `levels` are the names of APIs, most specific first, and `relations` the classes by name; `seen` are the contexts in
+    which rules, by their ids, were borne out. The order of the rules does not matter for what is kept.
     """
     kept = {rule.id: rule for rule in rules}
     implied: list[Implied] = []
@@ -56,7 +61,7 @@ def suppress(
         _by_property,
     )
     for test in tests:
-        index = RuleIndex(kept.values(), relations)
+        index = RuleIndex(kept.values(), relations, seen)
         for rule in index.rules:
             found = test(rule, index)
             if found is not None:

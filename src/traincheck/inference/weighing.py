@@ -16,6 +16,7 @@ from traincheck.inference.salience import why_dull
 from traincheck.inference.suppression import suppress
 from traincheck.inference.tally import Key, Tally, candidates
 from traincheck.invariants.book import Book, LearnedRun
+from traincheck.vocab.facts import Facts
 from traincheck.vocab.invariant import ERROR, NOTICE, PIPELINE, Invariant, Precondition, Support
 from traincheck.vocab.occasion import Property
 
@@ -28,21 +29,24 @@ def weigh(tallies: Sequence[Tally]) -> tuple[Book, Journal]:
     relations = plugins.load("traincheck.relations")
     journal = Journal()
     kept: list[Invariant] = []
+    seen: dict[str, frozenset[Facts]] = {}
     for key, prop in candidates(tallies):
         relation = relations.get(key[0])
         if relation is None:
             continue  # tallied where another relation was installed; it cannot be described or checked here
         candidate = _Candidate(key, prop, relation, tallies, journal)
-        kept.extend(candidate.settings() if relation.is_setting(prop) else candidate.rules())
+        rules = list(candidate.settings() if relation.is_setting(prop) else candidate.rules())
+        seen.update((rule.id, candidate.bearing_out(rule)) for rule in rules)
+        kept.extend(rules)
     levels = set().union(*(tally.levels for tally in tallies)) if tallies else set()
-    rules, implied = suppress(kept, levels, relations)
+    remaining, implied = suppress(kept, levels, relations, seen)
     for each in implied:
         journal.add(_entry(each.rule, DROPPED, f"implied by {each.by.id}: {each.why}"))
-    for rule in rules:
+    for rule in remaining:
         named = "an error" if rule.severity == ERROR else "a notice"
         journal.add(_entry(rule, KEPT, f"confidence {rule.confidence:.3f}, so breaking it is {named}"))
     runs = tuple(LearnedRun(tally.script, tally.digest, tally.steps) for tally in tallies)
-    return Book(tuple(rules), runs), journal
+    return Book(tuple(remaining), runs), journal
 
 
 class _Candidate:
@@ -123,6 +127,10 @@ class _Candidate:
                 origin=(script,),
                 program=script,
             )
+
+    def bearing_out(self, rule: Invariant) -> frozenset[Facts]:
+        """The contexts in which `rule` was seen to hold."""
+        return frozenset(row.context for row in self.evidence if row.held and rule.precondition.true_in(row.context))
 
     def _support(self, selected: Sequence[Evidence]) -> Support:
         return Support(

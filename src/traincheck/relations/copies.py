@@ -3,6 +3,10 @@
 One call, two roles: sources tell around a call that saves or loads what the program holds and what the copy holds. The
 stage and the mode of the call are left out of the context: a checkpoint has to be right whenever it is written.
 
+Note [Several files]
+A large model is saved in parts, one call for each. So what is missing from one part is not missing if another one of
+the same go has it: calls at the same place, of which no two save the same variable.
+
 Known limitations: of copies in another precision or shape only that is said, not whether their values agree.
 """
 
@@ -20,6 +24,7 @@ from traincheck.vocab.occasion import Occasion, Property, Subject
 
 SAVED_EQUALS, LOADED_EQUALS = "saved equals live", "live equals loaded"
 IS_SAVED, IS_LOADED = "is saved", "is loaded"
+PRESENT = "present"
 
 _VERBS = {SAVED: (SAVED_EQUALS, IS_SAVED), LOADED: (LOADED_EQUALS, IS_LOADED)}
 _OF_TENSORS = ("parameter", "buffer")
@@ -39,10 +44,13 @@ class Copies:
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """One occasion for all variables of a call that fared alike, at every level of the call."""
+        elsewhere = _saved_elsewhere(window)
         for seq, told in window.readings_of.items():
             call = window.by_seq.get(seq)
             if call is None or not ended(call):
                 continue
+            if seq in elsewhere:
+                told = [reading for reading in told if _missing(reading) not in elsewhere[seq]]
             for role in (SAVED, LOADED):
                 if not any(reading.role == role for reading in told):
                     continue
@@ -65,7 +73,7 @@ class Copies:
     def needs(subject: Subject, prop: Property) -> Demand:
         kind = subject.grain.rpartition(".")[0]
         if prop.verb in (IS_SAVED, IS_LOADED):
-            attributes: tuple[str, ...] = ("present",)
+            attributes: tuple[str, ...] = (PRESENT,)
         else:  # whether values can be compared is told by dtype and shape
             attributes = ("data", "dtype", "shape") if prop.object == "data" else (prop.object,)
         return Demand(frozenset((subject.api,)), readings(*(f"{kind}.{attribute}" for attribute in attributes)))
@@ -89,6 +97,30 @@ class Copies:
         if role == SAVED:
             return f"the {what} that a call of {call} saves is that of the live one"
         return f"after a call of {call}, the {what} is that of the loaded one"
+
+
+def _saved_elsewhere(window: Window) -> dict[int, set[str]]:
+    """For each call that saved a part, what the other parts have, see Note [Several files]."""
+    goes: dict[tuple[str, int], dict[int, set[str]]] = {}
+    for seq, told in window.readings_of.items():
+        call = window.by_seq.get(seq)
+        if call is None or not ended(call) or not any(_missing(reading) for reading in told):
+            continue
+        there = {r.variable for r in told if r.role == SAVED and r.attribute == PRESENT and r.value is True}
+        if there:
+            goes.setdefault((call.levels[-1], call.parent), {})[seq] = there
+    found: dict[int, set[str]] = {}
+    for parts in goes.values():
+        whole = set().union(*parts.values())
+        if len(parts) > 1 and len(whole) == sum(map(len, parts.values())):
+            found.update((seq, whole - part) for seq, part in parts.items())
+    return found
+
+
+def _missing(reading: Reading) -> str:
+    """The variable that a reading tells to be missing from what was saved, empty for any other."""
+    missing = reading.role == SAVED and reading.attribute == PRESENT and reading.value is False
+    return reading.variable if missing else ""
 
 
 _Fate = tuple[str, Facts, frozenset[Property], frozenset[Property]]
@@ -125,7 +157,7 @@ def _judged(copied: _Copied, role: str) -> tuple[set[Property], set[Property]]:
     for (attribute, of), value in copied.values.items():
         if of != role:
             continue
-        if attribute == "present":
+        if attribute == PRESENT:
             results[Property(there, copied.kind)] = value is True
             continue
         live = copied.values.get((attribute, LIVE))

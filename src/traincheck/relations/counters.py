@@ -6,7 +6,8 @@ nothing.
 
 Known limitations: the lowest count is judged only in steps in which all parameters that the optimizer holds have a
 gradient (an expert that is not used stands still), and not where it falls (a parameter that joins late begins to count
-late). Nothing is said right after a state was loaded, nor of a scheduler that is told the epoch.
+late). Nothing is said of a step that had nothing to learn from, right after a state was loaded, nor of a scheduler that
+is told the epoch.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ class Counters:
             last = self._last.get((thing, call.receiver))
             self._last[thing, call.receiver] = now
             if last is None or (thing == LOWEST and (now < last or value_of(call.context, "grads") == "mixed")):
+                continue
+            if value_of(call.context, "grads") == "unused":
                 continue
             if thing == EPOCH and value_of(call.args, "epoch") is not None:
                 continue

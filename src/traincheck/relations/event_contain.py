@@ -9,6 +9,10 @@ Which calls a call makes is a matter of its implementation, so containment of ca
 most specific name: `Linear.forward` calls `linear`, which says nothing of modules in general. What becomes of
 parameters and gradients is what the call is for, so changes are offered at every level: `Adam.step` changes parameters
 as an `Optimizer.step`. (Of modules in general it is not said that they change their buffers: batch norms are for that.)
+
+Note [Updates that need not show]
+What an optimizer makes of a gradient of zeros (it may have momentum, or decay weights), of a parameter that nothing was
+computed with, or of an update that is lost in rounding is no occasion: such a parameter may change or not.
 """
 
 from __future__ import annotations
@@ -102,7 +106,9 @@ class EventContain:
             call = window.by_seq.get(change.call)
             # A call without a receiver (a backward) holds and owns nothing: which variables it concerns is not known.
             # What an optimizer keeps for each parameter, and which of it changes when, is its own affair.
-            if call is not None and call.receiver and ended(call) and change.kind != "optimizer_state":
+            if change.kind == "optimizer_state" or not _shows(change):
+                continue
+            if call is not None and call.receiver and ended(call):
                 alike = change._replace(seq=0, variable="", owner="", fingerprint=None)
                 groups.setdefault((change.call, alike), []).append(change.variable)
         for (seq, change), variables in groups.items():
@@ -176,6 +182,16 @@ def _answerable(call: Call) -> tuple[str, ...]:
     return call.levels[:-1] if call.kind == MODULE else call.levels
 
 
+def _shows(change: Change) -> bool:
+    """Whether an update ought to show in this change, see Note [Updates that need not show]."""
+    if change.attribute != "data" or change.kind == "buffer":
+        return True
+    told = dict(change.context)
+    if told.get("held") != "this":
+        return True
+    return told.get("lost") is not True and told.get("grad") not in ("unused", "zero")
+
+
 def _could(change: Change) -> Iterator[Property]:
     for transition in possible(change.before):
         yield Property(CHANGE, f"{change.kind}.{change.attribute}", transition)
@@ -205,6 +221,8 @@ def _changes_inside(window: Window) -> dict[int, list[Change]]:
     """The changes inside each call of the window, at any depth; of modules only those around the call itself."""
     found: dict[int, list[Change]] = defaultdict(list)
     for change in window.changes:
+        if not change.changed and not _shows(change):
+            continue
         call = window.by_seq.get(change.call)
         while call is not None:
             if call.kind != MODULE or call.seq == change.call:

@@ -1,8 +1,8 @@
 """Periodic(V): a variable changes every k steps, a counter grows by one, a total is what was announced.
 
-Source: OSDI '25, section 3.2. Its parts: counters.py, rhythms.py, totals.py for passes over data and the horizon of a
-schedule, and spans.py for whether the two fit together. What is expected of a program is what this very run has
-established; see the notes there.
+Source: OSDI '25, section 3.2. Its parts: progress.py for what every step should do, counters.py, rhythms.py, totals.py
+for passes over data and the horizon of a schedule, and spans.py for whether the two fit together. What is expected of a
+program is what this very run has established; see the notes there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from traincheck.relations.counters import Counters
 from traincheck.relations.parts import Composite, Part
+from traincheck.relations.progress import Progress
 from traincheck.relations.rhythms import Rhythms
 from traincheck.relations.spans import Spans
 from traincheck.relations.totals import Horizons, Passes
@@ -20,4 +21,4 @@ class Periodic(Composite):
     """See the module's docstring."""
 
     name: ClassVar[str] = "Periodic"
-    parts: ClassVar[tuple[type[Part], ...]] = (Counters, Rhythms, Passes, Horizons, Spans)
+    parts: ClassVar[tuple[type[Part], ...]] = (Progress, Counters, Rhythms, Passes, Horizons, Spans)

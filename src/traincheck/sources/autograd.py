@@ -82,6 +82,7 @@ class AutogradSource:
     def _begins(self, *args: Any, **kwargs: Any) -> _Open | None:
         recorder = self._recorder
         recorder.steps.backward(recorder.next_seq())
+        self._gradients.backward_begins()
         if not self._calls:
             return None
         snapshot = None

@@ -4,6 +4,13 @@ Note [Gradients between calls]
 A gradient may also change where no observed call is: `p.grad = None` in a loop of the user's own, a hook, a foreign
 kernel. So the states are read anew at the start of every call that is observed, compared with those at the end of the
 one before, and a difference is told as a change that belongs to no call.
+
+Note [Unused parameters]
+A parameter has no gradient where nothing was computed with it: no batch had a label, no token chose this expert, this
+head is not of the task at hand. It is `unused` then, which is no reason to expect an update. But one that should be
+trained and is not what the model computes with (a copy, one that was replaced) has no gradient either. So it counts as
+unused only if no backward ran at all since the optimizer's last step, or if the module that owns it was not called
+since then while the model around it was (or had given this parameter a gradient before).
 """
 
 from __future__ import annotations
@@ -19,6 +26,11 @@ from traincheck.sources.variables import Catalog, Variable
 from traincheck.vocab.events import NO_CALL, Change
 
 Held = tuple[Variable, torch.Tensor]
+
+UNUSED = "unused"
+
+_MOST_MODULES = 100_000
+"""Calls kept in mind: more modules than that are made anew in each step."""
 
 
 @dataclass(slots=True)
@@ -37,8 +49,47 @@ class Gradients:
         self._catalog = catalog
         self._recorder = recorder
         self._last: dict[Variable, str] = {}
+        self._backwards = 0
+        self._updates = 0
+        self._called: dict[int, int] = {}  # of a module with parameters: the updates before its last call
+        self._seen: dict[str, tuple[int, int]] = {}  # of an optimizer: backwards and updates up to its last step
         self.fresh: set[Variable] = set()
         """Variables whose gradients a backward has made since an optimizer stepped last; others are of earlier work."""
+
+    def backward_begins(self) -> None:
+        """Note that a backward runs."""
+        self._backwards += 1
+
+    def module_called(self, module: object) -> None:
+        """Note that a module that owns parameters is called with gradients on."""
+        if len(self._called) > _MOST_MODULES:
+            self._called.clear()
+        self._called[id(module)] = self._updates
+
+    def step_ends(self, optimizer: str) -> None:
+        """Note that an optimizer has used its gradients."""
+        self._updates += 1
+        self._seen[optimizer] = (self._backwards, self._updates)
+        self.fresh.clear()
+
+    def used(self, optimizer: str, held: Sequence[Held], found: Sequence[str], *, closure: bool) -> list[str]:
+        """The states `found` of gradients as a step of `optimizer` sees them, see Note [Unused parameters]."""
+        backwards, updates = self._seen.get(optimizer, (0, 0))
+        if closure or NONE not in found:
+            return list(found)
+        own = [state for (variable, _), state in zip(held, found, strict=True) if optimizer in variable.holders]
+        idle = self._backwards == backwards and set(own) == {NONE}
+        return [
+            UNUSED if state == NONE and (idle or self._is_unused(variable, updates)) else state
+            for (variable, _), state in zip(held, found, strict=True)
+        ]
+
+    def _is_unused(self, variable: Variable, since: int) -> bool:
+        module = None if variable.module is None else variable.module()
+        root = None if variable.root is None else variable.root()
+        if module is None or root is None or self._called.get(id(module), -1) >= since:
+            return False
+        return variable.graded or self._called.get(id(root), -1) >= since
 
     def trainable(self) -> list[Held]:
         """All living variables that require a gradient or are held by an optimizer."""
@@ -80,6 +131,7 @@ class Gradients:
             self._last[variable] = new
             if changed and new == SOME:
                 self.fresh.add(variable)
+                variable.graded = True
 
     def _tell(
         self, call: int, variable: Variable, tensor: torch.Tensor, old: str, new: str, changed: bool, viewer: str
@@ -101,8 +153,10 @@ class Gradients:
 
 
 def summary(found: Sequence[str]) -> str:
-    """none, zero or some when all gradients agree, mixed when some are there and others are not."""
+    """none, zero, some or unused when all gradients agree, mixed when some are there and others are not."""
     kinds = set(found)
     if not kinds:
+        return NONE
+    if kinds == {NONE, UNUSED}:
         return NONE
     return kinds.pop() if len(kinds) == 1 else "mixed"

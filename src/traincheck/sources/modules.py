@@ -110,6 +110,8 @@ class ModuleSource:
         recorder = self._recorder
         # A loss without parameters is never put into evaluation mode, and tells nothing of what the program does.
         parametric = outermost and next(module.parameters(), None) is not None
+        if (parametric or module._parameters) and torch.is_grad_enabled():
+            self._gradients.module_called(module)
         if parametric:
             recorder.steps.forward(recorder.next_seq(), training, torch.is_grad_enabled())
         self._surroundings.flags.append(training)

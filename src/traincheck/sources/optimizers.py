@@ -21,6 +21,7 @@ from traincheck.sources.hyperparameters import KEYS, OptimizerReadings, settings
 from traincheck.sources.names import class_name, levels
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.replica_readings import ReplicaReadings
+from traincheck.sources.settling import Settling
 from traincheck.sources.tensors import SOME, fingerprints, unseen
 from traincheck.sources.variables import NOBODY, Catalog, Variable
 from traincheck.vocab.demand import Demand
@@ -91,6 +92,8 @@ class OptimizerSource:
         self._recorder = recorder
         self._readings = OptimizerReadings(self._catalog, demand, recorder)
         self._replicas = ReplicaReadings(demand, recorder)
+        self._settling = Settling(self._gradients, recorder)
+        recorder.late_changes = recorder.guarded(self.name, self._settling.tell)
         undo = ExitStack()
         begin = recorder.guarded(self.name, self._step_begins)
 
@@ -142,12 +145,13 @@ class OptimizerSource:
         with unseen():
             catalog.refresh_holders()
             held = [(v, t) for v, t in catalog.living() if name in v.holders or (not v.holders and t.requires_grad)]
-            snapshot = self._gradients.read(held, values=False)
+            found = self._gradients.read(held, values=False).states
             rates = _learning_rates(optimizer)
-            before = _Before(held, snapshot.states, rates)
-        own = [state for (v, _), state in zip(held, snapshot.states, strict=True) if name in v.holders]
+        closure = any(arg is not None for arg in (*args[1:], kwargs.get("closure")))  # args[0] is the optimizer
+        before = _Before(held, self._gradients.used(name, held, found, closure=closure), rates)
+        own = [state for (v, _), state in zip(held, before.gradients, strict=True) if name in v.holders]
         context = circumstances_with(
-            closure=any(arg is not None for arg in (*args[1:], kwargs.get("closure"))),  # args[0] is the optimizer
+            closure=closure,
             grads=summary(own),
             lr=_told_rate(max(rates.values(), default=0.0)),
         )
@@ -157,6 +161,9 @@ class OptimizerSource:
                 before.data = fingerprints([tensor for _, tensor in held])
             if self._demand.wants_state(call_levels, STATE_DATA):
                 before.state = _state_fingerprints(optimizer, held)
+            if before.data and self._demand.wants_state(call_levels, PARAMETER_DATA):
+                rate = max(rates.values(), default=0.0)
+                self._settling.update_begins(name, held, before.data, before.gradients, rate)
             if before.data and self._replicas.wanted:
                 self._replicas.step_begins(held, before.data, before.gradients, call.seq)
         self._readings.step_begins(optimizer, name, call.seq)
@@ -183,7 +190,8 @@ class OptimizerSource:
             if self._demand.wants_state(call.levels, STATE_DATA):
                 self._tell_state(call, name, before, optimizer)
         self._readings.step_ends(optimizer, name, call.seq)
-        self._gradients.fresh.clear()
+        self._settling.update_ends()
+        self._gradients.step_ends(name)
         self._recorder.leave(call)
         self._recorder.steps.update_ends(name)
 

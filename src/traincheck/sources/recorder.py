@@ -88,6 +88,7 @@ class Recorder:
         self.window = 0  # the index of the one that is open
         self.dropped = 0  # windows that grew beyond MOST_EVENTS
         self.late_names: Callable[[str], dict[str, str] | None] = lambda stage: None  # see `Storages.late_names`
+        self.late_changes: Callable[[str], object] = lambda stage: None  # see `Settling.tell`
         self._on_window = on_window
         self._on_fault = on_fault
         self._seq = itertools.count()
@@ -233,6 +234,7 @@ class Recorder:
 
     def _cut(self, cut: Cut) -> None:
         """Close the current window: what began before `cut.seq` belongs to it, the rest to the next."""
+        self.late_changes(cut.stage)
         names = self.late_names(cut.stage)
         with self._cutting:
             calls, changes, readings = self._calls, self._changes, self._readings

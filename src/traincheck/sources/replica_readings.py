@@ -12,7 +12,7 @@ import torch.distributed
 
 from traincheck.sources.gradients import Held
 from traincheck.sources.recorder import Recorder
-from traincheck.sources.tensors import NONE, SOME, ZERO, fingerprints
+from traincheck.sources.tensors import SOME, ZERO, fingerprints
 from traincheck.sources.tensors import states as states_of
 from traincheck.sources.variables import Variable
 from traincheck.vocab.demand import Demand
@@ -55,7 +55,7 @@ class ReplicaReadings:
                 if fingerprint is not None:
                     self._tell(call, variable.name, USED_DATA, fingerprint, _state_at_first(variable, tensor))
         if self._grad:
-            with_grad = [place for place, state in enumerate(states) if state != NONE]
+            with_grad = [place for place, state in enumerate(states) if state in _CONTEXT]
             grads = fingerprints([held[place][1].grad for place in with_grad])
             for place, fingerprint in zip(with_grad, grads, strict=True):
                 if fingerprint is not None:

@@ -149,19 +149,22 @@ def owner(mapping: Mapping[str, Any], candidates: Iterable[Candidate]) -> tuple[
     """The module among `candidates` that `mapping` is a state of, and whether that is certain.
 
     It is the one of which at least half of the names occur, possibly behind a prefix that all of them share; of
-    several the one whose memory the mapping holds (which makes it certain), then the one whose shapes fit best.
+    several the one whose memory the mapping holds (which makes it certain), then the one whose shapes fit best. A
+    mapping of fewer names, all of them of one module, is a part of its state: nothing is said of the other members.
     """
     names = [key for key, value in mapping.items() if isinstance(key, str) and isinstance(value, torch.Tensor)]
     best: tuple[tuple[int, int], Owned] | None = None
     for module, expected in candidates:
-        if not expected or len(expected) > 2 * len(names):
+        if not expected or not names:
             continue
         found = under(module, mapping, _prefix(expected, names), expected)
         present = [pair for pair in found.pairs() if pair.other is not None]
-        if 2 * len(present) < len(expected):
-            continue
-        shared = sum(shares_memory(pair.member.tensor, pair.other) for pair in present)
         fitting = sum(pair.member.tensor.shape == pair.other.shape for pair in present)
+        if 2 * len(present) < len(expected):
+            if not present or fitting < len(names):
+                continue
+            found = found._replace(members=[pair.member for pair in present])
+        shared = sum(shares_memory(pair.member.tensor, pair.other) for pair in present)
         if best is None or (shared, fitting) > best[0]:
             best = (shared, fitting), found
     return None if best is None else (best[1], best[0][0] > 0)

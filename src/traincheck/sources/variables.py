@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,9 @@ import torch
 from traincheck.vocab.facts import Facts, facts
 
 THIS, OTHER, NOBODY = "this", "other", "none"
+
+REPLACED = "replaced"
+"""Added to the name of a parameter that its module no longer has."""
 
 _LOW_PRECISION = 4
 """Floating point of fewer bytes than this is low precision."""
@@ -26,12 +29,17 @@ _LONGEST_MARK = 24
 class Variable:
     """A parameter or buffer as the program holds it; `tensor` is weak so that we keep nothing alive.
 
-    `told` holds the facts that were made for it, `read` the attributes as they were at their last reading.
+    `module` is the (first) module that owns it, `root` the outermost module around that one; `graded` says whether a
+    backward has ever given it a gradient. `told` holds the facts that were made for it, `read` the attributes as they
+    were at their last reading.
     """
 
     name: str
     tensor: weakref.ref[torch.Tensor]
     owned: bool
+    module: weakref.ref[Any] | None = None
+    root: weakref.ref[Any] | None = None
+    graded: bool = False
     holders: set[str] = field(default_factory=set)
     aliases: tuple[str, ...] = ()
     told: dict[tuple[bool, str, str], Facts] = field(default_factory=dict)
@@ -191,8 +199,12 @@ class Catalog:
         return known[1] if known is not None and known[0]() is root and "." not in known[1] else ""
 
     def _name_tree(self, root: Any, prefix: str) -> None:
+        owners: dict[int, weakref.ref[Any]] = {}
         for name, module in root.named_modules():
-            self._modules[id(module)] = (weakref.ref(module), f"{prefix}.{name}" if name else prefix)
+            reference = weakref.ref(module)
+            self._modules[id(module)] = (reference, f"{prefix}.{name}" if name else prefix)
+            for param in module._parameters.values():
+                owners.setdefault(id(param), reference)
         aliases: dict[int, list[str]] = {}
         for name, param in root.named_parameters(remove_duplicate=False):
             aliases.setdefault(id(param), []).append(f"{prefix}.{name}")
@@ -202,10 +214,19 @@ class Catalog:
             elif not found.owned:
                 found.owned, found.name = True, f"{prefix}.{name}"
                 found.told.clear()
+        self._disown(root, aliases.keys())
         for key, names in aliases.items():
             variable = self._variables[key]
+            variable.module, variable.root = owners.get(key), weakref.ref(root)
             if variable.aliases != tuple(names):
                 variable.aliases = tuple(names)
+                variable.told.clear()
+
+    def _disown(self, root: Any, still: Collection[int]) -> None:
+        """Parameters that `root` no longer has, since it was given others in their place, are nobody's."""
+        for key, variable in self._variables.items():
+            if key not in still and variable.owned and variable.root is not None and variable.root() is root:
+                variable.owned, variable.name = False, f"{variable.name} ({REPLACED})"
                 variable.told.clear()
 
     def outermost(self) -> list[Any]:
