@@ -50,6 +50,7 @@ def warm_up() -> None:
     import traincheck.runtime.session
     import traincheck.sources.registry  # noqa: F401
 
+    multiprocessing.set_start_method("fork", force=True)  # as programs find it; a spawned process passes its own on
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # else each fork's collector looks through all of it, and copies its pages by doing so
