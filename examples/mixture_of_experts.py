@@ -175,8 +175,8 @@ def main():
         for layer, shares in enumerate(load.tolist()):
             print(f"    load in layer {layer}: " + " ".join(f"{share:.2f}" for share in shares))
         (ids,) = next(iter(val_loader))
-        written = complete(model, ids[:32, : length - 8], max_new_tokens=8)
-        right = (written == ids[:32, length - 8 :]).float().mean().item()
+        written = complete(model, ids[:32, :-8], max_new_tokens=8)
+        right = (written == ids[:32, -8:]).float().mean().item()
         print(f"    {right:.0%} of the last tokens are as in the text")
 
 

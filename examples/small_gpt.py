@@ -213,7 +213,7 @@ for it in range(max_iters):
             best_val_loss = losses["val"]
             checkpoint = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "iter": it}
             torch.save(checkpoint, ckpt_path)
-        print(f"    {sample(16)!r}")
+        print(f"    {sample(12)!r}")
 
     X, Y = get_batch("train")
     _, loss = model(X, Y)
@@ -232,5 +232,5 @@ print(f"step {max_iters}: train loss {losses['train']:.4f}, val loss {losses['va
 # sample from the best checkpoint
 checkpoint = torch.load(ckpt_path)
 model.load_state_dict(checkpoint["model"])
-print(sample(80))
+print(sample(60))
 out_dir.cleanup()
