@@ -54,8 +54,8 @@ def test_a_function_writes_no_more_than_it_is_asked_for(body: str, judged: list[
     assert verdicts(body, BOUND, WITHIN_BOUND) == judged
 
 
-def norm(before: float, after: float, told: str = '{"scale":1.0,"shifted_scale":2.0}') -> str:
-    return f"""  module net.RMSNorm.forward < torch.nn.Module.forward result={told}
+def norm(before: float, after: float, told: str = '{"scale":1.0,"shifted_scale":2.0}', training: str = "true") -> str:
+    return f"""  module net.RMSNorm.forward < torch.nn.Module.forward context={{"training":{training}}} result={told}
     tensor x float32[8,16] facts={{"norm":{before}}}
     tensor result float32[8,16] facts={{"norm":{after}}}
 """
@@ -69,8 +69,16 @@ def norm(before: float, after: float, told: str = '{"scale":1.0,"shifted_scale":
         (norm(0.001, 0.001), []),
         (norm(113.1, 0.0, '{"scale":0.0,"shifted_scale":1.0}'), [True]),
         (norm(113.1, 2.8, "{}"), []),
+        (norm(113.1, 2.8, training="false"), []),
     ],
-    ids=["of unit scale", "divided by the L2 norm", "nothing comes in", "a weight of zero", "without a weight"],
+    ids=[
+        "of unit scale",
+        "divided by the L2 norm",
+        "nothing comes in",
+        "a weight of zero",
+        "without a weight",
+        "evaluation",
+    ],
 )
 def test_a_normalising_layer_keeps_the_scale_of_its_weight(body: str, judged: list[bool]) -> None:
     assert verdicts(body, NORMALISATION, SCALED) == judged

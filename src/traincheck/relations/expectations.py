@@ -16,6 +16,8 @@ told by what they are for:
 * a constructor that is given a number of layers: what it builds has as many modules of some class (or one more, where
   only those between the first and the last are counted).
 
+What a kind is for holds in all circumstances, so these are not told.
+
 Known limitation: of a function that returns no part of the prompt and is given a short one, more than the bound may
 pass for the prompt and what was added.
 """
@@ -25,14 +27,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from traincheck.relations.base import context_of, ended, short
+from traincheck.relations.base import ended, short
 from traincheck.relations.call_arguments import FLOATING
 from traincheck.relations.call_results import WHOLE, Flow
 from traincheck.relations.parts import FORWARD, number
 from traincheck.relations.worker_states import NEXT
 from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
 from traincheck.vocab.events import FUNCTION, MODULE, PROJECT, Call, TensorSummary, Window
-from traincheck.vocab.facts import Facts, value_of
+from traincheck.vocab.facts import value_of
 from traincheck.vocab.kinds import LAYERED, NORMALISATION, argument_of_kind, is_layer_count, taking
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
@@ -73,11 +75,11 @@ class Expectations:
             if not ended(call):
                 continue
             if call.kind == PROJECT:
-                yield from _of_functions(call, window)
+                yield from _of_functions(call)
             elif call.kind == MODULE:
-                yield from _as_occasion(NORMALISATION, SCALED, _keeps_scale(call), call, window)
+                yield from _as_occasion(NORMALISATION, SCALED, _keeps_scale(call), call)
             elif call.name == NEXT:
-                yield from _as_occasion(NEXT, SEVERAL_ROWS, _has_several_rows(call), call, window)
+                yield from _as_occasion(NEXT, SEVERAL_ROWS, _has_several_rows(call), call)
         yield from _of_products(window)
 
     @staticmethod
@@ -109,27 +111,25 @@ class Expectations:
         return told[prop]
 
 
-def _as_occasion(kind: str, prop: Property, so: bool | None, call: Call, window: Window) -> Iterator[Occasion]:
+def _as_occasion(kind: str, prop: Property, so: bool | None, call: Call) -> Iterator[Occasion]:
     if so is not None:
-        held, failed = (
-            (frozenset((prop,)), frozenset[Property]()) if so else (frozenset[Property](), frozenset((prop,)))
-        )
-        yield Occasion(Subject(kind, GRAIN), context_of(call.context, window.stage), held, failed, call.seq)
+        told, nothing = frozenset((prop,)), frozenset[Property]()
+        yield Occasion(Subject(kind, GRAIN), (), told if so else nothing, nothing if so else told, call.seq)
 
 
 # -- functions of the program's ----------------------------------------------------------------------------------------
 
 
-def _of_functions(call: Call, window: Window) -> Iterator[Occasion]:
+def _of_functions(call: Call) -> Iterator[Occasion]:
     layers = value_of(call.result, "layers")
     if isinstance(layers, str):
-        yield from _as_occasion(LAYERED, AS_MANY_LAYERS, _has_layers(call, layers), call, window)
+        yield from _as_occasion(LAYERED, AS_MANY_LAYERS, _has_layers(call, layers), call)
         return
     added, first = _added(Flow.of(call)) if call.tensors else (0, 0)
     for name, limit in call.args:
         # Below the bound there is nothing to tell it from any other number.
         if type(limit) is int and 1 < limit <= added and not name.startswith("len("):
-            yield from _as_occasion(taking(name), WITHIN_BOUND, added <= limit + first, call, window)
+            yield from _as_occasion(taking(name), WITHIN_BOUND, added <= limit + first, call)
 
 
 def _added(flow: Flow) -> tuple[int, int]:
@@ -156,7 +156,12 @@ def _has_layers(call: Call, counts: str) -> bool | None:
 
 
 def _keeps_scale(call: Call) -> bool | None:
-    """Whether a normalising layer brings its input to the scale of its weight; None where that cannot be told."""
+    """Whether a normalising layer brings its input to the scale of its weight; None where that cannot be told.
+
+    In evaluation some go by what they have seen in training, which at first is not much.
+    """
+    if value_of(call.context, "training") is not True:
+        return None
     scale, shifted = number(value_of(call.result, "scale")), number(value_of(call.result, "shifted_scale"))
     if scale is None or shifted is None:
         return None
@@ -196,7 +201,4 @@ def _of_products(window: Window) -> Iterator[Occasion]:
             models[model.seq] = model
             found.setdefault(model.seq, []).append(result.dtype == kind)
     for seq, in_low in found.items():
-        model = models[seq]
-        without: Facts = tuple(pair for pair in model.context if pair[0] != "autocast")
-        model = model._replace(context=without)
-        yield from _as_occasion(FORWARD, IN_LOW_PRECISION, 2 * sum(in_low) > len(in_low), model, window)
+        yield from _as_occasion(FORWARD, IN_LOW_PRECISION, 2 * sum(in_low) > len(in_low), models[seq])
