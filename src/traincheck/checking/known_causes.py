@@ -329,6 +329,16 @@ CAUSES: tuple[Cause, ...] = (
         ("Build the scheduler before the first step, and let nothing else write the learning rate.",),
         lambda violation: violation.invariant.property.object in ("scheduler.lr", "hyperparameter.lr"),
     ),
+    Cause(
+        1,
+        "A parameter is passed over when the weights are initialised",
+        "A function that fills each parameter it is given left this one as it was: it keeps the start value (and the "
+        "spread) that its layer made, and not the one that was asked for.",
+        ("Look for a condition in this function that leaves parameters out: sharded, wrapped, frozen or tied ones.",),
+        lambda violation: (
+            violation.invariant.property.verb == "leaves argument" and violation.invariant.property.detail == "changed"
+        ),
+    ),
     *RANK_CAUSES,
 )
 """The causes that are known, by the order in which they are tried."""

@@ -49,10 +49,12 @@ RANK_CAUSES: tuple[Cause, ...] = (
     Cause(
         2,
         "Replicas do not begin with the same parameters",
-        "The ranks use the same gradients for a parameter that has another value on each of them: the weights were not "
-        "sent to all ranks at the start, or not all of them arrived.",
+        "A parameter that ought to be the same on all ranks has another value on each of them to begin with: the "
+        "weights were not sent to all ranks at the start, or not all of them arrived.",
         ("Look at how weights are broadcast or loaded at the start: does every rank end up with all of them?",),
-        _about_ranks("parameter.used_data"),
+        lambda violation: (
+            _about_ranks("parameter.used_data")(violation) or _about_ranks("parameter.first_data")(violation)
+        ),
     ),
     Cause(
         3,

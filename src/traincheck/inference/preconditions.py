@@ -280,14 +280,20 @@ EXCUSES = (Clause("grads", "zero", negated=True),)
 """Values of such facts that honest runs may come to (a loss at its floor), unless good runs showed otherwise."""
 
 
-def experience(selected: Sequence[Evidence], precondition: Precondition) -> Precondition:
+SYMPTOMS_OF_A_PROGRAM = SYMPTOMS | {"same_before", "same_grad", "kept_same", "all_same"}
+"""The same where all evidence is of one program: how its ranks share the model is not going to change."""
+
+
+def experience(selected: Sequence[Evidence], precondition: Precondition, *, pipeline: bool = False) -> Precondition:
     """The circumstances that were the same in all evidence that `precondition` selected, less what it says already.
 
-    A rule learned without autocast, closures or evaluation says nothing of runs with them.
+    A rule learned without autocast, closures or evaluation says nothing of runs with them. `pipeline` is True where the
+    evidence is of one program.
     """
+    symptoms = SYMPTOMS_OF_A_PROGRAM if pipeline else SYMPTOMS
     same = set.intersection(*(set(row.context) for row in selected))
     said = set.intersection(*({clause.fact for clause in clauses} for clauses in precondition.alternatives))
-    constant = [Clause(*pair) for pair in sorted(same) if pair[0] not in SYMPTOMS | said]
+    constant = [Clause(*pair) for pair in sorted(same) if pair[0] not in symptoms | said]
     seen = {pair for row in selected for pair in row.context}
     told = {name for row in selected for name, _ in row.context}
     excuses = [clause for clause in EXCUSES if clause.fact in told - said]

@@ -84,7 +84,8 @@ class _Candidate:
         if support.steps < LEAST_STEPS:
             self._drop("seen in a single training step", str(precondition))
             return
-        certainty = round(of_support(support, pipeline=scope_of(support) == PIPELINE), 4)
+        pipeline = scope_of(support) == PIPELINE
+        certainty = round(of_support(support, pipeline=pipeline), 4)
         yield Invariant(
             relation=self.relation,
             subject=self.subject,
@@ -96,7 +97,7 @@ class _Candidate:
             scope=scope_of(support),
             sentence=self.sentence,
             origin=self._origin(selected),
-            experience=experience(selected, precondition),
+            experience=experience(selected, precondition, pipeline=pipeline),
         )
 
     def settings(self) -> Iterator[Invariant]:

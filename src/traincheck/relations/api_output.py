@@ -21,6 +21,10 @@ only if the argument had more than one value in what they were learned from: `ar
 
 What calls of a kind give back in every program, whatever they are called there, is told in expectations.py.
 
+Note [Filled at the start]
+During set-up, a function of the user's that is given a parameter in order to fill it does so with each of them; later,
+one that adjusts parameters may well find nothing to do.
+
 Known limitations: values are judged where they were read; of several results only the first that has dimensions is
 compared. Modules in general are judged on the flow of gradients alone.
 """
@@ -37,7 +41,7 @@ from traincheck.relations.expectations import Expectations
 from traincheck.relations.parts import FORWARD
 from traincheck.vocab.collectives import STARTERS, WAIT
 from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
-from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, Call, Window
+from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, PROJECT, SETUP, Call, Window
 from traincheck.vocab.facts import Facts, merged, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
@@ -106,6 +110,11 @@ class APIOutput:
                 context = context_of(group.context, window.stage)
                 for subject in group.subjects:
                     yield Occasion(subject, context, group.held, group.failed, call.seq)
+            if call.kind == PROJECT and window.stage == SETUP:
+                for group in _group(levels.foreign, call.context, Flow.of(call), results.filled):
+                    context = context_of(group.context, window.stage)
+                    for subject in group.subjects:
+                        yield Occasion(subject, context, group.held, group.failed, call.seq, _parameters(call))
 
     def _levels_of(self, call: Call) -> _Levels | None:
         """The subjects of a call, None where none of them is wanted."""
@@ -181,6 +190,8 @@ class APIOutput:
         of = f" ({prop.detail})" if prop.detail else ""
         if prop.verb == results.LEAVES and subject.api == WAIT:
             return "what is sent stays as it was until the end of its sending is waited for"
+        if prop.verb == results.LEAVES and prop.detail == results.CHANGED:
+            return f"during set-up, {api} changes the {prop.object} that it is given"
         if prop.verb == results.LEAVES:
             return f"{api} leaves its argument {prop.object} as it was"
         if prop.verb == results.LEAVES_NORM:
@@ -205,6 +216,11 @@ class APIOutput:
             return f"{api} returns a sequence{of} that is longer than what goes in by {prop.object}"
         measure = "rows of length" if prop.verb == results.RETURNS_WIDTH else "a length"
         return f"{api} returns {what}{of} with {measure} {prop.object}"
+
+
+def _parameters(call: Call) -> tuple[str, ...]:
+    """The variables that a call was given."""
+    return tuple(tensor.storage for tensor in call.tensors if tensor.storage and not tensor.storage.startswith("~"))
 
 
 def _containers(window: Window) -> set[int]:

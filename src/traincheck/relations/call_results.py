@@ -25,7 +25,7 @@ LEAVES, LEAVES_NORM = "leaves argument", "leaves norm"
 OF_AUTOCAST, OF_INPUT, OF_ARGUMENT = "of autocast", "of an input", "of argument "
 REQUIRES_GRAD, FINITE = Property(RETURNS, "requires_grad"), Property(RETURNS, "finite")
 ROWS, UNIT = Property(RETURNS, "rows that sum to one"), Property(RETURNS, "unit scale")
-UNCHANGED = "unchanged"
+UNCHANGED, CHANGED = "unchanged", "changed"
 BATCH, SHAPE, LENGTH = "batch of ", "shape of ", "length of "
 AT_MOST, EQUAL_TO = "at most ", "equal to "
 MAX_NORM = Property(LEAVES_NORM, "at most max_norm")
@@ -197,6 +197,14 @@ def untouched(flow: Flow) -> Judged:
         changed = value_of(tensor.facts, "changed")
         if isinstance(changed, bool) and tensor.storage not in returned:
             yield Property(LEAVES, tensor.role, UNCHANGED), not changed
+
+
+def filled(flow: Flow) -> Judged:
+    """Whether a function of the user's changes the parameters that it is given, see Note [Filled at the start]."""
+    for tensor in flow.arguments[:MOST_TENSORS]:
+        changed = value_of(tensor.facts, "changed")
+        if isinstance(changed, bool) and tensor.storage and not tensor.storage.startswith("~"):
+            yield Property(LEAVES, tensor.role, CHANGED), changed
 
 
 def on_its_way(flow: Flow) -> Judged:

@@ -33,6 +33,7 @@ SAME = "same on ranks"
 BACKWARD = "torch.autograd.backward"
 DATA, GRAD = "parameter.data", "parameter.grad"
 USED_DATA, USED_GRAD = "parameter.used_data", "parameter.used_grad"
+FIRST_DATA, BUILT = "parameter.first_data", "torch.optim.Optimizer.__init__"
 _OF_CHANGES = {DATA: UPDATE, GRAD: BACKWARD}
 _KINDS = ("hyperparameter", "optimizer_state")
 _TELLING = ("requires_grad", "held", "owned", "tied", "attributes", "replicated", "precision", "scalar")
@@ -73,6 +74,7 @@ class Replicas:
         for one, other in _pairs(len(windows)):
             kept = self._kept_same.setdefault((windows[one].rank, windows[other].rank), set())
             yield from _compared(seen[one], seen[other], kept, windows[0].stage)
+        yield from _of_first(windows)
         yield from self._of_readings(windows)
 
     def _of_readings(self, windows: Sequence[Window]) -> Iterator[Occasion]:
@@ -104,6 +106,8 @@ class Replicas:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
+        if subject.api == FIRST_DATA:
+            return Demand(frozenset((BUILT,)), readings(FIRST_DATA))
         call = _OF_CHANGES.get(subject.api, UPDATE)
         states = readings(subject.api)
         if subject.api in (USED_DATA, USED_GRAD, DATA):  # each is a circumstance of the others
@@ -121,6 +125,7 @@ class Replicas:
         return {
             DATA: "an update leaves the same value of a parameter on every rank",
             GRAD: "a backward leaves the same gradient of a parameter on every rank",
+            FIRST_DATA: "an optimizer is built with the same value of a parameter on every rank",
             USED_DATA: "a parameter has the same value on every rank before an update",
             USED_GRAD: "an update uses the same gradient of a parameter on every rank",
         }.get(subject.api, f"the {said(subject.api)} has the same value on every rank at the end of a step")
@@ -131,6 +136,23 @@ class Replicas:
 
     def forget(self) -> None:
         """See `across`, which looks at the windows of each rank by itself."""
+
+
+def _of_first(windows: Sequence[Window]) -> Iterator[Occasion]:
+    """What optimizers were built with, on each rank and the first one; which were to be replicas is not known yet."""
+    told = [
+        {reading.variable: reading for reading in window.readings if named(reading) == FIRST_DATA} for window in windows
+    ]
+    for so in (True, False):
+        alike = [
+            name
+            for name, mine in told[0].items()
+            if all(name in of_rank for of_rank in told)
+            and so == all(of_rank[name].value == mine.value for of_rank in told)
+        ]
+        if alike:
+            context = context_of(facts(**_ALWAYS), windows[0].stage)
+            yield _occasion(FIRST_DATA, context, so, told[0][alike[0]].call, tuple(alike))
 
 
 def hold_the_same(windows: Sequence[Window]) -> bool | None:

@@ -130,7 +130,13 @@ class OptimizerSource:
                 told = settings(optimizer.param_groups[0]) if optimizer.param_groups else {}
             told.pop(KEYS, None)
             args = facts(**{**told, "class": class_name(type(optimizer))})
-            self._recorder.leave(self._recorder.enter(LIFECYCLE, call_levels, name, args=args))
+            call = self._recorder.enter(LIFECYCLE, call_levels, name, args=args)
+            if self._replicas.wanted:
+                with unseen():
+                    self._catalog.refresh_holders()
+                    held = [(v, t) for v, t in self._catalog.living() if name in v.holders]
+                    self._replicas.built(held, call.seq)
+            self._recorder.leave(call)
 
     # -- step ------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
-"""Readings of what an update is given on each rank: the parameters and the gradients that it uses, by fingerprint.
+"""Readings of what an update is given on each rank: the parameters and the gradients that it uses, by fingerprint; and
+of the parameters that an optimizer was built with.
 
 They are taken only in a job of several ranks, which are compared by them (see relations/replicas.py).
 """
@@ -20,7 +21,7 @@ from traincheck.vocab.events import Reading
 from traincheck.vocab.facts import facts
 
 KIND = "parameter"
-USED_DATA, USED_GRAD = "used_data", "used_grad"
+USED_DATA, USED_GRAD, FIRST_DATA = "used_data", "used_grad", "first_data"
 
 _CONTEXT = {state: facts(kind=KIND, before=state) for state in (SOME, ZERO)}
 
@@ -33,17 +34,25 @@ class ReplicaReadings:
         self._recorder = recorder
         self._data = demand.wants_reading(KIND, USED_DATA)
         self._grad = demand.wants_reading(KIND, USED_GRAD)
+        self._first = demand.wants_reading(KIND, FIRST_DATA)
 
     @property
     def wanted(self) -> bool:
         """Whether there are other ranks to be compared with."""
         distributed = torch.distributed
         return (
-            (self._data or self._grad)
+            (self._data or self._grad or self._first)
             and distributed.is_available()
             and distributed.is_initialized()
             and distributed.get_world_size() > 1
         )
+
+    def built(self, held: Sequence[Held], call: int) -> None:
+        """Read the variables of an optimizer that was built just now. Call under `unseen`."""
+        if self._first:
+            for (variable, tensor), value in zip(held, fingerprints([tensor for _, tensor in held]), strict=True):
+                if value is not None:
+                    self._tell(call, variable.name, FIRST_DATA, value, _state_at_first(variable, tensor))
 
     def step_begins(self, held: Sequence[Held], data: Sequence[int | None], states: Sequence[str], call: int) -> None:
         """Read the variables of an optimizer; `data` are their fingerprints, `states` those of their gradients.

@@ -72,6 +72,11 @@ class StepTracker:
         return self.step if self._kind == TRAIN else self.step + 1
 
     @property
+    def setting_up(self) -> bool:
+        """Whether nothing was trained or evaluated yet."""
+        return self._kind == SETUP
+
+    @property
     def evaluating(self) -> bool:
         """Whether the window that is open is known to be an evaluation."""
         return self._kind == EVAL

@@ -23,7 +23,7 @@ from traincheck.sources.tensors import fingerprints, unseen
 from traincheck.sources.values import readable, value_facts
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
-from traincheck.vocab.events import RESULT, TensorSummary
+from traincheck.vocab.events import PROJECT, RESULT, TensorSummary
 from traincheck.vocab.facts import Facts, FactValue
 
 MOST_INSIDE = 8
@@ -31,6 +31,10 @@ MOST_INSIDE = 8
 
 MOST_READ = 2
 """Calls of one API whose values a full collection reads in a window."""
+
+MOST_AT_START = 16
+"""The same of functions of the user's during set-up, which is once in a run: what fills the weights is called for each
+of them, and the first ones say nothing of the others."""
 
 FIRST_STEPS, EVERY = 6, 8
 """The steps in which it does: the first, where most errors show and nothing is known yet, and each eighth."""
@@ -139,7 +143,7 @@ class Summaries:
                 call.tensors = self._summaries(tensors)
             if not what.values or len(call.tensors) != len(tensors):
                 return None
-            if what.sampled and not self._in_sample(call.levels[0]):
+            if what.sampled and not self._in_sample(call):
                 return None
             return Before(self._read_arguments(tensors), later or any(told.get(name) is True for name in _LATER))
         except Exception as error:
@@ -182,10 +186,12 @@ class Summaries:
         with _Unseen():
             self._storages.renew()
 
-    def _in_sample(self, name: str) -> bool:
+    def _in_sample(self, call: OpenCall) -> bool:
         """Whether this call is one of those of which a full collection reads values."""
+        name = call.levels[0]
         count = self._reads.get(name, 0)
-        if count >= MOST_READ or self._recorder.updating:
+        most = MOST_AT_START if call.kind == PROJECT and self._recorder.steps.setting_up else MOST_READ
+        if count >= most or self._recorder.updating:
             return False
         if not self._scheduled and not self._recorder.steps.evaluating:
             return False
@@ -196,7 +202,7 @@ class Summaries:
 
     def _read_without(self, call: OpenCall, what: Asked) -> bool:
         """Whether to read what a call returns that was given no tensor (`torch.randn`)."""
-        return not what.sampled or self._in_sample(call.levels[0])
+        return not what.sampled or self._in_sample(call)
 
     def _read_arguments(self, tensors: Named) -> list[_Argument]:
         with unseen():
