@@ -272,6 +272,35 @@ def test_arguments_are_left_as_they_were() -> None:
     assert fate(of(module, "train.f"), left) == []
 
 
+FILLED = Property(results.LEAVES, "weight", results.CHANGED)
+
+
+@pytest.mark.parametrize(
+    ("stage", "memory", "told"), [("setup", "Net.a", 1), ("setup", "~1", 0), ("train", "Net.a", 0)]
+)
+def test_a_function_that_fills_parameters_during_set_up_fills_each(stage: str, memory: str, told: int) -> None:
+    for changed in (True, False):
+        facts_ = f'facts={{"changed":{str(changed).lower()}}}'
+        body = call("project train.fill", f"weight float32[4,8] storage={memory} {facts_}")
+        (window,) = from_text(f"window {stage} step=0\n{body}")
+        found = [one for one in APIOutput().occasions(window) if FILLED in one.held or FILLED in (one.failed or ())]
+        assert fate(found, FILLED) == [changed] * told
+        assert all(one.variables == ("Net.a",) for one in found)
+
+
+WAIT = "torch.distributed.Work.wait"
+
+
+def test_what_is_sent_stays_as_it_is_until_it_is_waited_for() -> None:
+    kept = Property(results.LEAVES, "sent", results.UNCHANGED)
+    for changed in (True, False):
+        wait = call(f"lifecycle {WAIT}", f'sent float32[4] facts={{"changed":{str(changed).lower()}}}')
+        assert fate(of(wait, WAIT), kept) == [not changed]
+    assert fate(of(call(f"lifecycle {WAIT}", "received float32[4] fingerprint=3"), WAIT), kept) == []
+    needed = APIOutput.needs(Subject(WAIT, "result"), kept)
+    assert "torch.distributed.isend" in needed.apis and ("torch.distributed.isend", "values") in needed.states
+
+
 # -- sizes -------------------------------------------------------------------------------------------------------------
 
 

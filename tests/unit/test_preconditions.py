@@ -296,3 +296,10 @@ def test_symptoms_are_no_experience() -> None:
     for state in ("some", "none", "mixed"):
         assert known.true_in(facts(held="none", grads=state, x=1))
     assert not known.true_in(facts(held="this", grads="some", x=2))
+
+
+def test_how_the_ranks_of_one_program_share_its_model_is_no_experience() -> None:
+    rows = [good(all_same=True, same_before=True, x=1)]
+    apart = facts(all_same=False, same_before=False, x=1)
+    assert experience(rows, Precondition(), pipeline=True).true_in(apart)
+    assert not experience(rows, Precondition()).true_in(apart)

@@ -99,6 +99,16 @@ def test_equal_values_and_gradients_leave_equal_values() -> None:
     assert fate(across(ranks((one, one)), DATA), same_before=True, same_grad=True) == [True]
 
 
+def test_what_optimizers_are_built_with_is_compared_before_the_first_step() -> None:
+    def built(**values: int) -> Window:
+        reads = "".join(f"    reading parameter.first_data {name} {value}\n" for name, value in values.items())
+        call = "  lifecycle torch.optim.SGD.__init__ < torch.optim.Optimizer.__init__ receiver=SGD\n"
+        return from_text(f"window setup step=0\n{call}{reads}")[0]
+
+    found = across([(built(a=1, b=2, c=3), built(a=1, b=9))], "parameter.first_data")
+    assert [(one.variables, bool(one.held), one.seq) for one in found] == [(("a",), True, 0), (("b",), False, 0)]
+
+
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 
@@ -176,6 +186,12 @@ def test_what_an_update_is_given_is_read_before_it() -> None:
 def test_each_batch_of_the_model_is_read() -> None:
     batches = [reading.value for reading in trained(demanding("module.batch")) if reading.attribute == "batch"]
     assert len(batches) == len(set(batches)) == 3
+
+
+@pytest.mark.usefixtures("job")
+def test_what_an_optimizer_is_built_with_is_read() -> None:
+    demand = Demand(frozenset(("torch.optim.Optimizer.__init__",)), frozenset((("parameter.first_data", READINGS),)))
+    assert [reading.variable for reading in trained(demand)] == ["Linear.weight", "Linear.bias"]
 
 
 def test_a_single_process_reads_nothing_of_it() -> None:
