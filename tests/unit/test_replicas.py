@@ -64,22 +64,19 @@ def fate(found: list[Occasion], **told: Any) -> list[bool]:
 
 def test_an_update_uses_the_same_gradient_of_what_is_the_same_before_it() -> None:
     alike = {"a": Update(1, 5, 2)}
-    assert fate(across(ranks((alike, alike)), USED_GRAD), same_before=True, all_same=True) == [True]
+    assert fate(across(ranks((alike, alike)), USED_GRAD), same_before=True, copies=True) == [True]
     apart = {"a": Update(1, 6, 3)}
-    assert fate(across(ranks((alike, apart)), USED_GRAD), same_before=True, all_same=True) == [False]
+    assert fate(across(ranks((alike, apart)), USED_GRAD), same_before=True, copies=True) == [False]
     shard = {"a": Update(9, 6, 3)}
-    assert fate(across(ranks((alike, shard)), USED_GRAD), same_before=False, all_same=False) == [False]
+    assert fate(across(ranks((alike, shard)), USED_GRAD), same_before=False, copies=False) == [False]
 
 
 def test_what_was_the_same_after_an_update_is_a_replica_from_then_on() -> None:
     one, other = {"a": Update(1, 5, 2), "s": Update(3, 7, 4)}, {"a": Update(1, 5, 2), "s": Update(8, 7, 9)}
     later = {"a": Update(2, 5, 3), "s": Update(4, 7, 5)}, {"a": Update(2, 6, 4), "s": Update(9, 7, 6)}
     found = across(ranks((one, other), later), USED_GRAD)
-    assert fate(found, kept_same=True) == [False]
-    assert [(one.variables, bool(one.held)) for one in found if value_of(one.context, "kept_same") is True] == [
-        (("a",), False)
-    ]
-    assert fate(found, kept_same=False) == [True, True, True]
+    assert [(one.variables, bool(one.held)) for one in found if value_of(one.context, "copies")] == [(("a",), False)]
+    assert fate(found, copies=False) == [True, True, True]
 
 
 def test_parameters_with_the_same_gradient_are_the_same_on_ranks() -> None:

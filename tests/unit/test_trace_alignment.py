@@ -120,6 +120,9 @@ def test_the_steps_of_a_rank_that_trains_alone_are_left_out() -> None:
     alone = together("setup 0", *(f"train {step}" for step in range(1, 5)), "train 5 *7", "train 6 *2", "train 7 *2")
     others = together("setup 0 *5", "train 1 *2", "train 2 *2", "train 3 *2")
     assert steps_of(alone, others) == [(6, 2), (7, 3)]
+    ends = together("setup 0", *(f"train {step}" for step in range(1, 4)), "train 4 *5", "train 5 *2", "train 6 *2")
+    others = together("setup 0 *5", "train 1 *2", "train 2 *2", "train 3 *2")
+    assert steps_of(ends, others) == [(5, 1), (6, 2)]
 
 
 def test_a_call_that_falls_into_the_next_window_of_one_rank_shifts_nothing() -> None:

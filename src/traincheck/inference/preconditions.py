@@ -280,7 +280,7 @@ EXCUSES = (Clause("grads", "zero", negated=True),)
 """Values of such facts that honest runs may come to (a loss at its floor), unless good runs showed otherwise."""
 
 
-SYMPTOMS_OF_A_PROGRAM = SYMPTOMS | {"same_before", "same_grad", "kept_same", "all_same"}
+SYMPTOMS_OF_A_PROGRAM = SYMPTOMS | {"same_before", "same_grad", "kept_same", "all_same", "copies"}
 """The same where all evidence is of one program: how its ranks share the model is not going to change."""
 
 

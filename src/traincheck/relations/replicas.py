@@ -199,7 +199,8 @@ def _compared(one: _Seen, other: _Seen, kept: set[str], stage: str) -> Iterator[
             if before is not None:
                 told = {**_ALWAYS, "kept_same": variable in kept, "all_same": all_same}
                 if grad is not None:
-                    _note(fates, USED_GRAD, {**told, "same_before": before}, grad, variable, mine.change.call)
+                    copies = {**_ALWAYS, "same_before": before, "copies": variable in kept or all_same}
+                    _note(fates, USED_GRAD, copies, grad, variable, mine.change.call)
                     # Zeros that agree say nothing of what they are the gradient of.
                     told["same_grad"] = grad and not _zero(one, USED_GRAD, variable)
                     told["before"] = _state(one, other, variable)

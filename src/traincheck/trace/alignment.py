@@ -45,7 +45,7 @@ def aligned(windows_of: Sequence[Iterable[Window]]) -> Iterator[tuple[Window, ..
         if lone:
             together = next(rank for rank in ranks if rank not in lone)
             for rank in lone:
-                rank.skip_to_others(together.place[0])
+                rank.skip_to_others(together.place[0], together.together)
             continue
         if len({rank.owed for rank in ranks}) > 1:
             for rank in ranks:  # in step again from the next ones on
@@ -119,12 +119,15 @@ class _Rank:
         self.owed = 0
         return self._heads.popleft().window
 
-    def skip_to_others(self, step: int) -> None:
-        """Leave out the windows up to the one in which it joins the others, whose step is `step`."""
+    def skip_to_others(self, step: int, calls: int) -> None:
+        """Leave out the windows up to the one in which it joins the others, which are in `step`, with so many calls.
+
+        One with more of them is where its own next step begins as well: it joins the first step of those in set-up.
+        """
         while self.head is not None and not self.together:
             self.drop()
         if self.head is not None:
-            self.ahead = self._next.place[0] - max(step, 1 if self._next.place[0] else 0)
+            self.ahead = self._next.place[0] - (step if self.together == calls else max(step, 1))
 
 
 def _alone(ranks: Sequence[_Rank]) -> list[_Rank]:
