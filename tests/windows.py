@@ -80,6 +80,11 @@ class Script:
         self._told[-1][4].append(reading)
         return self
 
+    def between(self, change: dict[str, Any]) -> Script:
+        """Add a change that belongs to no call."""
+        self._told[-1][3].append(Change(seq=self._next(), call=NO_CALL, **{**CHANGED, **change}))
+        return self
+
     def step(self, *reads: Told, receiver: str = "SGD", changes: Iterable[dict[str, Any]] = (), **other: Any) -> int:
         return self.call(
             f"torch.optim.{receiver}.step", UPDATE, receiver=receiver, reads=reads, changes=changes, **other

@@ -113,6 +113,61 @@ def test_evaluations_do_not_count_as_steps() -> None:
     assert Periodic.is_habit(Property("keeps its rhythm", "parameter.data")) and not Periodic.is_habit(GROWS)
 
 
+def test_an_update_that_need_not_show_breaks_no_rhythm() -> None:
+    script = Script()
+    for lr in ["positive"] * (ESTABLISHED + 2) + ["zero"]:
+        script.window().step(changes=[{"changed": lr == "positive", "context": facts(lr=lr)}])
+    assert fates(of(script, Subject("parameter.data", "rhythm")), Property("keeps its rhythm", "parameter.data")) == [
+        True
+    ]
+
+
+# -- progress --------------------------------------------------------------------------------------------------------
+
+MOVES, CLEARED = Subject("parameter.data", "step"), Subject("parameter.grad", "step")
+HELD, UNHELD = facts(held="this", grad="some", lr="positive"), facts(held="none", grad="some", lr="none")
+BACKWARD = "torch.autograd.backward"
+
+
+def moved(script: Script) -> list[bool]:
+    return fates(of(script, MOVES), Property("moves", "parameter.data", "changes"))
+
+
+def test_a_parameter_with_a_gradient_changes_in_the_step() -> None:
+    script = Script().window()
+    script.step(changes=[{"variable": "Net.a", "context": HELD}])
+    script.step(changes=[{"variable": "Net.b", "changed": False, "context": HELD}])
+    found = of(script, MOVES)
+    assert moved(script) == [True, False] and found[1].variables == ("Net.b",)
+    for excuse in (facts(held="this", grad="zero", lr="positive"), facts(held="this", grad="some", lr="zero")):
+        script = Script().window()
+        script.step(changes=[{"changed": False, "context": excuse}])
+        assert moved(script) == []
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_copy_that_is_written_back_counts_as_the_step(written: bool) -> None:
+    """The optimizer holds the master; what it does to the model's parameter is told after the step."""
+    script = Script().window()
+    script.step(changes=[{"variable": "Net.a", "changed": False, "context": UNHELD}])
+    late = facts(held="none", lr="positive", lost=False)
+    script.between({"variable": "Net.a", "changed": written, "context": late})
+    assert moved(script) == [written]
+
+
+@pytest.mark.parametrize(("held", "cleared"), [("this", True), ("this", False), ("none", True), ("none", False)])
+def test_a_gradient_is_cleared_before_it_is_used_again(held: str, cleared: bool) -> None:
+    script = Script()
+    for step in range(2):
+        script.window()
+        before = "none" if cleared or not step else "some"
+        grad = {"variable": "Net.a", "attribute": "grad", "before": before, "after": "some"}
+        script.call(BACKWARD, changes=[grad])
+        script.step(changes=[{"variable": "Net.a", "context": facts(held=held, grad="some", lr="positive")}])
+    prop = Property("is cleared before its next use", "parameter.grad", "is cleared")
+    assert fates(of(script, CLEARED), prop) == [cleared]
+
+
 # -- passes ----------------------------------------------------------------------------------------------------------
 
 REACHES = Property("reaches", "loader.length")

@@ -113,6 +113,79 @@ def test_who_holds_and_who_owns_a_parameter() -> None:
     assert backward["Sole.head.weight"] == "this" and backward["Sole.head.bias"] == "none"
 
 
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.left, self.right = nn.Linear(3, 3), nn.Linear(3, 1), nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor, side: str) -> torch.Tensor:
+        return getattr(self, side)(self.body(x))
+
+
+def test_a_head_that_is_not_called_is_unused_and_one_that_is_cut_off_is_not() -> None:
+    with observing() as seen:
+        model = TwoHeads()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(2, 3), "left").sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model(torch.ones(2, 3), "left")
+        model(torch.ones(2, 3), "right").sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.step()  # with nothing to learn from
+    first, second, third = seen.named(STEP)
+    grads = {
+        call.seq: {c.variable: fact(c, "grad") for c in seen.changes if c.call == call.seq and c.attribute == "data"}
+        for call in (first, second, third)
+    }
+    assert grads[first.seq]["TwoHeads.right.weight"] == "unused"
+    assert grads[second.seq]["TwoHeads.left.weight"] == "none"
+    assert set(grads[third.seq].values()) == {"unused"}
+    assert [value_of(call.context, "grads") for call in (first, second, third)] == ["mixed", "mixed", "unused"]
+
+
+def test_an_optimizer_that_holds_replaced_parameters_is_not_just_unused() -> None:
+    with observing() as seen:
+        model = Sole()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(2, 3))
+        model.head = nn.Linear(3, 1)
+        other = torch.optim.SGD(model.head.parameters(), lr=0.1)
+        model.body.requires_grad_(False)
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        other.step()
+    (step, _) = seen.named(STEP)
+    of = {change.variable: change for change in seen.changes if change.call == step.seq}
+    stale = of["Sole.head.weight (replaced)"]
+    assert (fact(stale, "grad"), fact(stale, "owned"), fact(stale, "held")) == ("none", False, "this")
+    assert value_of(step.context, "grads") == "none"
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_what_a_program_writes_back_is_told_when_the_step_is_over(written: bool) -> None:
+    with observing() as seen:
+        model = Sole()
+        masters = [param.detach().clone().requires_grad_() for param in model.parameters()]
+        optimizer = torch.optim.SGD(masters, lr=0.1)
+        for _ in range(2):
+            model(torch.ones(2, 3)).square().sum().backward()
+            for param, master in zip(model.parameters(), masters, strict=True):
+                master.grad, param.grad = param.grad, None
+            optimizer.step()
+            if written:
+                with torch.no_grad():
+                    for param, master in zip(model.parameters(), masters, strict=True):
+                        param.copy_(master)
+    late = [c for c in seen.changes if c.call == NO_CALL and c.attribute == "data"]
+    assert {c.changed for c in late if c.variable == "Sole.head.bias"} == {written}
+    assert len([c for c in late if c.variable == "Sole.head.bias"]) == 2
+    assert all(fact(c, "held") == "none" for c in late)
+    steps = [step for window in seen.windows for step in [window.step] if any(c in window.changes for c in late)]
+    assert steps == [1, 2]
+
+
 def test_frozen_parameters_learning_rates_and_closures() -> None:
     with observing() as seen:
         model = Sole()

@@ -224,6 +224,14 @@ CAUSES: tuple[Cause, ...] = (
         says("argument agrees"),
     ),
     Cause(
+        3,
+        "Half precision without loss scaling",
+        "The forward pass ran under float16 autocast, but the loss went into the backward unscaled: gradients below "
+        "6e-8 become zero in float16 (underflow), so that parts of the model learn little or nothing.",
+        ("Use torch.amp.GradScaler (scale, step, update), or autocast to bfloat16, which needs no scaler.",),
+        _says("argument is scaled"),
+    ),
+    Cause(
         10,
         "The loss is given what it does not expect",
         "The prediction that goes into the loss is of another kind than in good runs (rows that sum to one are "

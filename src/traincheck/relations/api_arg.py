@@ -23,14 +23,14 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import ClassVar
 
 from traincheck.relations.base import context_of, ended, short
-from traincheck.relations.call_arguments import SIZE, VALUES_OF, judge_arguments
+from traincheck.relations.call_arguments import BACKWARD, SCALED, SIZE, VALUES_OF, judge_arguments
 from traincheck.relations.comparison import AT_ONCE, COMPARED, asked_of, common, compare, said, ways_of
 from traincheck.relations.fills import FILLED, Fills
 from traincheck.relations.messages import RANKS
 from traincheck.relations.rank_calls import VERBS, Ranks
 from traincheck.relations.switches import AGREES, Switches
 from traincheck.relations.worker_states import STATES, WorkerStates
-from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
+from traincheck.vocab.demand import ARGUMENTS, SCALE, TENSORS, VALUES, Demand
 from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, TRAIN, Call, Window
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
@@ -95,7 +95,7 @@ class APIArg:
 
     def _of_arguments(self, window: Window) -> Iterator[Occasion]:
         for call in window.calls:
-            if (call.args or call.tensors) and ended(call):
+            if (call.args or call.tensors or call.name == BACKWARD) and ended(call):
                 for subject in self._subjects_of(call, ARGUMENT):
                     for context, held, failed in judge_arguments(call, subject.api):
                         yield Occasion(subject, context_of(context, window.stage), held, failed, call.seq)
@@ -142,7 +142,8 @@ class APIArg:
         if prop.verb == COMPARED:
             asked = {asked_of(prop)}
         else:
-            asked = {ARGUMENTS, TENSORS} if prop.verb == SIZE else {TENSORS, VALUES}
+            by_verb = {SIZE: {ARGUMENTS, TENSORS}, SCALED.verb: {SCALE}}
+            asked = by_verb.get(prop.verb, {TENSORS, VALUES})
         return Demand(frozenset((subject.api,)), frozenset((subject.api, what) for what in asked))
 
     @staticmethod
@@ -172,6 +173,8 @@ class APIArg:
             return Ranks.describe(api, prop)
         if prop.verb == AGREES:
             return Switches.describe(subject, prop)
+        if prop == SCALED:
+            return f"the loss that {api} starts from was scaled up"
         if prop.verb == VALUES_OF:
             return f"in the {prop.object} of {api}, {prop.detail}"
         if prop.verb == SIZE:

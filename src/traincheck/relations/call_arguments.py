@@ -11,6 +11,8 @@ from traincheck.vocab.facts import Facts, value_of
 from traincheck.vocab.occasion import Property
 
 VALUES_OF, SIZE = "argument values", "argument size"
+SCALED = Property("argument is scaled", "loss")
+BACKWARD = "torch.autograd.backward"
 
 ROWS, NO_ROWS, NOT_ZERO = "rows sum to one", "rows do not sum to one", "not all is zero"
 SEVERAL = "more than one element along dim"
@@ -39,7 +41,7 @@ def judge_arguments(call: Call, api: str) -> tuple[Judged, ...]:
     if any(tensor.facts for tensor in call.tensors):
         return tuple(_judge(call, api))
     kinds = tuple(type(value) for _, value in call.args)  # 0, 0.0 and False are equal, and here they are not
-    key = (api, call.kind, call.levels, call.context, call.args, kinds, call.tensors)
+    key = (api, call.kind, call.levels, call.context, call.args, kinds, call.tensors, call.result)
     found = _kept.get(key)
     if found is None:
         if len(_kept) > _MOST_KEPT:
@@ -57,6 +59,9 @@ def _judge(call: Call, api: str) -> Iterator[Judged]:
 
 def _meant(call: Call, api: str) -> _Fates:
     """What arguments are for. Values are told under the call's own name only: they have to be read in every call."""
+    scaled = value_of(call.result, "scaled") if api == BACKWARD else None
+    if isinstance(scaled, bool):
+        yield SCALED, scaled
     arguments = [tensor for tensor in call.tensors if not is_result(tensor)]
     results = [tensor for tensor in call.tensors if is_result(tensor)]
     if api == call.name and _is_loss(arguments, results):

@@ -2,8 +2,9 @@
 
 In which steps parameters move is a matter of the program; that it keeps to its rhythm is a habit. A rhythm is expected
 once `ESTABLISHED` periods of the same length were seen in this very run. When it is broken that is told once, and it
-has to be established anew. Steps are those in which an optimizer stepped. (A learning rate has no rhythm to speak of:
-schedules end, rest and begin anew.)
+has to be established anew. So it has where no update of a step need show (the learning rate or all gradients are zero).
+Steps are those in which an optimizer stepped. (A learning rate has no rhythm to speak of: schedules end, rest and begin
+anew.)
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from traincheck.relations.base import context_of
 from traincheck.relations.parts import UPDATE
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import TRAIN, Window
+from traincheck.vocab.events import TRAIN, Change, Window
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 KEEPS_RHYTHM = "keeps its rhythm"
@@ -50,6 +51,12 @@ class _Beat:
         return kept
 
 
+def _need_not_show(change: Change) -> bool:
+    told = dict(change.context)
+    quiet = told.get("lr") in ("zero", "negligible", "none") or told.get("grad") in ("zero", "unused")
+    return quiet or told.get("lost") is True
+
+
 class Rhythms:
     """Counts training steps, and keeps a beat for each kind of thing."""
 
@@ -64,12 +71,18 @@ class Rhythms:
         """One occasion for each thing whose rhythm says that it changes in this step, or that it does not yet."""
         updates = [call.seq for call in window.calls if call.levels[-1] == UPDATE]
         changed: dict[str, int] = {}
+        quiet: dict[str, bool] = {}
         for change in window.changes:
             thing, call = f"{change.kind}.{change.attribute}", window.by_seq.get(change.call)
-            if change.changed and call is not None and call.levels[-1] == _CHANGES.get(thing):
-                changed[thing] = change.call
+            if call is not None and call.levels[-1] == _CHANGES.get(thing):
+                if change.changed:
+                    changed[thing] = change.call
+                quiet[thing] = quiet.get(thing, True) and _need_not_show(change)
         if window.stage != TRAIN or not updates:
             return
+        for thing in quiet.keys() - changed.keys():
+            if quiet[thing]:
+                self._beats.pop(thing, None)
         self._now += 1
         for thing in sorted(self._beats.keys() | changed.keys()):
             beat = self._beats.get(thing)

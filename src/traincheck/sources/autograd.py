@@ -14,13 +14,16 @@ from traincheck.sources.names import parameter_names
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.summaries import Asked, Before, Summaries, asked
 from traincheck.sources.tensors import unseen
-from traincheck.vocab.demand import Demand
+from traincheck.vocab.demand import SCALE, Demand
 from traincheck.vocab.events import LIFECYCLE
-from traincheck.vocab.facts import Facts
+from traincheck.vocab.facts import Facts, facts, merged
 
 BACKWARD = ("torch.autograd.backward",)
 GRAD = ("torch.autograd.grad",)
 PARAMETER_GRAD = "parameter.grad"
+
+_LONGEST_CHAIN = 4
+"""Multiplications and divisions by numbers that a loss goes through at the end: by a scale and by how many add up."""
 
 
 class _Open(NamedTuple):
@@ -30,6 +33,7 @@ class _Open(NamedTuple):
     gradients: Snapshot | None
     asked: Asked | None
     before: Before | None
+    loss: Facts = ()
 
 
 class AutogradSource:
@@ -51,6 +55,7 @@ class AutogradSource:
             ("torch.optim.Optimizer.step",), PARAMETER_GRAD
         )
         self._states = self._states or demand.wants_state(("torch.optim.Optimizer.step",), "parameter.data")
+        self._values = demand.wants_state(BACKWARD, SCALE)
         self._calls = self._states or demand.wants_call(BACKWARD)
         self._asked: dict[tuple[str, ...], Asked | None] = {
             levels: asked(demand, levels, parameter_names(function))
@@ -91,33 +96,45 @@ class AutogradSource:
             with unseen():
                 snapshot = self._gradients.read(self._gradients.trainable(), values=True)
             grads = summary(snapshot.states)
+        half, self._gradients.half = self._gradients.half, False
         retain_graph, create_graph = _graph_flags(*args, **kwargs)
         context = circumstances_with(
-            grads=grads, retain_graph=retain_graph, create_graph=create_graph, within=self._surroundings.within
+            half=half,
+            grads=grads,
+            retain_graph=retain_graph,
+            create_graph=create_graph,
+            within=self._surroundings.within,
         )
-        return self._enter(BACKWARD, context, snapshot, args, kwargs)
+        loss = facts(scaled=is_scaled(*args, **kwargs)) if self._values else ()
+        return self._enter(BACKWARD, context, snapshot, args, kwargs, loss)
 
     def _grad_begins(self, *args: Any, **kwargs: Any) -> _Open:
         context = circumstances_with(create_graph=bool(kwargs.get("create_graph")), within=self._surroundings.within)
         return self._enter(GRAD, context, None, args, kwargs)
 
     def _enter(
-        self, levels: tuple[str, ...], context: Facts, snapshot: Snapshot | None, args: Any, kwargs: Any
+        self,
+        levels: tuple[str, ...],
+        context: Facts,
+        snapshot: Snapshot | None,
+        args: Any,
+        kwargs: Any,
+        loss: Facts = (),
     ) -> _Open:
         call = self._recorder.enter(LIFECYCLE, levels, "", context)
         what = self._asked[levels]
         before = self._summaries.begins(call, what, args, kwargs) if what is not None else None
-        return _Open(call, snapshot, what, before)
+        return _Open(call, snapshot, what, before, loss)
 
     def _ends(self, opened: _Open, result: Any) -> None:
-        call, snapshot, what, before = opened
+        call, snapshot, what, before, loss = opened
         if snapshot is not None:
             with unseen():
                 self._gradients.compare(snapshot, call.seq)
         if what is None:
-            self._recorder.leave(call)
+            self._recorder.leave(call, loss)
         else:
-            self._recorder.leave(call, self._summaries.ends(call, what, before, result))
+            self._recorder.leave(call, merged(self._summaries.ends(call, what, before, result), **dict(loss)))
 
     def _failed(self, opened: _Open) -> None:
         self._recorder.abandon(opened.call)
@@ -133,3 +150,32 @@ def _graph_flags(
 ) -> tuple[bool, bool]:
     """retain_graph and create_graph, as `torch.autograd.backward` was given them."""
     return bool(retain_graph), bool(create_graph)
+
+
+def is_scaled(tensors: Any = None, *args: Any, **kwargs: Any) -> bool:
+    """Whether the loss that a backward starts from was scaled up: whether the last that was done with it is to multiply
+    it, in one or several goes, by two or more. Only torch's own record of that is looked at."""
+    loss = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
+    node = loss.grad_fn if isinstance(loss, torch.Tensor) else None
+    largest = 0.0
+    for _ in range(_LONGEST_CHAIN):
+        if node is None or node.name() not in ("MulBackward0", "DivBackward0"):
+            break
+        if node.name() == "MulBackward0":
+            largest = max(largest, *(_number(node, f"_saved_{side}") for side in ("self", "other")))
+        node = next((before for before, _ in node.next_functions if before is not None), None)
+    return largest >= 2
+
+
+def _number(node: Any, name: str) -> float:
+    """What a multiplication has kept of one factor, where it is a number that no gradient flows to; else 0."""
+    try:
+        kept = getattr(node, name, None)
+    except RuntimeError:
+        return 0.0  # freed by an earlier backward
+    if not isinstance(kept, torch.Tensor) or kept.numel() != 1 or kept.requires_grad or kept.grad_fn is not None:
+        return float(kept) if isinstance(kept, (int, float)) else 0.0
+    if kept.device.type != "cpu":
+        return 2.0  # to read it would make the program wait; what is kept as a tensor there is the scale of a scaler
+    with unseen():
+        return abs(float(kept))

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
+from traincheck.sources.circumstances import autocast_dtype
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.tensors import NONE, SOME, fingerprints, states
 from traincheck.sources.variables import Catalog, Variable
@@ -53,6 +54,8 @@ class Gradients:
         self._updates = 0
         self._called: dict[int, int] = {}  # of a module with parameters: the updates before its last call
         self._seen: dict[str, tuple[int, int]] = {}  # of an optimizer: backwards and updates up to its last step
+        self.half = False
+        """Whether a module was called under float16 autocast since a backward ran last."""
         self.fresh: set[Variable] = set()
         """Variables whose gradients a backward has made since an optimizer stepped last; others are of earlier work."""
 
@@ -61,10 +64,11 @@ class Gradients:
         self._backwards += 1
 
     def module_called(self, module: object) -> None:
-        """Note that a module that owns parameters is called with gradients on."""
+        """Note that a module that has parameters is called with gradients on."""
         if len(self._called) > _MOST_MODULES:
             self._called.clear()
         self._called[id(module)] = self._updates
+        self.half = self.half or autocast_dtype() == "float16"
 
     def step_ends(self, optimizer: str) -> None:
         """Note that an optimizer has used its gradients."""

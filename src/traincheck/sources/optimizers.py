@@ -25,7 +25,7 @@ from traincheck.sources.settling import Settling
 from traincheck.sources.tensors import SOME, fingerprints, unseen
 from traincheck.sources.variables import NOBODY, Catalog, Variable
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import LIFECYCLE, Change
+from traincheck.vocab.events import LIFECYCLE, TRAIN, Change
 from traincheck.vocab.facts import Facts, facts, merged
 
 PARAMETER_DATA, PARAMETER_GRAD, STATE_DATA = "parameter.data", "parameter.grad", "optimizer_state.data"
@@ -93,7 +93,8 @@ class OptimizerSource:
         self._readings = OptimizerReadings(self._catalog, demand, recorder)
         self._replicas = ReplicaReadings(demand, recorder)
         self._settling = Settling(self._gradients, recorder)
-        recorder.late_changes = recorder.guarded(self.name, self._settling.tell)
+        recorder.late_changes = settle = recorder.guarded(self.name, self._settling.tell)
+        recorder.at_end(lambda: settle(TRAIN))
         undo = ExitStack()
         begin = recorder.guarded(self.name, self._step_begins)
 

@@ -12,7 +12,8 @@ class Demand:
 
     `states` holds `(api, "parameter.grad")` pairs; `apis` the calls that must be recorded. What is to be read of a call
     is asked for in the same way: `(api, "arguments")` for its plain arguments, `(api, "tensors")` for summaries of the
-    tensors that go in and come out, `(api, "values")` for what their values say as well. `(kind + "." + attribute,
+    tensors that go in and come out, `(api, "values")` for what their values say as well, `(api, "scale")` for whether a
+    loss was scaled. `(kind + "." + attribute,
     "readings")`, such as `("hyperparameter.lr", "readings")`, asks for readings. `everything` asks for all that the
     sources offer, as a full collection does.
     """
@@ -41,7 +42,7 @@ class Demand:
         return Demand(self.apis | other.apis, self.states | other.states, self.everything or other.everything)
 
 
-ARGUMENTS, TENSORS, VALUES, READINGS = "arguments", "tensors", "values", "readings"
+ARGUMENTS, TENSORS, VALUES, SCALE, READINGS = "arguments", "tensors", "values", "scale", "readings"
 """What else may be asked of a call or a thing, see `Demand`."""
 
 EVERYTHING = Demand(everything=True)

@@ -29,6 +29,7 @@ FACTS: dict[str, str] = {
     "scalar": "True for a variable of one element",
     "sparse": "True when the gradient is sparse",
     "set_to_none": "argument of zero_grad",
+    "half": "True for a backward of what was computed under float16 autocast",
     "create_graph": "argument of backward",
     "retain_graph": "argument of backward",
     "last_batch": "True when a data loader was exhausted",
