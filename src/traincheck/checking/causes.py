@@ -46,7 +46,9 @@ def _instead(violation: Violation) -> str:
         what = prop.object.replace(".", " ").replace("_", " ")
         if rule.subject.grain in ("call", "cycle"):
             return f"{when}, no {what} {PAST[prop.detail]}"
-        opposite = {"changes": "did not change", "does not change": "changed"}
+        opposite = {"changes": "did not change", "does not change": "changed", "is cleared": "was not cleared"}
+        if rule.subject.grain == "step":
+            when = f"by the end of the step of {violation.receiver}"
         return f"{when}, the {what} {opposite.get(prop.detail, 'did not')}"
     if prop.detail.startswith("then "):
         return f"{when}, {short(prop.detail.removeprefix('then '))} came before {short(prop.object)}"

@@ -23,6 +23,9 @@ OF_RESULTS = ("returns size", "returns length", "returns width", "returns more",
 MOST_ALTERNATIVES = 2
 """What held instead is told of so many properties: of a setting there is one, more would be a list."""
 
+OF_STEP = "step"
+"""The grain of rules about what a step does to each parameter: the others around the call tell nothing of those."""
+
 
 @dataclass(slots=True)
 class Tried:
@@ -129,9 +132,9 @@ class Engine:
             self.outcome.violations.append(violation)
 
 
-def _shown(rule: Invariant, call: Call, window: Window) -> tuple[str, ...]:
-    """What of the call is worth a look."""
-    return told(call, window) or (given_back(call) if rule.property.verb in OF_RESULTS else ())
+def _shown(rule: Invariant, call: Call, window: Window, only: Iterable[str]) -> tuple[str, ...]:
+    """What of the call is worth a look; `only` as `told` takes it."""
+    return told(call, window, tuple(only)) or (given_back(call) if rule.property.verb in OF_RESULTS else ())
 
 
 def _violation(rule: Invariant, occasions: list[Occasion], window: Window, instead: tuple[str, ...]) -> Violation:
@@ -141,6 +144,7 @@ def _violation(rule: Invariant, occasions: list[Occasion], window: Window, inste
     if not variables and call is not None:
         variables = dict.fromkeys(concerned(call, window))
     site = next((occasion.site for occasion in occasions if occasion.site), call.site if call is not None else "")
+    only = variables if rule.subject.grain == OF_STEP else ()
     return Violation(
         invariant=rule,
         step=window.step,
@@ -153,6 +157,6 @@ def _violation(rule: Invariant, occasions: list[Occasion], window: Window, inste
         receiver=call.receiver if call is not None else "",
         variables=tuple(variables),
         occasions=sum(max(1, len(occasion.variables)) for occasion in occasions),
-        evidence=(*instead, *(_shown(rule, call, window) if call is not None else ())),
+        evidence=(*instead, *(_shown(rule, call, window, only) if call is not None else ())),
         note=next((occasion.note for occasion in occasions if occasion.note), ""),
     )

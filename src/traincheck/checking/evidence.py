@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from traincheck.vocab.events import RESULT, Call, Change, Window
 from traincheck.vocab.facts import value_of
 
@@ -18,11 +20,14 @@ def concerned(call: Call, window: Window) -> list[str]:
     return held or [change.variable for change in around]
 
 
-def told(call: Call, window: Window) -> tuple[str, ...]:
-    """One sentence for each kind of parameter around the call: who holds it, whether it is trainable, its gradient."""
+def told(call: Call, window: Window, only: Collection[str] = ()) -> tuple[str, ...]:
+    """One sentence for each kind of parameter around the call: who holds it, whether it is trainable, its gradient.
+
+    `only` names the parameters to tell of, all if it is empty.
+    """
     groups: dict[tuple[str, ...], list[str]] = {}
     for change in window.changes_of.get(call.seq, ()):
-        if change.kind == "parameter":
+        if change.kind == "parameter" and (not only or change.variable in only):
             groups.setdefault(_standing(change), []).append(change.variable)
     lines = [f"{_named(names)}: {', '.join(standing)}" for standing, names in groups.items()]
     return tuple(lines[:MOST_LINES])

@@ -229,7 +229,7 @@ CAUSES: tuple[Cause, ...] = (
         "The forward pass ran under float16 autocast, but the loss went into the backward unscaled: gradients below "
         "6e-8 become zero in float16 (underflow), so that parts of the model learn little or nothing.",
         ("Use torch.amp.GradScaler (scale, step, update), or autocast to bfloat16, which needs no scaler.",),
-        _says("argument is scaled"),
+        says("argument is scaled"),
     ),
     Cause(
         10,

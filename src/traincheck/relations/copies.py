@@ -104,7 +104,7 @@ def _saved_elsewhere(window: Window) -> dict[int, set[str]]:
     goes: dict[tuple[str, int], dict[int, set[str]]] = {}
     for seq, told in window.readings_of.items():
         call = window.by_seq.get(seq)
-        if call is None or not ended(call) or not any(_missing(reading) for reading in told):
+        if call is None or not ended(call):
             continue
         there = {r.variable for r in told if r.role == SAVED and r.attribute == PRESENT and r.value is True}
         if there:
