@@ -157,6 +157,28 @@ def test_random_buffers_are_updated_before_they_are_used() -> None:
             assert found[0].variables == ("Sequential.0.estimate",) and "evaluate" in found[0].site
 
 
+class Assigned(Estimated):
+    """Is updated by assignment, for the first time when it is built."""
+
+    def __init__(self, start: torch.Tensor) -> None:
+        super().__init__(start)
+        self.estimate = self.linear.weight.detach().sum(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.estimate = self.linear.weight.detach().sum(1)
+        return self.linear(x) / self.estimate
+
+
+def test_an_update_while_the_model_is_built_counts() -> None:
+    with observing() as seen:
+        model = nn.Sequential(Assigned(torch.randn(3)))
+        learn(model)  # from here on the estimate is behind the weights
+        evaluate(model)
+        learn(model)
+    assert fates(of(seen, BUFFER_DATA), FIRST_UPDATED) == [True]
+
+
 def test_a_buffer_that_was_set_or_loaded_is_no_longer_what_it_was_made_with() -> None:
     with observing() as seen:
         model = nn.Sequential(Estimated(torch.randn(3)))

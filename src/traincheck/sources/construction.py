@@ -108,8 +108,8 @@ class ConstructionReadings:
             self._built.put(module, _plain(module))
 
     def _gets_buffer(self, module: nn.Module, name: str, buffer: Any) -> None:
-        if type(buffer) is not torch.Tensor:
-            return
+        if type(buffer) is not torch.Tensor or name in module._buffers:
+            return  # one that is there already is given another value
         with unseen():
             dense = local(buffer)
             if dense is None or not dense.is_floating_point() or dense.numel() < 2:
