@@ -75,7 +75,9 @@ class BertLayer(nn.Module):
     def forward(self, x, attention_mask):
         b, t, h = x.shape
         q, k, v = self.qkv(x).view(b, t, 3, self.heads, h // self.heads).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask[:, None, None, :])
+        dropout_p = self.dropout.p if self.training else 0.0
+        mask = attention_mask[:, None, None, :]
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout_p)
         attended = self.attention_output(attended.transpose(1, 2).reshape(b, t, h))
         x = self.attention_norm(x + self.dropout(attended))
         return self.output_norm(x + self.dropout(self.output(F.gelu(self.intermediate(x)))))

@@ -86,7 +86,7 @@ def test_a_normalising_layer_keeps_the_scale_of_its_weight(body: str, judged: li
 
 def batch(*shapes: str) -> str:
     tensors = (f"    tensor result[{place}] float32[{shape}]\n" for place, shape in enumerate(shapes))
-    return f"  lifecycle {NEXT} receiver=DataLoader#1\n{''.join(tensors)}"
+    return f'  lifecycle {NEXT} receiver=DataLoader#1 args={{"batch_size":8}}\n{"".join(tensors)}'
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,10 @@ def batch(*shapes: str) -> str:
         (batch("8,3,4", "1,4"), []),
         (batch("1,3,4", "1"), []),
         (batch("8,3,4"), []),
+        (batch("1,8,3", "1"), [False]),
+        (batch("1,70", "1,70"), []),
     ],
-    ids=["rows", "one row", "a mask for all", "a single sample", "nothing beside it"],
+    ids=["rows", "one row", "a mask for all", "a single sample", "nothing beside it", "all are in one row", "packed"],
 )
 def test_a_batch_is_not_made_into_one_sample(body: str, judged: list[bool]) -> None:
     assert verdicts(body, NEXT, SEVERAL_ROWS) == judged

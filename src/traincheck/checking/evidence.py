@@ -34,11 +34,11 @@ def told(call: Call, window: Window, only: Collection[str] = ()) -> tuple[str, .
 
 
 def given_back(call: Call) -> tuple[str, ...]:
-    """What a call returned, and the whole numbers that it was given: `max_new_tokens=12: result int64 (2, 44)`."""
+    """What a call returned, and the whole numbers that it was given: `max_new_tokens of 12: result int64 (2, 44)`."""
     results = [one for one in call.tensors if one.role == RESULT or one.role.startswith(f"{RESULT}[")]
     if not results:
         return ()
-    sizes = [f"{name}={value}" for name, value in call.args if type(value) is int]
+    sizes = [f"{name} of {value}" for name, value in call.args if type(value) is int]
     shapes = [f"{one.role} {one.dtype} ({', '.join(map(str, one.shape))})" for one in results[:MOST_LINES]]
     return (f"given {', '.join(sizes)}: {', '.join(shapes)}" if sizes else ", ".join(shapes),)
 

@@ -9,8 +9,8 @@ told by what they are for:
   (but for a token to begin with);
 * a normalising layer: whatever goes in, the root mean square of the result is about that of the layer's own weight
   (or of one plus the weight, where layers begin at zero);
-* a batch of a data loader: its largest tensor has several rows where others have (one row in place of many is a whole
-  batch that was taken for a sample);
+* a batch of a data loader: its largest tensor has several rows where others have, and does not hold the samples in a
+  single row (a whole batch that was taken for a sample);
 * a model called under autocast: most of its matrix products give the data type of autocast. (A few are kept in full
   precision on purpose, as those of a router are.)
 * a constructor that is given a number of layers: what it builds has as many modules of some class (or one more, where
@@ -103,7 +103,7 @@ class Expectations:
         told = {
             WITHIN_BOUND: f"a function that is given {bound} returns a sequence no longer than that, or adds no more",
             SCALED: "a normalising layer returns values with about the root mean square of its weight",
-            SEVERAL_ROWS: f"the largest tensor of a batch from {short(NEXT)} has several rows where others have",
+            SEVERAL_ROWS: f"the largest tensor of a batch from {short(NEXT)} has a row for each of several samples",
             IN_LOW_PRECISION: "in a call of a model under autocast, most matrix products (linear, matmul, "
             "convolutions) return the dtype of autocast",
             AS_MANY_LAYERS: "a module that is given a number of layers is built with as many modules of some class",
@@ -181,10 +181,16 @@ def _scale(tensor: TensorSummary) -> float | None:
 
 
 def _has_several_rows(call: Call) -> bool | None:
-    """Whether the largest tensor of a batch has several rows, where others have."""
+    """Whether the largest tensor of a batch has several rows, where others have or its one row holds all samples."""
     told = sorted((tensor for tensor in call.tensors if tensor.shape), key=lambda tensor: math.prod(tensor.shape))
-    others = [tensor.shape[0] for tensor in told[:-1]]
-    return told[-1].shape[0] > 1 if others and max(others) > 1 else None
+    if not told:
+        return None
+    *others, largest = told
+    size = value_of(call.args, "batch_size")
+    all_in_one = largest.shape[0] == 1 and len(largest.shape) > 2 and largest.shape[1] == size and size != 1
+    if all_in_one or any(tensor.shape[0] > 1 for tensor in others):
+        return largest.shape[0] > 1
+    return None
 
 
 def _of_products(window: Window) -> Iterator[Occasion]:

@@ -152,7 +152,8 @@ class LoaderSource:
         """An iterator is being made. (What makes it is not always `DataLoader.__iter__`: a subclass may do it.)"""
         receiver = self._name(loader)
         self._read_loader(loader, receiver)
-        made = Pass(receiver, next(self._numbers), loader.num_workers)
+        with self._recorder.asking():
+            made = Pass(receiver, next(self._numbers), loader.num_workers, batch_size(loader))
         key = id(iterator)
         gone = self._recorder.guarded(self.name, lambda _: self._gone(key))
         self._passes[key] = weakref.ref(iterator, gone), made
@@ -212,7 +213,9 @@ class LoaderSource:
         if found is None:
             found = Pass(UNKNOWN, 0, whole=False)
             self._passes[id(iterator)] = weakref.ref(iterator), found
-        call = recorder.enter(LIFECYCLE, NEXT, found.receiver, circumstances()) if self._next_wanted else None
+        call = (
+            recorder.enter(LIFECYCLE, NEXT, found.receiver, circumstances(), found.args) if self._next_wanted else None
+        )
         outer, recorder.fetching = recorder.fetching, recorder.sites.here()
         return _Fetch(began, call, found, outer)
 

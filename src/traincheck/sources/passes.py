@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from traincheck.sources.random_states import combined
 from traincheck.sources.tensors import fingerprints, unseen
 from traincheck.sources.workers import Rounds
-from traincheck.vocab.facts import FactValue
+from traincheck.vocab.facts import Facts, FactValue
 
 UNKNOWN = "DataLoader"
 """The name of a loader whose iterator was made before we looked."""
@@ -26,14 +26,30 @@ MOST_INDICES = 4096
 
 
 class Pass:
-    """One pass over a loader: `batches` were fetched so far; `order` is a fingerprint of which came first."""
+    """One pass over a loader: `batches` were fetched so far; `order` is a fingerprint of which came first; `args` tells
+    of how many samples a batch is to be."""
 
-    __slots__ = ("__weakref__", "batches", "number", "order", "over", "receiver", "rounds", "turn", "whole", "workers")
+    __slots__ = (
+        "__weakref__",
+        "args",
+        "batches",
+        "number",
+        "order",
+        "over",
+        "receiver",
+        "rounds",
+        "turn",
+        "whole",
+        "workers",
+    )
 
-    def __init__(self, receiver: str, number: int, workers: int = 0, *, whole: bool = True) -> None:
+    def __init__(
+        self, receiver: str, number: int, workers: int = 0, size: int | None = None, *, whole: bool = True
+    ) -> None:
         self.receiver = receiver
         self.number = number  # of its iterator
         self.workers = workers
+        self.args: Facts = () if size is None else (("batch_size", size),)
         self.whole = whole  # seen from its beginning
         self.turn = 0  # passes that the same iterator made before
         self.rounds: Rounds | None = None
