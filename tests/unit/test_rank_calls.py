@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from traincheck.relations.api_arg import APIArg
 from traincheck.relations.messages import DTYPE, EVEN, INTACT, ROOM
-from traincheck.relations.rank_calls import AS_OFTEN, IN_ORDER, SAME_PURPOSE
+from traincheck.relations.rank_calls import AS_OFTEN, IN_ORDER, SAME_NUMBER, SAME_PURPOSE
 from traincheck.testing.readable import from_text
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
@@ -101,3 +101,24 @@ def test_what_two_ranks_send_each_other_has_the_same_shape() -> None:
         found = over(one, message("isend", 0, 1, f"float32[{shape}]") + message("irecv", 0, 1, "float32[64]"))
         assert fate(found, WHOLE, EVEN) == [so]
     assert fate(over(one, message("irecv", 0, 1, "float32[64]")), WHOLE, EVEN) == []
+
+
+def test_different_numbers_of_messages_are_different_things() -> None:
+    """Two tensors go forward to the next stage, and one gradient comes back."""
+    forward = message("isend", 1, 1, "float32[4,8]") + message("isend", 1, 2, "float32[4]")
+    assert fate(over(forward, message("isend", 0, 1, "float32[5,8]")), WHOLE, EVEN) == []
+
+
+def test_functions_that_only_some_ranks_have_say_nothing_of_the_purpose() -> None:
+    first, last = (collective("broadcast", purpose=f"{name}.run()") for name in ("First", "Last"))
+    assert fate(over(first, last), WHOLE, SAME_PURPOSE) == [True]
+
+
+def test_a_whole_number_that_all_ranks_compute_is_the_same() -> None:
+    def capacity(value: object) -> str:
+        return f'  project gating.capacity_of result={{"value":{value}}}\n'
+
+    subject = Subject("gating.capacity_of", "ranks")
+    for other, told in ((8, [True]), (9, [False]), ("0.5", []), ("true", [])):
+        assert fate(over(capacity(8), capacity(other)), subject, SAME_NUMBER) == told
+    assert "the same value of the result" in APIArg.describe(subject, SAME_NUMBER)

@@ -7,7 +7,7 @@ is seen: a stage of a pipeline that waits for its input does so before its own s
 Note [Room]
 A receiver may well hold more room than it gets (a box for the largest of messages), so only a message that is larger
 than its room is an error. What comes back from the other rank is as large as what went there in most programs:
-activations and their gradients, equal shares of an exchange.
+activations and their gradients, equal shares of an exchange. It is asked where as many go either way in a step.
 """
 
 from __future__ import annotations
@@ -77,10 +77,9 @@ class Messages:
                 judged += ((prop, so, pair) for prop, so in _of_pair(*pair))
         for (source, target, tag), there in sent.items():
             back = sent.get((target, source, tag), ()) if source < target else ()
-            judged += (
-                (EVEN, one.tensor.shape == other.tensor.shape, (one, other))
-                for one, other in zip(there, back, strict=False)
-            )
+            if len(there) == len(back):  # otherwise what goes there is not the same things as what comes back
+                turns = [turn for turn in zip(there, back, strict=True) if turn[0].tensor.dtype == turn[1].tensor.dtype]
+                judged += ((EVEN, turn[0].tensor.shape == turn[1].tensor.shape, turn) for turn in turns)
         for prop in dict.fromkeys(prop for prop, _, _ in judged):
             yield _occasion(prop, [(so, ends) for one, so, ends in judged if one == prop], windows[0])
 

@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from traincheck.relations.base import ended
-from traincheck.relations.comparison import AT_ONCE, OF_OTHERS, Ways, common, compare
+from traincheck.relations.comparison import AT_ONCE, COMPARED, EQUAL, OF_OTHERS, VALUE, Ways, common, compare
 from traincheck.relations.messages import MESSAGES, RANKS, Messages
 from traincheck.vocab.collectives import COLLECTIVE, COLLECTIVES, PURPOSE, RECEIVES, SENDS, WAIT, group_of, is_member
 from traincheck.vocab.demand import ARGUMENTS, TENSORS, Demand
-from traincheck.vocab.events import LIFECYCLE, NO_CALL, PROJECT, Call, Window
+from traincheck.vocab.events import LIFECYCLE, NO_CALL, PROJECT, RESULT, Call, Window
 from traincheck.vocab.facts import merged, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
@@ -31,6 +31,7 @@ AS_OFTEN = Property(CALLS, "as often")
 IN_ORDER = Property(CALLS, "in the same order")
 SENT = Property(CALLS, "sizes sent are those expected")
 SAME_PURPOSE = Property(CALLS, "for the same purpose")
+SAME_NUMBER = Property(COMPARED, f"{VALUE}{RESULT}", EQUAL)
 VERBS = frozenset((CALLS, MESSAGES))
 
 _SENT, _EXPECTED = "input_tensor_list", "output_tensor_list"
@@ -55,6 +56,7 @@ class Ranks:
         for level, calls in _side_by_side(windows, PROJECT).items():
             yield _often(level, calls, windows[0])
             yield from _compared(level, calls, AT_ONCE, windows[0])
+            yield from _returned(level, calls, windows[0])
         for level, calls in _side_by_side(windows, LIFECYCLE).items():
             yield from _compared(level, calls, OF_OTHERS, windows[0])
 
@@ -114,9 +116,19 @@ def _of_purpose(orders: _Calls, first: Window) -> Iterator[Occasion]:
     """One occasion of the step, at the first collective that ranks meet in for different reasons, if any."""
     met = list(zip(*orders, strict=True))
     told = [{value_of(call.result, PURPOSE) for call in together} for together in met]
-    against = [together for together, purposes in zip(met, told, strict=True) if len(purposes) > 1]
+    everywhere = set.intersection(*({_function(call) for call in order} for order in orders))
+    against = [
+        together
+        for together, purposes in zip(met, told, strict=True)
+        if len(purposes) > 1 and everywhere.issuperset(map(_function, together))
+    ]
     calls = against[0] if against else tuple(call for order in orders for call in order)
     yield _occasion(COLLECTIVE, calls, first, _first_seq([calls], first), [(SAME_PURPOSE, not against)])
+
+
+def _function(call: Call) -> str:
+    """The function of the user's that makes a call. One that only some ranks have (each stage its own) says nothing."""
+    return str(value_of(call.result, PURPOSE)).partition("(")[0]
 
 
 def _sent_as_expected(together: Sequence[Call]) -> bool | None:
@@ -164,6 +176,15 @@ def _compared(level: str, calls: _Calls, ways: Ways, first: Window) -> Iterator[
                     context, splits=any(value_of(call.args, name) for call in together for name in _SPLITS)
                 )
             yield Occasion(Subject(level, RANKS), context, held, failed, _first_seq([together], first))
+
+
+def _returned(level: str, calls: _Calls, first: Window) -> Iterator[Occasion]:
+    """Whether whole numbers that a function returns (a capacity, a count) are the same. (Others may be by chance.)"""
+    for together in zip(*calls, strict=False):
+        values = [value_of(call.result, "value") for call in together]
+        if all(type(value) is int for value in values):
+            so = len(set(values)) == 1
+            yield _occasion(level, together, first, _first_seq([together], first), [(SAME_NUMBER, so)])
 
 
 def _has_splits(call: Call) -> bool:
