@@ -274,6 +274,15 @@ def test_what_is_no_state_of_a_module_is_told_nothing_of() -> None:
 # -- tied weights ----------------------------------------------------------------------------------------------------
 
 
+def test_a_part_of_a_state_is_compared_and_nothing_is_missing_from_it() -> None:
+    def part(model: nn.Module) -> dict[str, torch.Tensor]:
+        name, tensor = next(iter(model.state_dict().items()))
+        return {name: torch.zeros_like(tensor)}
+
+    _, readings = saving(part)
+    assert not missing(readings) and len(different(readings)) == 1
+
+
 def test_tied_weights_are_there_under_any_of_their_names() -> None:
     _, readings = saving(lambda model: {k: v for k, v in model.state_dict().items() if k != "out.weight"}, Tied)
     assert missing(readings) == set() and different(readings) == set()

@@ -73,6 +73,21 @@ def test_a_parameter_that_is_missing_from_the_checkpoint() -> None:
     assert SAVED_DATA not in found[1].held and SAVED_DATA not in (found[1].failed or ())
 
 
+def parts(*files: dict[str, bool]) -> list[bool]:
+    """Whether parameters are saved, by a run that writes these files in one go: names, and whether they are in it."""
+    script = Script().window("end")
+    for file in files:
+        script.call(SAVE, reads=[("parameter.present", name, there, SAVED, FRESH) for name, there in file.items()])
+    return fates(of(script, Subject(SAVE, "parameter.saved")), Property("is saved", "parameter"))
+
+
+def test_a_checkpoint_in_several_files_is_complete_if_they_are_together() -> None:
+    assert parts({"a": True, "b": False}, {"a": False, "b": True}) == [True, True]
+    assert parts({"a": True, "b": False, "c": False}, {"a": False, "b": True, "c": False}).count(False) == 2
+    # Two checkpoints, of which one lacks something, are no parts of one.
+    assert False in parts({"a": True, "b": False}, {"a": True, "b": True})
+
+
 def test_values_in_another_precision_are_not_compared() -> None:
     (found,) = of(saving("Net.a", wrong="Net.a", dtype="bfloat16"), Subject(SAVE, "parameter.saved"))
     assert found.failed == {Property("saved equals live", "dtype")}

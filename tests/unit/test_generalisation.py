@@ -78,6 +78,17 @@ def test_it_speaks_only_under_no_stronger_condition(rule: Rules) -> None:
     assert general_of(rule(SGD, TRAINS), rule(STEP, TRAINS)) == rule(STEP, TRAINS)
 
 
+def test_a_weaker_condition_takes_evidence_of_its_own(rule: Rules) -> None:
+    """SGD was only seen in training: that it needs no such condition is not known, only that none was called for."""
+    mine, general = rule(SGD), rule(STEP, TRAINS)
+    index = {"relations": plugins.load("traincheck.relations")}
+    train, evaluate = ((("stage", "train"),), (("stage", "eval"),))
+    for contexts, found in (({train}, general), ({train, evaluate}, None), (set(), None)):
+        seen = RuleIndex((mine, general), **index, seen={mine.id: contexts})
+        by = Generalisation(LEVELS).by_class(mine, seen)
+        assert (by and by[0]) == found
+
+
 def test_it_speaks_of_the_same_property_grain_and_relation(rule: Rules, new_invariant: Rules) -> None:
     assert general_of(rule(SGD), rule(STEP, prop=CHANGES._replace(detail="is cleared"))) is None
     assert general_of(rule(SGD), new_invariant(CHANGES, subject=Subject(STEP, "parameter.data"))) is None

@@ -260,6 +260,20 @@ def test_a_group_added_later_is_held() -> None:
 # -- gradients -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_backward_after_float16_autocast_tells_whether_the_loss_was_scaled(scaled: bool) -> None:
+    with observing() as seen:
+        model = Sole()
+        scaler = torch.amp.GradScaler("cpu", enabled=scaled)
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = model(torch.ones(2, 3)).float().sum()
+        scaler.scale(loss / 2).backward()
+        (model(torch.ones(2, 3)).sum() * 0.5).backward()
+    half, full = seen.named(BACKWARD)
+    assert [value_of(call.context, "half") for call in (half, full)] == [True, False]
+    assert [value_of(call.result, "scaled") for call in (half, full)] == [scaled, False]
+
+
 def test_backward_fills_gradients_and_clipping_changes_them() -> None:
     with observing() as seen:
         model = Sole()
