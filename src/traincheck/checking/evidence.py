@@ -34,13 +34,19 @@ def told(call: Call, window: Window, only: Collection[str] = ()) -> tuple[str, .
 
 
 def given_back(call: Call) -> tuple[str, ...]:
-    """What a call returned, and the whole numbers that it was given: `max_new_tokens of 12: result int64 (2, 44)`."""
-    results = [one for one in call.tensors if one.role == RESULT or one.role.startswith(f"{RESULT}[")]
-    if not results:
-        return ()
+    """The whole numbers that a call was given, and what it returned: `max_new_tokens of 12: result int64 (2, 44)`.
+
+    Of a constructor that is given a number of layers: how many modules of each class it built.
+    """
     sizes = [f"{name} of {value}" for name, value in call.args if type(value) is int]
-    shapes = [f"{one.role} {one.dtype} ({', '.join(map(str, one.shape))})" for one in results[:MOST_LINES]]
-    return (f"given {', '.join(sizes)}: {', '.join(shapes)}" if sizes else ", ".join(shapes),)
+    layers = value_of(call.result, "layers")
+    results = [one for one in call.tensors if one.role == RESULT or one.role.startswith(f"{RESULT}[")]
+    made = [f"{one.role} {one.dtype} ({', '.join(map(str, one.shape))})" for one in results[:MOST_LINES]]
+    if isinstance(layers, str):
+        made = [f"of its classes of modules there are {layers.replace('+', ', ')}"]
+    if not made:
+        return ()
+    return (f"given {', '.join(sizes)}: {', '.join(made)}" if sizes else ", ".join(made),)
 
 
 def _standing(change: Change) -> tuple[str, ...]:

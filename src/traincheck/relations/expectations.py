@@ -13,8 +13,8 @@ told by what they are for:
   single row (a whole batch that was taken for a sample);
 * a model called under autocast: most of its matrix products give the data type of autocast. (A few are kept in full
   precision on purpose, as those of a router are.)
-* a constructor that is given a number of layers: what it builds has as many modules of some class (or one more, where
-  only those between the first and the last are counted).
+* a constructor that is given a number of layers: what it builds has as many modules of some class, or a multiple
+  of it (so many in each stage), or one more (where only those between the first and the last are counted).
 
 What a kind is for holds in all circumstances, so these are not told.
 
@@ -146,10 +146,15 @@ def _added(flow: Flow) -> tuple[int, int]:
 
 
 def _has_layers(call: Call, counts: str) -> bool | None:
-    """Whether each number of layers that was given is that of the modules of some class, see the note above."""
+    """Whether each number of layers that was given is that of the modules of some class, see the note above.
+
+    It may be meant for each of several stages, so that a multiple will do.
+    """
     asked = [value for name, value in call.args if is_layer_count(name) and type(value) is int and value > 1]
     found = {int(count) for count in counts.split("+") if count}
-    return all(found & {count, count + 1} for count in asked) if asked and found else None
+    if not asked or not found:
+        return None
+    return all(count + 1 in found or any(built % count == 0 for built in found) for count in asked)
 
 
 # -- modules and batches -----------------------------------------------------------------------------------------------

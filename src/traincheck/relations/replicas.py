@@ -7,7 +7,8 @@ compared with the first one and each with the next, in windows of the same step.
 Note [Replicas and shards]
 Where ranks hold different parts on purpose (shards, experts, stages of a pipeline), their values differ from the start,
 or from the first update on, and facts of the variable may tell so. What makes replicas of two variables is that they
-were the same: *before* the update, after an earlier one, or together with all others of the model. Whether the update
+were the same: *before* the update, after an earlier one, or together with all others of the model; or that the backward
+left the same gradients of them. Whether the update
 then used the same gradients, and left the same values, is what is asked. That an update is a function of value and
 gradient needs no other reason: where both were the same, so must be what it leaves. So nothing else is told of an
 update; the more facts there are, the more of them would separate by chance. How seldom ranks agree is no reason against
@@ -108,13 +109,12 @@ class Replicas:
     def needs(subject: Subject, prop: Property) -> Demand:
         if subject.api == FIRST_DATA:
             return Demand(frozenset((BUILT,)), readings(FIRST_DATA))
-        call = _OF_CHANGES.get(subject.api, UPDATE)
-        states = readings(subject.api)
         if subject.api in (USED_DATA, USED_GRAD, DATA):  # each is a circumstance of the others
-            states = readings(USED_DATA, USED_GRAD) | {(UPDATE, DATA)}
-        elif subject.api == GRAD:
-            states = frozenset(((call, GRAD),))
-        return Demand(frozenset((call,)), states)
+            states = readings(USED_DATA, USED_GRAD) | {(UPDATE, DATA), (BACKWARD, GRAD)}
+            return Demand(frozenset((UPDATE, BACKWARD)), states)
+        if subject.api == GRAD:
+            return Demand(frozenset((BACKWARD,)), frozenset(((BACKWARD, GRAD),)))
+        return Demand(frozenset((UPDATE,)), readings(subject.api))
 
     @staticmethod
     def is_habit(prop: Property) -> bool:
@@ -199,7 +199,8 @@ def _compared(one: _Seen, other: _Seen, kept: set[str], stage: str) -> Iterator[
             if before is not None:
                 told = {**_ALWAYS, "kept_same": variable in kept, "all_same": all_same}
                 if grad is not None:
-                    copies = {**_ALWAYS, "same_before": before, "copies": variable in kept or all_same}
+                    alike_so_far = variable in kept or all_same or _left_alike(one, other, variable)
+                    copies = {**_ALWAYS, "same_before": before, "copies": alike_so_far}
                     _note(fates, USED_GRAD, copies, grad, variable, mine.change.call)
                     # Zeros that agree say nothing of what they are the gradient of.
                     told["same_grad"] = grad and not _zero(one, USED_GRAD, variable)
@@ -237,6 +238,14 @@ def _all_same(one: _Seen, other: _Seen) -> bool:
         for seen in (one, other)
     )
     return mine == theirs
+
+
+def _left_alike(one: _Seen, other: _Seen, variable: str) -> bool:
+    """Whether the backward left the same gradient, and not zeros, which say nothing of what they belong to."""
+    mine, theirs = one.left.get((GRAD, variable)), other.left.get((GRAD, variable))
+    if mine is None or theirs is None or mine.change.after == "zero":
+        return False
+    return mine.change.fingerprint == theirs.change.fingerprint
 
 
 def _zero(seen: _Seen, thing: str, variable: str) -> bool:
