@@ -133,8 +133,9 @@ def requires_grad(flow: Flow) -> Judged:
     if _may_only_look(flow.call):
         return
     could = value_of(flow.call.context, "grad_mode") == "on" and any(flows(tensor) for tensor in flow.arguments)
-    if could and flow.main is not None and flow.main.dtype in FLOATING:
-        yield REQUIRES_GRAD, flow.main.requires_grad
+    floating = [tensor for tensor in flow.results if tensor.dtype in FLOATING]
+    if could and floating:  # masks and counts may be among them
+        yield REQUIRES_GRAD, any(tensor.requires_grad for tensor in floating)
 
 
 def _may_only_look(call: Call) -> bool:

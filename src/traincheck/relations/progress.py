@@ -4,8 +4,8 @@ A parameter that got a gradient is another after the step, whoever changed it: t
 keeps master copies for the optimizer and writes them back. And a gradient that an update has used is cleared before
 the next one uses it, if a backward adds to it.
 
-Known limitations: a parameter that no optimizer holds is expected to change if it got a gradient, or if an optimizer
-holds a tensor of its shape that no module owns (its master copy). Updates that need not show are left out, see the note
+Known limitations: a parameter that no optimizer holds is expected to change only if an optimizer holds a tensor of its
+shape that no module owns (its master copy). Updates that need not show are left out, see the note
 in event_contain.py.
 """
 

@@ -37,6 +37,8 @@ USED_DATA, USED_GRAD = "parameter.used_data", "parameter.used_grad"
 FIRST_DATA, BUILT = "parameter.first_data", "torch.optim.Optimizer.__init__"
 _OF_CHANGES = {DATA: UPDATE, GRAD: BACKWARD}
 _KINDS = ("hyperparameter", "optimizer_state")
+_OWN = ("keys", "lowest_step")
+"""Readings that differ honestly: a parameter without a gradient (an expert without tokens) stands still on one rank."""
 _TELLING = ("requires_grad", "held", "owned", "tied", "attributes", "replicated", "precision", "scalar")
 """Facts of a variable that may tell why ranks differ."""
 _ALWAYS: dict[str, FactValue] = {"same_name": True, "same_rank": False}
@@ -87,7 +89,7 @@ class Replicas:
             kept = self._values.setdefault(window.rank, {})
             for call in calls_of(window, UPDATE):
                 for reading in window.readings_of.get(call.seq, ()):
-                    if reading.kind in _KINDS and reading.role == LIVE and reading.attribute != "keys":
+                    if reading.kind in _KINDS and reading.role == LIVE and reading.attribute not in _OWN:
                         kept[named(reading), reading.variable] = reading.value
                         told.setdefault((named(reading), reading.variable), NO_CALL)
                         if window is windows[0]:

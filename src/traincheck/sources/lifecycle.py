@@ -6,18 +6,21 @@ wrapped function or method; the tables below are the whole list.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import weakref
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from traincheck.sources.base import replace, replace_everywhere, wrapping
 from traincheck.sources.circumstances import circumstances
+from traincheck.sources.gradients import Gradients, Snapshot
 from traincheck.sources.names import levels
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.schedules import ScheduleReadings
+from traincheck.sources.tensors import unseen
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE, REGION
@@ -39,13 +42,23 @@ REGIONS: tuple[tuple[str, str, str], ...] = (
 SCALER_METHODS = ("scale", "unscale_", "step", "update")
 
 
+class _Scaling(NamedTuple):
+    """A method of a scaler under way: its call where that is recorded, the gradients before it where they are read,
+    and the optimizer whose step it is."""
+
+    call: OpenCall | None
+    before: Snapshot | None
+    optimizer: str
+
+
 class LifecycleSource:
     """Observes the functions, regions, schedulers and scalers named in this file."""
 
     name = "lifecycle"
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, gradients: Gradients) -> None:
         self._catalog = catalog
+        self._gradients = gradients
         self._regions: dict[int, OpenCall] = {}
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._counts: dict[str, int] = {}
@@ -153,38 +166,43 @@ class LifecycleSource:
 
     def _wrap_scaler(self, undo: ExitStack) -> None:
         scaler_class = torch.amp.GradScaler
-        recorder, catalog = self._recorder, self._catalog
+        recorder, gradients = self._recorder, self._gradients
         for method in SCALER_METHODS:
+            begins = functools.partial(self._scaler_begins, method)
 
-            def begins(
-                scaler: Any, optimizer: Any = None, *args: Any, _method: str = method, **kwargs: Any
-            ) -> tuple[OpenCall | None, str] | None:
-                call_levels = (f"torch.amp.GradScaler.{_method}",)
-                name, call = "", None
-                if _method == "step":  # steps are counted whatever is demanded
-                    name = catalog.add_optimizer(optimizer)
-                    recorder.steps.update_begins(name, recorder.next_seq())
-                if self._demand.wants_call(call_levels):
-                    call = recorder.enter(LIFECYCLE, call_levels, self._name_of(scaler), circumstances())
-                return (call, name) if call or name else None
+            def ends(scaling: _Scaling, result: Any) -> None:
+                if scaling.call is not None and scaling.before is not None:
+                    with unseen():
+                        gradients.compare(scaling.before, scaling.call.seq)
+                if scaling.call is not None:
+                    recorder.leave(scaling.call)
+                if scaling.optimizer:
+                    recorder.steps.update_ends(scaling.optimizer)
 
-            def ends(token: tuple[OpenCall | None, str], result: Any) -> None:
-                call, name = token
-                if call is not None:
-                    recorder.leave(call)
-                if name:
-                    recorder.steps.update_ends(name)
-
-            def failed(token: tuple[OpenCall | None, str]) -> None:
-                call, name = token
-                if call is not None:
-                    recorder.abandon(call)
-                if name:
+            def failed(scaling: _Scaling) -> None:
+                if scaling.call is not None:
+                    recorder.abandon(scaling.call)
+                if scaling.optimizer:
                     recorder.steps.update_fails()
 
             guarded = recorder.guarded
             decorate = wrapping(guarded(self.name, begins), guarded(self.name, ends), guarded(self.name, failed))
             replace(undo, scaler_class, method, decorate)
+
+    def _scaler_begins(
+        self, method: str, scaler: Any, optimizer: Any = None, *args: Any, **kwargs: Any
+    ) -> _Scaling | None:
+        recorder, told = self._recorder, (f"torch.amp.GradScaler.{method}",)
+        name, call, before = "", None, None
+        if method == "step":  # steps are counted whatever is demanded
+            name = self._catalog.add_optimizer(optimizer)
+            recorder.steps.update_begins(name, recorder.next_seq())
+        if self._demand.wants_call(told):
+            if method == "unscale_" and self._demand.wants_state(told, "parameter.grad"):
+                with unseen():
+                    before = self._gradients.read(self._gradients.trainable(), values=True)
+            call = recorder.enter(LIFECYCLE, told, self._name_of(scaler), circumstances())
+        return _Scaling(call, before, name) if call or name else None
 
 
 def _built(scheduler: Any) -> bool:

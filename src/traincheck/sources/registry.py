@@ -48,7 +48,7 @@ def build(recorder: Recorder, may_step: Callable[[], None]) -> list[Source]:
         ModuleSource(catalog, gradients, summaries, surroundings),
         ModuleStateSource(catalog),
         AutogradSource(gradients, summaries, surroundings),
-        LifecycleSource(catalog),
+        LifecycleSource(catalog, gradients),
         ClippingSource(gradients),
         CheckpointSource(catalog),
         LoaderSource(),

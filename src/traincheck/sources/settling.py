@@ -15,21 +15,21 @@ import torch
 
 from traincheck.sources.gradients import Gradients, Held
 from traincheck.sources.recorder import Recorder
-from traincheck.sources.tensors import SOME, fingerprints, unseen
+from traincheck.sources.tensors import SOME, fingerprints, local, unseen
 from traincheck.sources.variables import NOBODY, Variable
 from traincheck.vocab.events import NO_CALL, TRAIN, Change
 from traincheck.vocab.facts import merged
 
 MARGIN = 16
 """How many times the rounding of its smallest element an update must be to show for certain in a parameter that is
-rounded from a copy: what Adam makes of a gradient is of the size of the learning rate, and less later on."""
+rounded from a copy: an update is about the learning rate times the gradient, or at most one with Adam."""
 
 
 class _Awaited(NamedTuple):
-    """A variable that the step should change: what it was, and the largest learning rate."""
+    """A variable that the step should change: what it was, and about how much an update changes it."""
 
     before: int
-    rate: float
+    size: float
 
 
 class Settling:
@@ -47,19 +47,20 @@ class Settling:
     ) -> None:
         """Note what this update should change that no optimizer holds; `data` are fingerprints, `states` those of
         gradients."""
-        masters = {
-            tensor.shape
-            for (variable, tensor), state in zip(held, states, strict=True)
-            if not variable.owned and optimizer in variable.holders and state == SOME
-        }
+        masters: dict[torch.Size, list[tuple[torch.Tensor, str]]] = {}
+        for (variable, tensor), state in zip(held, states, strict=True):
+            if not variable.owned and optimizer in variable.holders:
+                masters.setdefault(tensor.shape, []).append((tensor, state))
         for (variable, tensor), before, state in zip(held, data, states, strict=True):
             if variable.holders or not variable.owned or before is None or not tensor.requires_grad:
                 continue
-            graded = state == SOME and variable in self._gradients.fresh
-            if graded or (tensor.shape in masters and state != SOME):
+            copies = masters.get(tensor.shape, ())
+            fresh = state == SOME and variable in self._gradients.fresh
+            if copies and (fresh or (state != SOME and any(graded == SOME for _, graded in copies))):
+                size = rate * min(1.0, max(map(_largest, (tensor, *(copy for copy, _ in copies)))))
                 known = self._awaited.get(variable)
                 first = self._last.get(variable, before) if known is None else known.before
-                self._awaited[variable] = _Awaited(first, max(rate, known.rate if known else 0.0))
+                self._awaited[variable] = _Awaited(first, max(size, known.size if known else 0.0))
 
     def update_ends(self) -> None:
         """Set aside the positions at which the changes will be told."""
@@ -80,16 +81,22 @@ class Settling:
                 if now is None or variable.holders:
                     continue
                 changed = now != one.before
-                lost = not changed and _may_be_lost(tensor, one.rate)
-                lr = "positive" if one.rate > 0 else "zero"
+                lost = not changed and _may_be_lost(tensor, one.size)
+                lr = "positive" if one.size > 0 else "zero"
                 context = merged(variable.facts(tensor, NOBODY), lr=lr, lost=lost)
                 self._recorder.change(
                     Change(seq, NO_CALL, variable.name, "parameter", "data", SOME, SOME, changed, "", context, now)
                 )
 
 
-def _may_be_lost(tensor: torch.Tensor, rate: float) -> bool:
-    """Whether an update of the size of the learning rate may be lost in rounding in every element."""
+def _largest(tensor: torch.Tensor) -> float:
+    """The largest element of a gradient."""
+    gradient = local(tensor.grad) if tensor.grad is not None else None
+    return float(gradient.abs().max()) if gradient is not None and gradient.numel() else 0.0
+
+
+def _may_be_lost(tensor: torch.Tensor, size: float) -> bool:
+    """Whether an update of this size may be lost in rounding in every element."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
-    return bool(rate <= MARGIN * torch.finfo(tensor.dtype).eps * float(tensor.abs().min()))
+    return bool(size <= MARGIN * torch.finfo(tensor.dtype).eps * float(tensor.abs().min()))
