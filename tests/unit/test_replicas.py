@@ -109,8 +109,10 @@ def test_what_optimizers_are_built_with_is_compared_before_the_first_step() -> N
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 
-def trained_on(batches: tuple[int, ...], data: int) -> str:
-    reads = "".join(f"    reading module.batch Net {batch}\n" for batch in batches)
+def trained_on(batches: tuple[int, ...], data: int, frozen: int = 0) -> str:
+    reads = "".join(
+        f"    reading module.batch Net {batch}\n    reading module.frozen Net {frozen}\n" for batch in batches
+    )
     used = f'    reading {USED_DATA} Net.a {data} context={{"before":"some"}}\n'
     update = "  lifecycle torch.optim.SGD.step < torch.optim.Optimizer.step receiver=SGD\n"
     return (
@@ -129,6 +131,8 @@ def test_copies_of_a_model_are_trained_on_different_batches() -> None:
     assert not found.held and found.failed
     (found,) = of(trained_on((1,), data=5), trained_on((1,), data=6))
     assert not found.held and value_of(found.context, "all_same") is False
+    (found,) = of(trained_on((1,), data=5, frozen=3), trained_on((1,), data=5, frozen=4))
+    assert not found.held and value_of(found.context, "all_same") is False, "parts of a model that is frozen"
     assert of(trained_on((), data=5), trained_on((), data=5)) == []
 
 

@@ -3,7 +3,7 @@
 Note [Copies and parts]
 Where each rank holds a copy of the whole model, more ranks are of use only if each has another batch. Where ranks hold
 parts of one model (tensor parallelism, stages of a pipeline), they rightly see the same. The parameters tell which it
-is: all the same on the ranks, or not.
+is: all the same on the ranks, or not, those included that are frozen and that no update tells of.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from traincheck.vocab.events import TRAIN, Window
 from traincheck.vocab.facts import FactValue, facts
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
-BATCH = "module.batch"
+BATCH, FROZEN = "module.batch", "module.frozen"
 DIFFERENT = Property("differs on ranks", BATCH)
 SUBJECT = Subject(BATCH, RANKS)
 
@@ -35,6 +35,7 @@ class Batches:
         same = hold_the_same(windows)
         if not pairs or same is None:
             return
+        same = same and len({_frozen(window) for window in windows}) == 1
         seq = next((one.call for one, other in pairs if one.value == other.value), pairs[0][0].call)
         pair: dict[str, FactValue] = {"same_rank": False, "all_same": same}
         context = context_of(facts(**pair), TRAIN)
@@ -48,7 +49,7 @@ class Batches:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand(frozenset((FORWARD, UPDATE)), readings(BATCH, USED_DATA) | {(UPDATE, "parameter.data")})
+        return Demand(frozenset((FORWARD, UPDATE)), readings(BATCH, FROZEN, USED_DATA) | {(UPDATE, "parameter.data")})
 
     @staticmethod
     def is_habit(prop: Property) -> bool:
@@ -64,3 +65,8 @@ class Batches:
 
     def forget(self) -> None:
         """Nothing is kept."""
+
+
+def _frozen(window: Window) -> frozenset[FactValue]:
+    """What is frozen in the models of a rank."""
+    return frozenset(reading.value for reading in window.readings if named(reading) == FROZEN)

@@ -1,7 +1,8 @@
 """Readings of the batch that a model is trained on, by fingerprint, in a job of several ranks.
 
 Ranks are compared by them (see relations/batches.py). Since the same mistake shows in every step, a sample of fixed
-steps is read: that is one transfer from an accelerator in each of these.
+steps is read: that is one transfer from an accelerator in each of these. What is frozen in the model, which no update
+tells of, is read once and told with each batch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Reading
 from traincheck.vocab.facts import facts
 
-KIND, BATCH = "module", "batch"
+KIND, BATCH, FROZEN = "module", "batch", "frozen"
 
 LEAST_ELEMENTS = 8
 """A batch of fewer numbers may well be the same on two ranks by chance."""
@@ -35,6 +36,7 @@ class BatchReadings:
     def __init__(self, demand: Demand, recorder: Recorder) -> None:
         self._wanted = demand.wants_reading(KIND, BATCH)
         self._recorder = recorder
+        self._frozen: dict[str, int] = {}
 
     @property
     def wanted(self) -> bool:
@@ -48,17 +50,27 @@ class BatchReadings:
             and distributed.get_world_size() > 1
         )
 
-    def read(self, call: int, model: str, args: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+    def read(
+        self, call: int, name: str, model: torch.nn.Module, args: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> None:
         """Read all tensors that `call` gives the model, as one value; nothing where one cannot be read."""
         with unseen():
             batch = list(_tensors((*args, *keywords.values())))
             if sum(tensor.numel() for tensor in batch) < LEAST_ELEMENTS or not all(map(readable, batch)):
                 return
             values = fingerprints(batch)
+            if name not in self._frozen:
+                frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+                self._frozen[name] = _together(fingerprints(frozen))
         if None not in values:
-            value = hash(tuple(values)) & 0x7FFFFFFFFFFFFFFF  # of numbers, so it is the same in each process
-            seq = self._recorder.next_seq()
-            self._recorder.reading(Reading(seq, call, model, KIND, BATCH, value, context=_CONTEXT))
+            for what, value in ((BATCH, _together(values)), (FROZEN, self._frozen[name])):
+                seq = self._recorder.next_seq()
+                self._recorder.reading(Reading(seq, call, name, KIND, what, value, context=_CONTEXT))
+
+
+def _together(values: Sequence[int | None]) -> int:
+    """Several fingerprints as one number; it is the same in each process."""
+    return hash(tuple(value or 0 for value in values)) & 0x7FFFFFFFFFFFFFFF
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:

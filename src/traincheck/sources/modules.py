@@ -124,7 +124,7 @@ class ModuleSource:
         what = self._asked_of(type(module), call_levels)
         before = self._summaries.begins(call, what, args, _keywords()) if what is not None else None
         if parametric and training and torch.is_grad_enabled() and self._batches.wanted:
-            self._batches.read(call.seq, call.receiver, args, _keywords())
+            self._batches.read(call.seq, call.receiver, module, args, _keywords())
         buffers = None
         if module._buffers and self._demand.wants_state(call_levels, BUFFER_DATA):
             buffers = self._read_buffers(module)
