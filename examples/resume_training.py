@@ -103,7 +103,7 @@ def train_epoch(model, loader, optimizer, scaler, device):
             loss = nn.functional.cross_entropy(model(series), labels)
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.2)
         scaler.step(optimizer)
         scaler.update()
         losses.append(loss.item())

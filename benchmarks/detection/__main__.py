@@ -18,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.detection.books import EXAMPLES, TWIN, Alarms, alarms, example_programs
+from benchmarks.detection.books import EXAMPLES, TWIN, alarms, example_programs, left_out
 from benchmarks.detection.cases import BadCase, read_cases
 from benchmarks.detection.recordings import ROOT, ProgramFailed
 from benchmarks.detection.runs import Learned, Place, Run, recorded_example, run_case
@@ -61,7 +61,7 @@ def main() -> int:
         "rules": len(book.invariants),
         "examples": {one.name: round(one.seconds, 1) for one in learned},
         "cases": [run.row for run in found],
-        "alarms": false_alarms(book, found, learned, others=not chosen.cases or chosen.examples_only),
+        "alarms": false_alarms(book, found, learned, chosen.jobs, others=not chosen.cases or chosen.examples_only),
         "seconds": round(time.perf_counter() - began),
     }
     (place.runs / "result.json").write_text(json.dumps(result, indent=2) + "\n")
@@ -72,15 +72,16 @@ def main() -> int:
     return 0
 
 
-def false_alarms(book: Book, found: list[Run], learned: list[Learned], *, others: bool) -> dict[str, Any]:
+def false_alarms(book: Book, found: list[Run], learned: list[Learned], jobs: int, *, others: bool) -> dict[str, Any]:
     """How all books fare on all clean runs; `others` asks for the books of all examples but one, too."""
     cases = {run.row["id"]: run.clean for run in found}
     twins = [run.twin for run in found if run.twin is not None]
-    everything = {**cases, **{one.name: one.tally for one in learned}}
+    examples = {one.name: one.tally for one in learned}
+    everything = {**cases, **examples}
     return {
         f"{EXAMPLES} book on the clean cases": alarms([book], cases).told(),
         f"{TWIN} books on all clean runs": alarms(twins, everything).told() if twins else {},
-        "book of the other examples on each example": left_out(learned).told() if others else {},
+        "book of the other examples on each example": left_out(examples, jobs).told() if others else {},
     }
 
 
@@ -127,16 +128,6 @@ def spread(pool: ProcessPoolExecutor, work: Callable[..., T], items: Iterable[tu
     if failed:
         raise ProgramFailed(f"{len(failed)} of {len(futures)}", "\n".join(failed))
     return [future.result() for future in futures]
-
-
-def left_out(learned: list[Learned]) -> Alarms:
-    """How the book of all other examples fares on each example."""
-    found = Alarms()
-    tallies = [one.tally for one in learned]
-    for number, one in enumerate(learned):
-        book, _ = weigh(tallies[:number] + tallies[number + 1 :])
-        found.add(one.name, book, one.tally)
-    return found
 
 
 def tell(done: Learned | Run) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from benchmarks.detection.recordings import ROOT, Program, of_example
 from benchmarks.verdicts import fared
 from traincheck.inference.tally import Tally
+from traincheck.inference.weighing import weigh
 from traincheck.invariants.book import Book
 from traincheck.vocab.invariant import ERROR
 
@@ -53,6 +56,15 @@ class Alarms:
         for rule in found.failed:
             self.rules[f"{name}: {rule.severity}: {rule.sentence} ({rule.precondition})"] += 1
 
+    def join(self, other: Alarms) -> None:
+        """Add what was counted elsewhere."""
+        self.runs += other.runs
+        self.triggered += other.triggered
+        self.failed += other.failed
+        self.runs_with_error += other.runs_with_error
+        self.runs_with_notice += other.runs_with_notice
+        self.rules.update(other.rules)
+
     def told(self) -> dict[str, Any]:
         """The figures as data, every alarm included."""
         return {
@@ -72,4 +84,30 @@ def alarms(books: Iterable[Book], clean: Mapping[str, Tally]) -> Alarms:
     for book in books:
         for name, tally in clean.items():
             found.add(name, book, tally)
+    return found
+
+
+def left_out(tallies: Mapping[str, Tally], jobs: int) -> Alarms:
+    """How the book of all others fares on each example; `jobs` books are learned at a time."""
+    found = Alarms()
+    # Forks share the tallies; to send them to each process would take longer than to learn.
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(jobs, context, initializer=_share, initargs=(tallies,)) as pool:
+        for one in pool.map(_without, tallies):
+            found.join(one)
+    return found
+
+
+_shared: dict[str, Tally] = {}
+"""In a process of `left_out`: the tallies of all examples."""
+
+
+def _share(tallies: Mapping[str, Tally]) -> None:
+    _shared.update(tallies)
+
+
+def _without(name: str) -> Alarms:
+    book, _ = weigh([tally for other, tally in _shared.items() if other != name])
+    found = Alarms()
+    found.add(name, book, _shared[name])
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -38,9 +38,9 @@ class Verdict:
     failed: tuple[str, ...]
 
 
-def judge(case: Case, buggy: Checked, clean: Checked) -> Verdict:
-    """The verdict on a case from the checks of its buggy and its clean run under one book."""
-    known = {rule.id for rule, verdict in clean.verdicts if verdict == VIOLATED}
+def judge(case: Case, buggy: Checked, known: Set[str]) -> Verdict:
+    """The verdict on a case from the check of its buggy run under a book; `known` are the rules (their ids) that the
+    clean run violates under the same book."""
     findings = buggy.report.findings
     new = [finding for finding in findings if not set(finding.invariants) <= known]
     errors = [finding for finding in new if finding.severity == ERROR]
