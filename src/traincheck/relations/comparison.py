@@ -40,6 +40,8 @@ OF_LIFECYCLE: Ways = {DATA: (DISTINCT,), STORAGE: (DISTINCT,)}
 from the same loss again is a waste at best. (How they are called is a matter of the program.)"""
 AT_ONCE: Ways = {VALUE: _EITHER, DTYPE: (EQUAL,), SHAPE: (EQUAL,), DATA: _EITHER}
 """For calls made at the same place in several ranks or threads. Their memory has names of its own in each."""
+OF_COLLECTIVES: Ways = {VALUE: (EQUAL,), DTYPE: (EQUAL,), SHAPE: (EQUAL,), DATA: (EQUAL,)}
+"""For the same collective on several ranks. What they bring to it may well be equal."""
 OF_OTHERS: Ways = {DATA: _EITHER}
 """For calls that drive training, in several ranks which need not do the same."""
 OF_MESSAGES: Ways = {}

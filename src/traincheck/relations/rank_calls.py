@@ -18,7 +18,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from traincheck.relations.base import ended
-from traincheck.relations.comparison import AT_ONCE, COMPARED, EQUAL, OF_OTHERS, VALUE, Ways, common, compare
+from traincheck.relations.comparison import (
+    AT_ONCE,
+    COMPARED,
+    EQUAL,
+    OF_COLLECTIVES,
+    OF_OTHERS,
+    VALUE,
+    Ways,
+    common,
+    compare,
+)
 from traincheck.relations.messages import MESSAGES, RANKS, Messages
 from traincheck.vocab.collectives import COLLECTIVE, COLLECTIVES, PURPOSE, RECEIVES, SENDS, WAIT, group_of, is_member
 from traincheck.vocab.demand import ARGUMENTS, TENSORS, Demand
@@ -105,7 +115,7 @@ def _of_group(orders: _Calls, first: Window) -> Iterator[Occasion]:
             by_level.setdefault(call.name, [[] for _ in orders])[place].append(call)
     for level, calls in by_level.items():
         yield _often(level, calls, first)
-        yield from _compared(level, calls, AT_ONCE, first)
+        yield from _compared(level, calls, OF_COLLECTIVES, first)
         for together in zip(*calls, strict=False):
             sent = _sent_as_expected(together)
             if sent is not None:
