@@ -45,7 +45,7 @@ class Case:
     """One silent error.
 
     `first_bad_step` is the step in which the effect first exists, 0 for the set-up before the first step.
-    `untaught` says why only a book of the program's own earlier runs can know the rule, where that is so.
+    `untaught` says why no other program can teach what is wrong here, where that is so.
     `twins` are the arguments of earlier, different configurations of the clean program. A right diagnosis has, for each
     entry of `names`, at least one of its words. `env` is set for the program, both clean and buggy.
     """

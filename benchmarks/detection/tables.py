@@ -94,7 +94,7 @@ def _misses(result: Row) -> Iterator[str]:
                 if twin["detected"]
                 else "the twin book misses it, too"
             )
-            yield f"* {row['id']} ({row['title']}): {other}. {_escaped(row['untaught'])}\n"
+            yield f"* {row['id']} ({row['title']}): {other}. {_escaped(row['untaught'])}".rstrip() + "\n"
 
 
 def _alarms(result: Row) -> Iterator[str]:
