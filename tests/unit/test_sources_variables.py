@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from torch import nn
@@ -333,3 +335,39 @@ def test_backward_with_its_arguments_and_autograd_grad() -> None:
         "create_graph": True,
     }
     assert value_of(seen.named("torch.autograd.grad")[0].context, "create_graph") is True
+
+
+def scale_down(gradients: list[torch.Tensor], factor: float) -> None:
+    for gradient in gradients:
+        gradient.mul_(factor)
+
+
+def bound(parameters: Iterable[torch.Tensor], max_norm: float, *, wrongly: bool = False) -> torch.Tensor:
+    """Clipping as programs write it."""
+    gradients = [param.grad for param in parameters if param.grad is not None]
+    norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+    factor = (max_norm / (norm + 1e-6)).clamp(**{"min" if wrongly else "max": 1.0})
+    scale_down(gradients, factor)
+    return norm
+
+
+def is_too_large(parameters: Iterable[torch.Tensor], max_norm: float) -> bool:
+    return bool(torch.stack([param.grad.norm() for param in parameters]).norm() > max_norm)
+
+
+@pytest.mark.parametrize("wrongly", [False, True])
+def test_a_function_with_a_max_norm_is_told_as_clipping(wrongly: bool) -> None:
+    with observing() as seen:
+        model = Sole()
+        nn.init.ones_(model.head.bias)
+        (100 * model(torch.ones(2, 3))).sum().backward()
+        before = [param.grad.clone() for param in model.parameters()]
+        is_too_large(model.parameters(), max_norm=0.5)
+        bound(model.parameters(), max_norm=0.5, wrongly=wrongly)
+        after = [param.grad for param in model.parameters()]
+    assert wrongly == all(map(torch.equal, before, after))
+    (call,) = seen.named(CLIP)
+    norm = value_of(call.result, "norm_after")
+    assert value_of(call.args, "max_norm") == 0.5
+    assert norm > 1 if wrongly else norm == pytest.approx(0.5, rel=1e-3)
+    assert seen.faults == []

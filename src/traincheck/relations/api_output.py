@@ -251,7 +251,10 @@ def _judge(call: Call, levels: _Levels) -> Iterator[_Group]:
     if not _is_inside_a_module(call):  # there, infinite values may stand for what is masked
         yield from _group(levels.own, call.context, flow, results.finite)
     if call.kind == LIFECYCLE:
-        yield from _group(levels.own, call.context, flow, results.norms, results.on_its_way)
+        yield from _group(levels.own, call.context, flow, results.on_its_way)
+        # Who clips turns gradients off or not, as he likes.
+        without = tuple(pair for pair in call.context if pair[0] != "grad_mode")
+        yield from _group(levels.own, without, flow, results.norms)
     if levels.foreign:
         context = merged(call.context, inputs_dtype=results.promoted(flow.arguments) or "none")
         yield from _group(levels.foreign, context, flow, results.dtypes)

@@ -89,6 +89,7 @@ class ClippingSource:
         if states:
             with unseen():
                 snapshot = self._gradients.read(self._gradients.trainable(), values=True)
+        self._gradients.clip_begins()
         most = kwargs.get(limit, args[1] if len(args) > 1 else None)
         norm_type = math.inf
         told: dict[str, FactValue] = {key: value for key, value in kwargs.items() if isinstance(value, bool)}
@@ -151,7 +152,7 @@ def _norms(result: Any, handed: list[Any], norm_type: float) -> Facts:
         found["finite"] = math.isfinite(before)
         if found["finite"]:
             found["norm_before"] = before
-    after = _total_norm([param.grad for param in handed if param.grad is not None], norm_type)
+    after = total_norm([param.grad for param in handed if param.grad is not None], norm_type)
     if after is not None:
         found.setdefault("finite", math.isfinite(after))
         if math.isfinite(after):
@@ -164,7 +165,7 @@ def _norm_of(result: Any) -> float | None:
     return float(result) if type(result) is torch.Tensor and result.numel() == 1 else None
 
 
-def _total_norm(gradients: list[torch.Tensor], norm_type: float) -> float | None:
+def total_norm(gradients: list[torch.Tensor], norm_type: float) -> float | None:
     """The norm of all gradients as one vector; None where one cannot be read or is a shard of a larger one."""
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for gradient in gradients:

@@ -51,6 +51,7 @@ class Gradients:
         self._recorder = recorder
         self._last: dict[Variable, str] = {}
         self._backwards = 0
+        self._clips = 0
         self._updates = 0
         self._called: dict[int, int] = {}  # of a module with parameters: the updates before its last call
         self._seen: dict[str, tuple[int, int]] = {}  # of an optimizer: backwards and updates up to its last step
@@ -62,6 +63,14 @@ class Gradients:
     def backward_begins(self) -> None:
         """Note that a backward runs."""
         self._backwards += 1
+
+    def clip_begins(self) -> None:
+        """Note that a function of torch clips gradients."""
+        self._clips += 1
+
+    def done(self) -> tuple[int, int, int]:
+        """How many backwards, calls that clip and updates there were."""
+        return self._backwards, self._clips, self._updates
 
     def module_called(self, module: object) -> None:
         """Note that a module that has parameters is called with gradients on."""

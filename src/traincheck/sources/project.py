@@ -19,10 +19,12 @@ from torch import nn
 from traincheck.sources.circumstances import Surroundings, circumstances_amid, result_facts
 from traincheck.sources.frames import argument_names, further_names, local_values, returning
 from traincheck.sources.names import main_name
+from traincheck.sources.own_clipping import CLIP, OwnClipping
+from traincheck.sources.own_clipping import Begun as Clipping
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.sites import Sites, qualified_name
 from traincheck.sources.summaries import Asked, Before, Summaries, asked
-from traincheck.vocab.demand import Demand
+from traincheck.vocab.demand import VALUES, Demand
 from traincheck.vocab.events import PROJECT
 from traincheck.vocab.facts import facts
 from traincheck.vocab.kinds import LAYERED, is_layer_count, kinds_of_function
@@ -38,7 +40,8 @@ _GENERATOR = 0x20 | 0x80 | 0x200
 class _Known(NamedTuple):
     """A function that is observed: its name, what is told of its calls, the places where it returns.
 
-    `receiver` is the name of the module under construction, for a constructor that is given a number of layers.
+    `receiver` is the name of the module under construction, for a constructor that is given a number of layers, and
+    `limit` that of the argument which bounds the norm of gradients, for a function that clips.
     """
 
     levels: tuple[str, ...]
@@ -46,6 +49,7 @@ class _Known(NamedTuple):
     arguments: tuple[str, ...]
     returns: frozenset[int]
     receiver: str = ""
+    limit: str = ""
 
 
 class _Open(NamedTuple):
@@ -56,6 +60,7 @@ class _Open(NamedTuple):
     known: _Known
     before: Before | None
     built: weakref.ref[Any] | None = None
+    clipping: Clipping | None = None
 
 
 class _Stack(threading.local):
@@ -68,10 +73,11 @@ class ProjectSource:
 
     name = "project"
 
-    def __init__(self, sites: Sites, summaries: Summaries, surroundings: Surroundings) -> None:
+    def __init__(self, sites: Sites, summaries: Summaries, surroundings: Surroundings, clipping: OwnClipping) -> None:
         self._sites = sites
         self._summaries = summaries
         self._surroundings = surroundings
+        self._clipping = clipping
         self._known: dict[CodeType, _Known | None] = {}
 
     def offers(self) -> str | None:
@@ -82,8 +88,10 @@ class ProjectSource:
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._demand = demand
         self._recorder = recorder
+        self._clips = demand.wants_state((CLIP,), VALUES)
         undo = ExitStack()
-        if not demand.everything and not any(_may_be_project(api) for api in demand.apis):
+        cheap = sys.version_info >= (3, 12)
+        if not any((demand.everything, self._clips and cheap, *map(_may_be_project, demand.apis))):
             return undo
         if sys.version_info >= (3, 12):
             self._monitor(undo)
@@ -100,7 +108,8 @@ class ProjectSource:
         known = None
         if levels is not None:
             what = asked(self._demand, (*levels, *kinds), ())
-            known = _Known(levels, what, names, returning(code), receiver)
+            limit = self._clipping.limit_of(names) if self._clips and not receiver else ""
+            known = _Known(levels, what, names, returning(code), receiver, limit)
         self._known[code] = known
         return known
 
@@ -114,7 +123,9 @@ class ProjectSource:
         if name.endswith(".__init__") and LAYERED not in kinds:
             return None
         levels = (f"{main_name() if module == '__main__' else module}.{name}",)
-        return levels if self._demand.wants_call((*levels, *kinds)) else None
+        wanted = self._demand.wants_call((*levels, *kinds))
+        wanted = wanted or (self._clips and bool(self._clipping.limit_of(argument_names(code))))
+        return levels if wanted else None
 
     def _begins(self, known: _Known, of: FrameType | CodeType, frame: FrameType) -> _Open | None:
         if self._recorder.asks:
@@ -130,10 +141,16 @@ class ProjectSource:
         before = None
         if known.asked is not None:
             before = self._summaries.begins(call, known.asked, (), local_values(frame, known.arguments))
-        return _Open(of, call, known, before, built)
+        clipping = None
+        if known.limit:
+            arguments = local_values(frame, known.arguments)
+            clipping = self._clipping.begins(arguments.get(known.limit), arguments)
+        return _Open(of, call, known, before, built, clipping)
 
     def _ends(self, opened: _Open, result: Any) -> None:
         call, what = opened.call, opened.known.asked
+        if opened.clipping is not None:
+            self._clipping.ends(opened.clipping, result, self._recorder)
         module = opened.built() if opened.built is not None else None
         if module is not None:
             self._recorder.leave(call, facts(layers=class_counts(module)))

@@ -18,6 +18,7 @@ from traincheck.sources.loaders import LoaderSource
 from traincheck.sources.module_state import ModuleStateSource
 from traincheck.sources.modules import ModuleSource
 from traincheck.sources.optimizers import OptimizerSource
+from traincheck.sources.own_clipping import OwnClipping
 from traincheck.sources.project import ProjectSource
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.regions import RegionSource
@@ -55,7 +56,7 @@ def build(recorder: Recorder, may_step: Callable[[], None]) -> list[Source]:
         CollectiveSource(summaries, surroundings),
         FunctionSource(summaries, surroundings),
         RunSource(),
-        ProjectSource(recorder.sites, summaries, surroundings),
+        ProjectSource(recorder.sites, summaries, surroundings, OwnClipping(gradients)),
     ]
 
 
