@@ -7,8 +7,7 @@ compared with the first one and each with the next, in windows of the same step.
 Note [Replicas and shards]
 Where ranks hold different parts on purpose (shards, experts, stages of a pipeline), their values differ from the start,
 or from the first update on, and facts of the variable may tell so. What makes replicas of two variables is that they
-were the same: *before* the update, after an earlier one, or together with all others of the model; or that the backward
-left the same gradients of them. Whether the update
+were the same: *before* the update, after an earlier one, or together with all others of the model. Whether the update
 then used the same gradients, and left the same values, is what is asked. That an update is a function of value and
 gradient needs no other reason: where both were the same, so must be what it leaves. So nothing else is told of an
 update; the more facts there are, the more of them would separate by chance. How seldom ranks agree is no reason against
@@ -112,8 +111,7 @@ class Replicas:
         if subject.api == FIRST_DATA:
             return Demand(frozenset((BUILT,)), readings(FIRST_DATA))
         if subject.api in (USED_DATA, USED_GRAD, DATA):  # each is a circumstance of the others
-            states = readings(USED_DATA, USED_GRAD) | {(UPDATE, DATA), (BACKWARD, GRAD)}
-            return Demand(frozenset((UPDATE, BACKWARD)), states)
+            return Demand(frozenset((UPDATE,)), readings(USED_DATA, USED_GRAD) | {(UPDATE, DATA)})
         if subject.api == GRAD:
             return Demand(frozenset((BACKWARD,)), frozenset(((BACKWARD, GRAD),)))
         return Demand(frozenset((UPDATE,)), readings(subject.api))
@@ -201,8 +199,7 @@ def _compared(one: _Seen, other: _Seen, kept: set[str], stage: str) -> Iterator[
             if before is not None:
                 told = {**_ALWAYS, "kept_same": variable in kept, "all_same": all_same}
                 if grad is not None:
-                    alike_so_far = variable in kept or all_same or _left_alike(one, other, variable)
-                    copies = {**_ALWAYS, "same_before": before, "copies": alike_so_far}
+                    copies = {**_ALWAYS, "same_before": before, "copies": variable in kept or all_same}
                     _note(fates, USED_GRAD, copies, grad, variable, mine.change.call)
                     # Zeros that agree say nothing of what they are the gradient of.
                     told["same_grad"] = grad and not _zero(one, USED_GRAD, variable)
@@ -240,14 +237,6 @@ def _all_same(one: _Seen, other: _Seen) -> bool:
         for seen in (one, other)
     )
     return mine == theirs
-
-
-def _left_alike(one: _Seen, other: _Seen, variable: str) -> bool:
-    """Whether the backward left the same gradient, and not zeros, which say nothing of what they belong to."""
-    mine, theirs = one.left.get((GRAD, variable)), other.left.get((GRAD, variable))
-    if mine is None or theirs is None or mine.change.after == "zero":
-        return False
-    return mine.change.fingerprint == theirs.change.fingerprint
 
 
 def _zero(seen: _Seen, thing: str, variable: str) -> bool:

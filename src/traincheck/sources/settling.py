@@ -47,6 +47,7 @@ class Settling:
     ) -> None:
         """Note what this update should change that no optimizer holds; `data` are fingerprints, `states` those of
         gradients."""
+        only_copies = not any(variable.owned and optimizer in variable.holders for variable, _ in held)
         masters: dict[torch.Size, list[tuple[torch.Tensor, str]]] = {}
         for (variable, tensor), state in zip(held, states, strict=True):
             if not variable.owned and optimizer in variable.holders:
@@ -56,7 +57,7 @@ class Settling:
                 continue
             copies = masters.get(tensor.shape, ())
             fresh = state == SOME and variable in self._gradients.fresh
-            if copies and (fresh or (state != SOME and any(graded == SOME for _, graded in copies))):
+            if (fresh and (copies or only_copies)) or (state != SOME and any(graded == SOME for _, graded in copies)):
                 size = rate * min(1.0, max(map(_largest, (tensor, *(copy for copy, _ in copies)))))
                 known = self._awaited.get(variable)
                 first = self._last.get(variable, before) if known is None else known.before

@@ -49,7 +49,7 @@ FACTS: dict[str, str] = {
     "same_grad": "of a pair over ranks: whether the update used the same gradient, other than zero, on both",
     "kept_same": "of a pair over ranks: whether both had the same value after an earlier update that changed it",
     "all_same": "of a pair over ranks: whether both hold parameters of the same names and values before the update",
-    "copies": "of a pair over ranks: whether kept_same or all_same is true, or the backward left the same gradient",
+    "copies": "of a pair over ranks: whether kept_same or all_same is true: one alone may be the same by chance",
     "replicated": "of a pair over ranks: whether the variable is whole on each rank (no shard of it)",
     "fresh": "whether what is saved was taken from the live state as it is now (and is no older or averaged copy)",
     "splits": "of an exchange among all ranks: whether it was told how much goes to each and comes from each",
