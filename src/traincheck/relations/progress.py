@@ -4,7 +4,7 @@ A parameter that got a gradient is another after the step, whoever changed it: t
 keeps master copies for the optimizer and writes them back. And a gradient that an update has used is cleared before
 the next one uses it, if a backward adds to it.
 
-Known limitations: a parameter that no optimizer holds is expected to change only if an optimizer holds a tensor of its
+Known limitations: a parameter that no optimizer holds is expected to change only if one holds a tensor of its
 shape that no module owns (its master copy), or nothing but such tensors (flat ones, say). Updates that need not show are
 left out, see the note in event_contain.py.
 """
