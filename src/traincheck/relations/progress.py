@@ -5,8 +5,8 @@ keeps master copies for the optimizer and writes them back. And a gradient that 
 the next one uses it, if a backward adds to it.
 
 Known limitations: a parameter that no optimizer holds is expected to change only if one holds a tensor of its
-shape that no module owns (its master copy), or nothing but such tensors (flat ones, say). Updates that need not show are
-left out, see the note in event_contain.py.
+shape that no module owns (its master copy), or nothing but such tensors (flat ones, say). Updates that need not show
+are left out, see the note in event_contain.py.
 """
 
 from __future__ import annotations
