@@ -62,7 +62,7 @@ def main() -> int:
         "examples": {one.name: round(one.seconds, 1) for one in learned},
         "cases": [run.row for run in found],
         "alarms": false_alarms(book, found, learned, chosen.jobs, others=not chosen.cases or chosen.examples_only),
-        "seconds": round(time.perf_counter() - began),
+        "seconds": None if chosen.reuse else round(time.perf_counter() - began),
     }
     (place.runs / "result.json").write_text(json.dumps(result, indent=2) + "\n")
     if not (chosen.cases or chosen.ours or chosen.examples_only):
@@ -166,7 +166,8 @@ def summarise(result: dict[str, Any]) -> None:
                 f"{name}: {found['runs']} checks, {len(found['with_error'])} with an error, "
                 f"{len(found['with_notice'])} with a notice, {found['failed_share_of_triggered']:.3%} failed"
             )
-    print(f"{result['seconds']} s")
+    if result["seconds"] is not None:
+        print(f"{result['seconds']} s")
 
 
 if __name__ == "__main__":

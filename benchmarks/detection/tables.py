@@ -44,8 +44,10 @@ def text(result: Row) -> str:
     if any(row["baselines"] for row in result["cases"]):
         parts += [BASELINES, *_baselines(result)]
     examples = sum(result["examples"].values())
-    parts.append(f"\n{len(result['examples'])} examples ({examples:.0f} s to record), {result['rules']} rules; ")
-    parts.append(f"the whole benchmark took {result['seconds'] / 60:.1f} minutes.\n")
+    parts.append(f"\n{len(result['examples'])} examples ({examples:.0f} s to record), {result['rules']} rules")
+    if result["seconds"] is not None:  # recordings of an earlier run were taken
+        parts.append(f"; the whole benchmark took {result['seconds'] / 60:.1f} minutes")
+    parts.append(".\n")
     return "".join(parts)
 
 
