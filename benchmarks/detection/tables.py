@@ -17,7 +17,8 @@ HEAD = """
 `make bench-detection` (`python -m benchmarks.detection`): each case in `benchmarks/detection/cases/` is a real silent
 error, reproduced by its mechanism in a program of its own, clean and buggy. *Detected*: an error finding in the buggy
 run that the clean run does not have, first told within one step of the step in which the effect first exists (which a
-test shows without TrainCheck). *Named*: the leading finding names what `case.toml` says a right diagnosis must name.
+test shows without TrainCheck; what is wrong before the first step, 0 here, shows in step 1 at the latest). *Named*: the
+leading finding names what `case.toml` says a right diagnosis must name.
 The book *examples* was learned from the scripts in `examples/`, which share neither model nor data with any case; the
 book *twin* from three earlier runs of the clean program with another seed, size and length.
 """
