@@ -197,15 +197,15 @@ def _compared(one: _Seen, other: _Seen, kept: set[str], stage: str) -> Iterator[
         if what == DATA:
             before, grad = (_agree(one, other, thing, variable) for thing in (USED_DATA, USED_GRAD))
             if before is not None:
-                told = {**_ALWAYS, "kept_same": variable in kept, "all_same": all_same}
+                told = {**_ALWAYS, "same_before": before}
                 if grad is not None:
-                    copies = {**_ALWAYS, "same_before": before, "copies": variable in kept or all_same}
+                    copies = {**told, "copies": variable in kept or all_same}
                     _note(fates, USED_GRAD, copies, grad, variable, mine.change.call)
                     # Zeros that agree say nothing of what they are the gradient of.
                     told["same_grad"] = grad and not _zero(one, USED_GRAD, variable)
-                    told["before"] = _state(one, other, variable)
-                    _note(fates, USED_DATA, told, before, variable, mine.change.call)
-                told["same_before"] = before
+                    found = {"kept_same": variable in kept, "all_same": all_same, "same_grad": told["same_grad"]}
+                    found["before"] = _state(one, other, variable)
+                    _note(fates, USED_DATA, {**_ALWAYS, **found}, before, variable, mine.change.call)
             if so and mine.change.changed:
                 kept.add(variable)
         _note(fates, what, told, so, variable, mine.change.call)
