@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shutil
@@ -134,6 +135,7 @@ def _by_command_line(program: Program, folder: Path) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@functools.cache
 def _digest_of_ours() -> str:
     found = hashlib.sha256()
     for file in sorted(SRC.rglob("*.py")):

@@ -138,12 +138,11 @@ class ProjectSource:
                 return None
             built = weakref.ref(module)
         call = self._recorder.enter(PROJECT, known.levels, "", circumstances_amid(self._surroundings))
-        before = None
+        before = clipping = None
+        arguments = local_values(frame, known.arguments) if known.asked is not None or known.limit else {}
         if known.asked is not None:
-            before = self._summaries.begins(call, known.asked, (), local_values(frame, known.arguments))
-        clipping = None
+            before = self._summaries.begins(call, known.asked, (), arguments)
         if known.limit:
-            arguments = local_values(frame, known.arguments)
             clipping = self._clipping.begins(arguments.get(known.limit), arguments)
         return _Open(of, call, known, before, built, clipping)
 
