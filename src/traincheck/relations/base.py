@@ -131,6 +131,12 @@ PAST = {
 """Transitions of a variable, and how they are told of the past."""
 
 
+def fate(prop: Property, so: bool) -> tuple[frozenset[Property], frozenset[Property]]:
+    """What held and what failed, as an `Occasion` has it, where one property was judged."""
+    told, nothing = frozenset((prop,)), frozenset[Property]()
+    return (told, nothing) if so else (nothing, told)
+
+
 def transitions(before: str, after: str, changed: bool) -> tuple[str, ...]:
     """Which of the transitions in `PAST` a change was. Zeros fill what was none: a backward reached it."""
     found = ["changes" if changed else "does not change"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from traincheck.relations.base import context_of
+from traincheck.relations.base import context_of, fate
 from traincheck.relations.parts import FORWARD, RANKS, UPDATE, named, readings
 from traincheck.relations.replicas import USED_DATA, hold_the_same
 from traincheck.vocab.demand import Demand
@@ -39,9 +39,8 @@ class Batches:
         seq = next((one.call for one, other in pairs if one.value == other.value), pairs[0][0].call)
         pair: dict[str, FactValue] = {"same_rank": False, "all_same": same}
         context = context_of(facts(**pair), TRAIN)
-        said, nothing = frozenset((DIFFERENT,)), frozenset[Property]()
         so = all(one.value != other.value for one, other in pairs)
-        yield Occasion(SUBJECT, context, said if so else nothing, nothing if so else said, seq)
+        yield Occasion(SUBJECT, context, *fate(DIFFERENT, so), seq)
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from traincheck.relations.base import context_of, short
+from traincheck.relations.base import context_of, fate, short
 from traincheck.relations.parts import SCHEDULE, UPDATE, calls_of, named, number, outermost, readings, said
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, Call, Window
@@ -61,8 +61,7 @@ class Counters:
                 continue
             if thing == EPOCH and value_of(call.args, "epoch") is not None:
                 continue
-            told, nothing = frozenset((Property(GROWS, short(_COUNTED[thing])),)), frozenset[Property]()
-            held, failed = (told, nothing) if now == last + 1 else (nothing, told)
+            held, failed = fate(Property(GROWS, short(_COUNTED[thing])), now == last + 1)
             told_of_call = tuple(pair for pair in call.context if pair[0] in _TELLING)
             context = context_of(told_of_call, window.stage)
             yield Occasion(Subject(thing, GRAIN), context, held, failed, call.seq, (reading.variable,))

@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from traincheck.relations.base import ended, short
+from traincheck.relations.base import ended, fate, short
 from traincheck.relations.call_arguments import FLOATING
 from traincheck.relations.call_results import WHOLE, Flow
 from traincheck.relations.parts import FORWARD, number
@@ -113,8 +113,7 @@ class Expectations:
 
 def _as_occasion(kind: str, prop: Property, so: bool | None, call: Call) -> Iterator[Occasion]:
     if so is not None:
-        told, nothing = frozenset((prop,)), frozenset[Property]()
-        yield Occasion(Subject(kind, GRAIN), (), told if so else nothing, nothing if so else told, call.seq)
+        yield Occasion(Subject(kind, GRAIN), (), *fate(prop, so), call.seq)
 
 
 # -- functions of the program's ----------------------------------------------------------------------------------------

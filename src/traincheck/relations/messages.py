@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from traincheck.relations.base import context_of, ended
+from traincheck.relations.base import context_of, ended, fate
 from traincheck.vocab.collectives import COLLECTIVE, NUMBER, PEER, RECEIVES, SENDS, STARTED, STARTERS, WAIT
 from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
 from traincheck.vocab.events import NO_CALL, Call, TensorSummary, Window
@@ -105,9 +105,7 @@ def _occasion(prop: Property, found: Sequence[tuple[bool, Sequence[_Message]]], 
     against = [ends for so, ends in found if not so]
     calls = [end.call for ends in against or (ends for _, ends in found) for end in ends]
     seq = next((call.seq for call in calls if window.by_seq.get(call.seq) is call), NO_CALL)
-    said, nothing = frozenset((prop,)), frozenset[Property]()
-    held, failed = (nothing, said) if against else (said, nothing)
-    return Occasion(Subject(COLLECTIVE, RANKS), context_of(facts(), window.stage), held, failed, seq)
+    return Occasion(Subject(COLLECTIVE, RANKS), context_of(facts(), window.stage), *fate(prop, not against), seq)
 
 
 def _ends(windows: Sequence[Window]) -> Iterator[tuple[_Route, int, bool, _Message]]:

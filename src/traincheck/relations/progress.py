@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from traincheck.relations.base import context_of
+from traincheck.relations.base import context_of, fate
 from traincheck.relations.parts import UPDATE
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import NO_CALL, TRAIN, Call, Change, Window
@@ -61,10 +61,8 @@ class Progress:
         if window.stage == TRAIN and updates:
             self._look_at_data(window, updates, fates)
         for (prop, seq, context, so), names in fates.items():
-            told, nothing = frozenset((prop,)), frozenset[Property]()
-            held, failed = (told, nothing) if so else (nothing, told)
             subject = Subject(prop.object, GRAIN)
-            yield Occasion(subject, context_of(context, window.stage), held, failed, seq, tuple(names))
+            yield Occasion(subject, context_of(context, window.stage), *fate(prop, so), seq, tuple(names))
 
     def _look_at_data(
         self, window: Window, updates: dict[int, Call], fates: dict[tuple[Property, int, Facts, bool], list[str]]

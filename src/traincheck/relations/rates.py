@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from traincheck.relations.base import context_of
+from traincheck.relations.base import context_of, fate
 from traincheck.relations.parts import SCHEDULE, UPDATE, calls_of, named, number, outermost, readings
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, Call, Reading, Window
@@ -101,6 +101,5 @@ class Rates:
 
 
 def _occasion(grain: str, prop: Property, so: bool, call: Call, window: Window, variables: tuple[str, ...]) -> Occasion:
-    told, nothing = frozenset((prop,)), frozenset[Property]()
     context = context_of((), window.stage)
-    return Occasion(Subject(LR, grain), context, told if so else nothing, nothing if so else told, call.seq, variables)
+    return Occasion(Subject(LR, grain), context, *fate(prop, so), call.seq, variables)

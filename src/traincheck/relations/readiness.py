@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from traincheck.relations.base import context_of
+from traincheck.relations.base import context_of, fate
 from traincheck.relations.parts import FORWARD, calls_of, named, number, readings
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import TRAIN, Call, Change, Window
@@ -157,6 +157,4 @@ def _occasion(
     site: str = "",
     note: str = "",
 ) -> Occasion:
-    told, nothing = frozenset((prop,)), frozenset[Property]()
-    held, failed = (told, nothing) if so else (nothing, told)
-    return Occasion(subject, context_of((), window.stage), held, failed, call.seq, variables, site, note)
+    return Occasion(subject, context_of((), window.stage), *fate(prop, so), call.seq, variables, site, note)

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from traincheck.relations.base import context_of
+from traincheck.relations.base import context_of, fate
 from traincheck.relations.parts import RANKS, UPDATE, calls_of, named, readings, said
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, NO_CALL, Change, Reading, Window
@@ -259,5 +259,4 @@ def _shared(one: _Left, other: _Left) -> dict[str, FactValue]:
 
 
 def _occasion(thing: str, context: Facts, so: bool, seq: int, variables: tuple[str, ...]) -> Occasion:
-    told, nothing = frozenset((Property(SAME, thing),)), frozenset[Property]()
-    return Occasion(Subject(thing, RANKS), context, told if so else nothing, nothing if so else told, seq, variables)
+    return Occasion(Subject(thing, RANKS), context, *fate(Property(SAME, thing), so), seq, variables)

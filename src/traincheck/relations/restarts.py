@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from traincheck.relations.base import context_of
+from traincheck.relations.base import context_of, fate
 from traincheck.relations.parts import UPDATE, calls_of, is_figure, named, number, readings, said
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, Call, Reading, Window
@@ -126,7 +126,6 @@ def _judge(known: _Optimizer, before: _Optimizer, call: Call, window: Window) ->
     for attribute, fates in by_attribute.items():
         thing = f"{_HYPERPARAMETER}.{attribute}"
         lost = [group for group, so in fates if not so]
-        told, nothing = frozenset((Property(TAKES_OVER, thing),)), frozenset[Property]()
         note = ""
         if lost:
             key = lost[0], attribute
@@ -137,8 +136,7 @@ def _judge(known: _Optimizer, before: _Optimizer, call: Call, window: Window) ->
         yield Occasion(
             Subject(thing, GRAIN),
             context_of((), window.stage),
-            nothing if lost else told,
-            told if lost else nothing,
+            *fate(Property(TAKES_OVER, thing), not lost),
             call.seq,
             tuple(f"{call.receiver}.{group}" for group in (lost or [group for group, _ in fates])),
             note=note,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from traincheck.relations.base import context_of
+from traincheck.relations.base import context_of, fate
 from traincheck.relations.parts import UPDATE
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import TRAIN, Change, Window
@@ -91,10 +91,9 @@ class Rhythms:
                 continue
             kept = beat.tick(self._now, thing in changed)
             if kept is not None:
-                told, nothing = frozenset((Property(KEEPS_RHYTHM, thing),)), frozenset[Property]()
                 seq = changed.get(thing, updates[0])
-                held, failed = (told, nothing) if kept else (nothing, told)
-                yield Occasion(Subject(thing, GRAIN), context_of((), window.stage), held, failed, seq)
+                judged = fate(Property(KEEPS_RHYTHM, thing), bool(kept))
+                yield Occasion(Subject(thing, GRAIN), context_of((), window.stage), *judged, seq)
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from traincheck.relations.base import context_of
+from traincheck.relations.base import context_of, fate
 from traincheck.relations.parts import SCHEDULE, calls_of, named, number, outermost, readings
 from traincheck.relations.totals import ITER, LENGTH, NEXT, SCHEDULED_LR
 from traincheck.vocab.demand import Demand
@@ -93,9 +93,7 @@ class Spans:
             steps = int(found.length // between)
             so = total >= SHARE * steps
             note = "" if so else _told(name, total, between, found.loader, steps)
-            told, nothing = frozenset((COVERS,)), frozenset[Property]()
-            held, failed = (told, nothing) if so else (nothing, told)
-            yield Occasion(SUBJECT, context_of((), window.stage), held, failed, call.seq, (name,), note=note)
+            yield Occasion(SUBJECT, context_of((), window.stage), *fate(COVERS, so), call.seq, (name,), note=note)
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from traincheck.relations.base import context_of
+from traincheck.relations.base import context_of, fate
 from traincheck.relations.parts import SCHEDULE, UPDATE, calls_of, named, number, outermost, readings
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import ANNOUNCED, END, EVAL, LIVE, NO_CALL, Call, Reading, Window
@@ -242,5 +242,4 @@ def _in_order(window: Window) -> list[Call | Reading]:
 def _occasion(
     subject: Subject, prop: Property, so: bool, context: Facts, seq: int, variables: tuple[str, ...]
 ) -> Occasion:
-    told, nothing = frozenset((prop,)), frozenset[Property]()
-    return Occasion(subject, context, told if so else nothing, nothing if so else told, seq, variables)
+    return Occasion(subject, context, *fate(prop, so), seq, variables)
