@@ -83,6 +83,12 @@ class SwitchFeedForward(nn.Module):
         self.experts = nn.ModuleList(Expert(dim) for _ in range(experts_per_rank))
         self.balance_loss = None
 
+    def expert_capacity(self, assigned):
+        """Room for the fullest expert of any rank: no token is dropped, and all messages have one size."""
+        fullest = assigned.sum(dim=0).max()
+        dist.all_reduce(fullest, op=dist.ReduceOp.MAX)
+        return int(fullest)
+
     def forward(self, x):
         tokens = x.flatten(0, 1)
         probs = self.router(tokens).softmax(dim=-1)
@@ -91,10 +97,7 @@ class SwitchFeedForward(nn.Module):
         load = assigned.float().mean(dim=0)
         self.balance_loss = self.n_experts * (load * probs.mean(dim=0)).sum()
 
-        # room for the fullest expert of any rank: no token is dropped, and all messages have one size
-        capacity = assigned.sum(dim=0).max()
-        dist.all_reduce(capacity, op=dist.ReduceOp.MAX)
-        capacity = int(capacity)
+        capacity = self.expert_capacity(assigned)
         position = (assigned.cumsum(dim=0) * assigned).sum(dim=-1) - 1
         slot = chosen * capacity + position
 

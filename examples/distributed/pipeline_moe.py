@@ -1,6 +1,7 @@
 """A mixture-of-experts language model in two pipeline stages, each of which holds a copy of the tied embedding."""
 
 import argparse
+import math
 import time
 from types import SimpleNamespace
 
@@ -47,6 +48,11 @@ def bracket_batch(generator, n):
     return batch[:, :-1], batch[:, 1:]
 
 
+def get_capacity(n_tokens, factor=1.5):
+    """The most tokens that an expert takes; the layers after it see the others as they were."""
+    return math.ceil(2 * factor * n_tokens / hp.experts)
+
+
 class ExpertPool(nn.Module):
     """Top-2 of a few experts; each expert is given its tokens by index."""
 
@@ -62,8 +68,9 @@ class ExpertPool(nn.Module):
         top_p, top_i = probs.topk(2, dim=-1)
         top_p = top_p / top_p.sum(-1, keepdim=True)
         out = torch.zeros_like(flat)
+        capacity = get_capacity(len(flat))
         for e in range(hp.experts):
-            token, which = torch.where(top_i == e)
+            token, which = (found[:capacity] for found in torch.where(top_i == e))
             y = self.w_out[e](F.silu(self.w_in[e](flat[token])))
             out = out.index_add(0, token, y * top_p[token, which].unsqueeze(-1))
         share = F.one_hot(top_i, hp.experts).float().mean((0, 1))

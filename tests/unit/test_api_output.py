@@ -227,6 +227,12 @@ def test_clipping_leaves_the_norm_it_was_told(after: str, expected: list[bool]) 
     assert fate(of(body, CLIP), results.MAX_NORM) == expected
 
 
+@pytest.mark.parametrize("alike", ["true", "false"])
+def test_clipping_scales_all_gradients_alike(alike: str) -> None:
+    body = call(f"lifecycle {CLIP}", args='{"max_norm":1}', result=f'{{"norm_after":1.0,"alike":{alike}}}')
+    assert fate(of(body, CLIP), results.ALIKE) == [alike == "true"]
+
+
 def test_rows_of_the_users_own_functions_sum_to_one() -> None:
     def routed(rows: str, shape: str = "4,8") -> str:
         return function("x float32[4,8]", f'result float32[{shape}] facts={{"rows_sum_to_one":{rows}}}')
@@ -407,6 +413,7 @@ def test_it_keeps_the_promises_of_a_relation() -> None:
         ),
         ("train.f", Property(results.RETURNS_LENGTH, "equal to n"), "returns something with a length equal to n"),
         (CLIP, results.MAX_NORM, "clip_grad_norm_ leaves gradients with a norm of max_norm at most"),
+        (CLIP, results.ALIKE, "clip_grad_norm_ scales all gradients of an optimizer by the same factor"),
     ],
 )
 def test_sentences_say_what_is_meant(api: str, prop: Property, sentence: str) -> None:

@@ -47,6 +47,18 @@ def test_ranks_meet_in_a_collective_for_the_same_purpose() -> None:
     assert fate(over(dense + dense, dense), WHOLE, SAME_PURPOSE) == [], "nobody knows which one is missing"
 
 
+def test_whole_numbers_are_compared_under_each_word_of_the_name_of_a_function() -> None:
+    def returned(name: str, value: int) -> str:
+        return f'  project {name} result={{"value":{value}}}\n'
+
+    for name in ("moe.get_capacity", "moe.Gate.expertCapacity", "gating.capacity_of"):
+        for other, so in ((3, True), (4, False)):
+            found = over(returned(name, 3), returned(name, other))
+            for api in (name, "functions named capacity"):
+                assert fate(found, Subject(api, "ranks"), SAME_NUMBER) == [so]
+            assert fate(found, Subject("functions named get", "ranks"), SAME_NUMBER) == []
+
+
 def test_an_exchange_tells_whether_it_was_told_how_much_goes_where() -> None:
     def exchange(sizes: str, splits: str) -> str:
         return f"  lifecycle torch.distributed.all_to_all_single args={{{splits}}}\n    tensor input float32[{sizes}]\n"

@@ -371,3 +371,37 @@ def test_a_function_with_a_max_norm_is_told_as_clipping(wrongly: bool) -> None:
     assert value_of(call.args, "max_norm") == 0.5
     assert norm > 1 if wrongly else norm == pytest.approx(0.5, rel=1e-3)
     assert seen.faults == []
+
+
+class Updater:
+    """Clips in a method without arguments, as engines do."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor], leave_out: int, *, each: bool) -> None:
+        self.parameters = list(parameters)
+        self.optimizer = torch.optim.SGD(self.parameters, lr=0.1)
+        self.max_grad_norm = 0.5
+        self.leave_out, self.each = leave_out, each
+
+    def clip_gradients(self) -> None:
+        gradients = [param.grad for param in self.parameters if param.grad is not None]
+        norms = torch.stack([gradient.norm() for gradient in gradients])
+        for gradient, norm in list(zip(gradients, norms, strict=True))[self.leave_out :]:
+            gradient.mul_((self.max_grad_norm / (norm if self.each else norms.norm())).clamp(max=1))
+
+
+@pytest.mark.parametrize(
+    ("leave_out", "each", "alike"),
+    [(0, False, True), (1, False, False), (0, True, None), (9, False, None)],
+    ids=["all", "one is left out", "each by itself", "none"],
+)
+def test_a_method_that_clips_tells_whether_it_scales_all_alike(leave_out: int, each: bool, alike: bool | None) -> None:
+    with observing() as seen:
+        model = nn.Linear(3, 2)
+        bystander = nn.Linear(3, 2)
+        updater = Updater(model.parameters(), leave_out, each=each)
+        (100 * model(torch.ones(2, 3)) + bystander(torch.ones(2, 3))).sum().backward()
+        updater.clip_gradients()
+    told = seen.named(CLIP)
+    assert [value_of(call.result, "alike") for call in told] == ([] if leave_out == 9 else [alike])
+    assert all(value_of(call.args, "max_norm") == 0.5 for call in told)
+    assert seen.faults == []

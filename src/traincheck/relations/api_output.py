@@ -194,6 +194,8 @@ class APIOutput:
             return f"during set-up, {api} changes the {prop.object} that it is given"
         if prop.verb == results.LEAVES:
             return f"{api} leaves its argument {prop.object} as it was"
+        if prop == results.ALIKE:
+            return f"{api} scales all gradients of an optimizer by the same factor"
         if prop.verb == results.LEAVES_NORM:
             return f"{api} leaves gradients with a norm of max_norm at most"
         if prop.verb == results.RETURNS_DTYPE:

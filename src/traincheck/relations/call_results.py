@@ -28,7 +28,7 @@ ROWS, UNIT = Property(RETURNS, "rows that sum to one"), Property(RETURNS, "unit 
 UNCHANGED, CHANGED = "unchanged", "changed"
 BATCH, SHAPE, LENGTH = "batch of ", "shape of ", "length of "
 AT_MOST, EQUAL_TO = "at most ", "equal to "
-MAX_NORM = Property(LEAVES_NORM, "at most max_norm")
+MAX_NORM, ALIKE = Property(LEAVES_NORM, "at most max_norm"), Property(LEAVES_NORM, "scaled alike")
 
 NORM_TOLERANCE = 1e-2
 """Norms above the limit by no more than this are rounding: a bfloat16 has 8 bits, so each gradient may be off by 0.4 %
@@ -155,10 +155,14 @@ def finite(flow: Flow) -> Judged:
 
 
 def norms(flow: Flow) -> Judged:
-    """Whether clipping leaves no larger norm than it was told; what is not finite cannot be clipped."""
+    """Whether clipping leaves no larger norm than it was told, and scales all of a program's gradients by one factor;
+    what is not finite cannot be clipped."""
     limit, after = number(value_of(flow.call.args, "max_norm")), number(value_of(flow.call.result, "norm_after"))
     if limit and after is not None and math.isfinite(after):
         yield MAX_NORM, after <= limit * (1 + NORM_TOLERANCE)
+    alike = value_of(flow.call.result, "alike")
+    if isinstance(alike, bool):
+        yield ALIKE, alike
 
 
 def values(flow: Flow) -> Judged:

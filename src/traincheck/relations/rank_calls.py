@@ -11,6 +11,11 @@ calls only the contents are compared that are there on all ranks. Messages are p
 Note [Purpose]
 Collectives pair by their order alone, whatever they are meant for: where one rank has left one out, the next one takes
 its place without a word. What it is meant for is told by the function around it and by the words it was called with.
+
+Note [Words in names]
+Each program names its functions as it likes, but with the words of the field: the number of places of an expert is told
+by `capacity`, `get_capacity` or `capacity_of`. So that the ranks get the same whole number from a function is asked of
+each of its words, too, and those on which several programs agree speak of functions that were never seen.
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ from traincheck.vocab.collectives import COLLECTIVE, COLLECTIVES, PURPOSE, RECEI
 from traincheck.vocab.demand import ARGUMENTS, TENSORS, Demand
 from traincheck.vocab.events import LIFECYCLE, NO_CALL, PROJECT, RESULT, Call, Window
 from traincheck.vocab.facts import merged, value_of
+from traincheck.vocab.kinds import named, words_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 CALLS = "calls on ranks"
@@ -66,7 +72,8 @@ class Ranks:
         for level, calls in _side_by_side(windows, PROJECT).items():
             yield _often(level, calls, windows[0])
             yield from _compared(level, calls, AT_ONCE, windows[0])
-            yield from _returned(level, calls, windows[0])
+            for api in (level, *map(named, words_of(level))):  # see Note [Words in names]
+                yield from _returned(api, calls, windows[0])
         for level, calls in _side_by_side(windows, LIFECYCLE).items():
             yield from _compared(level, calls, OF_OTHERS, windows[0])
 
@@ -188,17 +195,13 @@ def _compared(level: str, calls: _Calls, ways: Ways, first: Window) -> Iterator[
             yield Occasion(Subject(level, RANKS), context, held, failed, _first_seq([together], first))
 
 
-def _returned(level: str, calls: _Calls, first: Window) -> Iterator[Occasion]:
+def _returned(api: str, calls: _Calls, first: Window) -> Iterator[Occasion]:
     """Whether whole numbers that a function returns (a capacity, a count) are the same. (Others may be by chance.)"""
     for together in zip(*calls, strict=False):
         values = [value_of(call.result, "value") for call in together]
         if all(type(value) is int for value in values):
             so = len(set(values)) == 1
-            yield _occasion(level, together, first, _first_seq([together], first), [(SAME_NUMBER, so)])
-
-
-def _has_splits(call: Call) -> bool:
-    return any(value_of(call.args, name) for name in _SPLITS)
+            yield _occasion(api, together, first, _first_seq([together], first), [(SAME_NUMBER, so)])
 
 
 def _first_seq(calls: _Calls, first: Window) -> int:

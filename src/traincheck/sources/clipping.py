@@ -167,14 +167,23 @@ def _norm_of(result: Any) -> float | None:
 
 def total_norm(gradients: list[torch.Tensor], norm_type: float) -> float | None:
     """The norm of all gradients as one vector; None where one cannot be read or is a shard of a larger one."""
-    by_device: dict[torch.device, list[torch.Tensor]] = {}
-    for gradient in gradients:
-        dense = local(gradient)
-        if dense is None or hasattr(gradient, "_local_tensor"):
-            return None
-        by_device.setdefault(dense.device, []).append(dense)
-    norms = []
-    for alike in by_device.values():
-        each = torch._foreach_norm(alike, norm_type)
-        norms.append(float(torch.linalg.vector_norm(torch.stack([norm.double() for norm in each]), norm_type)))
+    each = each_norm(gradients, norm_type)
+    norms = [norm for norm in each if norm is not None]
+    if len(norms) < len(each) or any(hasattr(gradient, "_local_tensor") for gradient in gradients):
+        return None
     return float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64), norm_type)) if norms else 0.0
+
+
+def each_norm(gradients: list[torch.Tensor], norm_type: float) -> list[float | None]:
+    """The norm of each gradient, of a shard that of its part; None where one cannot be read. Call under `unseen`."""
+    found: list[float | None] = [None] * len(gradients)
+    by_device: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
+    for place, gradient in enumerate(gradients):
+        dense = local(gradient)
+        if dense is not None:
+            by_device.setdefault(dense.device, []).append((place, dense))
+    for entries in by_device.values():
+        norms = torch._foreach_norm([dense for _, dense in entries], norm_type)
+        for (place, _), norm in zip(entries, torch.stack([one.double() for one in norms]).tolist(), strict=True):
+            found[place] = norm
+    return found

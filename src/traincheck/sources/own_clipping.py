@@ -1,48 +1,58 @@
 """Own clipping: functions of the program that bound the norm of gradients, known by the name of their limit.
 
 Many programs clip by code of their own: over shards, in a flat buffer, in an engine. What such a function is called
-differs, but its limit is called `max_norm` or much like it. It is told as a call of torch's function, which it stands
-in for, so that what holds of the one is asked of the other.
+differs, but its limit is called `max_norm` or much like it: an argument, or an attribute of the object whose method
+clips. It is told as a call of torch's function, which it stands in for, so that what holds of the one is asked of the
+other. And what torch does by itself is looked at, too: whether the gradients of an optimizer were scaled alike.
 
 Known limitations: a function is left out that runs a backward or an update, or calls torch's function, or that answers
 with True or False (it may only ask). Whose gradients it clips is told by its arguments; where they do not tell, those
-that it has changed are looked at, and nothing is said of a call that changed none. A norm other than the Euclidean one
-is not known of. Before Python 3.12 such functions are seen only where functions of the project are observed anyway.
+that it has changed are looked at, and nothing is said of a call that changed none; one that is meant for some of an
+optimizer's gradients only, and is not given these, looks as if it had forgotten the others. A norm other than the
+Euclidean one is not known of. Before Python 3.12 such functions are seen only where functions of the project are
+observed anyway.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from types import GeneratorType
+from types import CodeType, GeneratorType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from traincheck.sources.circumstances import circumstances
-from traincheck.sources.clipping import HOME, total_norm
-from traincheck.sources.frames import local_values
+from traincheck.sources.clipping import HOME, each_norm, total_norm
+from traincheck.sources.frames import argument_names, local_values
 from traincheck.sources.gradients import Gradients
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.tensors import fingerprints, unseen
 from traincheck.vocab.events import LIFECYCLE
-from traincheck.vocab.facts import facts, merged
+from traincheck.vocab.facts import FactValue, facts, merged
+from traincheck.vocab.kinds import words_of
 
 CLIP = f"{HOME}.clip_grad_norm_"
 LIMITS = frozenset(("max_norm", "max_grad_norm", "max_gradient_norm", "clip_norm", "grad_clip_norm"))
 """What the limit of such a function is called."""
 
+SLACK = 2e-2
+"""Factors apart by no more than this are rounding: a bfloat16 has 8 bits."""
+
+_OBJECT = "self"
 _PARAMETERS = nn.Module.parameters.__code__
 
 
 class Begun(NamedTuple):
-    """A call under way: its limit, the parameters whose gradients it may clip with the fingerprints of these, whether
-    its arguments say that it is those, and what had been done until then."""
+    """A call under way: its limit, the parameters whose gradients it may clip with the fingerprints and norms of these
+    and the optimizers that hold each, whether its arguments say that it is those, and what had been done until then."""
 
     limit: float
     parameters: list[torch.Tensor]
+    holders: list[frozenset[str]]
     before: list[int | None]
+    norms: list[float | None]
     told: bool
     done: tuple[int, ...]
 
@@ -54,25 +64,36 @@ class OwnClipping:
         self._gradients = gradients
 
     @staticmethod
-    def limit_of(names: tuple[str, ...]) -> str:
-        """The argument that is the limit, empty where a function has none or several."""
-        found = [name for name in names if name in LIMITS]
+    def limit_of(code: CodeType) -> str:
+        """The argument that is the limit, or the object that may have it; empty for a function that does not clip."""
+        found = [name for name in argument_names(code) if name in LIMITS]
+        if not found and code.co_varnames[: code.co_argcount][:1] == (_OBJECT,) and "clip" in words_of(code.co_name):
+            return _OBJECT
         return found[0] if len(found) == 1 else ""
 
     def begins(self, limit: object, arguments: Mapping[str, Any]) -> Begun | None:
-        """Read the gradients before the call; None where there is nothing to clip, or no limit."""
+        """Read the gradients before the call; None where there is nothing to clip, or no limit.
+
+        `limit` is what `limit_of` named, `arguments` are all others.
+        """
+        if not isinstance(limit, (int, float)):
+            limit = _limit_within(limit)
         if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < math.inf:
             return None
         with unseen():
-            living = [tensor for _, tensor in self._gradients.trainable() if tensor.grad is not None]
+            held = [(v, tensor) for v, tensor in self._gradients.trainable() if tensor.grad is not None]
+            living = [tensor for _, tensor in held]
             by_id = {id(tensor): tensor for tensor in living} | {id(tensor.grad): tensor for tensor in living}
             handed = {id(one): one for value in arguments.values() for one in _tensors(value)}
             told = [by_id[key] for key in handed if key in by_id]
             parameters = told or living
             if not parameters:
                 return None
-            before = fingerprints([_gradient(one) for one in parameters])
-            return Begun(float(limit), parameters, before, bool(told), self._gradients.done())
+            of_id = {id(tensor): frozenset(variable.holders) for variable, tensor in held}
+            holders = [of_id[id(one)] for one in parameters]
+            now = [_gradient(one) for one in parameters]
+            before, norms = fingerprints(now), each_norm(now, 2.0)
+            return Begun(float(limit), parameters, holders, before, norms, bool(told), self._gradients.done())
 
     def ends(self, begun: Begun, result: Any, recorder: Recorder) -> None:
         """Tell the call, with the norm after it."""
@@ -83,15 +104,37 @@ class OwnClipping:
         with unseen():
             now = [_gradient(one) for one in begun.parameters]
             after = fingerprints(now)
-            changed = [one for one, old, new in zip(now, begun.before, after, strict=True) if old != new]
-            measured = now if begun.told else changed
+            changed = [old != new for old, new in zip(begun.before, after, strict=True)]
+            measured = now if begun.told else [one for one, so in zip(now, changed, strict=True) if so]
             norm = total_norm(measured, 2.0) if measured else None
+            alike = _alike(begun, changed, each_norm(now, 2.0))
         if norm is None:
             return
-        context = merged(circumstances(), exceeds=bool(changed))
+        context = merged(circumstances(), exceeds=any(changed))
         call = recorder.enter(LIFECYCLE, (CLIP,), "", context, facts(max_norm=begun.limit, norm_type=2.0))
         finite = math.isfinite(norm)
-        recorder.leave(call, facts(finite=True, norm_after=norm) if finite else facts(finite=False))
+        scaled: dict[str, FactValue] = {} if alike is None else {"alike": alike}
+        recorder.leave(call, facts(finite=True, norm_after=norm, **scaled) if finite else facts(finite=False))
+
+
+def _limit_within(value: Any) -> object:
+    """The limit that an object has as its attribute, None where it has none or several. No code of it is run."""
+    found = [attribute for name, attribute in getattr(value, "__dict__", {}).items() if name in LIMITS]
+    return found[0] if len(found) == 1 else None
+
+
+def _alike(begun: Begun, changed: list[bool], after: list[float | None]) -> bool | None:
+    """Whether all gradients of the optimizers of which one was changed were scaled by one factor.
+
+    None where none was changed, and where each was bounded by itself, which leaves those that were at the limit.
+    """
+    told = list(zip(begun.holders, begun.norms, after, changed, strict=True))
+    optimizers = frozenset[str]().union(*(holders for holders, _, _, so in told if so))
+    bounded = [new for _, _, new, so in told if so and new is not None]
+    if all(abs(new - begun.limit) <= SLACK * begun.limit for new in bounded):
+        return None
+    factors = [new / old for holders, old, new, _ in told if holders & optimizers and old and new is not None]
+    return max(factors) - min(factors) <= SLACK * max(factors) if factors else None
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor:

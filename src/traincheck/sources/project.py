@@ -41,7 +41,7 @@ class _Known(NamedTuple):
     """A function that is observed: its name, what is told of its calls, the places where it returns.
 
     `receiver` is the name of the module under construction, for a constructor that is given a number of layers, and
-    `limit` that of the argument which bounds the norm of gradients, for a function that clips.
+    `limit` that of the argument which bounds the norm of gradients, or has the bound, for a function that clips.
     """
 
     levels: tuple[str, ...]
@@ -103,12 +103,12 @@ class ProjectSource:
         """What is known of a project function, None for code that is not observed."""
         names = (*argument_names(code), *further_names(code))
         receiver = code.co_varnames[0] if _builds_layers(code) else ""
-        kinds = (LAYERED,) if receiver else kinds_of_function(argument_names(code))
+        kinds = (LAYERED,) if receiver else kinds_of_function(code.co_name, argument_names(code))
         levels = self._told(code, module, kinds)
         known = None
         if levels is not None:
             what = asked(self._demand, (*levels, *kinds), ())
-            limit = self._clipping.limit_of(names) if self._clips and not receiver else ""
+            limit = self._clipping.limit_of(code) if self._clips and not receiver else ""
             known = _Known(levels, what, names, returning(code), receiver, limit)
         self._known[code] = known
         return known
@@ -124,7 +124,7 @@ class ProjectSource:
             return None
         levels = (f"{main_name() if module == '__main__' else module}.{name}",)
         wanted = self._demand.wants_call((*levels, *kinds))
-        wanted = wanted or (self._clips and bool(self._clipping.limit_of(argument_names(code))))
+        wanted = wanted or (self._clips and bool(self._clipping.limit_of(code)))
         return levels if wanted else None
 
     def _begins(self, known: _Known, of: FrameType | CodeType, frame: FrameType) -> _Open | None:
@@ -143,7 +143,7 @@ class ProjectSource:
         if known.asked is not None:
             before = self._summaries.begins(call, known.asked, (), arguments)
         if known.limit:
-            clipping = self._clipping.begins(arguments.get(known.limit), arguments)
+            clipping = self._clipping.begins(local_values(frame, (known.limit,)).get(known.limit), arguments)
         return _Open(of, call, known, before, built, clipping)
 
     def _ends(self, opened: _Open, result: Any) -> None:

@@ -23,9 +23,20 @@ def taking(argument: str) -> str:
     return f"function({argument})"
 
 
-def kinds_of_function(arguments: Iterable[str]) -> tuple[str, ...]:
-    """The kinds of a function with these arguments."""
-    return tuple(map(taking, arguments))
+def named(word: str) -> str:
+    """The kind of the program's own functions that have this word in their name."""
+    return f"functions named {word}"
+
+
+def words_of(name: str) -> tuple[str, ...]:
+    """The words of a function's name (dotted, `with_underscores` or `camelCase`) that tell what it is about."""
+    found = _WORD.findall(name.rsplit(".", 1)[-1])
+    return tuple(dict.fromkeys(word.lower() for word in found if len(word) >= LEAST_LETTERS))
+
+
+def kinds_of_function(name: str, arguments: Iterable[str]) -> tuple[str, ...]:
+    """The kinds of a function of this name, with these arguments."""
+    return (*map(taking, arguments), *map(named, words_of(name)))
 
 
 def argument_of_kind(kind: str) -> str:
@@ -47,9 +58,13 @@ def kinds_of(call: Call) -> tuple[str, ...]:
     names = [name for name, _ in call.args] + [tensor.role for tensor in call.tensors]
     if call.name.endswith(".__init__"):
         return (LAYERED,) if any(map(is_layer_count, names)) else ()
-    return kinds_of_function(names)
+    return kinds_of_function(call.name, names)
 
 
+LEAST_LETTERS = 4
+"""Shorter words (`get`, `num`, `of`) say little of what a function is about."""
+
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _LAYER_COUNT = re.compile(r"(n|num|number_of)_?((hidden|encoder|decoder)_?)?(layers?|blocks?)|layers|blocks")
 
 
