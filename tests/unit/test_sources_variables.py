@@ -390,18 +390,25 @@ class Updater:
 
 
 @pytest.mark.parametrize(
-    ("leave_out", "each", "alike"),
-    [(0, False, True), (1, False, False), (0, True, None), (9, False, None)],
+    ("leave_out", "each", "told"),
+    [
+        (0, False, [(True, None)]),
+        (1, False, [(False, "Linear.weight")]),
+        (0, True, [(None, None)]),
+        (9, False, []),
+    ],
     ids=["all", "one is left out", "each by itself", "none"],
 )
-def test_a_method_that_clips_tells_whether_it_scales_all_alike(leave_out: int, each: bool, alike: bool | None) -> None:
+def test_a_method_that_clips_tells_whether_it_scales_all_alike(
+    leave_out: int, each: bool, told: list[tuple[bool | None, str | None]]
+) -> None:
     with observing() as seen:
         model = nn.Linear(3, 2)
         bystander = nn.Linear(3, 2)
         updater = Updater(model.parameters(), leave_out, each=each)
         (100 * model(torch.ones(2, 3)) + bystander(torch.ones(2, 3))).sum().backward()
         updater.clip_gradients()
-    told = seen.named(CLIP)
-    assert [value_of(call.result, "alike") for call in told] == ([] if leave_out == 9 else [alike])
-    assert all(value_of(call.args, "max_norm") == 0.5 for call in told)
+    calls = seen.named(CLIP)
+    assert [(value_of(call.result, "alike"), value_of(call.result, "left_out")) for call in calls] == told
+    assert all(value_of(call.args, "max_norm") == 0.5 for call in calls)
     assert seen.faults == []

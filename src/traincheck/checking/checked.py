@@ -47,11 +47,21 @@ def conclude(
     """
     violations = [violation for outcome in outcomes for violation in outcome.violations]
     violations.sort(key=_when)
-    findings = group(violations)
+    findings = group(violations, _ranks_judged(outcomes))
     verdicts = tuple((rule, _verdict(rule, outcomes, unobserved)) for rule in rules)
     reasons = sorted({*not_observed, *unobserved.values()})
     counts = _counts(book, verdicts, findings, outcomes, dropped)
     return Checked(Report(findings, counts, tuple(reasons), dict(run or {})), verdicts, tuple(outcomes))
+
+
+def _ranks_judged(outcomes: Iterable[Outcome]) -> dict[str, frozenset[int]]:
+    """By the id of a rule: the ranks on which it was judged at all."""
+    found: dict[str, set[int]] = {}
+    for outcome in outcomes:
+        for name, tried in outcome.tried.items():
+            if tried.triggered:
+                found.setdefault(name, set()).add(outcome.rank)
+    return {name: frozenset(ranks) for name, ranks in found.items()}
 
 
 def _when(violation: Violation) -> tuple[object, ...]:

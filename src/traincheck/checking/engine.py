@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from traincheck import plugins
-from traincheck.checking.evidence import concerned, given_back, told
+from traincheck.checking.evidence import clipped, concerned, given_back, told
 from traincheck.vocab.demand import NOTHING, Demand
 from traincheck.vocab.events import Call, Window
 from traincheck.vocab.finding import Site, Violation
@@ -19,6 +19,9 @@ MOST_VIOLATIONS = 200
 
 OF_RESULTS = ("returns size", "returns length", "returns width", "returns more", "gives back")
 """Verbs of properties about what a call returned: there its sizes are evidence."""
+
+OF_CLIPPING = "leaves norm"
+"""The verb of properties about gradients after clipping."""
 
 MOST_ALTERNATIVES = 2
 """What held instead is told of so many properties: of a setting there is one, more would be a list."""
@@ -134,6 +137,8 @@ class Engine:
 
 def _shown(rule: Invariant, call: Call, window: Window, only: Iterable[str]) -> tuple[str, ...]:
     """What of the call is worth a look; `only` as `told` takes it."""
+    if rule.property.verb == OF_CLIPPING:
+        return clipped(call)
     return told(call, window, tuple(only)) or (given_back(call) if rule.property.verb in OF_RESULTS else ())
 
 

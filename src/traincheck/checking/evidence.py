@@ -49,6 +49,12 @@ def given_back(call: Call) -> tuple[str, ...]:
     return (f"given {', '.join(sizes)}: {', '.join(made)}" if sizes else ", ".join(made),)
 
 
+def clipped(call: Call) -> tuple[str, ...]:
+    """The gradients that a function which clips left as they were, while it scaled others."""
+    left_out = value_of(call.result, "left_out")
+    return (f"it left as they were: {left_out}",) if left_out else ()
+
+
 def _standing(change: Change) -> tuple[str, ...]:
     context = change.context
     found = [_HELD.get(str(value_of(context, "held")), "")]

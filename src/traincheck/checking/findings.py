@@ -9,8 +9,9 @@ the highest severity, then the earliest, then the one whose cause is nearest to 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from traincheck.checking.cause import Cause
 from traincheck.checking.causes import cause_of, expected, observed
@@ -18,6 +19,9 @@ from traincheck.vocab.finding import Finding, Violation
 from traincheck.vocab.invariant import ERROR, NOTICE
 
 ECHO_STEPS = 1
+
+MOST_RANKS = 8
+"""Ranks that are named one by one."""
 
 
 @dataclass
@@ -46,15 +50,17 @@ class _Strand:
         )
 
 
-def group(violations: Iterable[Violation]) -> tuple[Finding, ...]:
-    """The findings behind `violations`, the leading one first."""
+def group(
+    violations: Iterable[Violation], judged: Mapping[str, frozenset[int]] = MappingProxyType({})
+) -> tuple[Finding, ...]:
+    """The findings behind `violations`, the leading one first; `judged` tells on which ranks a rule (its id) was."""
     pending = sorted(_strands(violations), key=lambda strand: strand.place)
     findings = []
     while pending:
         leader = pending[0]
         echoes = [strand for strand in pending if strand is leader or _echoes(strand, leader)]
         pending = [strand for strand in pending if strand not in echoes]
-        findings.append(_finding(leader, echoes))
+        findings.append(_finding(leader, echoes, judged.get(leader.first.invariant.id, frozenset())))
     return tuple(findings)
 
 
@@ -81,8 +87,21 @@ def _echoes(strand: _Strand, leader: _Strand) -> bool:
     return abs(begins) <= ECHO_STEPS
 
 
-def _finding(leader: _Strand, strands: Sequence[_Strand]) -> Finding:
+def _where(failed: Set[int], held: Set[int]) -> tuple[str, ...]:
+    """On which ranks a rule failed, where it held on others."""
+    return (f"so on {_ranks(failed)}, not on {_ranks(held)}",) if held else ()
+
+
+def _ranks(ranks: Set[int]) -> str:
+    named = sorted(ranks)
+    if len(named) > MOST_RANKS:
+        return f"{len(named)} ranks ({', '.join(map(str, named[:MOST_RANKS]))}, ...)"
+    return f"rank{'s' * (len(named) > 1)} {', '.join(map(str, named))}"
+
+
+def _finding(leader: _Strand, strands: Sequence[_Strand], judged: frozenset[int]) -> Finding:
     first = leader.first
+    failed = {strand.first.rank for strand in strands if strand.first.invariant == first.invariant}
     variables = leader.variables or next((strand.variables for strand in strands if strand.variables), ())
     site = first.site or next((strand.first.site for strand in strands if strand.first.site), None)
     return Finding(
@@ -94,7 +113,7 @@ def _finding(leader: _Strand, strands: Sequence[_Strand]) -> Finding:
         site=site,
         variables=variables,
         expected=expected(first.invariant),
-        observed=observed(first),
+        observed="; ".join((observed(first), *_where(failed, judged - failed))),
         advice=leader.cause.advice,
         invariants=tuple(strand.first.invariant.id for strand in strands),
         last_step=max(strand.last_step for strand in strands),

@@ -301,6 +301,14 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         11,
+        "Gradient clipping leaves some gradients out",
+        "Clipping by the norm scales all gradients by one factor, so that they keep their direction. Here some were "
+        "scaled and others were left as they were or scaled otherwise.",
+        ("Compare the list of gradients that is scaled with the list that the norm is computed from.",),
+        says("leaves norm", about="scaled alike"),
+    ),
+    Cause(
+        11,
         "Gradient clipping does not clip",
         "After the call the norm of the gradients is above the limit that it was given.",
         ("Look at how the factor is computed: the smaller of one and limit / norm.",),

@@ -26,7 +26,7 @@ from torch import nn
 from traincheck.sources.circumstances import circumstances
 from traincheck.sources.clipping import HOME, each_norm, total_norm
 from traincheck.sources.frames import argument_names, local_values
-from traincheck.sources.gradients import Gradients
+from traincheck.sources.gradients import Gradients, Held
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.tensors import fingerprints, unseen
 from traincheck.vocab.events import LIFECYCLE
@@ -40,21 +40,27 @@ LIMITS = frozenset(("max_norm", "max_grad_norm", "max_gradient_norm", "clip_norm
 SLACK = 2e-2
 """Factors apart by no more than this are rounding: a bfloat16 has 8 bits."""
 
+MOST_NAMES = 3
+"""Gradients that are named."""
+
 _OBJECT = "self"
 _PARAMETERS = nn.Module.parameters.__code__
 
 
 class Begun(NamedTuple):
-    """A call under way: its limit, the parameters whose gradients it may clip with the fingerprints and norms of these
-    and the optimizers that hold each, whether its arguments say that it is those, and what had been done until then."""
+    """A call under way: its limit, the parameters whose gradients it may clip with the fingerprints and norms of these,
+    whether its arguments say that it is those, and what had been done until then."""
 
     limit: float
-    parameters: list[torch.Tensor]
-    holders: list[frozenset[str]]
+    held: list[Held]
     before: list[int | None]
     norms: list[float | None]
     told: bool
     done: tuple[int, ...]
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Those that are there now."""
+        return [tensor.grad for _, tensor in self.held if tensor.grad is not None]
 
 
 class OwnClipping:
@@ -81,39 +87,33 @@ class OwnClipping:
         if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < math.inf:
             return None
         with unseen():
-            held = [(v, tensor) for v, tensor in self._gradients.trainable() if tensor.grad is not None]
-            living = [tensor for _, tensor in held]
-            by_id = {id(tensor): tensor for tensor in living} | {id(tensor.grad): tensor for tensor in living}
+            living = [(variable, tensor) for variable, tensor in self._gradients.trainable() if tensor.grad is not None]
+            by_id = {id(one): held for held in living for one in (held[1], held[1].grad)}
             handed = {id(one): one for value in arguments.values() for one in _tensors(value)}
             told = [by_id[key] for key in handed if key in by_id]
-            parameters = told or living
-            if not parameters:
+            begun = Begun(float(limit), told or living, [], [], bool(told), self._gradients.done())
+            if not begun.held:
                 return None
-            of_id = {id(tensor): frozenset(variable.holders) for variable, tensor in held}
-            holders = [of_id[id(one)] for one in parameters]
-            now = [_gradient(one) for one in parameters]
-            before, norms = fingerprints(now), each_norm(now, 2.0)
-            return Begun(float(limit), parameters, holders, before, norms, bool(told), self._gradients.done())
+            now = begun.gradients()
+            return begun._replace(before=fingerprints(now), norms=each_norm(now, 2.0))
 
     def ends(self, begun: Begun, result: Any, recorder: Recorder) -> None:
         """Tell the call, with the norm after it."""
         if isinstance(result, bool) or self._gradients.done() != begun.done:
             return
-        if any(one.grad is None for one in begun.parameters):
-            return  # it does more than to clip
         with unseen():
-            now = [_gradient(one) for one in begun.parameters]
-            after = fingerprints(now)
-            changed = [old != new for old, new in zip(begun.before, after, strict=True)]
+            now = begun.gradients()
+            if len(now) < len(begun.held):
+                return  # it does more than to clip
+            changed = [old != new for old, new in zip(begun.before, fingerprints(now), strict=True)]
             measured = now if begun.told else [one for one, so in zip(now, changed, strict=True) if so]
             norm = total_norm(measured, 2.0) if measured else None
-            alike = _alike(begun, changed, each_norm(now, 2.0))
+            scaled = _scaled(begun, changed, each_norm(now, 2.0))
         if norm is None:
             return
         context = merged(circumstances(), exceeds=any(changed))
         call = recorder.enter(LIFECYCLE, (CLIP,), "", context, facts(max_norm=begun.limit, norm_type=2.0))
         finite = math.isfinite(norm)
-        scaled: dict[str, FactValue] = {} if alike is None else {"alike": alike}
         recorder.leave(call, facts(finite=True, norm_after=norm, **scaled) if finite else facts(finite=False))
 
 
@@ -123,23 +123,26 @@ def _limit_within(value: Any) -> object:
     return found[0] if len(found) == 1 else None
 
 
-def _alike(begun: Begun, changed: list[bool], after: list[float | None]) -> bool | None:
-    """Whether all gradients of the optimizers of which one was changed were scaled by one factor.
+def _scaled(begun: Begun, changed: list[bool], after: list[float | None]) -> dict[str, FactValue]:
+    """Whether all gradients of the optimizers of which one was changed were scaled by one factor, and which were not.
 
-    None where none was changed, and where each was bounded by itself, which leaves those that were at the limit.
+    Nothing where none was changed, and where each was bounded by itself, which leaves those that were at the limit.
     """
-    told = list(zip(begun.holders, begun.norms, after, changed, strict=True))
-    optimizers = frozenset[str]().union(*(holders for holders, _, _, so in told if so))
+    told = list(zip(begun.held, begun.norms, after, changed, strict=True))
+    optimizers = set[str]().union(*(variable.holders for (variable, _), _, _, so in told if so))
     bounded = [new for _, _, new, so in told if so and new is not None]
-    if all(abs(new - begun.limit) <= SLACK * begun.limit for new in bounded):
-        return None
-    factors = [new / old for holders, old, new, _ in told if holders & optimizers and old and new is not None]
-    return max(factors) - min(factors) <= SLACK * max(factors) if factors else None
-
-
-def _gradient(parameter: torch.Tensor) -> torch.Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
+    factors = {
+        variable.name: new / old
+        for (variable, _), old, new, _ in told
+        if variable.holders & optimizers and old and new is not None
+    }
+    if not factors or all(abs(new - begun.limit) <= SLACK * begun.limit for new in bounded):
+        return {}
+    if max(factors.values()) - min(factors.values()) <= SLACK * max(factors.values()):
+        return {"alike": True}
+    left_out = [name for name, factor in factors.items() if factor == 1]
+    more = f" and {len(left_out) - MOST_NAMES} more" if len(left_out) > MOST_NAMES else ""
+    return {"alike": False, "left_out": ", ".join(left_out[:MOST_NAMES]) + more}
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
