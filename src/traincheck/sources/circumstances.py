@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from typing import Any
 
 import torch
 
@@ -15,26 +13,13 @@ class Surroundings(threading.local):
     """What the calls of a thread are in the midst of.
 
     `flags` are the training flags of the modules that are being called, outermost first; `regions` the names of the
-    context managers that are active, and `within` the same as one text. `profiler` is the one that we have set to see
-    the project's functions: Python calls it for every function, ours as well, which doubles the cost of what we do.
+    context managers that are active, and `within` the same as one text.
     """
 
     def __init__(self) -> None:
         self.flags: list[bool] = []
         self.regions: list[str] = []
         self.within = ""
-        self.profiler: Any = None
-
-    def look_away(self) -> bool:
-        """Take our profiler off while we are at work; whether it was on (a profiler of the program's own stays)."""
-        if self.profiler is None or sys.getprofile() is not self.profiler:
-            return False
-        sys.setprofile(None)
-        return True
-
-    def look_again(self) -> None:
-        """Put our profiler on again, after `look_away` has taken it off."""
-        sys.setprofile(self.profiler)
 
     def enters(self, region: str) -> None:
         """A context manager becomes active."""

@@ -33,6 +33,10 @@ _HIDDEN = ("<module>", "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<l
 _UNKNOWN: Any = object()
 """Stands for code that was not seen before."""
 
+MOST_CALLS = 500
+"""Calls of one function that are told of a window. What is called more often is a helper (of a tokenizer, a data set),
+and its further calls say nothing new."""
+
 _GENERATOR = 0x20 | 0x80 | 0x200
 """Code flags of generators and coroutines: they are entered many times, and are no calls."""
 
@@ -79,6 +83,8 @@ class ProjectSource:
         self._surroundings = surroundings
         self._clipping = clipping
         self._known: dict[CodeType, _Known | None] = {}
+        self._window = -1
+        self._often: Counter[tuple[str, ...]] = Counter()  # in that window, by the levels of the function
 
     def offers(self) -> str | None:
         if sys.version_info < (3, 12) and sys.getprofile() is not None:
@@ -101,6 +107,9 @@ class ProjectSource:
 
     def _learn(self, code: CodeType, module: str) -> _Known | None:
         """What is known of a project function, None for code that is not observed."""
+        if not self._sites.file_of(code) or code.co_name in _HIDDEN or code.co_flags & _GENERATOR:
+            self._known[code] = None  # nearly all code is somebody else's
+            return None
         names = (*argument_names(code), *further_names(code))
         receiver = code.co_varnames[0] if _builds_layers(code) else ""
         kinds = (LAYERED,) if receiver else kinds_of_function(code.co_name, argument_names(code))
@@ -115,8 +124,6 @@ class ProjectSource:
 
     def _told(self, code: CodeType, module: str, kinds: tuple[str, ...]) -> tuple[str, ...] | None:
         """The levels of a project function, None for code that is not observed."""
-        if not self._sites.file_of(code) or code.co_name in _HIDDEN or code.co_flags & _GENERATOR:
-            return None
         name = qualified_name(code)
         if "<locals>" in name or name.endswith(".forward"):
             return None  # a module's forward is observed as such
@@ -128,7 +135,7 @@ class ProjectSource:
         return levels if wanted else None
 
     def _begins(self, known: _Known, of: FrameType | CodeType, frame: FrameType) -> _Open | None:
-        if self._recorder.asks:
+        if self._recorder.asks or self._is_enough(known):
             return None
         built = None
         if known.receiver:
@@ -145,6 +152,14 @@ class ProjectSource:
         if known.limit:
             clipping = self._clipping.begins(local_values(frame, (known.limit,)).get(known.limit), arguments)
         return _Open(of, call, known, before, built, clipping)
+
+    def _is_enough(self, known: _Known) -> bool:
+        """Whether the window that is open has enough calls of this function; this one is counted."""
+        if self._window != self._recorder.window:
+            self._window = self._recorder.window
+            self._often.clear()
+        self._often[known.levels] += 1
+        return self._often[known.levels] > MOST_CALLS
 
     def _ends(self, opened: _Open, result: Any) -> None:
         call, what = opened.call, opened.known.asked
@@ -191,10 +206,10 @@ class ProjectSource:
                     fails(call)
 
         sys.setprofile(profile)
-        self._surroundings.profiler = profile
+        recorder.profiler.ours = profile
 
         def stop() -> None:
-            self._surroundings.profiler = None
+            recorder.profiler.ours = None
             if sys.getprofile() is profile:  # a profiler that came after us is not ours to remove
                 sys.setprofile(None)
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from torch.compiler import is_compiling
 
+from traincheck.sources.profiler import Profiler
 from traincheck.sources.sites import Sites
 from traincheck.sources.steps import Cut, StepTracker
 from traincheck.sources.tensors import unseen
@@ -81,6 +82,7 @@ class Recorder:
         process: int = 0,
     ) -> None:
         self.sites = sites
+        self.profiler = Profiler()
         self.steps = StepTracker(self._cut)
         self.rank = rank
         self.process = process
@@ -144,22 +146,21 @@ class Recorder:
             del stack[stack.index(call) :]
         # A call that began before this window spans several; no window could judge it (Note [One window per step]).
         if call.seq >= self._start and self._has_room():
-            self._calls.append(
-                Call(
-                    call.seq,
-                    end,
-                    call.parent,
-                    call.kind,
-                    call.levels,
-                    call.receiver,
-                    call.site,
-                    call.context,
-                    call.args,
-                    result,
-                    local.number,
-                    call.tensors,
-                )
+            told = (
+                call.seq,
+                end,
+                call.parent,
+                call.kind,
+                call.levels,
+                call.receiver,
+                call.site,
+                call.context,
+                call.args,
+                result,
+                local.number,
+                call.tensors,
             )
+            self._calls.append(Call._make(told))  # twice as fast as to name the fields, and done for every call
 
     def change(self, change: Change) -> None:
         """Note what a variable was before and after."""
@@ -291,17 +292,21 @@ class Recorder:
 
         It returns None where it fails, after its source has failed before, and once observation has ended.
         """
-        faulty = self._faulty
+        faulty, profiler = self._faulty, self.profiler
 
         @functools.wraps(function)
         def safe(*args: Any, **kwargs: Any) -> R | None:
             if is_compiling() or not self.active or source in faulty:
                 return None  # the compiler traces this far and no further: a compiled region is not observed inside
+            paused = profiler.pause()
             try:
                 return function(*args, **kwargs)
             except Exception as error:
                 self.fault(source, error)
                 return None
+            finally:
+                if paused:
+                    profiler.resume()
 
         return safe
 

@@ -25,13 +25,17 @@ class Sites:
         self._roots = tuple(str(Path(root).resolve()) for root in project)
         self._cwd = Path.cwd()
         self._files: dict[CodeType, str] = {}
+        self._judged: dict[str, str] = {}  # by the name that code has of its file: to look at a path takes a while
         self._texts: dict[tuple[CodeType, int], str] = {}
 
     def file_of(self, code: CodeType) -> str:
         """The path to tell for `code`, empty when it is not of the project."""
         found = self._files.get(code)
         if found is None:
-            found = self._files[code] = self._judge(code.co_filename)
+            name = code.co_filename
+            if name not in self._judged:
+                self._judged[name] = self._judge(name)
+            found = self._files[code] = self._judged[name]
         return found
 
     def _judge(self, filename: str) -> str:

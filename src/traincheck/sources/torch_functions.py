@@ -151,37 +151,38 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         return result
 
     def _begins(self, known: _Known, args: Any, kwargs: Any) -> tuple[OpenCall | None, Before | None]:
-        around = self._surroundings
-        away = around.look_away()
+        recorder = self._recorder
+        paused = recorder.profiler.pause()
         call = before = None
         try:
-            recorder, (levels, what, packed) = self._recorder, known
+            levels, what, packed = known
             site = recorder.sites.here()
             if site == recorder.fetching:
                 return None, None
             if packed is not None and len(args) > 1 and isinstance(args[1], torch.Tensor):
                 what = packed
-            call = recorder.enter(FUNCTION, levels, "", circumstances_amid(around), site=site)
+            call = recorder.enter(FUNCTION, levels, "", circumstances_amid(self._surroundings), site=site)
             if what is not None:
                 before = self._summaries.begins(call, what, args, kwargs)
         except Exception as error:
             self._fails(error)
         finally:
-            if away:
-                around.look_again()
+            if paused:
+                recorder.profiler.resume()
         return call, before
 
     def _ends(self, known: _Known, call: OpenCall, before: Before | None, result: Any) -> None:
-        away = self._surroundings.look_away()
+        recorder = self._recorder
+        paused = recorder.profiler.pause()
         try:
             what = known.asked
             told = result_facts(result) if what is None else self._summaries.ends(call, what, before, result)
-            self._recorder.leave(call, told)
+            recorder.leave(call, told)
         except Exception as error:
             self._fails(error)
         finally:
-            if away:
-                self._surroundings.look_again()
+            if paused:
+                recorder.profiler.resume()
 
     def _learn(self, func: Any) -> _Known | None:
         known = None
