@@ -20,7 +20,7 @@ n_embd = 128
 dropout = 0.1
 # optimizer
 batch_size = 8
-max_iters = 80
+max_iters = 60
 learning_rate = 2e-3
 min_lr_ratio = 0.1
 warmup_iters = 10

@@ -173,6 +173,6 @@ def main(seed, epochs, warmup):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--warmup", type=int, default=20, help="steps until the learning rate is highest")
     main(**vars(parser.parse_args()))

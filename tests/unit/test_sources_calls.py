@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import weakref
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 from observing import Seen, observing
+from traincheck.sources.project import MOST_CALLS
 from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
 from traincheck.vocab.events import NO_CALL, Call
 from traincheck.vocab.facts import value_of
@@ -158,6 +160,49 @@ def test_functions_of_the_project_tell_what_they_take_and_return() -> None:
     raised, returned = seen.named("test_sources_calls.failing")
     assert raised.end == NO_CALL and returned.end > returned.seq
     assert dict(raised.args) == {"flag": True} and returned.result == (("value", None),)
+
+
+def helper(value: int) -> int:
+    if value == MOST_CALLS + 10:
+        raise KeyError(value)
+    return int(torch.tensor(value).abs()) + 1
+
+
+class Own(torch.utils.data.Dataset[int]):
+    """A data set of the program's."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> int:
+        return helper(index)
+
+
+def test_of_a_function_that_is_called_very_often_the_first_calls_are_told() -> None:
+    with observing() as seen:
+        for value in range(MOST_CALLS + 50):
+            with contextlib.suppress(KeyError):
+                helper(value)
+        torch.ones(2).abs()
+        nothing(True)
+    assert len(seen.named("test_sources_calls.helper")) == MOST_CALLS
+    assert len(seen.named("torch.Tensor.abs")) == MOST_CALLS + 1, "none of those inside, all of those after"
+    assert only(seen, "test_sources_calls.nothing").end > 0
+
+
+def test_functions_are_told_of_a_data_set_of_the_programs_and_after_one_of_torchs() -> None:
+    with observing() as seen:
+        tensors = torch.utils.data.TensorDataset(torch.arange(6.0))
+        for (batch,) in torch.utils.data.DataLoader(torch.utils.data.Subset(tensors, range(4)), batch_size=2):
+            helper(int(batch.sum()))
+        helper(9)
+        for _ in torch.utils.data.DataLoader(Own(), batch_size=3):
+            pass
+        torch.ones(2).sum()
+    values = [value_of(call.args, "value") for call in seen.named("test_sources_calls.helper")]
+    assert values == [1, 5, 9, 0, 1, 2]
+    assert len(seen.named("torch.Tensor.sum")) == 3
+    assert seen.faults == []
 
 
 def lets_go(x: list[torch.Tensor], box: torch.Tensor) -> bool:

@@ -23,6 +23,7 @@ from traincheck.sources.passes import (
     announced_length,
     batch_size,
     dataset_size,
+    is_foreign,
     order_of_batch,
     order_of_indices,
     tensors_in,
@@ -153,7 +154,8 @@ class LoaderSource:
         receiver = self._name(loader)
         self._read_loader(loader, receiver)
         with self._recorder.asking():
-            made = Pass(receiver, next(self._numbers), loader.num_workers, batch_size(loader))
+            number, foreign = next(self._numbers), is_foreign(loader)
+            made = Pass(receiver, number, loader.num_workers, batch_size(loader), foreign=foreign)
         key = id(iterator)
         gone = self._recorder.guarded(self.name, lambda _: self._gone(key))
         self._passes[key] = weakref.ref(iterator, gone), made
@@ -217,10 +219,13 @@ class LoaderSource:
             recorder.enter(LIFECYCLE, NEXT, found.receiver, circumstances(), found.args) if self._next_wanted else None
         )
         outer, recorder.fetching = recorder.fetching, recorder.sites.here()
+        if found.foreign:
+            recorder.profiler.look_away()
         return _Fetch(began, call, found, outer)
 
     def _next_ends(self, fetch: _Fetch, batch: Any) -> None:
         found, call = fetch.of, fetch.call
+        self._recorder.profiler.look_again()
         self._recorder.fetching = fetch.outer
         found.batches += 1
         if found.batches == 1 and found.order is None and ORDER in self._results:
@@ -234,6 +239,7 @@ class LoaderSource:
 
     def _next_fails(self, fetch: _Fetch) -> None:
         recorder, call, found = self._recorder, fetch.call, fetch.of
+        recorder.profiler.look_again()
         recorder.fetching = fetch.outer
         if not isinstance(sys.exc_info()[1], StopIteration):
             recorder.steps.fetch_fails(fetch.began)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 import xxhash
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from traincheck.sources.random_states import combined
 from traincheck.sources.tensors import fingerprints, unseen
@@ -27,12 +27,13 @@ MOST_INDICES = 4096
 
 class Pass:
     """One pass over a loader: `batches` were fetched so far; `order` is a fingerprint of which came first; `args` tells
-    of how many samples a batch is to be."""
+    of how many samples a batch is to be, `foreign` that no code of the program's runs in it."""
 
     __slots__ = (
         "__weakref__",
         "args",
         "batches",
+        "foreign",
         "number",
         "order",
         "over",
@@ -44,13 +45,21 @@ class Pass:
     )
 
     def __init__(
-        self, receiver: str, number: int, workers: int = 0, size: int | None = None, *, whole: bool = True
+        self,
+        receiver: str,
+        number: int,
+        workers: int = 0,
+        size: int | None = None,
+        *,
+        whole: bool = True,
+        foreign: bool = False,
     ) -> None:
         self.receiver = receiver
         self.number = number  # of its iterator
         self.workers = workers
         self.args: Facts = () if size is None else (("batch_size", size),)
         self.whole = whole  # seen from its beginning
+        self.foreign = foreign
         self.turn = 0  # passes that the same iterator made before
         self.rounds: Rounds | None = None
         self.again()
@@ -62,6 +71,19 @@ class Pass:
         self.batches = 0
         self.order: int | None = None
         self.over = False
+
+
+def is_foreign(loader: DataLoader[Any]) -> bool:
+    """Whether a loader is made of torch's own parts: nothing of the program's runs while it fetches a batch."""
+    dataset = loader.dataset
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    samplers = (type(loader), type(loader.sampler), type(loader.batch_sampler), loader.collate_fn)
+    return type(dataset) is TensorDataset and all(_is_torchs(part) for part in samplers)
+
+
+def _is_torchs(part: Any) -> bool:
+    return part is type(None) or str(getattr(part, "__module__", "")).startswith("torch.utils.data")
 
 
 class _Named(NamedTuple):

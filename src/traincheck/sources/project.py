@@ -34,8 +34,8 @@ _UNKNOWN: Any = object()
 """Stands for code that was not seen before."""
 
 MOST_CALLS = 500
-"""Calls of one function that are told of a window. What is called more often is a helper (of a tokenizer, a data set),
-and its further calls say nothing new."""
+"""Calls of one function that are told of a window. What is called more often is a helper (of a tokenizer, a data set):
+its further calls, and the functions of torch in them, say nothing new."""
 
 _GENERATOR = 0x20 | 0x80 | 0x200
 """Code flags of generators and coroutines: they are entered many times, and are no calls."""
@@ -57,10 +57,13 @@ class _Known(NamedTuple):
 
 
 class _Open(NamedTuple):
-    """A call under way. `of` is its frame, or its code where frames are not told; `built` the module that it makes."""
+    """A call under way. `of` is its frame, or its code where frames are not told; `built` the module that it makes.
+
+    `call` is None for a call that is not told of any more, see `MOST_CALLS`.
+    """
 
     of: FrameType | CodeType
-    call: OpenCall
+    call: OpenCall | None
     known: _Known
     before: Before | None
     built: weakref.ref[Any] | None = None
@@ -135,8 +138,11 @@ class ProjectSource:
         return levels if wanted else None
 
     def _begins(self, known: _Known, of: FrameType | CodeType, frame: FrameType) -> _Open | None:
-        if self._recorder.asks or self._is_enough(known):
+        if self._recorder.asks:
             return None
+        if self._is_enough(known):
+            self._recorder.profiler.helpers += 1
+            return _Open(of, None, known, None)
         built = None
         if known.receiver:
             module = local_values(frame, (known.receiver,)).get(known.receiver)
@@ -163,6 +169,9 @@ class ProjectSource:
 
     def _ends(self, opened: _Open, result: Any) -> None:
         call, what = opened.call, opened.known.asked
+        if call is None:
+            self._recorder.profiler.helpers -= 1
+            return
         if opened.clipping is not None:
             self._clipping.ends(opened.clipping, result, self._recorder)
         module = opened.built() if opened.built is not None else None
@@ -174,7 +183,10 @@ class ProjectSource:
             self._recorder.leave(call, self._summaries.ends(call, what, opened.before, result))
 
     def _fails(self, opened: _Open) -> None:
-        self._recorder.abandon(opened.call)
+        if opened.call is None:
+            self._recorder.profiler.helpers -= 1
+        else:
+            self._recorder.abandon(opened.call)
 
     # -- before Python 3.12 ----------------------------------------------------------------------------------------
 

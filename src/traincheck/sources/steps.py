@@ -51,7 +51,7 @@ class StepTracker:
         self._on_cut = on_cut
         self._last_step_of: dict[str, int] = {}  # optimizer -> step of its last update (or of its making)
         self._stepped: set[str] = set()  # stepped in this window
-        self._updates: list[Callable[[], bool]] = []  # update calls under way: whether each still runs
+        self.updates: list[Callable[[], bool]] = []  # update calls under way: whether each still runs
         self._reopened = -1  # first new activity after the last update
         self._fetched = -1  # first batch fetch (or end of a loader) since the last outermost forward
         self._fetching = -1  # batch fetch under way (the outermost)
@@ -64,7 +64,7 @@ class StepTracker:
     @property
     def updating(self) -> bool:
         """Whether an update is under way."""
-        return bool(self._updates)
+        return bool(self.updates)
 
     @property
     def coming(self) -> int:
@@ -147,7 +147,7 @@ class StepTracker:
     def update_begins(self, name: str, seq: int, runs: Callable[[], bool] = lambda: True) -> None:
         """The optimizer `name` is about to update parameters; `runs` says later whether it still does (or raised)."""
         inside = self._still_updating()
-        self._updates.append(runs)
+        self.updates.append(runs)
         if inside:
             return
         if name in self._stepped and not self._explicit:
@@ -164,8 +164,8 @@ class StepTracker:
     def update_fails(self) -> bool:
         """The update raised; whether another is still under way around it."""
         if self._still_updating():
-            self._updates.pop()
-        return bool(self._updates)
+            self.updates.pop()
+        return bool(self.updates)
 
     def explicit_step(self, seq: int) -> None:
         """The program itself says that a step ends here; from now on nothing else ends one."""
@@ -226,9 +226,9 @@ class StepTracker:
 
     def _still_updating(self) -> bool:
         """Whether an update is under way; those that raised are forgotten."""
-        while self._updates and not self._updates[-1]():
-            self._updates.pop()
-        return bool(self._updates)
+        while self.updates and not self.updates[-1]():
+            self.updates.pop()
+        return bool(self.updates)
 
     def _train_from(self, begin: int) -> None:
         if self._kind in (SETUP, EVAL):

@@ -122,21 +122,24 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         self.off = False
         self._demand = demand
         self._recorder = recorder
+        self._profiler = recorder.profiler
+        self._updates = recorder.steps.updates
         self._summaries = summaries
         self._surroundings = surroundings
         self._name = name
         self._known: dict[Any, _Known | None] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if is_compiling():
+        if is_compiling() or self._profiler.aside:
             return func(*args, **kwargs) if kwargs else func(*args)
         try:
             known = self._known[func]
         except KeyError:
             known = self._learn(func)
         recorder = self._recorder
-        # Of an update only what the closure's modules compute is recorded; the rest is the optimizer's own affair.
-        aside = recorder.updating and not recorder.amid_module()
+        # Of an update only what the closure's modules compute is recorded; the rest is the optimizer's own affair. So
+        # it is with a helper of the project that was told of often enough.
+        aside = (self._updates or self._profiler.helpers) and not recorder.amid_module()
         if known is None or self.off or not recorder.active or aside:
             return func(*args, **kwargs) if kwargs else func(*args)
         call, before = self._begins(known, args, kwargs)
