@@ -1,4 +1,4 @@
-"""The meter: notes loss and gradient norm of the program that this process is about to run, under anomaly mode."""
+"""The meter: notes loss and gradient norm of the program that this process is about to run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
-def meter(file: Path) -> None:
+def meter(file: Path, *, anomaly: bool) -> None:
     """Append to `file` a JSON line for each backward (the loss) and for each update (the norm of the gradients that the
-    optimizer holds). Of several ranks only the first is metered."""
-    torch.autograd.set_detect_anomaly(True)
+    optimizer holds). Of several ranks only the first is metered; `anomaly` puts all of them under anomaly mode."""
+    torch.autograd.set_detect_anomaly(anomaly)
     if os.environ.get("RANK", "0") != "0":
         return
     backward = torch.Tensor.backward

@@ -28,12 +28,17 @@ class Series:
         return len(self.loss)
 
 
-def metered(program: Program) -> Series:
-    """Run a program, metered, in a process that `warm_up` has prepared, and read what was noted."""
+def metered(program: Program, *, anomaly: bool = True) -> Series:
+    """Run a program, metered, in a process that `warm_up` has prepared, and read what was noted.
+
+    Anomaly mode notes where each operation was called, which takes longer than the operation.
+    """
     noted = program.home.with_name(program.home.name + ".metered")
     noted.unlink(missing_ok=True)
     env = dict(program.env)
-    code, said = run_forked(program.script, program.args, program.home, program.ranks, env, partial(meter, noted))
+    code, said = run_forked(
+        program.script, program.args, program.home, program.ranks, env, partial(meter, noted, anomaly=anomaly)
+    )
     lines = [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
     return from_notes(lines, failed=code != 0 or "Error detected in" in said)
 

@@ -1,4 +1,4 @@
-"""python -m benchmarks.detection [--cases A,deepspeed-1801] [--jobs 2] [--runs FOLDER] [--reuse] [--cold]
+"""python -m benchmarks.detection [--cases A,deepspeed-1801] [--jobs 3] [--runs FOLDER] [--reuse] [--cold]
                                [--ours] [--examples-only]
 
 Learns a book from the examples, and for each case one from three earlier configurations of its clean program. Records
@@ -91,7 +91,12 @@ def options() -> argparse.ArgumentParser:
         prog="python -m benchmarks.detection", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     found.add_argument("--cases", default="", help="ids or parts (A, B, C), comma-separated; all by default")
-    found.add_argument("--jobs", type=positive, default=2, help="programs that run at a time (2)")
+    found.add_argument(
+        "--jobs",
+        type=positive,
+        default=3,
+        help="programs that run at a time (3, for two cores: one of them mostly waits)",
+    )
     found.add_argument("--runs", type=Path, default=ROOT / "traincheck-runs" / "detection", help="where recordings go")
     found.add_argument("--reuse", action="store_true", help="take recordings of an earlier version of TrainCheck, too")
     found.add_argument("--cold", action="store_true", help="start each program by its command line, as users do")

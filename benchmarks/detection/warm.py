@@ -28,6 +28,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from traincheck import config
+from traincheck.cli.main import SELDOM
 from traincheck.cli.recording import manifest, now_in_words, settings
 from traincheck.runtime import children
 from traincheck.runtime.target import Target
@@ -35,6 +36,10 @@ from traincheck.trace.folder import RunFolder
 
 POLL = 0.02
 """Seconds between two looks at whether the processes of a program have ended."""
+
+
+AS_USUAL = gc.get_threshold()
+"""How often the collector runs where nobody has said otherwise."""
 
 
 def warm_up() -> None:
@@ -54,6 +59,7 @@ def warm_up() -> None:
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # else each fork's collector looks through all of it, and copies its pages by doing so
+    gc.set_threshold(*SELDOM)
 
 
 def warm_pool(jobs: int) -> ProcessPoolExecutor:
@@ -144,6 +150,7 @@ def _run_here(
         os.dup2(stream, 1)
         os.dup2(stream, 2)
         os.setpgid(0, 0)
+        gc.set_threshold(*AS_USUAL)
         os.environ.update(env)
         os.chdir(home)
         sys.argv = [script, *args]

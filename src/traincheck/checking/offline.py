@@ -82,12 +82,15 @@ def unobserved(rules: Sequence[Invariant], recorded: Demand, notes: Sequence[Pro
     found: dict[str, str] = {}
     faulty = sorted({reason.split(":", 1)[0] for note in notes for reason in note.not_observed})
     for rule in rules:
-        needed = demand_of([rule])
-        if not recorded.everything and not (needed.apis <= recorded.apis and needed.states <= recorded.states):
+        if not recorded.everything and not _covers(recorded, demand_of([rule])):
             found[rule.id] = "recorded selectively, for other invariants"
         elif faulty:
             found[rule.id] = f"a source did not observe: {', '.join(faulty)}"
     return found
+
+
+def _covers(recorded: Demand, needed: Demand) -> bool:
+    return needed.apis <= recorded.apis and needed.states <= recorded.states
 
 
 def run_facts(run: RunFolder, notes: Sequence[ProcessNote]) -> Mapping[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import traceback
@@ -60,6 +61,10 @@ def _tell_version(asked: bool) -> None:
         raise typer.Exit
 
 
+SELDOM = (100_000, 50, 50)
+"""How often Python's collector runs: to read a recording makes a million small objects, none of which is garbage."""
+
+
 Version = Annotated[
     bool, typer.Option("--version", help="Print the version and exit.", callback=_tell_version, is_eager=True)
 ]
@@ -76,6 +81,7 @@ def all_commands(version: Version = False, debug: flags.Debug = False) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv` (without the program's name; those of the process by default); its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    gc.set_threshold(*SELDOM)
     return guarded(lambda: app(words, prog_name="traincheck"), wants_debug(words))
 
 

@@ -219,6 +219,8 @@ def _judged(cycle: _Cycle, itself: Property) -> tuple[Set[Property], Set[Propert
     """Which properties held in the cycle that ends now, and which failed."""
     happened = cycle.last.keys() - {itself}
     expected = cycle.established - {itself}
+    if ACCUMULATES not in happened:
+        expected -= {CLEARED} - happened  # there was nothing to clear: a model that was built anew has no gradients
     if itself.object == UPDATE:
         expected |= {CLEARED} & happened if ACCUMULATES not in happened else {CLEARED}
         expected |= {FILLED} if EMPTIED in happened else {FILLED} & happened
