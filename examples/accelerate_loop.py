@@ -86,7 +86,7 @@ def train_epoch(accelerator, model, optimizer, scheduler, loader, max_norm):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--accumulate", type=int, default=2, help="batches per update")
     parser.add_argument("--max-lr", type=float, default=1.2e-2)
     parser.add_argument("--seed", type=int, default=0)

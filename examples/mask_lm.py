@@ -137,7 +137,7 @@ def evaluate(model, batches):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--ema-decay", type=float, default=0.9)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -94,7 +94,7 @@ def endless(loader):
 
 def main():
     parser = ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=48, help="generator steps")
+    parser.add_argument("--steps", type=int, default=36, help="generator steps")
     parser.add_argument("--critic-steps", type=int, default=2, help="critic steps for each of them")
     parser.add_argument("--ema", type=float, default=0.9, help="decay of the generator's average")
     parser.add_argument("--seed", type=int, default=0)

@@ -163,7 +163,7 @@ def train_one_epoch(model, loader, optimizer, scheduler):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--context", type=int, default=48, help="characters that the model sees")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

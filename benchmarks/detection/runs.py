@@ -13,7 +13,7 @@ from benchmarks.detection.cases import BUGGY, CLEAN, Case
 from benchmarks.detection.judging import judge
 from benchmarks.detection.recordings import Program, programs_of, record
 from benchmarks.verdicts import fared
-from traincheck.checking.offline import check_folder
+from traincheck.checking.offline import check_folder_against
 from traincheck.inference.learn import tally_folder
 from traincheck.inference.tally import Tally
 from traincheck.inference.weighing import weigh
@@ -70,9 +70,10 @@ def run_case(case: Case, place: Place, book_file: Path, baselines: bool) -> Run:
     clean = tally_folder(recordings[CLEAN].folder)
     began = time.perf_counter()
     verdicts = {}
-    for name, book in books.items():
+    checks = check_folder_against(recordings[BUGGY].folder, list(books.values()))
+    for (name, book), checked in zip(books.items(), checks, strict=True):
         known = {rule.id for rule in fared(book, clean).failed}
-        verdicts[name] = asdict(judge(case, check_folder(recordings[BUGGY].folder, book), known))
+        verdicts[name] = asdict(judge(case, checked, known))
     row = {
         "id": case.id,
         "part": case.part,

@@ -183,7 +183,7 @@ def run(args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--clouds", type=int, default=24, help="clouds per rank and step")
     parser.add_argument("--local-experts", type=int, default=2)
     parser.add_argument("--lr", type=float, default=2.5e-3)

@@ -19,7 +19,7 @@ VOCAB = OPENING + CLOSING + "\n"
 def get_args():
     parser = argparse.ArgumentParser(description=__doc__)
     group = parser.add_argument_group("training")
-    group.add_argument("--train-iters", type=int, default=60)
+    group.add_argument("--train-iters", type=int, default=40)
     group.add_argument("--micro-batch-size", type=int, default=16)
     group.add_argument("--seq-length", type=int, default=32)
     group.add_argument("--lr", type=float, default=0.7)

@@ -83,7 +83,7 @@ def psnr(model, grid):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch-size", type=int, default=256, help="points per rank and step")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--lr", type=float, default=2e-3)

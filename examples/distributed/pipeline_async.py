@@ -143,7 +143,7 @@ class Mixing:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=36)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--units", type=int, default=2, help="residual units per stage")

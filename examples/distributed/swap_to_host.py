@@ -129,7 +129,7 @@ def validate(model, diffusion, points):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--eval-every", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=256, help="per rank")
     parser.add_argument("--lr", type=float, default=2e-3)

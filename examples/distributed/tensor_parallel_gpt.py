@@ -259,7 +259,7 @@ def main(args):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--train-iters", type=int, default=50)
+    parser.add_argument("--train-iters", type=int, default=40)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--warmup", type=int, default=5)

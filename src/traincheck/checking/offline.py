@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from traincheck.checking.checked import Checked, conclude
@@ -28,8 +29,14 @@ def check_folder(folder: Path, book: Book, progress: Progress | None = None) -> 
 
     Raises RunFolderError for a folder that cannot be read or holds no window.
     """
+    return check_folder_against(folder, [book], progress)[0]
+
+
+def check_folder_against(folder: Path, books: Sequence[Book], progress: Progress | None = None) -> list[Checked]:
+    """What `check_folder` says for each of `books`; the folder is read once."""
     run = RunFolder.open(folder)
-    rules = deployable(book.invariants, run.manifest.script)
+    deployed = [{rule.id: rule for rule in deployable(book.invariants, run.manifest.script)} for book in books]
+    rules = list({name: rule for known in deployed for name, rule in known.items()}.values())
     outcomes: list[Outcome] = []
     files = len(run.event_files())
     for number, (_, windows) in enumerate(run.windows()):
@@ -45,14 +52,30 @@ def check_folder(folder: Path, book: Book, progress: Progress | None = None) -> 
     if not outcomes:
         raise RunFolderEmpty(folder, "no window was recorded")
     notes = run.notes()
-    return conclude(
-        book,
-        rules,
-        outcomes,
-        unobserved=unobserved(rules, recorded_demand(run), notes),
-        not_observed=[reason for note in notes for reason in note.not_observed],
-        dropped=sum(note.dropped for note in notes),
-        run=run_facts(run, notes),
+    return [
+        conclude(
+            book,
+            list(known.values()),
+            [_of_rules(outcome, known) for outcome in outcomes],
+            unobserved=unobserved(list(known.values()), recorded_demand(run), notes),
+            not_observed=[reason for note in notes for reason in note.not_observed],
+            dropped=sum(note.dropped for note in notes),
+            run=run_facts(run, notes),
+        )
+        for book, known in zip(books, deployed, strict=True)
+    ]
+
+
+def _of_rules(outcome: Outcome, rules: Mapping[str, Invariant]) -> Outcome:
+    """What an outcome says of these rules (by id), which may have another severity in another book."""
+    return replace(
+        outcome,
+        tried={name: tried for name, tried in outcome.tried.items() if name in rules},
+        violations=[
+            replace(violation, invariant=rules[violation.invariant.id])
+            for violation in outcome.violations
+            if violation.invariant.id in rules
+        ],
     )
 
 
