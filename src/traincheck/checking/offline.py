@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from traincheck.checking.checked import Checked, conclude
@@ -35,59 +34,49 @@ def check_folder(folder: Path, book: Book, progress: Progress | None = None) -> 
 def check_folder_against(folder: Path, books: Sequence[Book], progress: Progress | None = None) -> list[Checked]:
     """What `check_folder` says for each of `books`; the folder is read once."""
     run = RunFolder.open(folder)
-    deployed = [{rule.id: rule for rule in deployable(book.invariants, run.manifest.script)} for book in books]
-    rules = list({name: rule for known in deployed for name, rule in known.items()}.values())
-    outcomes: list[Outcome] = []
+    deployed = [deployable(book.invariants, run.manifest.script) for book in books]
+    outcomes: list[list[Outcome]] = [[] for _ in books]
     files = len(run.event_files())
     for number, (_, windows) in enumerate(run.windows()):
         if progress:
             progress(f"checking {folder}", number, files)
-        engine = Engine(rules)
+        engines = [Engine(rules) for rules in deployed]
         for window in windows:
-            engine.outcome.rank, engine.outcome.process = window.rank, window.process
-            engine.feed(window)
-        if engine.outcome.windows:
-            outcomes.append(engine.outcome)
-    outcomes.extend(_of_ranks(run, rules))
-    if not outcomes:
+            for engine in engines:
+                engine.outcome.rank, engine.outcome.process = window.rank, window.process
+                engine.feed(window)
+        for engine, found in zip(engines, outcomes, strict=True):
+            if engine.outcome.windows:
+                found.append(engine.outcome)
+    for of_ranks, found in zip(_of_ranks(run, deployed), outcomes, strict=True):
+        found.extend(of_ranks)
+    if not all(outcomes):
         raise RunFolderEmpty(folder, "no window was recorded")
     notes = run.notes()
     return [
         conclude(
             book,
-            list(known.values()),
-            [_of_rules(outcome, known) for outcome in outcomes],
-            unobserved=unobserved(list(known.values()), recorded_demand(run), notes),
+            rules,
+            found,
+            unobserved=unobserved(rules, recorded_demand(run), notes),
             not_observed=[reason for note in notes for reason in note.not_observed],
             dropped=sum(note.dropped for note in notes),
             run=run_facts(run, notes),
         )
-        for book, known in zip(books, deployed, strict=True)
+        for book, rules, found in zip(books, deployed, outcomes, strict=True)
     ]
 
 
-def _of_rules(outcome: Outcome, rules: Mapping[str, Invariant]) -> Outcome:
-    """What an outcome says of these rules (by id), which may have another severity in another book."""
-    return replace(
-        outcome,
-        tried={name: tried for name, tried in outcome.tried.items() if name in rules},
-        violations=[
-            replace(violation, invariant=rules[violation.invariant.id])
-            for violation in outcome.violations
-            if violation.invariant.id in rules
-        ],
-    )
-
-
-def _of_ranks(run: RunFolder, rules: Sequence[Invariant]) -> list[Outcome]:
-    """What is to be said of all ranks together, where there are several."""
+def _of_ranks(run: RunFolder, deployed: Sequence[Sequence[Invariant]]) -> list[list[Outcome]]:
+    """What is to be said of all ranks together by each set of rules, where there are several ranks."""
     files = list(run.by_rank().values())
     if len(files) < 2:
-        return []
-    engine = Engine(rules)
+        return [[] for _ in deployed]
+    engines = [Engine(rules) for rules in deployed]
     for windows in aligned([read_windows(file) for file in files]):
-        engine.feed_ranks(windows)
-    return [engine.outcome]
+        for engine in engines:
+            engine.feed_ranks(windows)
+    return [[engine.outcome] for engine in engines]
 
 
 def recorded_demand(run: RunFolder) -> Demand:
