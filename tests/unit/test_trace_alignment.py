@@ -100,7 +100,8 @@ def test_a_run_folder_gives_what_is_to_be_aligned(tmp_path: Path) -> None:
         with TraceWriter(run.path, number, process) as writer:
             for window in windows:
                 writer.write(window)
-    found = list(aligned([read_windows(file) for file in run.by_rank().values()]))
+    (job,) = run.jobs()
+    found = list(aligned([read_windows(file) for file in job.files.values()]))
     assert [[(window.rank, window.process) for window in windows] for windows in found] == [[(0, 5), (1, 6)]] * 3
 
 

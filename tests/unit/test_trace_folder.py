@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,8 @@ from traincheck.errors import (
     TraceUnreadable,
 )
 from traincheck.testing.readable import from_text
-from traincheck.trace.folder import RunFolder
-from traincheck.trace.notes import Manifest, ProcessNote
+from traincheck.trace.folder import Job, RunFolder
+from traincheck.trace.notes import Manifest, ProcessNote, StopAsked
 from traincheck.trace.schema import FORMAT
 from traincheck.trace.writer import TraceWriter
 from traincheck.vocab.events import Window
@@ -34,6 +35,12 @@ def run(tmp_path: Path) -> RunFolder:
 def write_window(run: RunFolder, rank: int, process: int) -> None:
     with TraceWriter(run.path, rank, process) as writer:
         writer.write(Window(0, 0, "setup", rank=rank, process=process))
+
+
+def write_windows(run: RunFolder, rank: int, process: int, windows: Sequence[Window]) -> None:
+    with TraceWriter(run.path, rank, process) as writer:
+        for window in windows:
+            writer.write(window)
 
 
 def test_a_new_folder_says_what_it_is_of(run: RunFolder) -> None:
@@ -167,18 +174,47 @@ def test_windows_go_with_the_note_of_their_process(run: RunFolder) -> None:
 def test_the_process_that_trains_is_found_for_each_rank(run: RunFolder) -> None:
     steps = from_text("window setup\nwindow train step=1\n  function torch.add\nwindow end step=1")
     for rank, process, windows in ((0, 1, steps[:1]), (0, 2, steps), (0, 30, steps[:2]), (1, 3, steps[:1])):
-        with TraceWriter(run.path, rank, process) as writer:
-            for window in windows:
-                writer.write(window)
-    assert run.by_rank() == {0: run.path / "events-0-2.arrows", 1: run.path / "events-1-3.arrows"}
+        write_windows(run, rank, process, windows)
+    assert run.jobs() == (Job("", 2, {0: run.path / "events-0-2.arrows", 1: run.path / "events-1-3.arrows"}),)
 
 
 def test_of_two_processes_with_as_many_windows_the_one_that_saw_more_trains(run: RunFolder) -> None:
     idle, busy = from_text("window setup\nwindow setup\n  function torch.manual_seed site=train.py:1:main")
     for process, window in ((1, idle), (2, busy), (3, idle)):
-        with TraceWriter(run.path, 0, process) as writer:
-            writer.write(window)
-    assert run.by_rank() == {0: run.path / "events-0-2.arrows"}
+        write_windows(run, 0, process, [window])
+    assert run.jobs() == (), "one rank alone is no job"
+    write_windows(run, 1, 4, [idle])
+    assert run.jobs()[0].files[0] == run.path / "events-0-2.arrows"
+
+
+def test_attempts_of_a_job_are_told_apart_and_a_launcher_is_of_none(run: RunFolder) -> None:
+    for rank, process, size, job in (
+        (0, 1, 1, ""),
+        (0, 2, 3, "a-0"),
+        (1, 3, 3, "a-0"),
+        (0, 4, 2, "a-1"),
+        (1, 5, 2, "a-1"),
+    ):
+        run.write_note(ProcessNote(rank=rank, process=process, world_size=size, job=job))
+        write_window(run, rank, process)
+    found = [(job.name, job.size, sorted(job.files)) for job in run.jobs()]
+    assert found == [("a-0", 3, [0, 1]), ("a-1", 2, [0, 1])]
+
+
+def test_a_note_of_a_rank_that_was_not_known_yet_is_withdrawn(run: RunFolder) -> None:
+    run.write_note(ProcessNote(rank=0, process=7))
+    run.withdraw_note(0, 7)
+    run.withdraw_note(0, 8)
+    assert run.notes() == ()
+
+
+def test_processes_are_asked_to_stop_by_a_file(run: RunFolder) -> None:
+    assert run.stop_asked() is None
+    run.ask_to_stop("Ranks go apart", 12)
+    assert run.stop_asked() == StopAsked(title="Ranks go apart", step=12)
+    (run.path / "stop.json").write_text("{")
+    with pytest.raises(TraceUnreadable, match=r"stop\.json"):
+        run.stop_asked()
 
 
 def test_size_counts_all_files(run: RunFolder) -> None:

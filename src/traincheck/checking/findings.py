@@ -9,7 +9,7 @@ the highest severity, then the earliest, then the one whose cause is nearest to 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -22,6 +22,24 @@ ECHO_STEPS = 1
 
 MOST_RANKS = 8
 """Ranks that are named one by one."""
+
+
+class Teller:
+    """Tells each new finding once, while violations come in."""
+
+    def __init__(self, on_finding: Callable[[Finding], None]) -> None:
+        self._on_finding = on_finding
+        self._told: set[str] = set()
+
+    def feed(self, violations: Sequence[Violation], all_so_far: Sequence[Violation]) -> bool:
+        """Tell the findings that `violations` bring; whether there are any."""
+        if all(violation.invariant.id in self._told for violation in violations):
+            return False
+        for finding in group(all_so_far):
+            if not self._told.intersection(finding.invariants):
+                self._on_finding(finding)
+            self._told.update(finding.invariants)
+        return True
 
 
 @dataclass

@@ -9,8 +9,9 @@ import msgspec
 
 from traincheck.checking.checked import Checked, conclude
 from traincheck.checking.engine import Engine, Outcome, Tried
-from traincheck.checking.findings import group
+from traincheck.checking.findings import Teller
 from traincheck.checking.offline import recorded_demand, run_facts, unobserved
+from traincheck.checking.ranks import Compared
 from traincheck.errors import InputError
 from traincheck.files import write_whole
 from traincheck.invariants.book import Book
@@ -60,25 +61,19 @@ class LiveChecker:
         self,
         rules: Sequence[Invariant],
         folder: Path,
-        rank: int,
         process: int,
         on_finding: Callable[[Finding], None],
     ) -> None:
-        self.engine = Engine(rules, rank, process)
-        self._path = folder / f"live-{rank}-{process}.json"
-        self._on_finding = on_finding
-        self._told: set[str] = set()
+        self.engine = Engine(rules, process=process)
+        self._folder = folder
+        self._teller = Teller(on_finding)
 
     def feed(self, window: Window) -> None:
         """Judge one window."""
+        self.engine.outcome.rank = window.rank
         violations = self.engine.feed(window)
-        if any(violation.invariant.id not in self._told for violation in violations):
-            for finding in group(self.engine.outcome.violations):
-                if not self._told.intersection(finding.invariants):
-                    self._on_finding(finding)
-                self._told.update(finding.invariants)
-            self.save()
-        elif self.engine.outcome.windows % SAVE_EVERY == 0:
+        told = self._teller.feed(violations, self.engine.outcome.violations)
+        if told or self.engine.outcome.windows % SAVE_EVERY == 0:
             self.save()
 
     def save(self) -> None:
@@ -92,7 +87,7 @@ class LiveChecker:
             {name: (tried.triggered, tried.failed) for name, tried in outcome.tried.items()},
             tuple(_failed(violation) for violation in outcome.violations),
         )
-        write_whole(self._path, msgspec.json.encode(stored))
+        write_whole(self._folder / f"live-{outcome.rank}-{outcome.process}.json", msgspec.json.encode(stored))
 
 
 def _failed(violation: Violation) -> _Failed:
@@ -111,8 +106,8 @@ def _failed(violation: Violation) -> _Failed:
     )
 
 
-def gather(folder: Path, book: Book) -> Checked:
-    """The result of a live run, from what its processes left in the run folder.
+def gather(folder: Path, book: Book, compared: Sequence[Compared] = ()) -> Checked:
+    """The result of a live run, from what its processes left in the run folder, and what was found of its ranks.
 
     A process that left nothing (killed before its first finding) counts as not observed. Raises RunFolderError.
     """
@@ -123,10 +118,11 @@ def gather(folder: Path, book: Book) -> Checked:
     if not outcomes:
         reasons.append("no training was observed: the program did not import torch, or ended before its first step")
     rules = deployable(book.invariants, run.manifest.script)
+    reasons.extend(reason for one in compared for reason in one.not_compared)
     return conclude(
         book,
         rules,
-        outcomes,
+        [*outcomes, *(one.outcome for one in compared)],
         unobserved=unobserved(rules, recorded_demand(run), notes),
         not_observed=reasons,
         dropped=sum(note.dropped for note in notes),

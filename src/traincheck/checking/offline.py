@@ -7,13 +7,12 @@ from pathlib import Path
 
 from traincheck.checking.checked import Checked, conclude
 from traincheck.checking.engine import Engine, Outcome, demand_of
+from traincheck.checking.ranks import compare_recorded
 from traincheck.errors import InputError, RunFolderEmpty
 from traincheck.invariants.book import Book, read_book
 from traincheck.invariants.selection import deployable
-from traincheck.trace.alignment import aligned
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.notes import ProcessNote
-from traincheck.trace.reader import read_windows
 from traincheck.vocab.demand import EVERYTHING, Demand
 from traincheck.vocab.invariant import Invariant
 
@@ -48,35 +47,25 @@ def check_folder_against(folder: Path, books: Sequence[Book], progress: Progress
         for engine, found in zip(engines, outcomes, strict=True):
             if engine.outcome.windows:
                 found.append(engine.outcome)
-    for of_ranks, found in zip(_of_ranks(run, deployed), outcomes, strict=True):
-        found.extend(of_ranks)
     if not all(outcomes):
         raise RunFolderEmpty(folder, "no window was recorded")
+    compared = compare_recorded(run, deployed)
     notes = run.notes()
     return [
         conclude(
             book,
             rules,
-            found,
+            [*found, *(one.outcome for one in of_ranks)],
             unobserved=unobserved(rules, recorded_demand(run), notes),
-            not_observed=[reason for note in notes for reason in note.not_observed],
+            not_observed=[
+                *(reason for note in notes for reason in note.not_observed),
+                *(reason for one in of_ranks for reason in one.not_compared),
+            ],
             dropped=sum(note.dropped for note in notes),
             run=run_facts(run, notes),
         )
-        for book, rules, found in zip(books, deployed, outcomes, strict=True)
+        for book, rules, found, of_ranks in zip(books, deployed, outcomes, compared, strict=True)
     ]
-
-
-def _of_ranks(run: RunFolder, deployed: Sequence[Sequence[Invariant]]) -> list[list[Outcome]]:
-    """What is to be said of all ranks together by each set of rules, where there are several ranks."""
-    files = list(run.by_rank().values())
-    if len(files) < 2:
-        return [[] for _ in deployed]
-    engines = [Engine(rules) for rules in deployed]
-    for windows in aligned([read_windows(file) for file in files]):
-        for engine in engines:
-            engine.feed_ranks(windows)
-    return [[engine.outcome] for engine in engines]
 
 
 def recorded_demand(run: RunFolder) -> Demand:

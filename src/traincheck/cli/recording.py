@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -47,9 +48,16 @@ def default_folder(runs: str, target: Target, now: time.struct_time | None = Non
 
 
 def record(
-    target: Target, config: Config, path: Path | None, book: Book | None, environ: Mapping[str, str]
+    target: Target,
+    config: Config,
+    path: Path | None,
+    book: Book | None,
+    environ: Mapping[str, str],
+    beside: Callable[[RunFolder], AbstractContextManager[object]] = nullcontext,
 ) -> Recording:
     """Run `target` to its end: checked against `book` while it runs, or without one recorded in full.
+
+    What `beside` makes of the run folder is open while it runs.
 
     Raises UsageError, RunFolderError or OutputError before the program is started, and nothing of ours afterwards.
     """
@@ -65,7 +73,8 @@ def record(
     if book is not None:  # kept with the run, where no later change reaches it
         write_book(book, folder.path / BOOK_FILE)
         books = (str((folder.path / BOOK_FILE).absolute()),)
-    status = launch(target, settings(target, config, folder.path.absolute(), mode, books), environ)
+    with beside(folder):
+        status = launch(target, settings(target, config, folder.path.absolute(), mode, books), environ)
     try:
         folder.update(ended=now_in_words(), exit_code=status.code)
     except OutputError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -12,6 +13,13 @@ from traincheck.cli import flags, recording, reports
 from traincheck.cli.console import FINDINGS, exit_code
 from traincheck.config import Config
 from traincheck.runtime.target import Target
+from traincheck.vocab.invariant import ERROR
+
+if TYPE_CHECKING:
+    from traincheck.checking.ranks import Follower
+    from traincheck.invariants.book import Book
+    from traincheck.trace.folder import RunFolder
+    from traincheck.vocab.finding import Finding
 
 EPILOG = """\b
 Examples:
@@ -62,11 +70,17 @@ def run(
 ) -> int:
     """Run it, gather what its processes found, report; the exit code of program or findings."""
     book = reports.books_of(config.books)  # a bad book stops us before the program starts
-    done = recording.record(target, config, run_folder, book, os.environ)
+    following: list[Follower] = []
+
+    def follow(folder: RunFolder) -> Follower:
+        following.append(_follower(folder, book, config))
+        return following[0]
+
+    done = recording.record(target, config, run_folder, book, os.environ, follow)
 
     from traincheck.checking.live import gather
 
-    checked = gather(done.path, book)
+    checked = gather(done.path, book, following[0].compared)
     json_files = [done.path / reports.JSON_NAME, *reports.given(json_file)]
     html_files = [done.path / reports.HTML_NAME, *reports.given(html_file)]
     try:
@@ -80,3 +94,19 @@ def run(
     if done.folder.manifest.stopped_by_us:
         return FINDINGS
     return done.status.code or exit_code(checked.report, config.fail_on)
+
+
+def _follower(folder: RunFolder, book: Book, config: Config) -> Follower:
+    """What compares the ranks of the job, if it has several, while they train; its findings are shown as they come."""
+    from traincheck.checking.ranks import Follower
+    from traincheck.invariants.selection import deployable
+    from traincheck.reporting.terminal import TerminalSink
+
+    sink = TerminalSink()
+
+    def found(finding: Finding) -> None:
+        sink.show(finding)
+        if config.on_violation == "stop" and finding.severity == ERROR:
+            folder.ask_to_stop(finding.title, finding.step)
+
+    return Follower(folder, deployable(book.invariants, folder.manifest.script), found)

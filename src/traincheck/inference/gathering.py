@@ -164,8 +164,8 @@ def _recorded(path: Path) -> _Recorded:
     folder = RunFolder.open(path)
     manifest = folder.manifest
     files = [(file,) for file in folder.event_files()]
-    ranks = tuple(folder.by_rank().values())
-    told = [*files, ranks] if len(ranks) > 1 and _comparing() else files
+    ranks = [tuple(file for _, file in sorted(job.files.items())) for job in folder.jobs()]
+    told = [*files, *(job for job in ranks if len(job) > 1 and _comparing())]
     parts = (_Part(one, manifest.script, manifest.script_digest) for one in told)
     return _Recorded(path, manifest, tuple(parts))
 

@@ -17,11 +17,12 @@ from traincheck.errors import StopTraining, TrainCheckError
 from traincheck.invariants.book import Book, read_books
 from traincheck.invariants.selection import deployable
 from traincheck.reporting.base import Sink
+from traincheck.runtime import place
 from traincheck.runtime.complaint import complain
 from traincheck.runtime.pipeline import Pipeline, Stage
 from traincheck.runtime.settings import Settings
 from traincheck.trace.folder import RunFolder
-from traincheck.trace.notes import ProcessNote
+from traincheck.trace.notes import ProcessNote, StopAsked
 from traincheck.trace.writer import TraceWriter
 from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import Window
@@ -58,11 +59,12 @@ class Session:
         self.running = False
         self._show = show or _terminal(settings)
         self._folder = RunFolder.open(settings.run_folder)
-        self._rank = int(os.environ.get("RANK", "0") or 0)
+        self._place = place.here()
+        self._placed = False  # known for good: the first window has ended
         self._process = os.getpid()
         self._faults: list[str] = []
         self._missing: list[str] = []
-        self._stop_because: Finding | None = None
+        self._stop_because: StopAsked | None = None
         self._undo = ExitStack()
         self._lock = threading.Lock()
 
@@ -75,14 +77,17 @@ class Session:
         book = read_books([Path(path) for path in self.settings.books]) if self.settings.books else Book(())
         rules = deployable(book.invariants, self.settings.script)
         demand = EVERYTHING if self.settings.mode == "collect" else demand_of(rules)
-        self._writer = TraceWriter(self._folder.path, self._rank, self._process)
-        stages: list[Stage] = [("trace", self._writer.write)]
+        self._writer: TraceWriter | None = None
+        stages: list[Stage] = [("trace", self._write)]
         self._checker: LiveChecker | None = None
         if self.settings.mode == "run":
-            self._checker = LiveChecker(rules, self._folder.path, self._rank, self._process, self._found)
+            self._checker = LiveChecker(rules, self._folder.path, self._process, self._found)
             stages.append(("checking", self._checker.feed))
+            if self.settings.on_violation == "stop":
+                stages.append(("stopping", self._look_for_stop))
         self._pipeline = Pipeline(stages, self._fault)
-        self.recorder = Recorder(Sites(self.settings.project), self._window, self._fault, self._rank, self._process)
+        self.recorder = Recorder(Sites(self.settings.project), self._window, self._fault, process=self._process)
+        self.recorder.find_rank = self._find_rank
         sources = build(self.recorder, self._may_step)
         undo, self._missing = attach(sources, demand, self.recorder)
         self._undo.enter_context(undo)
@@ -102,7 +107,8 @@ class Session:
             self.recorder.finish()
             self._undo.close()
             self._pipeline.close()
-            self._writer.close()
+            if self._writer is not None:
+                self._writer.close()
             if self._checker is not None:
                 self._checker.save()
             self._write_note(ended=True)
@@ -117,20 +123,40 @@ class Session:
 
     # -- what happens on the way -----------------------------------------------------------------------------------
 
+    def _find_rank(self) -> int:
+        """The rank of this process, asked when a window ends: by the first one it is known, where there are ranks."""
+        if not self._placed:
+            self._placed = True
+            before, self._place = self._place, place.here()
+            if before != self._place:
+                self._folder.withdraw_note(before.rank, self._process)
+                self._write_note(ended=False)
+        return self._place.rank
+
     def _window(self, window: Window) -> None:
         self._pipeline.put(window)
+
+    def _write(self, window: Window) -> None:
+        if self._writer is None:
+            self._writer = TraceWriter(self._folder.path, window.rank, self._process)
+        self._writer.write(window)
+
+    def _look_for_stop(self, window: Window) -> None:
+        """Whether the process that started us asks to stop, for what several ranks together have shown."""
+        if self._stop_because is None:
+            self._stop_because = self._folder.stop_asked()
 
     def _found(self, finding: Finding) -> None:
         self._show(finding)
         if self.settings.on_violation == "stop" and finding.severity == ERROR and self._stop_because is None:
-            self._stop_because = finding
+            self._stop_because = StopAsked(title=finding.title, step=finding.step)
 
     def _may_step(self) -> None:
         """Called before each optimizer step, on the training thread: the one place where we raise, on request."""
-        finding = self._stop_because
-        if finding is not None and self.running:
+        because = self._stop_because
+        if because is not None and self.running:
             self._folder.update(stopped_by_us=True)
-            raise StopTraining(finding.title, finding.step)
+            raise StopTraining(because.title, because.step)
 
     def _fault(self, source: str, error: BaseException) -> None:
         """A stage of ours failed: say so once, and go on without it."""
@@ -149,9 +175,10 @@ class Session:
         import torch
 
         note = ProcessNote(
-            rank=self._rank,
+            rank=self._place.rank,
             process=self._process,
-            world_size=int(os.environ.get("WORLD_SIZE", "1") or 1),
+            world_size=self._place.world_size,
+            job=self._place.job,
             torch=str(torch.__version__),
             python=platform.python_version(),
             windows=self._pipeline.closed,

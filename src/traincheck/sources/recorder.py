@@ -89,6 +89,7 @@ class Recorder:
         self.active = True
         self.window = 0  # the index of the one that is open
         self.dropped = 0  # windows that grew beyond MOST_EVENTS
+        self.find_rank: Callable[[], int] = lambda: self.rank  # asked when a window ends
         self.late_names: Callable[[str], dict[str, str] | None] = lambda stage: None  # see `Storages.late_names`
         self.late_changes: Callable[[str], object] = lambda stage: None  # see `Settling.tell`
         self._on_window = on_window
@@ -256,7 +257,7 @@ class Recorder:
                 stage=cut.stage,
                 calls=tuple(sorted(call for call in calls if call.seq < cut.seq and call.end < cut.seq)),
                 changes=tuple(sorted(change for change in changes if change.seq < cut.seq)),
-                rank=self.rank,
+                rank=self.find_rank(),
                 process=self.process,
                 readings=tuple(sorted(reading for reading in readings if reading.seq < cut.seq)),
             )

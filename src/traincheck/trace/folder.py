@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from traincheck.errors import OutputError, RunFolderEmpty, RunFolderInUse, RunFolderNotFound, TraceOutOfReach
-from traincheck.trace.notes import Manifest, ProcessNote, from_json, to_json
+from traincheck.trace.notes import Manifest, ProcessNote, StopAsked, from_json, to_json
 from traincheck.trace.reader import count_windows, read_windows
 from traincheck.vocab.events import Window
 
-MANIFEST = "run.json"
+MANIFEST, STOP = "run.json", "stop.json"
 
 _EVENTS = re.compile(r"events-(-?\d+)-(\d+)\.arrows")
 _NOTE = re.compile(r"process-(-?\d+)-(\d+)\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Processes that train together: `size` ranks, and the event files of those that have written any, by rank."""
+
+    name: str
+    size: int
+    files: dict[int, Path]
 
 
 class RunFolder:
@@ -88,6 +99,20 @@ class RunFolder:
         """Write what a process says of itself in place of what it said before, as a whole or not at all."""
         self._replace(f"process-{note.rank}-{note.process}.json", to_json(note))
 
+    def ask_to_stop(self, title: str, step: int) -> None:
+        """Ask the processes of the run to end their training before the next update."""
+        self._replace(STOP, to_json(StopAsked(title=title, step=step)))
+
+    def stop_asked(self) -> StopAsked | None:
+        """What the processes of the run were asked to stop for, if they were."""
+        file = self.path / STOP
+        return from_json(file, StopAsked) if file.exists() else None
+
+    def withdraw_note(self, rank: int, process: int) -> None:
+        """Take back a note that was written before the process knew its rank."""
+        with contextlib.suppress(OSError):
+            (self.path / f"process-{rank}-{process}.json").unlink()
+
     def notes(self) -> tuple[ProcessNote, ...]:
         """What each process says of itself, by rank, then by process."""
         return tuple(from_json(file, ProcessNote) for file in self._files(_NOTE).values())
@@ -105,16 +130,28 @@ class RunFolder:
         for owner, file in self._files(_EVENTS).items():
             yield from_json(notes[owner], ProcessNote) if owner in notes else None, read_windows(file)
 
-    def by_rank(self) -> dict[int, Path]:
-        """The event file of the process that trains on each rank, by rank; `read_windows` reads it.
+    def jobs(self) -> tuple[Job, ...]:
+        """The jobs of several ranks, in the order of their names, so far as their processes have written events.
 
-        That is the process of the rank with most windows (of two with as many, the one that wrote more): a launcher
-        counts as rank 0 and has hardly any, nor has a worker that failed before the job was restarted.
+        Where several processes are of one rank (a worker of a data loader has the rank of the one that started it), the
+        one with most windows trains (of two with as many, the one that wrote more). A process without a note belongs to
+        the job without a name.
         """
-        found: dict[int, list[Path]] = {}
-        for (rank, _), file in self._files(_EVENTS).items():
-            found.setdefault(rank, []).append(file)
-        return {rank: max(files, key=_extent) if len(files) > 1 else files[0] for rank, files in found.items()}
+        notes = self._files(_NOTE)
+        sizes: dict[str, int] = {}
+        found: dict[str, dict[int, list[Path]]] = {}
+        for owner, file in self._files(_EVENTS).items():
+            note = from_json(notes[owner], ProcessNote) if owner in notes else None
+            if note is not None and note.world_size < 2:
+                continue  # a launcher, which has the rank of nobody
+            name = "" if note is None else note.job
+            sizes[name] = max(sizes.get(name, 0), 0 if note is None else note.world_size)
+            found.setdefault(name, {}).setdefault(owner[0], []).append(file)
+        jobs = []
+        for name, by_rank in sorted(found.items()):
+            files = {rank: max(files, key=_extent) if len(files) > 1 else files[0] for rank, files in by_rank.items()}
+            jobs.append(Job(name, max(sizes[name], len(files)), files))
+        return tuple(job for job in jobs if job.size > 1)
 
     @property
     def size(self) -> int:

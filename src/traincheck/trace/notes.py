@@ -43,13 +43,16 @@ class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
 
     `windows` counts the windows that it closed, `dropped` those of them that were not written; `steps` is the last
     training step. `not_observed` says what could not be observed and why, `notes` what else a reader should know.
-    `cost` is what observing took, in seconds by part. `ended` is False for a process that was killed.
+    `cost` is what observing took, in seconds by part. `ended` is False for a process that was killed. `job` tells the
+    processes that train together from those of another job, or of another attempt of an elastic one; it is empty where
+    no launcher gave it a name.
     """
 
     format: int = FORMAT
     rank: int = 0
     process: int = 0
     world_size: int = 1
+    job: str = ""
     torch: str = ""
     python: str = ""
     windows: int = 0
@@ -61,16 +64,24 @@ class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
     ended: bool = False
 
 
+class StopAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """What stop.json says: that the training is to end before its next update, for this finding of this step."""
+
+    format: int = FORMAT
+    title: str
+    step: int
+
+
 class _Header(msgspec.Struct):
     """What is read first: a newer format may mean the rest differently."""
 
     format: int
 
 
-Note = TypeVar("Note", Manifest, ProcessNote)
+Note = TypeVar("Note", Manifest, ProcessNote, StopAsked)
 
 
-def to_json(note: Manifest | ProcessNote) -> bytes:
+def to_json(note: Manifest | ProcessNote | StopAsked) -> bytes:
     """The note as JSON to be read by people.
 
     Known limitations: bytes of a name that are not valid in its encoding (in `argv`, say) are told as question marks.

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from traincheck.errors import TraceOutOfReach, TraceUnreadable
 from traincheck.trace.encoding import text_to_facts, text_to_levels, text_to_type, text_to_value, with_norm
+from traincheck.trace.growing import PAUSE, GrowingFile
 from traincheck.trace.schema import COLUMNS, EVENTS, TEXT, owner
 from traincheck.vocab.events import Call, Change, Reading, TensorSummary, Window
 from traincheck.vocab.facts import FactValue
@@ -41,7 +42,23 @@ def read_windows(path: str | os.PathLike[str]) -> Iterator[Window]:
     Known limitations: a length in the file that was garbled so that it points beyond the end looks like a torn tail.
     """
     with _opened(path) as file:
-        yield from _windows(file, path)
+        # Its size now: while the file is being written, the end that a read ran into is not where it ends afterwards.
+        size = file.size()
+        yield from _windows(file, lambda: size, path)
+
+
+def follow_windows(path: str | os.PathLike[str], ended: Callable[[], bool], pause: float = PAUSE) -> Iterator[Window]:
+    """What `read_windows` yields, of a file that is still being written: the next window is waited for.
+
+    Once `ended` returns True, what is there by then is read, and nothing more is waited for; it is asked every `pause`
+    seconds while nothing comes. Raises as `read_windows`.
+    """
+    try:
+        growing = GrowingFile(path, ended, pause)
+    except OSError as error:
+        raise TraceOutOfReach(path, os.strerror(error.errno) if error.errno else str(error)) from error
+    with growing, pa.PythonFile(growing, mode="r") as file:
+        yield from _windows(file, lambda: growing.end, path)
 
 
 def count_windows(path: str | os.PathLike[str]) -> int:
@@ -64,9 +81,8 @@ def _opened(path: str | os.PathLike[str]) -> pa.NativeFile:
         raise TraceOutOfReach(path, os.strerror(error.errno) if error.errno else str(error)) from error
 
 
-def _windows(file: pa.NativeFile, path: str | os.PathLike[str]) -> Iterator[Window]:
-    # Its size now: while the file is being written, the end that a read ran into is not where the file ends afterwards.
-    size = file.size()
+def _windows(file: pa.NativeFile, end: Callable[[], int], path: str | os.PathLike[str]) -> Iterator[Window]:
+    """The windows in `file`; `end` tells where it ends once a read has come there."""
     begins = file.read(len(_STREAM_BEGINS))
     if not _STREAM_BEGINS.startswith(begins):
         raise TraceUnreadable(path, "it is not an Arrow stream")
@@ -81,7 +97,7 @@ def _windows(file: pa.NativeFile, path: str | os.PathLike[str]) -> Iterator[Wind
         except StopIteration:
             return
         except (pa.ArrowException, OSError) as error:
-            if file.tell() >= size:
+            if file.tell() >= end():
                 return
             raise TraceUnreadable(path, f"garbled before byte {file.tell()} ({error})") from error
         try:

@@ -1,0 +1,59 @@
+"""Growing files: reading a file that another process is still writing."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+PAUSE = 0.2
+"""Seconds between two looks at a file that has nothing new."""
+
+
+class GrowingFile(io.RawIOBase):
+    """A file that is read to where it ends when `ended` says that nothing more comes; until then a read waits.
+
+    What is written up to the moment at which `ended` turns true is read. Raises OSError where the system refuses.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], ended: Callable[[], bool], pause: float = PAUSE) -> None:
+        self._file = Path(path).open("rb", buffering=0)  # noqa: SIM115  # closed with this one
+        self._ended = ended
+        self._pause = pause
+        self._over = False
+        self.end = 0
+        """Where the file ended when a read came to its end."""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def read(self, size: int = -1) -> bytes:
+        """`size` bytes, fewer only at the end of the file (all that is left for a negative size)."""
+        found = b""
+        while size < 0 or len(found) < size:
+            more = self._file.read(size - len(found) if size >= 0 else -1)
+            if more:
+                found += more
+            elif self._over:
+                self.end = self._file.tell()
+                break
+            else:
+                self._over = self._ended()  # and once more: something may have been written just before
+                if not self._over:
+                    time.sleep(self._pause)
+        return found
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
