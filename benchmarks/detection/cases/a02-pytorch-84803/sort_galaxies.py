@@ -63,7 +63,7 @@ def accuracy(model, pictures, labels):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--galaxies", type=int, default=512)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--channels", type=int, default=12)

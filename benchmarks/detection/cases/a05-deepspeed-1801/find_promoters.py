@@ -82,7 +82,7 @@ def validate(model, letters, promoter):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=18)
     parser.add_argument("--batch-size", type=int, default=24)
     parser.add_argument("--length", type=int, default=42)
     parser.add_argument("--width", type=int, default=32)

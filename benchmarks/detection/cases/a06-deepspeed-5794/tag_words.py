@@ -79,7 +79,7 @@ class Training:
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--sentences", type=int, default=24)
     parser.add_argument("--clauses", type=int, default=4)
     parser.add_argument("--local-experts", type=int, default=2)

@@ -60,7 +60,7 @@ def relative_error(net, operator):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--width", type=int, default=48)
     parser.add_argument("--terms", type=int, default=4, help="sine terms of a function")

@@ -20,7 +20,7 @@ class FruitGrader(nn.Module):
 
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--epochs", type=int, default=4)
+parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--fruits", type=int, default=320)
 parser.add_argument("--frozen-stages", type=int, default=1)
 parser.add_argument("--lr", type=float, default=1e-2)

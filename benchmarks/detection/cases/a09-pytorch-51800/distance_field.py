@@ -66,7 +66,7 @@ def main(cfg):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--width", type=int, default=48)
     parser.add_argument("--depth", type=int, default=3)

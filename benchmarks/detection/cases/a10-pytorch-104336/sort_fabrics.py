@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 def get_args():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--swatches", type=int, default=480)
     parser.add_argument("--batch-size", type=int, default=24)
     parser.add_argument("--width", type=int, default=32)

@@ -36,7 +36,7 @@ def run_epoch(model, loader, optimizer=None):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--scenes", type=int, default=400)
     parser.add_argument("--batch-size", type=int, default=50)
     parser.add_argument("--lr", type=float, default=4e-3)

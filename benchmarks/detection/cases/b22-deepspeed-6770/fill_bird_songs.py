@@ -66,7 +66,7 @@ def filled_right(engine, aviary, songs):
 
 def main():
     cli = argparse.ArgumentParser(description=__doc__)
-    cli.add_argument("--steps", type=int, default=40)
+    cli.add_argument("--steps", type=int, default=24)
     cli.add_argument("--batch", type=int, default=24)
     cli.add_argument("--dim", type=int, default=32)
     cli.add_argument("--lr", type=float, default=8e-3)

@@ -80,7 +80,7 @@ class Pipeline:
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--batch-size", type=int, default=48)
     parser.add_argument("--micro-batches", type=int, default=2)
     parser.add_argument("--length", type=int, default=16)

@@ -123,7 +123,7 @@ def main(args):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--bodies", type=int, default=16)
     parser.add_argument("--width", type=int, default=24)
     parser.add_argument("--lr", type=float, default=0.015)

@@ -25,7 +25,7 @@ def signal_to_noise(estimate, clean):
 
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--steps", type=int, default=50)
+parser.add_argument("--steps", type=int, default=30)
 parser.add_argument("--batch-size", type=int, default=64)
 parser.add_argument("--hidden", type=int, default=96)
 parser.add_argument("--lr", type=float, default=3e-3)

@@ -59,7 +59,7 @@ def spotted(model, notes, wrong, mesh):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--tunes", type=int, default=24)
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--width", type=int, default=32)

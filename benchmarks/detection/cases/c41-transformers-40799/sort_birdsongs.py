@@ -45,7 +45,7 @@ class SongMixer(nn.Module):
 def main():
     parser = ArgumentParser(description=__doc__)
     parser.add_argument("--songs", type=int, default=320)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=20)
     parser.add_argument("--learning-rate", type=float, default=4e-3)
     parser.add_argument("--seed", type=int, default=0)

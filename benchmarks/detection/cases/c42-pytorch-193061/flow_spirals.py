@@ -8,7 +8,7 @@ from fusednorms import compile_sandwich
 from torch import nn
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--steps", type=int, default=50)
+parser.add_argument("--steps", type=int, default=30)
 parser.add_argument("--batch", type=int, default=192)
 parser.add_argument("--width", type=int, default=64)
 parser.add_argument("--depth", type=int, default=2)

@@ -78,7 +78,7 @@ def test(model, generator):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--channels", type=int, default=8)
     parser.add_argument("--code", type=int, default=24)
