@@ -197,3 +197,19 @@ def test_what_an_optimizer_is_built_with_is_read() -> None:
 
 def test_a_single_process_reads_nothing_of_it() -> None:
     assert trained(demanding(USED_DATA, USED_GRAD, "module.batch")) == []
+
+
+@pytest.mark.parametrize(
+    ("grads", "told"),
+    [
+        ((7, 7, 8, 7), "rank 2 differs from ranks 0, 1, 3"),
+        ((7, 8), "rank 0 and rank 1 differ"),
+        ((7, 7, 8, 8), "ranks 0, 1 and ranks 2, 3 differ"),
+    ],
+)
+def test_the_rank_that_differs_from_most_is_named(grads: tuple[int, ...], told: str) -> None:
+    step = tuple({"w": Update(1, grad, 10 + grad)} for grad in grads)
+    found = across(ranks(step), USED_GRAD)
+    notes = {one.note for one in found if one.failed}
+    assert notes == {f"{told} in the gradient that the update used"}
+    assert all(one.note == "" for one in found if one.held)

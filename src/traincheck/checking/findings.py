@@ -17,11 +17,9 @@ from traincheck.checking.cause import Cause
 from traincheck.checking.causes import cause_of, expected, observed
 from traincheck.vocab.finding import Finding, Violation
 from traincheck.vocab.invariant import ERROR, NOTICE
+from traincheck.vocab.ranks import named_ranks
 
 ECHO_STEPS = 1
-
-MOST_RANKS = 8
-"""Ranks that are named one by one."""
 
 
 class Teller:
@@ -107,14 +105,7 @@ def _echoes(strand: _Strand, leader: _Strand) -> bool:
 
 def _where(failed: Set[int], held: Set[int]) -> tuple[str, ...]:
     """On which ranks a rule failed, where it held on others."""
-    return (f"so on {_ranks(failed)}, not on {_ranks(held)}",) if held else ()
-
-
-def _ranks(ranks: Set[int]) -> str:
-    named = sorted(ranks)
-    if len(named) > MOST_RANKS:
-        return f"{len(named)} ranks ({', '.join(map(str, named[:MOST_RANKS]))}, ...)"
-    return f"rank{'s' * (len(named) > 1)} {', '.join(map(str, named))}"
+    return (f"so on {named_ranks(failed)}, not on {named_ranks(held)}",) if held else ()
 
 
 def _finding(leader: _Strand, strands: Sequence[_Strand], judged: frozenset[int]) -> Finding:

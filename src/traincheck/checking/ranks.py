@@ -23,6 +23,7 @@ from traincheck.trace.reader import follow_windows, read_windows
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import Invariant
+from traincheck.vocab.ranks import named_ranks
 
 PAUSE = 0.5
 """Seconds between two looks for jobs that have begun."""
@@ -168,19 +169,10 @@ def _not_compared(job: Job, streams: dict[int, _Stream], step: int) -> tuple[str
     """What of a job could not be compared, and why."""
     named = f" of job {job.name}" if job.name else ""
     missing = sorted(set(range(job.size)) - set(streams))
-    found = [f"rank{'s' * (len(missing) > 1)} {_listed(missing)}{named} left no recording"] if missing else []
+    found = [f"{named_ranks(missing)}{named} left no recording"] if missing else []
     furthest = max(stream.last_step for stream in streams.values())
     short = sorted(rank for rank, stream in streams.items() if stream.exhausted and stream.last_step < furthest)
     if short and len(streams) > 1:
-        who = f"rank{'s' * (len(short) > 1)} {_listed(short)}"
-        found.append(f"ranks{named} were compared up to step {step}: {who} recorded no more, others went on")
+        ended = f"{named_ranks(short)} recorded no more, others went on"
+        found.append(f"ranks{named} were compared up to step {step}: {ended}")
     return tuple(found)
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    named = ", ".join(map(str, ranks[:MOST_NAMED]))
-    return named + (f" and {len(ranks) - MOST_NAMED} more" if len(ranks) > MOST_NAMED else "")
-
-
-MOST_NAMED = 8
-"""Ranks that are named one by one."""

@@ -41,6 +41,7 @@ from traincheck.vocab.events import LIFECYCLE, NO_CALL, PROJECT, RESULT, Call, W
 from traincheck.vocab.facts import merged, value_of
 from traincheck.vocab.kinds import named, words_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.ranks import MOST_NAMED
 
 CALLS = "calls on ranks"
 AS_OFTEN = Property(CALLS, "as often")
@@ -201,7 +202,12 @@ def _returned(api: str, calls: _Calls, first: Window) -> Iterator[Occasion]:
         values = [value_of(call.result, "value") for call in together]
         if all(type(value) is int for value in values):
             so = len(set(values)) == 1
-            yield _occasion(api, together, first, _first_seq([together], first), [(SAME_NUMBER, so)])
+            found = _occasion(api, together, first, _first_seq([together], first), [(SAME_NUMBER, so)])
+            yield (
+                found
+                if so
+                else found._replace(note=f"returned {', '.join(map(str, values[:MOST_NAMED]))}, rank by rank")
+            )
 
 
 def _first_seq(calls: _Calls, first: Window) -> int:

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from traincheck.relations.base import context_of, fate
-from traincheck.relations.parts import RANKS, UPDATE, calls_of, named, readings, said
+from traincheck.relations.parts import RANKS, UPDATE, calls_of, named, readings, said, who_differs
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, NO_CALL, Change, Reading, Window
 from traincheck.vocab.facts import Facts, FactValue, facts, value_of
@@ -62,6 +62,31 @@ class _Seen(NamedTuple):
         return None if found is None else found.value
 
 
+_IN_WORDS = {
+    USED_GRAD: "the gradient that the update used",
+    USED_DATA: "the value before the update",
+    DATA: "the value that the update left",
+    GRAD: "the gradient that the backward left",
+}
+
+
+class _Ranks(NamedTuple):
+    """What all ranks tell of a step."""
+
+    numbers: list[int]
+    seen: list[_Seen]
+
+    def note(self, what: str, variable: str) -> str:
+        """Which of the ranks differ from the others in what they tell of a variable."""
+        values: list[tuple[int, FactValue]] = []
+        for number, of_rank in zip(self.numbers, self.seen, strict=True):
+            left = of_rank.left.get((what, variable))
+            value = of_rank.value(what, variable) if left is None else left.change.fingerprint
+            if value is not None:
+                values.append((number, value))
+        return f"{who_differs(values)} in {_IN_WORDS[what]}"
+
+
 class Replicas:
     """Compares aligned windows; of readings the last value of each rank is kept, as they are told when they change."""
 
@@ -75,7 +100,8 @@ class Replicas:
         seen = [_seen(window) for window in windows]
         for one, other in _pairs(len(windows)):
             kept = self._kept_same.setdefault((windows[one].rank, windows[other].rank), set())
-            yield from _compared(seen[one], seen[other], kept, windows[0].stage)
+            ranks = _Ranks([window.rank for window in windows], seen)
+            yield from _compared(seen[one], seen[other], kept, windows[0].stage, ranks)
         yield from _of_first(windows)
         yield from self._of_readings(windows)
 
@@ -184,8 +210,8 @@ def _seen(window: Window) -> _Seen:
     return _Seen(left, used)
 
 
-def _compared(one: _Seen, other: _Seen, kept: set[str], stage: str) -> Iterator[Occasion]:
-    """The occasions of two ranks; `kept` holds the variables that were the same after an earlier update."""
+def _compared(one: _Seen, other: _Seen, kept: set[str], stage: str, ranks: _Ranks) -> Iterator[Occasion]:
+    """The occasions of two of the ranks; `kept` holds the variables that were the same after an earlier update."""
     all_same = _all_same(one, other)
     fates: dict[tuple[str, Facts, bool], list[tuple[str, int]]] = {}
     for (what, variable), mine in one.left.items():
@@ -211,7 +237,8 @@ def _compared(one: _Seen, other: _Seen, kept: set[str], stage: str) -> Iterator[
         _note(fates, what, told, so, variable, mine.change.call)
     for (what, context, so), alike in fates.items():
         names = tuple(variable for variable, _ in alike)
-        yield _occasion(what, context_of(context, stage), so, alike[0][1], names)
+        note = "" if so else ranks.note(what, names[0])
+        yield _occasion(what, context_of(context, stage), so, alike[0][1], names, note)
 
 
 def _note(
@@ -258,5 +285,5 @@ def _shared(one: _Left, other: _Left) -> dict[str, FactValue]:
     return {**_ALWAYS, **found}
 
 
-def _occasion(thing: str, context: Facts, so: bool, seq: int, variables: tuple[str, ...]) -> Occasion:
-    return Occasion(Subject(thing, RANKS), context, *fate(Property(SAME, thing), so), seq, variables)
+def _occasion(thing: str, context: Facts, so: bool, seq: int, variables: tuple[str, ...], note: str = "") -> Occasion:
+    return Occasion(Subject(thing, RANKS), context, *fate(Property(SAME, thing), so), seq, variables, note=note)

@@ -1,0 +1,91 @@
+"""Jobs of two gloo ranks: a program that trains with DistributedDataParallel, and how it is recorded and checked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from traincheck.trace.reader import count_windows
+
+PROGRAM = """
+import sys
+import time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+def main(seed):
+    dist.init_process_group("gloo")
+    torch.manual_seed(seed)
+    data = TensorDataset(x := torch.randn(192, 4), x.sum(1, keepdim=True))
+    sampler = DistributedSampler(data, shuffle=True, seed=seed)
+    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    inner = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    model = DistributedDataParallel(inner)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        total = torch.zeros(1)
+        for batch, target in loader:
+            optimizer.zero_grad()
+            loss = (model(batch) - target).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            total += loss.detach()
+        dist.all_reduce(total)
+    dist.barrier()
+    del model, inner, optimizer, loss, total, batch, target, data, loader, x
+    dist.destroy_process_group()
+    time.sleep(0.5)
+
+main(int(sys.argv[1]))
+"""
+
+SLOWLY = ("optimizer.step()", "optimizer.step(); time.sleep(0.2)")
+"""Slow enough to be met under way."""
+
+
+def traincheck(home: Path, *words: str, expect: int = 0) -> None:
+    command = [sys.executable, "-m", "traincheck", *words]
+    done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=300)
+    assert done.returncode == expect, done.stderr
+
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def collect(home: Path, folder: str, text: str, seed: int) -> None:
+    (home / "train.py").write_text(text)
+    traincheck(home, "collect", "-o", folder, "--", *TORCHRUN, "train.py", str(seed))
+
+
+def run(home: Path, folder: str, text: str, *words: str, expect: int = 0) -> dict[str, Any]:
+    """The report of a run that is checked while it trains."""
+    (home / "train.py").write_text(text)
+    command = ["run", "--book", "book.jsonl", "-o", folder, *words, "--", *TORCHRUN, "train.py", "7"]
+    traincheck(home, *command, expect=expect)
+    report: dict[str, Any] = json.loads((home / folder / "report.json").read_text())
+    return report
+
+
+def learn(home: Path) -> None:
+    """Put a book of three good runs into `home`."""
+    for seed in (1, 2, 3):
+        collect(home, f"good{seed}", PROGRAM, seed)
+    traincheck(home, "infer", "good1", "good2", "good3", "-o", "book.jsonl")
+
+
+def process_of_rank(folder: Path, rank: int) -> int:
+    """The process that trains on a rank, once it has written some steps."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for file in folder.glob(f"events-{rank}-*.arrows"):
+            if count_windows(file) > 4:
+                return int(file.stem.rsplit("-", 1)[1])
+        time.sleep(0.1)
+    raise AssertionError("no rank has begun to train")
