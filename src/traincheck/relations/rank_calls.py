@@ -203,11 +203,8 @@ def _returned(api: str, calls: _Calls, first: Window) -> Iterator[Occasion]:
         if all(type(value) is int for value in values):
             so = len(set(values)) == 1
             found = _occasion(api, together, first, _first_seq([together], first), [(SAME_NUMBER, so)])
-            yield (
-                found
-                if so
-                else found._replace(note=f"returned {', '.join(map(str, values[:MOST_NAMED]))}, rank by rank")
-            )
+            told = ", ".join(map(str, values[:MOST_NAMED]))
+            yield found if so else found._replace(note=f"the ranks got {told}")
 
 
 def _first_seq(calls: _Calls, first: Window) -> int:
