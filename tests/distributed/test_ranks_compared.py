@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import PROGRAM, SLOWLY, collect, learn, run, traincheck
+from jobs import PROGRAM, SLOWLY, collect, run, traincheck
 from traincheck.trace.folder import RunFolder
 
 APART = ("loss = (model(batch)", "loss = (inner(batch)")
@@ -22,14 +22,6 @@ def findings(home: Path, folder: str, expect: int) -> str:
     """All that the check of a folder found, in one text."""
     traincheck(home, "check", folder, "--book", "book.jsonl", "--json", f"{folder}.json", expect=expect)
     return json.dumps(json.loads((home / f"{folder}.json").read_text())["findings"])
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a book of three good runs."""
-    found = tmp_path_factory.mktemp("ranks")
-    learn(found)
-    return found
 
 
 @pytest.mark.slow

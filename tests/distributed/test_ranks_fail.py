@@ -12,18 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs import PROGRAM, SLOWLY, TORCHRUN, learn, process_of_rank, run
+from jobs import PROGRAM, SLOWLY, TORCHRUN, process_of_rank, run
 from traincheck.trace.folder import RunFolder
 
 HERE = "dist.get_rank() == 1"
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a book of three good runs."""
-    found = tmp_path_factory.mktemp("ranks")
-    learn(found)
-    return found
 
 
 def at_step(number: int, what: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from traincheck import plugins
 from traincheck.checking.evidence import clipped, concerned, given_back, told
+from traincheck.relations.base import compares_ranks
 from traincheck.vocab.demand import NOTHING, Demand
 from traincheck.vocab.events import Call, Window
 from traincheck.vocab.finding import Site, Violation
@@ -76,12 +77,6 @@ class Engine:
         self.unknown = tuple(sorted(set(self._deployed) - set(classes)))
         self._kept: dict[str, int] = {}
 
-    @staticmethod
-    def relations_comparing_ranks() -> frozenset[str]:
-        """The names of the relations that compare ranks."""
-        loaded = plugins.load("traincheck.relations")
-        return frozenset(name for name, relation in loaded.items() if hasattr(relation, "across"))
-
     def feed(self, window: Window) -> list[Violation]:
         """Judge one window; the violations in it, one for each invariant that failed."""
         outcome = self.outcome
@@ -92,7 +87,7 @@ class Engine:
     def feed_ranks(self, windows: Sequence[Window]) -> list[Violation]:
         """Judge what relations say of the same window of several ranks; a violation is told of the first of them."""
         self.outcome.steps = max(self.outcome.steps, windows[0].step)
-        comparing = ((name, relation) for name, relation in self._relations if hasattr(relation, "across"))
+        comparing = ((name, relation) for name, relation in self._relations if compares_ranks(relation))
         return self._judge(windows[0], ((name, relation.across(windows)) for name, relation in comparing))
 
     def _judge(self, window: Window, told: Iterable[tuple[str, Iterable[Occasion]]]) -> list[Violation]:

@@ -14,9 +14,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from traincheck import plugins
 from traincheck.checking.engine import Engine, Outcome
 from traincheck.checking.findings import Teller
 from traincheck.errors import TrainCheckError
+from traincheck.relations.base import compares_ranks
 from traincheck.trace.alignment import aligned
 from traincheck.trace.folder import Job, RunFolder
 from traincheck.trace.reader import follow_windows, read_windows
@@ -42,8 +44,8 @@ class Compared:
 
 def comparable(rules: Iterable[Invariant]) -> list[Invariant]:
     """The rules that can speak of several ranks together."""
-    classes = Engine.relations_comparing_ranks()
-    return [rule for rule in rules if rule.relation in classes]
+    classes = plugins.load("traincheck.relations")
+    return [rule for rule in rules if rule.relation in classes and compares_ranks(classes[rule.relation])]
 
 
 def compare_recorded(run: RunFolder, deployed: Sequence[Sequence[Invariant]]) -> list[list[Compared]]:

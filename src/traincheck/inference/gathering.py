@@ -22,6 +22,7 @@ from traincheck.errors import RunFolderEmpty, TraceOutOfReach
 from traincheck.inference.stored import read_tallies
 from traincheck.inference.tally import Tally
 from traincheck.inference.workers import cores, spread
+from traincheck.relations.base import compares_ranks
 from traincheck.trace.alignment import aligned
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.notes import Manifest
@@ -151,7 +152,7 @@ def tally_ranks(windows_of: Sequence[Iterable[Window]], tally: Tally) -> None:
 
 def _comparing() -> list[Any]:
     """A new one of each relation that compares ranks."""
-    return [relation() for relation in plugins.load("traincheck.relations").values() if hasattr(relation, "across")]
+    return [relation() for relation in plugins.load("traincheck.relations").values() if compares_ranks(relation)]
 
 
 def suitable_jobs(sources: Sequence[Path]) -> int:

@@ -64,6 +64,11 @@ class ComparesRanks(Relation, Protocol):
         """
 
 
+def compares_ranks(relation: object) -> bool:
+    """Whether a relation (or its class) has `across`."""
+    return hasattr(relation, "across")
+
+
 _contexts: dict[tuple[Facts, str], Facts] = {}
 _MOST_CONTEXTS = 100_000
 """The cache is emptied beyond this: contexts are of a closed vocabulary, so more means that something is wrong."""

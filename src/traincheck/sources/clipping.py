@@ -167,9 +167,15 @@ def _norm_of(result: Any) -> float | None:
 
 def total_norm(gradients: list[torch.Tensor], norm_type: float) -> float | None:
     """The norm of all gradients as one vector; None where one cannot be read or is a shard of a larger one."""
-    each = each_norm(gradients, norm_type)
+    if any(hasattr(gradient, "_local_tensor") for gradient in gradients):
+        return None
+    return norm_over(each_norm(gradients, norm_type), norm_type)
+
+
+def norm_over(each: list[float | None], norm_type: float) -> float | None:
+    """The norm of a vector out of those of its parts, None where one of them is not known."""
     norms = [norm for norm in each if norm is not None]
-    if len(norms) < len(each) or any(hasattr(gradient, "_local_tensor") for gradient in gradients):
+    if len(norms) < len(each):
         return None
     return float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64), norm_type)) if norms else 0.0
 

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from traincheck.sources.circumstances import circumstances
-from traincheck.sources.clipping import HOME, each_norm, total_norm
+from traincheck.sources.clipping import HOME, each_norm, norm_over
 from traincheck.sources.frames import argument_names, local_values
 from traincheck.sources.gradients import Gradients, Held
 from traincheck.sources.recorder import Recorder
@@ -106,9 +106,11 @@ class OwnClipping:
             if len(now) < len(begun.held):
                 return  # it does more than to clip
             changed = [old != new for old, new in zip(begun.before, fingerprints(now), strict=True)]
-            measured = now if begun.told else [one for one, so in zip(now, changed, strict=True) if so]
-            norm = total_norm(measured, 2.0) if measured else None
-            scaled = _scaled(begun, changed, each_norm(now, 2.0))
+            after = each_norm(now, 2.0)
+            counts = [place for place, so in enumerate(changed) if so or begun.told]
+            shards = any(hasattr(now[place], "_local_tensor") for place in counts)
+            norm = norm_over([after[place] for place in counts], 2.0) if counts and not shards else None
+            scaled = _scaled(begun, changed, after)
         if norm is None:
             return
         context = merged(circumstances(), exceeds=any(changed))
