@@ -63,6 +63,12 @@ class ComparesRanks(Relation, Protocol):
         that: others of this step may have had no partner.
         """
 
+    @staticmethod
+    def values(window: Window) -> Iterable[tuple[str, str, object]]:
+        """What of a window is compared as it is with that of other ranks: of what thing (`kind.attribute`), of which
+        variable, and its content, which the same values make the same in every process. Where ranks agree in all of
+        it, one of them is compared for all (`Window.alike`). Optional, as `across` is."""
+
 
 def compares_ranks(relation: object) -> bool:
     """Whether a relation (or its class) has `across`."""

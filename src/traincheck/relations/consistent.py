@@ -23,7 +23,7 @@ from traincheck.relations.modes import Modes
 from traincheck.relations.parts import RANKS, Composite, Part
 from traincheck.relations.rates import Rates
 from traincheck.relations.readiness import Readiness
-from traincheck.relations.replicas import Replicas
+from traincheck.relations.replicas import Replicas, values
 from traincheck.relations.restarts import Restarts
 from traincheck.vocab.events import Window
 from traincheck.vocab.occasion import Occasion, Property, Subject
@@ -57,6 +57,11 @@ class Consistent(Composite):
                 for occasion in part.across(windows):
                     if self._wanted(occasion.subject):
                         yield occasion
+
+    @staticmethod
+    def values(window: Window) -> Iterator[tuple[str, str, object]]:
+        """See `ComparesRanks.values`."""
+        return values(window)
 
     @staticmethod
     def is_setting(prop: Property) -> bool:

@@ -1,8 +1,8 @@
 """Replicas: what several ranks hold under one name has the same value on all of them.
 
 Compared are, by fingerprint, the gradients and parameters that an update uses and the parameters that it leaves, the
-gradients that a backward leaves, and readings of what steers an update (learning rates, step counts). Ranks are
-compared with the first one and each with the next, in windows of the same step.
+gradients that a backward leaves, and readings of what steers an update (learning rates, step counts), in windows of the
+same step. Of ranks that are known to be alike (`Window.alike`) one is compared for all.
 
 Note [Replicas and shards]
 Where ranks hold different parts on purpose (shards, experts, stages of a pipeline), their values differ from the start,
@@ -20,6 +20,7 @@ made the parameters differ.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import combinations, pairwise
 from typing import NamedTuple
 
 from traincheck.relations.base import context_of, fate
@@ -30,6 +31,8 @@ from traincheck.vocab.facts import Facts, FactValue, facts, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 SAME = "same on ranks"
+FEW = 8
+"""Ranks of which each is compared with each."""
 BACKWARD = "torch.autograd.backward"
 DATA, GRAD = "parameter.data", "parameter.grad"
 USED_DATA, USED_GRAD = "parameter.used_data", "parameter.used_grad"
@@ -87,22 +90,66 @@ class _Ranks(NamedTuple):
         return f"{who_differs(values)} in {_IN_WORDS[what]}"
 
 
+_Classes = dict[int, frozenset[int]]
+"""The ranks that are known to be alike, by the one that tells for them."""
+
+
+class _Kept:
+    """Which variables two ranks held alike after an earlier update that changed them."""
+
+    def __init__(self) -> None:
+        self._of: dict[frozenset[int], set[str]] = {}
+        self._last: dict[int, frozenset[int]] = {}
+
+    def pairs(self, alike: _Classes) -> set[tuple[int, int]]:
+        """Of those that are alike the first two, and of those that were alike in the last step, but are no more, each
+        with the next: what they hold is in their windows only."""
+        found = {(leader, min(ranks - {leader})) for leader, ranks in alike.items() if len(ranks) > 1}
+        were = {ranks for leader in alike if len(ranks := self._last.get(leader, frozenset())) > 1}
+        for ranks in were:
+            found.update(pairwise(sorted(ranks.intersection(alike))))
+        self._last = {rank: ranks for ranks in alike.values() for rank in ranks}
+        return found
+
+    def of(self, one: int, other: int, alike: _Classes) -> _Names:
+        """Those of two ranks; what is added to them is so of all ranks that are like either."""
+        ranks = alike[one] | alike.get(other, alike[one])
+        more = [names for held, names in self._of.items() if len(held) > 2 and one in held and other in held]
+        own = self._of.get(frozenset((one, other)), set())
+        return _Names([self._of.setdefault(ranks, set()), own, *more])
+
+
+class _Names(NamedTuple):
+    """A union of sets, of which the first takes what is added."""
+
+    sets: list[set[str]]
+
+    def has(self, name: str) -> bool:
+        return any(name in names for names in self.sets)
+
+    def add(self, name: str) -> None:
+        self.sets[0].add(name)
+
+
 class Replicas:
     """Compares aligned windows; of readings the last value of each rank is kept, as they are told when they change."""
 
     def __init__(self) -> None:
         self._values: dict[int, dict[tuple[str, str], FactValue]] = {}
         self._next_index: dict[int, int] = {}
-        self._kept_same: dict[tuple[int, int], set[str]] = {}
+        self._kept = _Kept()
 
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
         """The occasions in windows of several ranks at the same step; `seq` is of the first."""
-        seen = [_seen(window) for window in windows]
-        for one, other in _pairs(len(windows)):
-            kept = self._kept_same.setdefault((windows[one].rank, windows[other].rank), set())
-            ranks = _Ranks([window.rank for window in windows], seen)
-            yield from _compared(seen[one], seen[other], kept, windows[0].stage, ranks)
-        yield from _of_first(windows)
+        seen = {window.rank: _seen(window) for window in windows if window.values_of == window.rank}
+        told = _Ranks([window.rank for window in windows], [seen[window.values_of] for window in windows])
+        apart = any(window.alike is not None and window.alike.apart for window in windows)
+        alike = _alike(windows)
+        for one, other in sorted(_pairs(list(alike)) | self._kept.pairs(alike)):
+            kept = self._kept.of(one, other, alike)
+            theirs = seen.get(other, seen[one])  # of those alike, one tells for all
+            yield from _compared(seen[one], theirs, kept, windows[0].stage, told, apart)
+        yield from _of_first([window for window in windows if window.rank in seen])
         yield from self._of_readings(windows)
 
     def _of_readings(self, windows: Sequence[Window]) -> Iterator[Occasion]:
@@ -120,10 +167,11 @@ class Replicas:
                         if window is windows[0]:
                             told[named(reading), reading.variable] = call.seq
         context = context_of(facts(same_name=True, same_rank=False), windows[0].stage)
+        pairs = sorted(_pairs([window.rank for window in windows]))
         for key, seq in told.items():
             thing, variable = key
-            for one, other in _pairs(len(windows)):
-                values = [self._values[windows[place].rank] for place in (one, other)]
+            for one, other in pairs:
+                values = self._values[one], self._values[other]
                 if all(key in kept for kept in values):
                     so = values[0][key] == values[1][key]
                     yield _occasion(thing, context, so, seq, (variable,))
@@ -186,13 +234,39 @@ def hold_the_same(windows: Sequence[Window]) -> bool | None:
     told = [
         {(reading.variable, reading.value) for reading in window.readings if named(reading) == USED_DATA}
         for window in windows
+        if window.values_of == window.rank
     ]
+    if any(window.alike is not None and window.alike.apart for window in windows):
+        return False
     return all(of_rank == told[0] for of_rank in told) if all(told) else None
 
 
-def _pairs(ranks: int) -> list[tuple[int, int]]:
-    """Each with the first, and with the next: a single rank that differs shows in three pairs at the most."""
-    return sorted({*((0, other) for other in range(1, ranks)), *((one, one + 1) for one in range(ranks - 1))})
+def values(window: Window) -> Iterator[tuple[str, str, object]]:
+    """What of the parameters is compared: of what thing, of which variable, and its content. Where two windows agree in
+    all of it, the same is said of both."""
+    seen = _seen(window)
+    for (what, variable), left in seen.left.items():
+        told = [(name, value) for name, value in left.change.context if name in _TELLING]
+        yield what, variable, (left.change.fingerprint, left.change.changed, left.within, told)
+    for (thing, variable), reading in seen.used.items():
+        yield thing, variable, (reading.value, value_of(reading.context, "before"))
+    for reading in window.readings:
+        if named(reading) == FIRST_DATA:
+            yield FIRST_DATA, reading.variable, reading.value
+
+
+def _alike(windows: Sequence[Window]) -> _Classes:
+    found: dict[int, list[int]] = {}
+    for window in windows:
+        found.setdefault(window.values_of, []).append(window.rank)
+    return {leader: frozenset(ranks) for leader, ranks in found.items()}
+
+
+def _pairs(ranks: Sequence[int]) -> set[tuple[int, int]]:
+    """Each with each; of many, each with the first and with the next: one that differs shows in three pairs."""
+    if len(ranks) <= FEW:
+        return set(combinations(ranks, 2))
+    return {*((ranks[0], other) for other in ranks[1:]), *pairwise(ranks)}
 
 
 def _seen(window: Window) -> _Seen:
@@ -210,9 +284,9 @@ def _seen(window: Window) -> _Seen:
     return _Seen(left, used)
 
 
-def _compared(one: _Seen, other: _Seen, kept: set[str], stage: str, ranks: _Ranks) -> Iterator[Occasion]:
+def _compared(one: _Seen, other: _Seen, kept: _Names, stage: str, ranks: _Ranks, apart: bool) -> Iterator[Occasion]:
     """The occasions of two of the ranks; `kept` holds the variables that were the same after an earlier update."""
-    all_same = _all_same(one, other)
+    all_same = not apart and _all_same(one, other)
     fates: dict[tuple[str, Facts, bool], list[tuple[str, int]]] = {}
     for (what, variable), mine in one.left.items():
         theirs = other.left.get((what, variable))
@@ -225,11 +299,11 @@ def _compared(one: _Seen, other: _Seen, kept: set[str], stage: str, ranks: _Rank
             if before is not None:
                 told = {**_ALWAYS, "same_before": before}
                 if grad is not None:
-                    copies = {**told, "copies": variable in kept or all_same}
+                    copies = {**told, "copies": kept.has(variable) or all_same}
                     _note(fates, USED_GRAD, copies, grad, variable, mine.change.call)
                     # Zeros that agree say nothing of what they are the gradient of.
                     told["same_grad"] = grad and not _zero(one, USED_GRAD, variable)
-                    found = {"kept_same": variable in kept, "all_same": all_same, "same_grad": told["same_grad"]}
+                    found = {"kept_same": kept.has(variable), "all_same": all_same, "same_grad": told["same_grad"]}
                     found["before"] = _state(one, other, variable)
                     _note(fates, USED_DATA, {**_ALWAYS, **found}, before, variable, mine.change.call)
             if so and mine.change.changed:

@@ -118,13 +118,24 @@ class Reading(NamedTuple):
     context: Facts = ()
 
 
+class Alike(NamedTuple):
+    """What the window of a rank leaves to that of another one, where ranks are compared by digests.
+
+    `rank` is the one in whose window the values are told that both hold alike (its own, where it tells them itself).
+    `apart` says that values which differ from rank to rank (shards) were left out of both.
+    """
+
+    rank: int
+    apart: bool = False
+
+
 @dataclass(frozen=True)
 class Window:
     """The events of one training step of one process; also the set-up before the first, an evaluation phase, the end.
 
     `index` counts the windows of the process without gaps (a gap means that windows were dropped). `step` is the
     training step that a person would name: 0 before the first, then 1, 2, ...; an evaluation phase carries the step
-    that it follows. Calls, changes and readings are sorted by `seq`.
+    that it follows. Calls, changes and readings are sorted by `seq`. `alike` is set only where ranks are compared.
     """
 
     index: int
@@ -135,6 +146,12 @@ class Window:
     rank: int = 0
     process: int = 0
     readings: tuple[Reading, ...] = ()
+    alike: Alike | None = None
+
+    @property
+    def values_of(self) -> int:
+        """The rank in whose window the values are told that this one holds."""
+        return self.rank if self.alike is None else self.alike.rank
 
     @cached_property
     def by_seq(self) -> dict[int, Call]:

@@ -1,0 +1,196 @@
+"""Digests: a rank tells the others what it holds in a few numbers, and in full only where these differ.
+
+Note [A tree of three levels]
+A large model has ten thousand parameters, and of each a step tells four values; a job may have a thousand ranks, which
+hold the same or, where they hold shards, other values in every step. So of its values a rank tells a digest for each
+*section*: the variables whose names differ in their numbers only, as `layers.#.norm.weight`. They are the same part of
+every layer, so they are replicas or shards together. Sections in which all ranks agree need no more words. Those in
+which they differ are looked at name by name, on one rank for all that agree. Where all names of a section turn out to
+differ, and no rule says that they must not, it holds shards: as long as the same ranks agree in it, it is not looked at
+again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import xxhash
+
+from traincheck import plugins
+from traincheck.vocab.collectives import COLLECTIVES
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import NO_CALL, Alike, Call, Change, Reading, Window
+from traincheck.vocab.kinds import kinds_of
+
+DIGEST, OF_VALUES = "digest", "values"
+"""Kind and attribute of the readings that tell digests; each is of a section."""
+
+MOST_SECTIONS = 256
+"""Sections that are told apart; with more of them, several share a digest."""
+
+MOST_IN_FULL = 32
+"""Ranks that differ and are looked at name by name in one step; further ones are left out of it."""
+
+
+def lean(window: Window, demand: Demand) -> Window:
+    """What a rank tells the others of a window: digests, and of the rest what `demand` asks for.
+
+    `demand` is that of the rules about ranks. Calls that place the window among those of others are kept in any case.
+    """
+    values = list(_values(window))
+    crowded = len({section_of(variable) for _, variable, _ in values}) > MOST_SECTIONS
+    sums: dict[str, int] = {}
+    for value in values:
+        section = section_of(value[1], crowded)
+        digest = xxhash.xxh3_64_intdigest(repr(value).encode())
+        sums[section] = (sums.get(section, 0) + digest) & _MASK  # a sum: ranks may tell them in another order
+    digests = (Reading(-1, NO_CALL, section, DIGEST, OF_VALUES, value) for section, value in sorted(sums.items()))
+    told = {(what, variable) for what, variable, _ in values}
+    others = (reading for reading in window.readings if (_thing(reading), reading.variable) not in told)
+    kept = (reading for reading in others if demand.wants_reading(reading.kind, reading.attribute))
+    return replace(window, calls=_calls(window, demand), changes=(), readings=(*digests, *kept))
+
+
+def full(window: Window, demand: Demand) -> Window:
+    """What a rank tells where digests differ: as `lean`, with the values in place of their digests."""
+    told = {(what, variable) for what, variable, _ in _values(window)}
+    readings = tuple(
+        reading
+        for reading in window.readings
+        if (_thing(reading), reading.variable) in told or demand.wants_reading(reading.kind, reading.attribute)
+    )
+    changes = tuple(change for change in window.changes if (_thing(change), change.variable) in told)
+    around = {*(change.call for change in changes), *(reading.call for reading in readings)}
+    return replace(window, calls=_calls(window, demand, around), changes=changes, readings=readings)
+
+
+def section_of(variable: str, crowded: bool = False) -> str:
+    """The section of a variable, see Note [A tree of three levels]."""
+    names = _without_numbers(variable)
+    return f"~{xxhash.xxh3_64_intdigest(names.encode()) % MOST_SECTIONS}" if crowded else names
+
+
+class Classes:
+    """Puts the windows of several ranks together, so that one is compared for all that agree with it.
+
+    `in_full` gives the windows of some ranks in full, in the order of the lean ones it is given.
+    """
+
+    def __init__(self, in_full: Callable[[Sequence[Window]], Sequence[Window]]) -> None:
+        self._in_full = in_full
+        self._apart: dict[str, tuple[int, ...]] = {}
+        self._found_apart: dict[str, tuple[int, ...]] = {}
+        self.looked_at = 0
+        """Windows that were asked for in full, but for those of the first rank."""
+        self.left_out = 0
+        """The most ranks that were left out of a step because too many differ."""
+
+    def together(self, windows: Sequence[Window]) -> list[Window]:
+        """Lean windows of the same part of the run, as `ComparesRanks.across` takes them."""
+        told = [_digests(window) for window in windows]
+        sections = sorted(set().union(*told))
+        who = {section: _partition([of_rank.get(section) for of_rank in told]) for section in sections}
+        self._apart = {section: ranks for section, ranks in self._apart.items() if who.get(section, ranks) == ranks}
+        shards = self._apart.keys() & who.keys()
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for place in range(len(windows)):
+            mine = tuple(who[section][place] for section in sections if section not in shards)
+            groups.setdefault(mine, []).append(place)
+        found = list(groups.values())
+        self.left_out = max(self.left_out, sum(map(len, found[MOST_IN_FULL:])))
+        found = found[:MOST_IN_FULL]
+        leaders = [places[0] for places in found]
+        self.looked_at += len(leaders) - 1
+        whole = dict(zip(leaders, self._in_full([windows[place] for place in leaders]), strict=True))
+        crowded = any(section.startswith("~") for section in sections)
+        opened = {section for section in sections if section not in shards and len(set(who[section])) > 1}
+        self._found_apart = {section: who[section] for section in _all_different(whole, who, opened, crowded)}
+        return _put_together(windows, found, whole, shards, crowded)
+
+    def nothing_wrong(self) -> None:
+        """No rule failed in the windows last put together: what differed in them may well do so."""
+        self._apart.update(self._found_apart)
+
+
+def _put_together(
+    windows: Sequence[Window],
+    groups: Sequence[Sequence[int]],
+    whole: dict[int, Window],
+    shards: set[str],
+    crowded: bool,
+) -> list[Window]:
+    """The windows in their order: of each group one in full but for the shards, and the others as its like."""
+    found: dict[int, Window] = {}
+    for places in groups:
+        leader = whole[places[0]]
+        like = Alike(leader.rank, bool(shards))
+        found[places[0]] = replace(_without(leader, shards, crowded), alike=like)
+        found.update((place, replace(windows[place], alike=like)) for place in places[1:])
+    return [found[place] for place in sorted(found)]
+
+
+def _all_different(
+    whole: dict[int, Window], who: dict[str, tuple[int, ...]], opened: set[str], crowded: bool
+) -> Iterator[str]:
+    """Of the sections that were looked at, those in which no two groups of ranks hold the same of any variable."""
+    seen: dict[str, Counter[tuple[str, str, str]]] = {section: Counter() for section in opened}
+    asked: dict[str, set[int]] = {section: set() for section in opened}
+    for place, window in whole.items():
+        for what, variable, content in _values(window):
+            section = section_of(variable, crowded)
+            if section in opened and who[section][place] not in asked[section]:
+                seen[section][what, variable, repr(content)] += 1
+        for section in opened:
+            asked[section].add(who[section][place])
+    return (section for section, counts in seen.items() if max(counts.values(), default=1) == 1)
+
+
+def _without(window: Window, shards: set[str], crowded: bool) -> Window:
+    if not shards:
+        return window
+    changes = (change for change in window.changes if section_of(change.variable, crowded) not in shards)
+    readings = (each for each in window.readings if section_of(each.variable, crowded) not in shards)
+    return replace(window, changes=tuple(changes), readings=tuple(readings))
+
+
+def _partition(values: Sequence[object]) -> tuple[int, ...]:
+    """For each rank the first one that has the same."""
+    first: dict[object, int] = {}
+    return tuple(first.setdefault(value, place) for place, value in enumerate(values))
+
+
+def _digests(window: Window) -> dict[str, Any]:
+    return {each.variable: each.value for each in window.readings if each.kind == DIGEST}
+
+
+def _values(window: Window) -> Iterator[tuple[str, str, object]]:
+    for _, relation in sorted(plugins.load("traincheck.relations").items()):
+        if hasattr(relation, "values"):
+            yield from relation.values(window)
+
+
+def _calls(window: Window, demand: Demand, around: Set[int] = frozenset()) -> tuple[Call, ...]:
+    """The calls of a window that are asked for, or that something was told around."""
+    return tuple(
+        call
+        for call in window.calls
+        if call.seq in around or call.name in COLLECTIVES or demand.wants_call((*call.levels, *kinds_of(call)))
+    )
+
+
+def _thing(event: Change | Reading) -> str:
+    return f"{event.kind}.{event.attribute}"
+
+
+_MASK = 2**64 - 1
+_NUMBER = re.compile(r"\d+")
+
+
+@lru_cache(maxsize=100_000)
+def _without_numbers(variable: str) -> str:
+    return _NUMBER.sub("#", variable)
