@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from traincheck.checking.ranks import Compared, Follower, compare_recorded
+from traincheck.checking.digests import lean
+from traincheck.checking.rank_engine import Compared
+from traincheck.checking.ranks import Follower, compare_recorded
 from traincheck.errors import TraceOutOfReach
 from traincheck.inference.gathering import tally_ranks
 from traincheck.inference.tally import Tally
@@ -19,7 +21,8 @@ from traincheck.testing.readable import from_text
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.notes import Manifest, ProcessNote
 from traincheck.trace.reader import follow_windows
-from traincheck.trace.writer import TraceWriter
+from traincheck.trace.writer import TOLD, TraceWriter
+from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import Invariant
@@ -57,6 +60,7 @@ class Job:
     def __init__(self, home: Path, size: int = 2) -> None:
         self.run = RunFolder.create(home / "run", Manifest(script="train.py"))
         self.writers = [TraceWriter(self.run.path, rank, 100 + rank) for rank in range(size)]
+        self.tellers = [TraceWriter(self.run.path, rank, 100 + rank, TOLD) for rank in range(size)]
         for rank in range(size):
             self.run.write_note(ProcessNote(rank=rank, process=100 + rank, world_size=size, job="job"))
 
@@ -64,6 +68,7 @@ class Job:
         for rank, windows in ranks.items():
             for window in windows[begin:end]:
                 self.writers[rank].write(window)
+                self.tellers[rank].write(lean(window, EVERYTHING))
 
 
 def seen(compared: Sequence[Compared]) -> list[tuple[int, str, int]]:

@@ -75,13 +75,14 @@ def section_of(variable: str, crowded: bool = False) -> str:
     return f"~{xxhash.xxh3_64_intdigest(names.encode()) % MOST_SECTIONS}" if crowded else names
 
 
+InFull = Callable[[Sequence[Window]], Sequence[Window]]
+"""Gives the windows of some ranks in full, in the order of the lean ones that it is given."""
+
+
 class Classes:
-    """Puts the windows of several ranks together, so that one is compared for all that agree with it.
+    """Puts the windows of several ranks together, so that one is compared for all that agree with it."""
 
-    `in_full` gives the windows of some ranks in full, in the order of the lean ones it is given.
-    """
-
-    def __init__(self, in_full: Callable[[Sequence[Window]], Sequence[Window]]) -> None:
+    def __init__(self, in_full: InFull) -> None:
         self._in_full = in_full
         self._apart: dict[str, tuple[int, ...]] = {}
         self._found_apart: dict[str, tuple[int, ...]] = {}

@@ -11,7 +11,7 @@ from traincheck.checking.checked import Checked, conclude
 from traincheck.checking.engine import Engine, Outcome, Tried
 from traincheck.checking.findings import Teller
 from traincheck.checking.offline import recorded_demand, run_facts, unobserved
-from traincheck.checking.ranks import Compared
+from traincheck.checking.rank_engine import Compared
 from traincheck.errors import InputError
 from traincheck.files import write_whole
 from traincheck.invariants.book import Book

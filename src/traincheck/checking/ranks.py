@@ -2,30 +2,32 @@
 
 Note [Live over ranks]
 Under `traincheck run` each process checks its own windows. What concerns several ranks is compared by the process that
-started them: it reads the files that they write anyway, step by step in the order of the run, so that the ranks
-exchange no message of ours, wait for nobody and cannot be hurt. A rank that lags behind is waited for, and of each rank
-no more than two steps are held; where one has died, what the others go on to write stays in their files. Offline the
-same loop runs over files that have ended, so the findings are the same.
+started them: it reads what they write into their run folder, step by step in the order of the run, so that the ranks
+exchange no message of ours, wait for nobody and cannot be hurt. It reads what they tell (see checking/digests.py), and
+their events only where that differs. A rank that lags behind is waited for, and of each rank no more than two steps are
+held; where one has died, what the others go on to write stays in their files. Offline the same is done with files that
+have ended, so the findings are the same.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from itertools import chain
 
-from traincheck import plugins
-from traincheck.checking.engine import Engine, Outcome
+from traincheck.checking.digests import full, lean
+from traincheck.checking.engine import Outcome
 from traincheck.checking.findings import Teller
+from traincheck.checking.rank_engine import Compared, RankEngine, comparable, not_compared, told_demand
 from traincheck.errors import TrainCheckError
-from traincheck.relations.base import compares_ranks
 from traincheck.trace.alignment import aligned
-from traincheck.trace.folder import Job, RunFolder
+from traincheck.trace.folder import Job, RunFolder, told_file
 from traincheck.trace.reader import follow_windows, read_windows
+from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import Invariant
-from traincheck.vocab.ranks import named_ranks
 
 PAUSE = 0.5
 """Seconds between two looks for jobs that have begun."""
@@ -34,31 +36,19 @@ PATIENCE = 120.0
 """Seconds that the end of a run waits for what its ranks have written to be compared."""
 
 
-@dataclass(frozen=True)
-class Compared:
-    """What was found of the ranks of a job, and what could not be compared."""
-
-    outcome: Outcome
-    not_compared: tuple[str, ...] = ()
-
-
-def comparable(rules: Iterable[Invariant]) -> list[Invariant]:
-    """The rules that can speak of several ranks together."""
-    classes = plugins.load("traincheck.relations")
-    return [rule for rule in rules if rule.relation in classes and compares_ranks(classes[rule.relation])]
-
-
 def compare_recorded(run: RunFolder, deployed: Sequence[Sequence[Invariant]]) -> list[list[Compared]]:
     """For each set of rules: what it says of the ranks of each job of a recorded run."""
     found: list[list[Compared]] = [[] for _ in deployed]
+    demand = told_demand(chain.from_iterable(deployed))
     for job in run.jobs():
-        engines = [Engine(rules) for rules in deployed]
-        streams = {rank: _Stream(read_windows(file)) for rank, file in sorted(job.files.items())}
+        held = _Held(demand)
+        streams = {rank: _Stream(held.told(read_windows(file))) for rank, file in sorted(job.files.items())}
+        ranks = RankEngine(deployed, held.in_full)
         for windows in aligned(list(streams.values())):
-            for engine in engines:
-                engine.feed_ranks(windows)
-        for engine, of_book in zip(engines, found, strict=True):
-            of_book.append(Compared(engine.outcome, _not_compared(job, streams, engine.outcome.steps)))
+            ranks.feed(windows)
+            held.release(windows)
+        for engine, of_book in zip(ranks.engines, found, strict=True):
+            of_book.append(Compared(engine.outcome, _left_out(job, streams, ranks.steps)))
     return found
 
 
@@ -130,21 +120,21 @@ class Follower:
         thread.start()
 
     def _compare(self, job: Job) -> None:
-        engine, teller = Engine(self._rules), Teller(self._tell)
-        streams = {
-            rank: _Stream(follow_windows(file, self._over.is_set, self._pause))
-            for rank, file in sorted(job.files.items())
-        }
+        files = _Files(job, told_demand(self._rules), self._over.is_set, self._pause)
+        ranks, teller = RankEngine([self._rules], files.in_full), Teller(self._tell)
+        (engine,) = ranks.engines
+        streams = {rank: _Stream(files.told(rank)) for rank in sorted(job.files)}
         faults: tuple[str, ...] = ()
         try:
             for windows in aligned(list(streams.values())):
                 if self._gone.is_set():
                     break
-                teller.feed(engine.feed_ranks(windows), engine.outcome.violations)
+                (violations,) = ranks.feed(windows)
+                teller.feed(violations, engine.outcome.violations)
         except Exception as error:  # a thread of ours must not end without a word
-            faults = (f"ranks were compared up to step {engine.outcome.steps} only: {type(error).__name__}: {error}",)
+            faults = (f"ranks were compared up to step {ranks.steps} only: {type(error).__name__}: {error}",)
         with self._lock:
-            reasons = faults or _not_compared(job, streams, engine.outcome.steps)
+            reasons = faults or _left_out(job, streams, ranks.steps)
             self.compared.append(Compared(engine.outcome, reasons))
 
     def _tell(self, finding: Finding) -> None:
@@ -152,8 +142,68 @@ class Follower:
             self._on_finding(finding)
 
 
+class _Held:
+    """The windows of recordings that are read in full: what is told of them, and they themselves until released."""
+
+    def __init__(self, demand: Demand) -> None:
+        self._demand = demand
+        self._windows: dict[int, dict[int, Window]] = {}
+
+    def told(self, windows: Iterable[Window]) -> Iterator[Window]:
+        for window in windows:
+            self._windows.setdefault(window.rank, {})[window.index] = window
+            yield lean(window, self._demand)
+
+    def in_full(self, windows: Sequence[Window]) -> list[Window]:
+        return [full(self._windows[window.rank][window.index], self._demand) for window in windows]
+
+    def release(self, windows: Sequence[Window]) -> None:
+        """These, and those before them, are not asked for any more."""
+        for window in windows:
+            held = self._windows[window.rank]
+            for index in [index for index in held if index <= window.index]:
+                del held[index]
+
+
+class _Files:
+    """The files that the ranks of a job are writing: what each tells, and its events, read when they are asked for."""
+
+    def __init__(self, job: Job, demand: Demand, ended: Callable[[], bool], pause: float) -> None:
+        self._job = job
+        self._demand = demand
+        self._ended = ended
+        self._pause = pause
+        self._events: dict[int, Iterator[Window]] = {}
+        self._asked: dict[int, int] = {}
+
+    def told(self, rank: int) -> Iterator[Window]:
+        """What a rank tells; where it left nothing of that kind, what its events say."""
+        events = self._job.files[rank]
+        told = told_file(events)
+        while not told.exists() and not self._ended():
+            time.sleep(self._pause)
+        if told.exists():
+            yield from follow_windows(told, self._ended, self._pause)
+        else:
+            yield from (lean(window, self._demand) for window in follow_windows(events, self._ended, self._pause))
+
+    def in_full(self, windows: Sequence[Window]) -> list[Window]:
+        return [full(self._at(window.rank, window.index), self._demand) for window in windows]
+
+    def _at(self, rank: int, index: int) -> Window:
+        self._asked[rank] = index
+        if rank not in self._events:
+            self._events[rank] = follow_windows(
+                self._job.files[rank], self._ended, self._pause, lambda found: found >= self._asked[rank]
+            )
+        found = next(self._events[rank])
+        if found.index != index:
+            raise LookupError(f"rank {rank} told of a window that it has not recorded")
+        return found
+
+
 class _Stream:
-    """The windows of one rank; remembers how far they went."""
+    """What one rank tells; remembers how far it went."""
 
     def __init__(self, windows: Iterable[Window]) -> None:
         self._windows = windows
@@ -167,14 +217,7 @@ class _Stream:
         self.exhausted = True
 
 
-def _not_compared(job: Job, streams: dict[int, _Stream], step: int) -> tuple[str, ...]:
-    """What of a job could not be compared, and why."""
-    named = f" of job {job.name}" if job.name else ""
-    missing = sorted(set(range(job.size)) - set(streams))
-    found = [f"{named_ranks(missing)}{named} left no recording"] if missing else []
-    furthest = max(stream.last_step for stream in streams.values())
-    short = sorted(rank for rank, stream in streams.items() if stream.exhausted and stream.last_step < furthest)
-    if short and len(streams) > 1:
-        ended = f"{named_ranks(short)} recorded no more, others went on"
-        found.append(f"ranks{named} were compared up to step {step}: {ended}")
-    return tuple(found)
+def _left_out(job: Job, streams: dict[int, _Stream], step: int) -> tuple[str, ...]:
+    last_steps = {rank: stream.last_step for rank, stream in streams.items()}
+    ended = [rank for rank, stream in streams.items() if stream.exhausted]
+    return not_compared(job.name, job.size, last_steps, ended, step)

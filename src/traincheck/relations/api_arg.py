@@ -26,13 +26,12 @@ from traincheck.relations.base import context_of, ended, short
 from traincheck.relations.call_arguments import BACKWARD, SCALED, SIZE, VALUES_OF, judge_arguments
 from traincheck.relations.comparison import AT_ONCE, COMPARED, asked_of, common, compare, said, ways_of
 from traincheck.relations.fills import FILLED, Fills
-from traincheck.relations.messages import RANKS
 from traincheck.relations.rank_calls import VERBS, Ranks
 from traincheck.relations.switches import AGREES, Switches
 from traincheck.relations.worker_states import STATES, WorkerStates
 from traincheck.vocab.demand import ARGUMENTS, SCALE, TENSORS, VALUES, Demand
 from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, TRAIN, Call, Window
-from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
 
 ARGUMENT, STEP, RECEIVER, THREADS = "argument", "step", "receiver", "threads"
 """Grains: one call; the calls of a step, all or on one receiver; those made in several threads. The rest have their

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from traincheck.relations.base import context_of, fate
-from traincheck.relations.parts import FORWARD, RANKS, UPDATE, named, readings
+from traincheck.relations.parts import FORWARD, UPDATE, named, readings
 from traincheck.relations.replicas import USED_DATA, hold_the_same
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import TRAIN, Window
 from traincheck.vocab.facts import FactValue, facts
-from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
 
 BATCH, FROZEN = "module.batch", "module.frozen"
 DIFFERENT = Property("differs on ranks", BATCH)

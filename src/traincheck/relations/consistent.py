@@ -20,13 +20,13 @@ from traincheck.relations.configuration import IS, Configuration
 from traincheck.relations.constancy import Constancy
 from traincheck.relations.copies import Copies
 from traincheck.relations.modes import Modes
-from traincheck.relations.parts import RANKS, Composite, Part
+from traincheck.relations.parts import Composite, Part
 from traincheck.relations.rates import Rates
 from traincheck.relations.readiness import Readiness
 from traincheck.relations.replicas import Replicas, values
 from traincheck.relations.restarts import Restarts
 from traincheck.vocab.events import Window
-from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
 
 
 class Consistent(Composite):

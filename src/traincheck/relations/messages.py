@@ -21,9 +21,8 @@ from traincheck.vocab.collectives import COLLECTIVE, NUMBER, PEER, RECEIVES, SEN
 from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
 from traincheck.vocab.events import NO_CALL, Call, TensorSummary, Window
 from traincheck.vocab.facts import facts, value_of
-from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
 
-RANKS = "ranks"
 MESSAGES = "messages"
 DTYPE = Property(MESSAGES, "of the type expected")
 ROOM = Property(MESSAGES, "no larger than their room")

@@ -19,8 +19,8 @@ UPDATE = "torch.optim.Optimizer.step"
 SCHEDULE = "torch.optim.lr_scheduler.LRScheduler.step"
 FORWARD = "torch.nn.Module.forward"
 
-TIME, RANKS = "time", "ranks"
-"""Grains: one variable at two times, one variable on two ranks."""
+TIME = "time"
+"""The grain of one variable at two times."""
 
 
 class Part(Protocol):

@@ -34,13 +34,13 @@ from traincheck.relations.comparison import (
     common,
     compare,
 )
-from traincheck.relations.messages import MESSAGES, RANKS, Messages
+from traincheck.relations.messages import MESSAGES, Messages
 from traincheck.vocab.collectives import COLLECTIVE, COLLECTIVES, PURPOSE, RECEIVES, SENDS, WAIT, group_of, is_member
 from traincheck.vocab.demand import ARGUMENTS, TENSORS, Demand
 from traincheck.vocab.events import LIFECYCLE, NO_CALL, PROJECT, RESULT, Call, Window
 from traincheck.vocab.facts import merged, value_of
 from traincheck.vocab.kinds import named, words_of
-from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
 from traincheck.vocab.ranks import MOST_NAMED
 
 CALLS = "calls on ranks"

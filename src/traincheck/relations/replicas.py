@@ -24,11 +24,11 @@ from itertools import combinations, pairwise
 from typing import NamedTuple
 
 from traincheck.relations.base import context_of, fate
-from traincheck.relations.parts import RANKS, UPDATE, calls_of, named, readings, said, who_differs
+from traincheck.relations.parts import UPDATE, calls_of, named, readings, said, who_differs
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, NO_CALL, Change, Reading, Window
 from traincheck.vocab.facts import Facts, FactValue, facts, value_of
-from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
 
 SAME = "same on ranks"
 FEW = 8

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+from traincheck.checking.digests import lean
 from traincheck.checking.engine import demand_of
 from traincheck.checking.live import LiveChecker
+from traincheck.checking.rank_engine import comparable, told_demand
 from traincheck.errors import StopTraining, TrainCheckError
 from traincheck.invariants.book import Book, read_books
 from traincheck.invariants.selection import deployable
@@ -23,7 +25,7 @@ from traincheck.runtime.pipeline import Pipeline, Stage
 from traincheck.runtime.settings import Settings
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.notes import ProcessNote, StopAsked
-from traincheck.trace.writer import TraceWriter
+from traincheck.trace.writer import TOLD, TraceWriter
 from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
@@ -78,11 +80,15 @@ class Session:
         rules = deployable(book.invariants, self.settings.script)
         demand = EVERYTHING if self.settings.mode == "collect" else demand_of(rules)
         self._writer: TraceWriter | None = None
+        self._teller: TraceWriter | None = None
         stages: list[Stage] = [("trace", self._write)]
         self._checker: LiveChecker | None = None
         if self.settings.mode == "run":
             self._checker = LiveChecker(rules, self._folder.path, self._process, self._found)
             stages.append(("checking", self._checker.feed))
+            if comparable(rules):
+                self._told = told_demand(rules)
+                stages.append(("ranks", self._tell))
             if self.settings.on_violation == "stop":
                 stages.append(("stopping", self._look_for_stop))
         self._pipeline = Pipeline(stages, self._fault)
@@ -107,8 +113,9 @@ class Session:
             self.recorder.finish()
             self._undo.close()
             self._pipeline.close()
-            if self._writer is not None:
-                self._writer.close()
+            for writer in (self._writer, self._teller):
+                if writer is not None:
+                    writer.close()
             if self._checker is not None:
                 self._checker.save()
             self._write_note(ended=True)
@@ -140,6 +147,14 @@ class Session:
         if self._writer is None:
             self._writer = TraceWriter(self._folder.path, window.rank, self._process)
         self._writer.write(window)
+
+    def _tell(self, window: Window) -> None:
+        """Tell the other ranks, where there are any."""
+        if self._place.world_size < 2:
+            return
+        if self._teller is None:
+            self._teller = TraceWriter(self._folder.path, window.rank, self._process, TOLD)
+        self._teller.write(lean(window, self._told))
 
     def _look_for_stop(self, window: Window) -> None:
         """Whether the process that started us asks to stop, for what several ranks together have shown."""

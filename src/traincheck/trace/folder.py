@@ -15,6 +15,7 @@ import msgspec
 from traincheck.errors import OutputError, RunFolderEmpty, RunFolderInUse, RunFolderNotFound, TraceOutOfReach
 from traincheck.trace.notes import Manifest, ProcessNote, StopAsked, from_json, to_json
 from traincheck.trace.reader import count_windows, read_windows
+from traincheck.trace.writer import EVENTS, TOLD
 from traincheck.vocab.events import Window
 
 MANIFEST, STOP = "run.json", "stop.json"
@@ -183,6 +184,11 @@ class RunFolder:
             unfinished.replace(file)
         except OSError as error:
             raise OutputError(file, error.strerror or str(error)) from error
+
+
+def told_file(events: Path) -> Path:
+    """The file in which a process tells the other ranks what it saw, beside that of its events."""
+    return events.with_name(TOLD + events.name[len(EVENTS) :])
 
 
 def _extent(file: Path) -> tuple[int, int]:

@@ -44,21 +44,27 @@ def read_windows(path: str | os.PathLike[str]) -> Iterator[Window]:
     with _opened(path) as file:
         # Its size now: while the file is being written, the end that a read ran into is not where it ends afterwards.
         size = file.size()
-        yield from _windows(file, lambda: size, path)
+        yield from _windows(file, lambda: size, path, lambda index: True)
 
 
-def follow_windows(path: str | os.PathLike[str], ended: Callable[[], bool], pause: float = PAUSE) -> Iterator[Window]:
+def follow_windows(
+    path: str | os.PathLike[str],
+    ended: Callable[[], bool],
+    pause: float = PAUSE,
+    wanted: Callable[[int], bool] = lambda index: True,
+) -> Iterator[Window]:
     """What `read_windows` yields, of a file that is still being written: the next window is waited for.
 
-    Once `ended` returns True, what is there by then is read, and nothing more is waited for; it is asked every `pause`
-    seconds while nothing comes. Raises as `read_windows`.
+    Windows whose index is not `wanted` are passed over, which costs little. Once `ended` returns True, what is there by
+    then is read, and nothing more is waited for; it is asked every `pause` seconds while nothing comes. Raises as
+    `read_windows`.
     """
     try:
         growing = GrowingFile(path, ended, pause)
     except OSError as error:
         raise TraceOutOfReach(path, os.strerror(error.errno) if error.errno else str(error)) from error
     with growing, pa.PythonFile(growing, mode="r") as file:
-        yield from _windows(file, lambda: growing.end, path)
+        yield from _windows(file, lambda: growing.end, path, wanted)
 
 
 def count_windows(path: str | os.PathLike[str]) -> int:
@@ -81,8 +87,10 @@ def _opened(path: str | os.PathLike[str]) -> pa.NativeFile:
         raise TraceOutOfReach(path, os.strerror(error.errno) if error.errno else str(error)) from error
 
 
-def _windows(file: pa.NativeFile, end: Callable[[], int], path: str | os.PathLike[str]) -> Iterator[Window]:
-    """The windows in `file`; `end` tells where it ends once a read has come there."""
+def _windows(
+    file: pa.NativeFile, end: Callable[[], int], path: str | os.PathLike[str], wanted: Callable[[int], bool]
+) -> Iterator[Window]:
+    """The windows in `file` that are wanted; `end` tells where it ends once a read has come there."""
     begins = file.read(len(_STREAM_BEGINS))
     if not _STREAM_BEGINS.startswith(begins):
         raise TraceUnreadable(path, "it is not an Arrow stream")
@@ -101,6 +109,8 @@ def _windows(file: pa.NativeFile, end: Callable[[], int], path: str | os.PathLik
                 return
             raise TraceUnreadable(path, f"garbled before byte {file.tell()} ({error})") from error
         try:
+            if not wanted(batches.index(batch)):
+                continue
             window = batches.window(batch, stream.stats.num_replaced_dictionaries)
         except _GARBLED as error:
             raise TraceUnreadable(path, f"garbled before byte {file.tell()} ({error})") from error
@@ -176,6 +186,12 @@ class _Batches:
         }
         decoders |= dict.fromkeys(("context", "args", "result"), text_to_facts)
         self._values = {name: _Values(decoders.get(name, str)) for name, kind, _ in COLUMNS if kind == TEXT}
+
+    @staticmethod
+    def index(batch: pa.RecordBatch) -> int:
+        """The index of the window of `batch`, without a look at the rest of it."""
+        found: int = batch.column("window")[0].as_py()
+        return found
 
     def window(self, batch: pa.RecordBatch, replaced: int) -> Window:
         """The window of `batch`; `replaced` says how many dictionaries were replaced in the stream so far."""

@@ -15,9 +15,13 @@ from traincheck.trace.columns import Columns
 from traincheck.trace.schema import schema
 from traincheck.vocab.events import Window
 
+EVENTS, TOLD = "events", "told"
+"""How the files of a process begin: all that was observed, and what it tells the other ranks (see
+checking/digests.py)."""
+
 
 class TraceWriter:
-    """Writes `events-<rank>-<process>.arrows` in `folder`, one window after the other, from one thread.
+    """Writes `<prefix>-<rank>-<process>.arrows` in `folder`, one window after the other, from one thread.
 
     The file appears with the first window. When `write` returns, the operating system has the window: a process that is
     killed loses at most the one it was writing. Windows read back carry `rank` and `process` of the writer.
@@ -27,8 +31,8 @@ class TraceWriter:
     nothing: the file is the parent's.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], rank: int, process: int) -> None:
-        self.path = Path(folder) / f"events-{rank}-{process}.arrows"
+    def __init__(self, folder: str | os.PathLike[str], rank: int, process: int, prefix: str = EVENTS) -> None:
+        self.path = Path(folder) / f"{prefix}-{rank}-{process}.arrows"
         self.windows = 0
         self.bytes_written = 0
         self._schema = schema(rank, process)

@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from traincheck.vocab.facts import Facts
 
+RANKS = "ranks"
+"""The grain of what is said of several ranks together: there, and nowhere else, windows of all of them are needed."""
+
 
 class Subject(NamedTuple):
     """Whose occasions are counted: an API at one level, at the grain of the call or of each variable around it.

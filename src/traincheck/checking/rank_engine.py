@@ -1,0 +1,82 @@
+"""The engine of ranks: judges the rules about several ranks in what the ranks tell, however that comes together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from traincheck import plugins
+from traincheck.checking.digests import Classes, InFull
+from traincheck.checking.engine import Engine, Outcome, demand_of
+from traincheck.relations.base import compares_ranks
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import Window
+from traincheck.vocab.finding import Violation
+from traincheck.vocab.invariant import Invariant
+from traincheck.vocab.occasion import RANKS
+from traincheck.vocab.ranks import named_ranks
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What was found of the ranks of a job, and what could not be compared."""
+
+    outcome: Outcome
+    not_compared: tuple[str, ...] = ()
+
+
+def comparable(rules: Iterable[Invariant]) -> list[Invariant]:
+    """The rules that speak of several ranks together."""
+    classes = plugins.load("traincheck.relations")
+    return [
+        rule
+        for rule in rules
+        if rule.subject.grain == RANKS and rule.relation in classes and compares_ranks(classes[rule.relation])
+    ]
+
+
+def told_demand(rules: Iterable[Invariant]) -> Demand:
+    """What each rank has to tell for these rules to be judged, see `lean`."""
+    return demand_of(comparable(rules))
+
+
+class RankEngine:
+    """Feeds what the ranks of a job tell, step by step, to the relations of the deployed invariants.
+
+    There is an engine for each of several sets of rules; what the ranks hold is put together once. `in_full` is asked
+    where their digests differ, see `Classes`.
+    """
+
+    def __init__(self, deployed: Sequence[Sequence[Invariant]], in_full: InFull) -> None:
+        self.engines = [Engine(comparable(rules)) for rules in deployed]
+        self.classes = Classes(in_full)
+
+    @property
+    def steps(self) -> int:
+        """The last step that was compared."""
+        return max((engine.outcome.steps for engine in self.engines), default=0)
+
+    def feed(self, windows: Sequence[Window]) -> list[list[Violation]]:
+        """Judge lean windows of the same part of the run; the violations, for each set of rules."""
+        together = self.classes.together(windows)
+        found = [engine.feed_ranks(together) for engine in self.engines]
+        if not any(found):
+            self.classes.nothing_wrong()
+        return found
+
+
+def not_compared(job: str, size: int, last_steps: dict[int, int], ended: Iterable[int], step: int) -> tuple[str, ...]:
+    """What of a job of `size` ranks could not be compared, and why.
+
+    `last_steps` are those that the ranks told of, by rank; of those in `ended` nothing more can come. `step` is the
+    last one that was compared.
+    """
+    named = f" of job {job}" if job else ""
+    missing = sorted(set(range(size)) - set(last_steps))
+    found = [f"{named_ranks(missing)}{named} left no recording"] if missing else []
+    furthest = max(last_steps.values(), default=0)
+    short = sorted(rank for rank in ended if last_steps[rank] < furthest)
+    if short and len(last_steps) > 1:
+        why = f"{named_ranks(short)} recorded no more, others went on"
+        found.append(f"ranks{named} were compared up to step {step}: {why}")
+    return tuple(found)
