@@ -40,6 +40,7 @@ class Compared:
 
     outcome: Outcome
     not_compared: tuple[str, ...] = ()
+    job: str = ""
 
 
 def comparable(rules: Iterable[Invariant]) -> list[Invariant]:
@@ -58,7 +59,7 @@ def compare_recorded(run: RunFolder, deployed: Sequence[Sequence[Invariant]]) ->
             for engine in engines:
                 engine.feed_ranks(windows)
         for engine, of_book in zip(engines, found, strict=True):
-            of_book.append(Compared(engine.outcome, _not_compared(job, streams, engine.outcome.steps)))
+            of_book.append(Compared(engine.outcome, _not_compared(job, streams, engine.outcome.steps), job.name))
     return found
 
 
@@ -145,7 +146,7 @@ class Follower:
             faults = (f"ranks were compared up to step {engine.outcome.steps} only: {type(error).__name__}: {error}",)
         with self._lock:
             reasons = faults or _not_compared(job, streams, engine.outcome.steps)
-            self.compared.append(Compared(engine.outcome, reasons))
+            self.compared.append(Compared(engine.outcome, reasons, job.name))
 
     def _tell(self, finding: Finding) -> None:
         with self._lock:

@@ -14,9 +14,10 @@ from traincheck.relations.base import context_of, fate
 from traincheck.relations.parts import FORWARD, RANKS, UPDATE, named, readings
 from traincheck.relations.replicas import USED_DATA, hold_the_same
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import TRAIN, Window
+from traincheck.vocab.events import TRAIN, Reading, Window
 from traincheck.vocab.facts import FactValue, facts
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.ranks import NOT_APART, Apart, alike, named_ranks
 
 BATCH, FROZEN = "module.batch", "module.frozen"
 DIFFERENT = Property("differs on ranks", BATCH)
@@ -40,7 +41,9 @@ class Batches:
         pair: dict[str, FactValue] = {"same_rank": False, "all_same": same}
         context = context_of(facts(**pair), TRAIN)
         so = all(one.value != other.value for one, other in pairs)
-        yield Occasion(SUBJECT, context, *fate(DIFFERENT, so), seq)
+        same_batch = NOT_APART if so else _first_alike(windows, told)
+        note = "" if so else f"{named_ranks(same_batch.ranks)} had the same batch"
+        yield Occasion(SUBJECT, context, *fate(DIFFERENT, so), seq, note=note, apart=same_batch)
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -64,6 +67,15 @@ class Batches:
 
     def forget(self) -> None:
         """Nothing is kept."""
+
+
+def _first_alike(windows: Sequence[Window], told: Sequence[Sequence[Reading]]) -> Apart:
+    """The ranks that share the first batch that any of them share."""
+    for batches in zip(*told, strict=False):
+        found = alike([(window.rank, batch.value) for window, batch in zip(windows, batches, strict=True)])
+        if found.ranks:
+            return found
+    return Apart(tuple(window.rank for window in windows), len(windows))
 
 
 def _frozen(window: Window) -> frozenset[FactValue]:

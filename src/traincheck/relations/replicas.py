@@ -23,11 +23,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from traincheck.relations.base import context_of, fate
-from traincheck.relations.parts import RANKS, UPDATE, calls_of, named, readings, said, who_differs
+from traincheck.relations.parts import RANKS, UPDATE, calls_of, named, readings, said
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, NO_CALL, Change, Reading, Window
 from traincheck.vocab.facts import Facts, FactValue, facts, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.ranks import apart, who_differs
 
 SAME = "same on ranks"
 BACKWARD = "torch.autograd.backward"
@@ -67,7 +68,12 @@ _IN_WORDS = {
     USED_DATA: "the value before the update",
     DATA: "the value that the update left",
     GRAD: "the gradient that the backward left",
+    FIRST_DATA: "the value that an optimizer was built with",
 }
+
+
+_Values = list[tuple[int, FactValue]]
+"""The value of something by rank."""
 
 
 class _Ranks(NamedTuple):
@@ -76,15 +82,15 @@ class _Ranks(NamedTuple):
     numbers: list[int]
     seen: list[_Seen]
 
-    def note(self, what: str, variable: str) -> str:
-        """Which of the ranks differ from the others in what they tell of a variable."""
-        values: list[tuple[int, FactValue]] = []
+    def values(self, what: str, variable: str) -> _Values:
+        """What the ranks tell of a variable."""
+        values: _Values = []
         for number, of_rank in zip(self.numbers, self.seen, strict=True):
             left = of_rank.left.get((what, variable))
             value = of_rank.value(what, variable) if left is None else left.change.fingerprint
             if value is not None:
                 values.append((number, value))
-        return f"{who_differs(values)} in {_IN_WORDS[what]}"
+        return values
 
 
 class Replicas:
@@ -126,7 +132,11 @@ class Replicas:
                 values = [self._values[windows[place].rank] for place in (one, other)]
                 if all(key in kept for kept in values):
                     so = values[0][key] == values[1][key]
-                    yield _occasion(thing, context, so, seq, (variable,))
+                    by_rank = [] if so else [(rank, kept[key]) for rank, kept in self._of(windows) if key in kept]
+                    yield _occasion(thing, context, so, seq, (variable,), by_rank)
+
+    def _of(self, windows: Sequence[Window]) -> Iterator[tuple[int, dict[tuple[str, str], FactValue]]]:
+        return ((window.rank, self._values[window.rank]) for window in windows)
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -178,7 +188,8 @@ def _of_first(windows: Sequence[Window]) -> Iterator[Occasion]:
         ]
         if alike:
             context = context_of(facts(**_ALWAYS), windows[0].stage)
-            yield _occasion(FIRST_DATA, context, so, told[0][alike[0]].call, tuple(alike))
+            first = [(window.rank, mine[alike[0]].value) for window, mine in zip(windows, told, strict=True)]
+            yield _occasion(FIRST_DATA, context, so, told[0][alike[0]].call, tuple(alike), [] if so else first)
 
 
 def hold_the_same(windows: Sequence[Window]) -> bool | None:
@@ -237,8 +248,8 @@ def _compared(one: _Seen, other: _Seen, kept: set[str], stage: str, ranks: _Rank
         _note(fates, what, told, so, variable, mine.change.call)
     for (what, context, so), alike in fates.items():
         names = tuple(variable for variable, _ in alike)
-        note = "" if so else ranks.note(what, names[0])
-        yield _occasion(what, context_of(context, stage), so, alike[0][1], names, note)
+        values = [] if so else ranks.values(what, names[0])
+        yield _occasion(what, context_of(context, stage), so, alike[0][1], names, values)
 
 
 def _note(
@@ -285,5 +296,10 @@ def _shared(one: _Left, other: _Left) -> dict[str, FactValue]:
     return {**_ALWAYS, **found}
 
 
-def _occasion(thing: str, context: Facts, so: bool, seq: int, variables: tuple[str, ...], note: str = "") -> Occasion:
-    return Occasion(Subject(thing, RANKS), context, *fate(Property(SAME, thing), so), seq, variables, note=note)
+def _occasion(thing: str, context: Facts, so: bool, seq: int, variables: tuple[str, ...], values: _Values) -> Occasion:
+    """`values` are given where it is not so."""
+    found = Occasion(Subject(thing, RANKS), context, *fate(Property(SAME, thing), so), seq, variables)
+    if so:
+        return found
+    words = _IN_WORDS.get(thing, f"the {said(thing)}")
+    return found._replace(note=f"{who_differs(values)} in {words}", apart=apart(values))

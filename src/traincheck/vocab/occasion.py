@@ -6,6 +6,7 @@ from collections.abc import Set
 from typing import NamedTuple
 
 from traincheck.vocab.facts import Facts
+from traincheck.vocab.ranks import NOT_APART, Apart
 
 
 class Subject(NamedTuple):
@@ -36,7 +37,8 @@ class Occasion(NamedTuple):
     `failed` is None when every property that is not in `held` failed (a closed world); otherwise only those in
     `failed` did, and the rest could not be judged here. `seq` is the call it happened in; `variables` are set at the
     grain of a variable. What the call does not tell a reader of a finding may be told here: `site` is the place in the
-    user's code, where it is that of an earlier call, and `note` what was seen, as a clause in the past tense.
+    user's code, where it is that of an earlier call, `note` what was seen, as a clause in the past tense, and `apart`,
+    of ranks that are compared, which of them differ.
     """
 
     subject: Subject
@@ -47,3 +49,4 @@ class Occasion(NamedTuple):
     variables: tuple[str, ...] = ()
     site: str = ""
     note: str = ""
+    apart: Apart = NOT_APART
