@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
@@ -29,7 +30,7 @@ LIVE_BLOCKS = 20
 ROWS, REASONS, NAMES = 25, 6, 3
 """How much of a table, a list of reasons and a list of names is told; the whole is in the reports."""
 
-_LABEL, _WHERE, _NUMBERS = 12, 30, 12
+_LABEL, _WHERE, _NUMBERS, _SPANS = 12, 30, 12, 24
 _STYLES = {ERROR: "bold red", "notice": "bold yellow"}
 
 
@@ -69,7 +70,7 @@ class TerminalSink:
                 self._print(Text(f"  and {len(report.findings) - ROWS:,} more findings in the reports", "dim"))
         if report.ranks:
             self._console.print()
-            self._console.print(_ranks_table(report), width=width)
+            self._console.print(Padding(_ranks_table(report), (0, 0, 0, 2)), width=width)
             for parting in report.partings:
                 self._print(_first_apart(parting, report, width))
         self._console.print()
@@ -165,7 +166,7 @@ def _findings_table(findings: Sequence[Finding]) -> Table:
 def _ranks_table(report: Report) -> Table:
     rows, jobs = rank_rows(report.ranks), job_names(report.ranks)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("  ranks", overflow="fold")
+    table.add_column("ranks", max_width=_SPANS, overflow="fold")
     if jobs:
         table.add_column("job", overflow="fold")
     for name in ("steps", "windows"):
@@ -176,9 +177,9 @@ def _ranks_table(report: Report) -> Table:
         job = [words.plain(jobs[row.state.job])] if jobs else []
         beside = Text(words.plain(words.beside_others(row.state)), "bold red" if row.state.apart is not None else "")
         numbers = (f"{row.state.steps:,}", f"{row.state.windows:,}")
-        table.add_row(f"  {row.ranks}", *job, *numbers, words.recording(row.state), beside)
+        table.add_row(row.ranks, *job, *numbers, words.recording(row.state), beside)
     if len(rows) > ROWS:
-        table.add_row(f"  and {len(rows) - ROWS:,} more rows in the reports")
+        table.add_row(f"and {len(rows) - ROWS:,} more rows in the reports")
     return table
 
 

@@ -100,7 +100,9 @@ def beside_others(told: RankState) -> str:
     """What was found of a rank and the others side by side."""
     if told.apart is not None:
         return f"differs since step {told.apart:,}, in {told.apart_in}"
-    return "not compared" if told.compared is None else f"agrees to step {told.compared:,}"
+    if told.compared is None:
+        return "not compared"
+    return "agrees" if told.compared >= told.recorded else f"agrees to step {told.compared:,}"
 
 
 def listed(items: Sequence[str], most: int) -> str:
