@@ -64,19 +64,19 @@ REPORT_FIELDS: dict[type, dict[str, str]] = {
     RankState: {
         "rank": "number of the rank",
         "job": "the job that it is of; an elastic job that starts again is another one",
-        "end": "`ended`, `killed`, `stopped recording` (it trained on), `left no recording`, or `not ended`, where the "
-        "run goes on or was killed as a whole",
+        "end": "`ended`, `killed` (it ended without a word), `stopped recording` (it trained on), `left no recording`, or "
+        "`not ended`, where the run goes on or was killed as a whole",
         "steps": "training steps, as far as they are known",
         "windows": "windows, as far as they are known",
         "recorded": "the last step in its recording",
         "compared": "the last step in which it was set against the other ranks; null where it was not",
-        "apart": "the first step in which it differed from others; null where it did not",
-        "apart_in": "in what it differed first: `gradients`, `parameters`, `collectives`, `batches` ...",
+        "apart": "the first step in which ranks were not as they should be, and it was one of those concerned; or null",
+        "what": "what was so then: `gradients differ`, `collectives differ`, `batches are the same` ...",
     },
     Parting: {
         "job": "the job",
-        "step": "the first step in which its ranks differed",
-        "thing": "in what they differed",
+        "step": "the first step in which its ranks were not as they should be",
+        "what": "what was so then: `gradients differ`, `collectives differ`, `batches are the same` ...",
         "ranks": "those that differ from most; all that differ where no majority agrees",
         "compared": "how many ranks were compared; most agree where `ranks` are fewer than half of them",
     },

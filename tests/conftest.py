@@ -143,10 +143,10 @@ def some_report(some_invariants: tuple[Invariant, ...]) -> Report:
     unseen = ("calls inside compiled regions", "calls inside compiled regions", "arguments of foreign kernels")
     run = {"script": "train.py", "argv": ["train.py", "--lr", "1e-3"], "versions": {"torch": "2.13.0"}, "ranks": 2}
     ranks = (
-        RankState(0, "job", ENDED, 120, 650, 120, 118, 5, "gradients"),
-        RankState(1, "job", KILLED, 118, 640, 118, 118, 5, "gradients"),
+        RankState(0, "job", ENDED, 120, 650, 120, 118, 5, "gradients differ"),
+        RankState(1, "job", KILLED, 118, 640, 118, 118, 5, "gradients differ"),
     )
-    parting = Parting("job", 5, "gradients", (0, 1), 2)
+    parting = Parting("job", 5, "gradients differ", (0, 1), 2)
     return Report((error, notice), counts, unseen, run, ranks=ranks, partings=(parting,))
 
 

@@ -52,12 +52,12 @@ def test_ranks_that_go_apart_are_told_while_they_train(home: Path) -> None:
     assert (error["ranks"], error["compared"]) == ([0, 1], 2)
     assert "rank 0 and rank 1 differ in the gradient that the update used" in error["observed"]
     (parting,) = apart["partings"]
-    assert (parting["step"], parting["thing"], parting["ranks"]) == (1, "gradients", [0, 1])
+    assert (parting["step"], parting["what"], parting["ranks"]) == (1, "gradients differ", [0, 1])
     assert [tuple(rank[name] for name in STATE) for rank in apart["ranks"]] == [
         (0, "ended", 24, 24, 1),
         (1, "ended", 24, 24, 1),
     ]
-    told = "the ranks first differ at step 1, in gradients, between ranks 0, 1"
+    told = "since step 1, gradients differ between ranks 0, 1"
     assert told in traincheck(home, "report", "live-apart", expect=3)
     assert told[1:] in (home / "live-apart" / "report.html").read_text()
 

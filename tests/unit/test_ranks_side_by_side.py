@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 from traincheck.checking.checked import Checked
 from traincheck.checking.live import LiveChecker, gather
 from traincheck.checking.offline import check_folder
+from traincheck.checking.rank_states import what_of
 from traincheck.checking.ranks import Follower
 from traincheck.inference.gathering import tally_ranks
 from traincheck.inference.tally import Tally
@@ -25,6 +27,7 @@ from traincheck.trace.writer import TraceWriter
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import ENDED, GOING, KILLED, MISSING, STOPPED, Parting, Violation
 from traincheck.vocab.invariant import Invariant
+from traincheck.vocab.occasion import Property, Subject
 from traincheck.vocab.ranks import Apart, alike, apart, named_ranks, who_differs
 
 STEPS = 20
@@ -83,7 +86,7 @@ def test_of_four_ranks_the_one_that_deviates_is_named(
 ) -> None:
     ranks = {rank: trained(rank, since=7) if rank == 2 else trained(rank) for rank in range(4)}
     report = check(recorded(tmp_path, ranks, 4), book).report
-    assert report.partings == (Parting("job", 7, "calls of train.scale", (2,), 4),)
+    assert report.partings == (Parting("job", 7, "calls of train.scale differ", (2,), 4),)
     leader = report.findings[0]
     assert (leader.ranks, leader.compared, leader.step) == ((2,), 4, 7)
     assert "rank 2 differs from ranks 0, 1, 3 in what it got: 2, 2, 3, 2" in leader.observed
@@ -99,7 +102,32 @@ def test_of_two_ranks_that_differ_neither_deviates(tmp_path: Path, book: Book) -
     report = check_folder(recorded(tmp_path, {0: trained(0), 1: trained(1, since=5)}, 2).path, book).report
     (parting,) = report.partings
     assert (parting.step, parting.ranks, parting.apart.deviate) == (5, (0, 1), False)
-    assert [(state.apart, state.apart_in) for state in report.ranks] == [(5, "calls of train.scale")] * 2
+    assert [(state.apart, state.what) for state in report.ranks] == [(5, "calls of train.scale differ")] * 2
+
+
+@pytest.mark.parametrize(
+    ("rule", "told"),
+    [
+        (
+            (Subject("parameter.used_grad", "ranks"), Property("same on ranks", "parameter.used_grad")),
+            "gradients differ",
+        ),
+        ((Subject("optimizer_state.step", "ranks"), Property("same on ranks", "optimizer_state.step")), "state of"),
+        ((Subject("module.batch", "ranks"), Property("differs on ranks", "module.batch")), "batches are the same"),
+        ((Subject("torch.distributed", "ranks"), Property("messages", "received as sent")), "messages do not fit"),
+        (
+            (Subject("torch.distributed.all_reduce", "ranks"), Property("calls on ranks", "as often")),
+            "collectives diff",
+        ),
+        ((Subject("train.draw", "ranks"), Property("arguments", "data of result", "all distinct")), "are the same"),
+    ],
+)
+def test_what_is_not_as_it_should_be_is_told_in_a_few_words(
+    new_invariant: Callable[..., Invariant], rule: tuple[Subject, Property], told: str
+) -> None:
+    subject, prop = rule
+    one = replace(new_invariant(), subject=subject, property=prop)
+    assert told in what_of(Violation(one, 3, 0, 7, 3, "train", 1, None, "", ()))
 
 
 def test_how_each_recording_ended_is_told(tmp_path: Path, book: Book) -> None:

@@ -154,27 +154,27 @@ def job_of(size: int, **others: Any) -> tuple[RankState, ...]:
 
 def test_of_few_ranks_each_has_a_row_and_many_are_folded(some_report: Report, tell: Tell) -> None:
     assert [row.ranks for row in rank_rows(job_of(4))] == ["0", "1", "2", "3"]
-    many = job_of(1024, apart=7, apart_in="gradients")
+    many = job_of(1024, apart=7, what="gradients differ")
     assert [row.ranks for row in rank_rows(many)] == ["0-1021, 1023", "1022"]
-    parting = Parting("job", 7, "gradients", (1022,), 1024)
+    parting = Parting("job", 7, "gradients differ", (1022,), 1024)
     told = tell(replace(some_report, ranks=many, partings=(parting,)))
     assert "0-1021, 1023     20       21  ended      agrees" in told
-    assert "1022             20       21  ended      differs since step 7, in gradients" in told
-    assert "the ranks first differ at step 7, in gradients: rank 1022 of 1,024 deviates from the others" in told
+    assert "1022             20       21  ended      gradients differ since step 7" in told
+    assert "since step 7, gradients differ: rank 1022 of 1,024 deviates" in told
 
 
 def test_what_became_of_a_rank_is_told(some_report: Report, tell: Tell) -> None:
     stopped = {"end": STOPPED, "steps": 20, "recorded": 5, "compared": None}
     told = tell(replace(some_report, ranks=job_of(2, **stopped), partings=()))
-    assert "stopped recording at step 5  not compared" in told and "differ" not in told
+    assert "stopped recording at step 5  not compared" in told and " since step " not in told
 
 
 def test_jobs_are_told_apart_by_what_differs_in_their_names(some_report: Report, tell: Tell) -> None:
     first, again = (replace(job_of(2)[0], job=f"host-29500-{attempt}") for attempt in (0, 1))
     assert job_names([first]) == {} and job_names([first, again]) == {first.job: "0", again.job: "1"}
-    parting = Parting(again.job, 2, "batches", (0, 1), 2)
+    parting = Parting(again.job, 2, "batches are the same", (0, 1), 2)
     told = tell(replace(some_report, ranks=(first, again), partings=(parting,)))
-    assert "job 1: the ranks first differ at step 2, in batches, between ranks 0, 1" in told
+    assert "job 1: since step 2, batches are the same between ranks 0, 1" in told
 
 
 @pytest.mark.parametrize(

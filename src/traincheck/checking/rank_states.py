@@ -70,7 +70,7 @@ def _beside_others(state: RankState, compared: Compared) -> RankState:
     if not own:
         return replace(state, compared=compared.outcome.steps)
     first = min(own, key=_place)
-    return replace(state, compared=compared.outcome.steps, apart=first.step, apart_in=thing_of(first))
+    return replace(state, compared=compared.outcome.steps, apart=first.step, what=what_of(first))
 
 
 def partings(compared: Sequence[Compared]) -> tuple[Parting, ...]:
@@ -80,7 +80,7 @@ def partings(compared: Sequence[Compared]) -> tuple[Parting, ...]:
         between = [violation for violation in one.outcome.violations if violation.apart.ranks]
         if between:
             first = min(between, key=_place)
-            found.append(Parting(one.job, first.step, thing_of(first), *first.apart))
+            found.append(Parting(one.job, first.step, what_of(first), *first.apart))
     return tuple(found)
 
 
@@ -90,13 +90,12 @@ def _place(violation: Violation) -> tuple[object, ...]:
     return rule.severity != ERROR, violation.step, cause_of(violation).rank, rule.id
 
 
-def thing_of(violation: Violation) -> str:
-    """In what ranks differ, in a word or a few."""
-    rule = violation.invariant
-    api = rule.subject.api
-    kind = api.partition(".")[0]
-    if api in _THINGS or kind in _KINDS:
-        return _THINGS.get(api) or _KINDS[kind]
-    if rule.property.verb == "messages":
-        return "messages"
-    return "collectives" if api.startswith(COLLECTIVE) else f"calls of {short(api)}"
+def what_of(violation: Violation) -> str:
+    """What is not as it should be on several ranks, in a few words."""
+    subject, prop = violation.invariant.subject, violation.invariant.property
+    if prop.verb == "messages":
+        return "messages do not fit"
+    kind = subject.api.partition(".")[0]
+    other = "collectives" if subject.api.startswith(COLLECTIVE) else f"calls of {short(subject.api)}"
+    to_differ = prop.verb == "differs on ranks" or prop.detail == "all distinct"
+    return f"{_THINGS.get(subject.api) or _KINDS.get(kind, other)} {'are the same' if to_differ else 'differ'}"

@@ -83,12 +83,8 @@ def apart(told: Apart) -> str:
 
 
 def parting(told: Parting) -> str:
-    """Where the ranks of a job first went apart."""
-    since = f"the ranks first differ at step {told.step:,}, in {told.thing}"
-    if told.apart.deviate:
-        return f"{since}: {apart(told.apart)} from the others"
-    unknown = " (of two, neither is the majority)" if told.compared == 2 else " (no majority agrees)"
-    return f"{since}, {apart(told.apart)}{unknown}"
+    """Where the ranks of a job first were not as they should be."""
+    return f"since step {told.step:,}, {told.what}{':' * told.apart.deviate} {apart(told.apart)}"
 
 
 def recording(told: RankState) -> str:
@@ -99,7 +95,7 @@ def recording(told: RankState) -> str:
 def beside_others(told: RankState) -> str:
     """What was found of a rank and the others side by side."""
     if told.apart is not None:
-        return f"differs since step {told.apart:,}, in {told.apart_in}"
+        return f"{told.what} since step {told.apart:,}"
     if told.compared is None:
         return "not compared"
     return "agrees" if told.compared >= told.recorded else f"agrees to step {told.compared:,}"

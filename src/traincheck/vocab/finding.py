@@ -97,7 +97,8 @@ class RankState:
     """How a rank of a job fared. `steps` and `windows` are those that it trained, as far as they are known.
 
     `recorded` is the last step in its recording, `compared` the last one in which it was set against the other ranks
-    (None where it was not), `apart` the first one in which it differed from others, and `apart_in` in what.
+    (None where it was not), `apart` the first one in which several ranks were not as they should be, this one among
+    them (of a majority, those that deviate), and `what` was so, as a clause: `gradients differ`.
     """
 
     rank: int
@@ -108,16 +109,17 @@ class RankState:
     recorded: int
     compared: int | None = None
     apart: int | None = None
-    apart_in: str = ""
+    what: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Where the ranks of a job first went apart: in which step, in what, and which of them, as `Apart` has it."""
+    """The first step in which the ranks of a job were not as they should be, `what` was so (see `RankState`), and which
+    of them differ, as `Apart` has it."""
 
     job: str
     step: int
-    thing: str
+    what: str
     ranks: tuple[int, ...]
     compared: int
 
