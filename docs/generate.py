@@ -64,8 +64,8 @@ REPORT_FIELDS: dict[type, dict[str, str]] = {
     RankState: {
         "rank": "number of the rank",
         "job": "the job that it is of; an elastic job that starts again is another one",
-        "end": "`ended`, `killed` (it ended without a word), `stopped recording` (it trained on), `left no recording`, or "
-        "`not ended`, where the run goes on or was killed as a whole",
+        "end": "`ended`, `killed` (it ended without a word), `stopped recording` (it trained on), `left no recording`, "
+        "or `not ended`, where the run goes on or was killed as a whole",
         "steps": "training steps, as far as they are known",
         "windows": "windows, as far as they are known",
         "recorded": "the last step in its recording",

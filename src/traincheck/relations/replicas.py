@@ -28,7 +28,7 @@ from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, NO_CALL, Change, Reading, Window
 from traincheck.vocab.facts import Facts, FactValue, facts, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
-from traincheck.vocab.ranks import apart, who_differs
+from traincheck.vocab.ranks import NOT_APART, Apart, apart, who_differs
 
 SAME = "same on ranks"
 BACKWARD = "torch.autograd.backward"
@@ -72,25 +72,40 @@ _IN_WORDS = {
 }
 
 
-_Values = list[tuple[int, FactValue]]
-"""The value of something by rank."""
+class _Unlike(NamedTuple):
+    """Which of the ranks differ from the others, in words and as data."""
+
+    note: str = ""
+    apart: Apart = NOT_APART
 
 
 class _Ranks(NamedTuple):
-    """What all ranks tell of a step."""
+    """What all ranks tell of a step; `found` keeps what was found of it, as many pairs of them may differ."""
 
     numbers: list[int]
     seen: list[_Seen]
+    found: dict[tuple[str, str, FactValue], _Unlike]
 
-    def values(self, what: str, variable: str) -> _Values:
-        """What the ranks tell of a variable."""
-        values: _Values = []
+    def unlike(self, what: str, variable: str, before: FactValue) -> _Unlike:
+        """Who differs in a variable: of all ranks, or of those that held the value `before` the update, if given."""
+        key = what, variable, before
+        if key not in self.found:
+            self.found[key] = _unlike(what, self._values(*key))
+        return self.found[key]
+
+    def _values(self, what: str, variable: str, before: FactValue) -> list[tuple[int, FactValue]]:
+        values: list[tuple[int, FactValue]] = []
         for number, of_rank in zip(self.numbers, self.seen, strict=True):
             left = of_rank.left.get((what, variable))
             value = of_rank.value(what, variable) if left is None else left.change.fingerprint
-            if value is not None:
+            if value is not None and before in (None, of_rank.value(USED_DATA, variable)):
                 values.append((number, value))
         return values
+
+
+def _unlike(what: str, values: Sequence[tuple[int, FactValue]]) -> _Unlike:
+    words = _IN_WORDS.get(what, f"the {said(what)}")
+    return _Unlike(f"{who_differs(values)} in {words}", apart(values))
 
 
 class Replicas:
@@ -104,9 +119,9 @@ class Replicas:
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
         """The occasions in windows of several ranks at the same step; `seq` is of the first."""
         seen = [_seen(window) for window in windows]
+        ranks = _Ranks([window.rank for window in windows], seen, {})
         for one, other in _pairs(len(windows)):
             kept = self._kept_same.setdefault((windows[one].rank, windows[other].rank), set())
-            ranks = _Ranks([window.rank for window in windows], seen)
             yield from _compared(seen[one], seen[other], kept, windows[0].stage, ranks)
         yield from _of_first(windows)
         yield from self._of_readings(windows)
@@ -128,15 +143,15 @@ class Replicas:
         context = context_of(facts(same_name=True, same_rank=False), windows[0].stage)
         for key, seq in told.items():
             thing, variable = key
+            found = _Unlike()
             for one, other in _pairs(len(windows)):
                 values = [self._values[windows[place].rank] for place in (one, other)]
                 if all(key in kept for kept in values):
                     so = values[0][key] == values[1][key]
-                    by_rank = [] if so else [(rank, kept[key]) for rank, kept in self._of(windows) if key in kept]
-                    yield _occasion(thing, context, so, seq, (variable,), by_rank)
-
-    def _of(self, windows: Sequence[Window]) -> Iterator[tuple[int, dict[tuple[str, str], FactValue]]]:
-        return ((window.rank, self._values[window.rank]) for window in windows)
+                    if not so and not found.note:
+                        kept_by = {window.rank: self._values[window.rank] for window in windows}
+                        found = _unlike(thing, [(rank, kept[key]) for rank, kept in kept_by.items() if key in kept])
+                    yield _occasion(thing, context, so, seq, (variable,), found)
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -189,7 +204,8 @@ def _of_first(windows: Sequence[Window]) -> Iterator[Occasion]:
         if alike:
             context = context_of(facts(**_ALWAYS), windows[0].stage)
             first = [(window.rank, mine[alike[0]].value) for window, mine in zip(windows, told, strict=True)]
-            yield _occasion(FIRST_DATA, context, so, told[0][alike[0]].call, tuple(alike), [] if so else first)
+            unlike = _Unlike() if so else _unlike(FIRST_DATA, first)
+            yield _occasion(FIRST_DATA, context, so, told[0][alike[0]].call, tuple(alike), unlike)
 
 
 def hold_the_same(windows: Sequence[Window]) -> bool | None:
@@ -248,8 +264,9 @@ def _compared(one: _Seen, other: _Seen, kept: set[str], stage: str, ranks: _Rank
         _note(fates, what, told, so, variable, mine.change.call)
     for (what, context, so), alike in fates.items():
         names = tuple(variable for variable, _ in alike)
-        values = [] if so else ranks.values(what, names[0])
-        yield _occasion(what, context_of(context, stage), so, alike[0][1], names, values)
+        held = one.value(USED_DATA, names[0]) if value_of(context, "same_before") else None
+        unlike = _Unlike() if so else ranks.unlike(what, names[0], held)  # others may hold another shard
+        yield _occasion(what, context_of(context, stage), so, alike[0][1], names, unlike)
 
 
 def _note(
@@ -296,10 +313,6 @@ def _shared(one: _Left, other: _Left) -> dict[str, FactValue]:
     return {**_ALWAYS, **found}
 
 
-def _occasion(thing: str, context: Facts, so: bool, seq: int, variables: tuple[str, ...], values: _Values) -> Occasion:
-    """`values` are given where it is not so."""
+def _occasion(thing: str, context: Facts, so: bool, seq: int, variables: tuple[str, ...], unlike: _Unlike) -> Occasion:
     found = Occasion(Subject(thing, RANKS), context, *fate(Property(SAME, thing), so), seq, variables)
-    if so:
-        return found
-    words = _IN_WORDS.get(thing, f"the {said(thing)}")
-    return found._replace(note=f"{who_differs(values)} in {words}", apart=apart(values))
+    return found if so else found._replace(note=unlike.note, apart=unlike.apart)
