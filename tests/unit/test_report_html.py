@@ -98,7 +98,10 @@ def hostile(attack: str, report: Report, make: Callable[..., Invariant]) -> str:
         invariants=(invariant.id, attack),
     )
     run: dict[str, object] = {"script": attack, attack: attack, "argv": [attack], "nested": {attack: [attack]}}
+    states = [replace(report.ranks[0], job=f"{number}{attack}", end=attack, what=attack) for number in range(2)]
+    partings = (replace(report.partings[0], job=states[0].job, what=attack),)
     told = replace(report, findings=(finding, finding), not_observed=(attack,), run=run)
+    told = replace(told, ranks=tuple(states), partings=partings)
     return html_of(told, [(replace(invariant, id=attack), attack), (invariant, VIOLATED)])
 
 

@@ -91,7 +91,9 @@ def test_a_path_is_never_broken(some_report: Report, tell: Tell) -> None:
 
 def test_what_looks_like_markup_or_steers_a_terminal_is_told_as_it_is(some_report: Report, tell: Tell) -> None:
     finding = replace(some_report.findings[0], title="[red]x[/red]\x1b]0;evil\x07", variables=("w\x1b[2J", "a\nb"))
-    told = tell(replace(some_report, findings=(finding,), not_observed=("[/bold]\r",)))
+    ranks = job_of(2, job="[b]j\x1b[2J", end="[i]\r", what="[u]\x1b", apart=1)
+    told = tell(replace(some_report, findings=(finding,), not_observed=("[/bold]\r",), ranks=ranks, partings=()))
+    assert r"[b]j\x1b[2J" in told and "[i]" in told and r"[u]\x1b since step 1" in told
     assert r"[red]x[/red]\x1b]0;evil\x07" in told and r"w\x1b[2J, a b" in told and "[/bold]" in told
     assert "\x1b" not in told and "\r" not in told
 

@@ -174,10 +174,10 @@ def _ranks_table(report: Report) -> Table:
     table.add_column("recording", overflow="fold")
     table.add_column("beside the others", overflow="fold")
     for row in rows[:ROWS]:
-        job = [words.plain(jobs[row.state.job])] if jobs else []
+        job = [Text(words.plain(jobs[row.state.job]))] if jobs else []
         beside = Text(words.plain(words.beside_others(row.state)), "bold red" if row.state.apart is not None else "")
         numbers = (f"{row.state.steps:,}", f"{row.state.windows:,}")
-        table.add_row(row.ranks, *job, *numbers, words.recording(row.state), beside)
+        table.add_row(row.ranks, *job, *numbers, Text(words.plain(words.recording(row.state))), beside)
     if len(rows) > ROWS:
         table.add_row(f"and {len(rows) - ROWS:,} more rows in the reports")
     return table
