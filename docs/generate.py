@@ -16,7 +16,7 @@ from traincheck.cli.main import app
 from traincheck.options import OPTIONS, Option
 from traincheck.vocab.events import STAGES
 from traincheck.vocab.facts import FACTS
-from traincheck.vocab.finding import REPORT_VERSION, Counts, Finding, Site
+from traincheck.vocab.finding import REPORT_VERSION, Counts, Finding, Parting, RankState, Site
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -27,7 +27,7 @@ REPORT_FIELDS: dict[type, dict[str, str]] = {
     Finding: {
         "severity": "`error` (fails a run) or `notice` (does not)",
         "step": "training step in which it was first seen; 0 is the set-up",
-        "rank": "rank of the process in which it was first seen",
+        "rank": "rank of the process in which it was first seen; the first of all where ranks were compared",
         "title": "the finding in a few words",
         "cause": "the likely cause, in one or two sentences; may be empty",
         "site": "the place in the user's code, see below; null where none is known",
@@ -38,6 +38,9 @@ REPORT_FIELDS: dict[type, dict[str, str]] = {
         "invariants": "ids of the invariants behind the finding, the leading one first",
         "last_step": "the last step in which it was seen",
         "times": "in how many windows the most violated of its invariants failed",
+        "ranks": "where ranks were compared: those that differ from most, or all that differ where no majority agrees; "
+        "else those on which it is so",
+        "compared": "how many ranks were compared; 0 where each was judged by itself",
     },
     Site: {
         "file": "path, relative to the directory in which the program was started where it lies below it",
@@ -57,6 +60,25 @@ REPORT_FIELDS: dict[type, dict[str, str]] = {
         "windows": "windows seen, all processes together",
         "windows_dropped": "windows that were left out because writing could not keep up",
         "processes": "processes in which training was observed",
+    },
+    RankState: {
+        "rank": "number of the rank",
+        "job": "the job that it is of; an elastic job that starts again is another one",
+        "end": "`ended`, `killed` (it ended without a word), `stopped recording` (it trained on), `left no recording`, "
+        "or `not ended`, where the run goes on or was killed as a whole",
+        "steps": "training steps, as far as they are known",
+        "windows": "windows, as far as they are known",
+        "recorded": "the last step in its recording",
+        "compared": "the last step in which it was set against the other ranks; null where it was not",
+        "apart": "the first step in which ranks were not as they should be, and it was one of those concerned; or null",
+        "what": "what was so then: `gradients differ`, `collectives differ`, `batches are the same` ...",
+    },
+    Parting: {
+        "job": "the job",
+        "step": "the first step in which its ranks were not as they should be",
+        "what": "what was so then: `gradients differ`, `collectives differ`, `batches are the same` ...",
+        "ranks": "those that differ from most; all that differ where no majority agrees",
+        "compared": "how many ranks were compared; most agree where `ranks` are fewer than half of them",
     },
 }
 
@@ -161,6 +183,15 @@ def _default(option: Option) -> str:
 # -- report --------------------------------------------------------------------------------------------------------
 
 
+_NOUNS = (
+    (Finding, "A finding"),
+    (Site, "A site"),
+    (Counts, "Counts"),
+    (RankState, "A rank"),
+    (Parting, "A parting of ranks"),
+)
+
+
 def report_json() -> Iterator[str]:
     """The JSON report: fields from the nouns, an example from the gold file of the tests."""
     yield f"# The JSON report\n\n{NOTE}\n"
@@ -177,8 +208,10 @@ def report_json() -> Iterator[str]:
         ("`counts`", "how the deployed invariants fared and how much was seen"),
         ("`not_observed`", "what could not be observed, with the reason; list of texts"),
         ("`run`", "what is known of the run: script, versions, start and end, exit code, processes"),
+        ("`ranks`", "how each rank of a job fared, by job, then by rank; empty for a run of one rank"),
+        ("`partings`", "where the ranks of each job first went apart, of those in which they did"),
     )
-    for noun, title in ((Finding, "A finding"), (Site, "A site"), (Counts, "Counts")):
+    for noun, title in _NOUNS:
         yield f"## {title}\n\n" + table(("field", "type", "meaning"), *_fields(noun))
     example = (ROOT / "tests" / "gold" / "report.json").read_text(encoding="utf-8")
     yield f"## Example\n\n```json\n{example.rstrip()}\n```\n"

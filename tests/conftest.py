@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from traincheck.vocab.finding import Counts, Finding, Report, Site
+from traincheck.vocab.finding import ENDED, KILLED, Counts, Finding, Parting, RankState, Report, Site
 from traincheck.vocab.invariant import Clause, Invariant, Precondition, Support
 from traincheck.vocab.occasion import Property, Subject
 
@@ -123,6 +123,7 @@ def some_report(some_invariants: tuple[Invariant, ...]) -> Report:
         invariants=tuple(invariant.id for invariant in some_invariants[:2]),
         last_step=120,
         times=118,
+        ranks=(1,),
     )
     notice = Finding("notice", 7, 0, "The loss is printed no more", "", None, (), "a print", "none", (), (), 7, 1)
     counts = Counts(
@@ -141,7 +142,12 @@ def some_report(some_invariants: tuple[Invariant, ...]) -> Report:
     )
     unseen = ("calls inside compiled regions", "calls inside compiled regions", "arguments of foreign kernels")
     run = {"script": "train.py", "argv": ["train.py", "--lr", "1e-3"], "versions": {"torch": "2.13.0"}, "ranks": 2}
-    return Report((error, notice), counts, unseen, run)
+    ranks = (
+        RankState(0, "job", ENDED, 120, 650, 120, 118, 5, "gradients differ"),
+        RankState(1, "job", KILLED, 118, 640, 118, 118, 5, "gradients differ"),
+    )
+    parting = Parting("job", 5, "gradients differ", (0, 1), 2)
+    return Report((error, notice), counts, unseen, run, ranks=ranks, partings=(parting,))
 
 
 @pytest.fixture

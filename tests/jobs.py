@@ -50,10 +50,12 @@ SLOWLY = ("optimizer.step()", "optimizer.step(); time.sleep(0.2)")
 """Slow enough to be met under way."""
 
 
-def traincheck(home: Path, *words: str, expect: int = 0) -> None:
+def traincheck(home: Path, *words: str, expect: int = 0) -> str:
+    """What the command says on stdout."""
     command = [sys.executable, "-m", "traincheck", *words]
     done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=300)
     assert done.returncode == expect, done.stderr
+    return done.stdout
 
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

@@ -18,6 +18,9 @@ SAME_SHARD = ("sampler=sampler)", "shuffle=False)")
 """Without the sampler every rank sees the same data."""
 
 
+STATE = ("rank", "end", "steps", "compared", "apart")
+
+
 def findings(home: Path, folder: str, expect: int) -> str:
     """All that the check of a folder found, in one text."""
     traincheck(home, "check", folder, "--book", "book.jsonl", "--json", f"{folder}.json", expect=expect)
@@ -38,10 +41,25 @@ def test_ranks_that_go_apart_are_told(home: Path) -> None:
 def test_ranks_that_go_apart_are_told_while_they_train(home: Path) -> None:
     clean = run(home, "live-clean", PROGRAM)
     assert clean["verdict"] == "clean" and not clean["not_observed"]
+    assert [tuple(rank[name] for name in STATE) for rank in clean["ranks"]] == [
+        (0, "ended", 24, 24, None),
+        (1, "ended", 24, 24, None),
+    ]
     apart = run(home, "live-apart", PROGRAM.replace(*APART), expect=3)
     (error,) = [finding for finding in apart["findings"] if finding["severity"] == "error"]
     assert error["title"] == "Gradients of replicas differ between ranks" and error["step"] == 1
     assert any(name.endswith("0.weight") for name in error["variables"])
+    assert (error["ranks"], error["compared"]) == ([0, 1], 2)
+    assert "rank 0 and rank 1 differ in the gradient that the update used" in error["observed"]
+    (parting,) = apart["partings"]
+    assert (parting["step"], parting["what"], parting["ranks"]) == (1, "gradients differ", [0, 1])
+    assert [tuple(rank[name] for name in STATE) for rank in apart["ranks"]] == [
+        (0, "ended", 24, 24, 1),
+        (1, "ended", 24, 24, 1),
+    ]
+    told = "since step 1, gradients differ between ranks 0, 1"
+    assert told in traincheck(home, "report", "live-apart", expect=3)
+    assert told[1:] in (home / "live-apart" / "report.html").read_text()
 
 
 @pytest.mark.slow

@@ -43,6 +43,7 @@ def test_a_rank_that_is_killed_ends_the_job_as_it_would_without_us(home: Path) -
     assert running.returncode == 1, said
     report = json.loads((home / "killed" / "report.json").read_text())
     assert report["verdict"] == "clean" and 1 <= report["counts"]["steps"] < 24
+    assert report["ranks"][1]["end"] == "killed" and 1 <= report["ranks"][1]["steps"] < 24
     assert "Traceback" not in said.replace("ChildFailedError", "").split("TrainCheck")[-1]
 
 
@@ -75,6 +76,9 @@ def test_the_attempts_of_an_elastic_job_are_compared_each_by_itself(home: Path) 
     assert len(jobs) > 1 and all((job.size, sorted(job.files)) == (2, [0, 1]) for job in (jobs[0], jobs[-1]))
     report = json.loads((home / "again" / "report.json").read_text())
     assert report["verdict"] == "clean" and report["counts"]["steps"] == 24
+    first, *_, last = ([rank for rank in report["ranks"] if rank["job"] == job.name] for job in jobs)
+    assert all(rank["end"] == "killed" or rank["steps"] < 24 for rank in first)
+    assert [(rank["rank"], rank["end"], rank["steps"]) for rank in last] == [(0, "ended", 24), (1, "ended", 24)]
 
 
 @pytest.mark.slow

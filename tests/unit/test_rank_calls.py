@@ -134,3 +134,41 @@ def test_a_whole_number_that_all_ranks_compute_is_the_same() -> None:
     for other, told in ((8, [True]), (9, [False]), ("0.5", []), ("true", [])):
         assert fate(over(capacity(8), capacity(other)), subject, SAME_NUMBER) == told
     assert "the same value of the result" in APIArg.describe(subject, SAME_NUMBER)
+
+
+def differing(found: list[Occasion], prop: Property) -> tuple[tuple[int, ...], int, str]:
+    """Of the first occasion on which a property failed: the ranks that differ, of how many, and the words for it."""
+    one = next(one for one in found if prop in (one.failed or ()))
+    return *one.apart, one.note
+
+
+def test_the_rank_whose_collectives_differ_is_told() -> None:
+    reduce, gather = collective("all_reduce", ranks="0-2"), collective("all_gather", ranks="0-2")
+    orders = (reduce + gather, gather + reduce, reduce + gather, "")
+    told = "rank 1 differs from ranks 0, 2 in the order of its collectives"
+    assert differing(over(*orders), IN_ORDER) == ((1,), 3, told)
+    told = "rank 2 differs from ranks 0, 1 in how often all_reduce is called"
+    assert differing(over(reduce, reduce, reduce + reduce), AS_OFTEN) == ((2,), 3, told)
+    purposes = [collective("all_reduce", purpose=f"norm_of(group={name})") for name in "aba"]
+    assert differing(over(*purposes), SAME_PURPOSE)[:2] == ((1,), 3)
+
+
+def test_the_ranks_that_get_other_values_are_told_for_each_of_them() -> None:
+    def scaled(by: int, size: int) -> str:
+        return f'  project train.scale args={{"by":{by},"size":{size}}}\n'
+
+    found = over(scaled(2, 8), scaled(2, 9), scaled(3, 8), scaled(2, 8))
+    by, size = (Property("arguments", f"value of {name}", "all equal") for name in ("by", "size"))
+    assert differing(found, by) == ((2,), 4, "rank 2 differs from ranks 0, 1, 3 in the value of by")
+    assert differing(found, size) == ((1,), 4, "rank 1 differs from ranks 0, 2, 3 in the value of size")
+    distinct = Property("arguments", "value of by", "all distinct")
+    assert differing(found, distinct) == ((0, 1, 3), 4, "ranks 0, 1, 3 had the same value of by")
+
+
+def test_of_a_message_both_ends_are_told() -> None:
+    def end(name: str, peer: int, size: int) -> str:
+        facts = f'{{"peer":{peer},"number":0}}'
+        return f"  lifecycle torch.distributed.{name} result={facts}\n    tensor tensor float32[{size}]\n"
+
+    found = over("", end("send", 2, 8), end("recv", 1, 4))
+    assert differing(found, ROOM) == ((1, 2), 2, "not so between ranks 1, 2")

@@ -200,16 +200,26 @@ def test_a_single_process_reads_nothing_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("grads", "told"),
+    ("grads", "told", "differ"),
     [
-        ((7, 7, 8, 7), "rank 2 differs from ranks 0, 1, 3"),
-        ((7, 8), "rank 0 and rank 1 differ"),
-        ((7, 7, 8, 8), "ranks 0, 1 and ranks 2, 3 differ"),
+        ((7, 7, 8, 7), "rank 2 differs from ranks 0, 1, 3", (2,)),
+        ((7, 8), "rank 0 and rank 1 differ", (0, 1)),
+        ((7, 7, 8, 8), "ranks 0, 1 and ranks 2, 3 differ", (0, 1, 2, 3)),
     ],
 )
-def test_the_rank_that_differs_from_most_is_named(grads: tuple[int, ...], told: str) -> None:
+def test_the_rank_that_differs_from_most_is_named(grads: tuple[int, ...], told: str, differ: tuple[int, ...]) -> None:
     step = tuple({"w": Update(1, grad, 10 + grad)} for grad in grads)
     found = across(ranks(step), USED_GRAD)
     notes = {one.note for one in found if one.failed}
     assert notes == {f"{told} in the gradient that the update used"}
+    assert {one.apart for one in found if one.failed} == {(differ, len(grads))}
     assert all(one.note == "" for one in found if one.held)
+
+
+def test_of_shards_only_those_are_set_against_each_other_that_hold_the_same() -> None:
+    """Ranks 0 to 2 hold one half of a parameter, ranks 3 to 5 the other one."""
+    updates = ((1, 7, 20), (1, 8, 21), (1, 7, 20), (2, 9, 30), (2, 9, 30), (2, 9, 30))
+    found = across(ranks(tuple({"w": Update(*update)} for update in updates)), USED_GRAD)
+    failed = [one for one in found if one.failed and value_of(one.context, "same_before")]
+    assert {one.apart for one in failed} == {((1,), 3)}
+    assert {one.note for one in failed} == {"rank 1 differs from ranks 0, 2 in the gradient that the update used"}

@@ -98,7 +98,10 @@ def hostile(attack: str, report: Report, make: Callable[..., Invariant]) -> str:
         invariants=(invariant.id, attack),
     )
     run: dict[str, object] = {"script": attack, attack: attack, "argv": [attack], "nested": {attack: [attack]}}
+    states = [replace(report.ranks[0], job=f"{number}{attack}", end=attack, what=attack) for number in range(2)]
+    partings = (replace(report.partings[0], job=states[0].job, what=attack),)
     told = replace(report, findings=(finding, finding), not_observed=(attack,), run=run)
+    told = replace(told, ranks=tuple(states), partings=partings)
     return html_of(told, [(replace(invariant, id=attack), attack), (invariant, VIOLATED)])
 
 
@@ -205,3 +208,10 @@ def test_lanes_lie_within_the_axis(some_report: Report) -> None:
     assert told.last == 500 and told.beyond == 2 and len(told.lanes) == LANES
     assert (told.lanes[0].left, told.lanes[0].width) == (80, 20)
     assert (told.lanes[1].left, told.lanes[1].width) == (0, 0)
+
+
+def test_ranks_stand_side_by_side(some_report: Report, clean_report: Report) -> None:
+    told = " ".join(" ".join(Page(html_of(some_report, ())).texts).split())
+    assert "Ranks Steps Windows Recording Beside the others 0 120 650 ended gradients differ since step 5" in told
+    assert "1 118 640 killed" in told and "Since step 5, gradients differ between ranks 0, 1" in told
+    assert "side by side" not in html_of(clean_report, ())

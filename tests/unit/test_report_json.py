@@ -15,7 +15,9 @@ from traincheck.reporting.base import Sink
 from traincheck.reporting.json_report import JsonSink, json_of, read_json, write_json
 from traincheck.vocab.finding import Report
 
-FIELDS = "severity step rank title cause site variables expected observed advice invariants last_step times"
+FIELDS = (
+    "severity step rank title cause site variables expected observed advice invariants last_step times ranks compared"
+)
 
 
 @pytest.fixture
@@ -43,11 +45,20 @@ def test_a_clean_report_is_read_as_it_was_written(clean_report: Report, tmp_path
 
 def test_the_document_has_exactly_the_promised_fields(path: Path) -> None:
     told = json.loads(path.read_text())
-    assert list(told) == ["version", "verdict", "findings", "counts", "not_observed", "run"]
+    assert list(told) == ["version", "verdict", "findings", "counts", "not_observed", "run", "ranks", "partings"]
     assert told["version"] == 1 and told["verdict"] == "errors"
     assert [" ".join(finding) for finding in told["findings"]] == [FIELDS, FIELDS]
     assert told["findings"][0]["site"] == {"file": "project/train.py", "line": 42, "function": "train_step"}
     assert told["findings"][1]["site"] is None
+
+
+def test_a_report_from_before_ranks_were_told_is_read(some_report: Report, path: Path) -> None:
+    told = json.loads(path.read_text())
+    del told["ranks"], told["partings"], told["findings"][0]["ranks"], told["findings"][0]["compared"]
+    path.write_text(json.dumps(told))
+    found = read_json(path)
+    assert (found.ranks, found.partings, found.findings[0].ranks) == ((), (), ())
+    assert found.counts == some_report.counts
 
 
 def test_the_sink_writes_at_the_end_only(some_report: Report, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,8 +14,9 @@ from rich.console import Console
 from traincheck.reporting import words
 from traincheck.reporting.base import Sink
 from traincheck.reporting.book_view import book_data, book_view, selected
+from traincheck.reporting.rank_rows import job_names, rank_rows
 from traincheck.reporting.terminal import LIVE_BLOCKS, REASONS, ROWS, TerminalSink, finding_block
-from traincheck.vocab.finding import Counts, Report, Site
+from traincheck.vocab.finding import ENDED, STOPPED, Counts, Parting, RankState, Report, Site
 from traincheck.vocab.invariant import Invariant
 
 Tell = Callable[..., str]
@@ -89,7 +91,9 @@ def test_a_path_is_never_broken(some_report: Report, tell: Tell) -> None:
 
 def test_what_looks_like_markup_or_steers_a_terminal_is_told_as_it_is(some_report: Report, tell: Tell) -> None:
     finding = replace(some_report.findings[0], title="[red]x[/red]\x1b]0;evil\x07", variables=("w\x1b[2J", "a\nb"))
-    told = tell(replace(some_report, findings=(finding,), not_observed=("[/bold]\r",)))
+    ranks = job_of(2, job="[b]j\x1b[2J", end="[i]\r", what="[u]\x1b", apart=1)
+    told = tell(replace(some_report, findings=(finding,), not_observed=("[/bold]\r",), ranks=ranks, partings=()))
+    assert r"[b]j\x1b[2J" in told and "[i]" in told and r"[u]\x1b since step 1" in told
     assert r"[red]x[/red]\x1b]0;evil\x07" in told and r"w\x1b[2J, a b" in told and "[/bold]" in told
     assert "\x1b" not in told and "\r" not in told
 
@@ -119,7 +123,60 @@ def test_many_findings_do_not_drown_the_program(some_report: Report, tell: Tell)
 
 def test_ranks_are_a_column_only_where_there_are_several(some_report: Report, tell: Tell) -> None:
     single = replace(some_report, findings=some_report.findings[1:])
-    assert " rank " in tell(some_report) and " rank " not in tell(single)
+    single = replace(single, ranks=(), partings=())
+    assert " ranks " in tell(some_report) and " rank" not in tell(single)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "compared", "told", "cell"),
+    [
+        ((0,), 0, "ERROR at step 3: ", "0"),
+        ((2,), 0, "ERROR at step 3 on rank 2: ", "2"),
+        ((0, 2), 0, "ERROR at step 3 on ranks 0, 2: ", "0, 2"),
+        ((0, 1), 2, "ERROR at step 3 between ranks 0, 1: ", "0, 1"),
+        ((0, 1, 2, 3), 4, "ERROR at step 3 between ranks 0, 1, 2, 3: ", "0, 1, 2, 3"),
+        ((0,), 4, "ERROR at step 3, rank 0 of 4 deviates: ", "0 of 4"),
+        ((3, 5), 1024, "ERROR at step 3, ranks 3, 5 of 1,024 deviate: ", "3, 5 of 1,024"),
+    ],
+)
+def test_a_finding_names_the_ranks_that_it_is_about(
+    some_report: Report, ranks: tuple[int, ...], compared: int, told: str, cell: str
+) -> None:
+    finding = replace(some_report.findings[0], rank=ranks[0], ranks=ranks, compared=compared)
+    assert told in finding_block(finding, 200).plain
+    assert words.ranks_of(finding) == cell
+
+
+def job_of(size: int, **others: Any) -> tuple[RankState, ...]:
+    """Ranks that fared alike, but for the one before the last."""
+    states = [RankState(rank, "job", ENDED, 20, 21, 20, 20) for rank in range(size)]
+    states[-2] = replace(states[-2], **others)
+    return tuple(states)
+
+
+def test_of_few_ranks_each_has_a_row_and_many_are_folded(some_report: Report, tell: Tell) -> None:
+    assert [row.ranks for row in rank_rows(job_of(4))] == ["0", "1", "2", "3"]
+    many = job_of(1024, apart=7, what="gradients differ")
+    assert [row.ranks for row in rank_rows(many)] == ["0-1021, 1023", "1022"]
+    parting = Parting("job", 7, "gradients differ", (1022,), 1024)
+    told = tell(replace(some_report, ranks=many, partings=(parting,)))
+    assert "0-1021, 1023     20       21  ended      agrees" in told
+    assert "1022             20       21  ended      gradients differ since step 7" in told
+    assert "since step 7, gradients differ: rank 1022 of 1,024 deviates" in told
+
+
+def test_what_became_of_a_rank_is_told(some_report: Report, tell: Tell) -> None:
+    stopped = {"end": STOPPED, "steps": 20, "recorded": 5, "compared": None}
+    told = tell(replace(some_report, ranks=job_of(2, **stopped), partings=()))
+    assert "stopped recording at step 5  not compared" in told and " since step " not in told
+
+
+def test_jobs_are_told_apart_by_what_differs_in_their_names(some_report: Report, tell: Tell) -> None:
+    first, again = (replace(job_of(2)[0], job=f"host-29500-{attempt}") for attempt in (0, 1))
+    assert job_names([first]) == {} and job_names([first, again]) == {first.job: "0", again.job: "1"}
+    parting = Parting(again.job, 2, "batches are the same", (0, 1), 2)
+    told = tell(replace(some_report, ranks=(first, again), partings=(parting,)))
+    assert "job 1: since step 2, batches are the same between ranks 0, 1" in told
 
 
 @pytest.mark.parametrize(

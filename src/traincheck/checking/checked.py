@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from traincheck.checking.engine import Outcome
 from traincheck.checking.findings import group
+from traincheck.checking.rank_engine import Compared
+from traincheck.checking.rank_states import partings, with_comparisons
 from traincheck.invariants.book import Book
 from traincheck.vocab.finding import (
     NOT_OBSERVED,
@@ -15,6 +17,7 @@ from traincheck.vocab.finding import (
     VIOLATED,
     Counts,
     Finding,
+    RankState,
     Report,
     Violation,
 )
@@ -39,19 +42,31 @@ def conclude(
     not_observed: Iterable[str] = (),
     dropped: int = 0,
     run: Mapping[str, object] | None = None,
+    compared: Sequence[Compared] = (),
+    ranks: Sequence[RankState] = (),
 ) -> Checked:
-    """Put outcomes together.
+    """Put outcomes together: those of processes, and what was `compared` of the ranks of jobs.
 
     `rules` are those of `book` that were deployed on this program; `unobserved` maps the id of a rule that could not be
-    judged to the reason.
+    judged to the reason. `ranks` tells how each rank of a job fared by itself.
     """
+    outcomes = [*outcomes, *(one.outcome for one in compared)]
     violations = [violation for outcome in outcomes for violation in outcome.violations]
     violations.sort(key=_when)
     findings = group(violations, _ranks_judged(outcomes))
     verdicts = tuple((rule, _verdict(rule, outcomes, unobserved)) for rule in rules)
-    reasons = sorted({*not_observed, *unobserved.values()})
+    not_compared = (reason for one in compared for reason in one.not_compared)
+    reasons = sorted({*not_observed, *not_compared, *unobserved.values()})
     counts = _counts(book, verdicts, findings, outcomes, dropped)
-    return Checked(Report(findings, counts, tuple(reasons), dict(run or {})), verdicts, tuple(outcomes))
+    report = Report(
+        findings,
+        counts,
+        tuple(reasons),
+        dict(run or {}),
+        ranks=with_comparisons(ranks, compared),
+        partings=partings(compared),
+    )
+    return Checked(report, verdicts, tuple(outcomes))
 
 
 def _ranks_judged(outcomes: Iterable[Outcome]) -> dict[str, frozenset[int]]:

@@ -14,6 +14,7 @@ from traincheck.vocab.events import Call, Window
 from traincheck.vocab.finding import Site, Violation
 from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.occasion import Occasion, Subject
+from traincheck.vocab.ranks import NOT_APART, Apart
 
 MOST_VIOLATIONS = 200
 """Violations kept for each invariant and process; beyond that only the count goes on, so that memory is bounded."""
@@ -88,9 +89,14 @@ class Engine:
         """Judge what relations say of the same window of several ranks; a violation is told of the first of them."""
         self.outcome.steps = max(self.outcome.steps, windows[0].step)
         comparing = ((name, relation) for name, relation in self._relations if compares_ranks(relation))
-        return self._judge(windows[0], ((name, relation.across(windows)) for name, relation in comparing))
+        told = ((name, relation.across(windows)) for name, relation in comparing)
+        ranks = tuple(window.rank for window in windows)
+        return self._judge(windows[0], told, Apart(ranks, len(ranks)))
 
-    def _judge(self, window: Window, told: Iterable[tuple[str, Iterable[Occasion]]]) -> list[Violation]:
+    def _judge(
+        self, window: Window, told: Iterable[tuple[str, Iterable[Occasion]]], between: Apart = NOT_APART
+    ) -> list[Violation]:
+        """`between` names the ranks whose windows these are, for occasions that do not tell which of them differ."""
         found: dict[str, tuple[Invariant, list[Occasion]]] = {}
         for name, occasions in told:
             deployed = self._deployed[name]
@@ -99,7 +105,8 @@ class Engine:
                     if self._fails(rule, occasion):
                         found.setdefault(rule.id, (rule, []))[1].append(occasion)
         violations = [
-            _violation(rule, occasions, window, self._instead(rule, occasions)) for rule, occasions in found.values()
+            _violation(rule, occasions, window, self._instead(rule, occasions), between)
+            for rule, occasions in found.values()
         ]
         for violation in violations:
             self._keep(violation)
@@ -144,7 +151,9 @@ def _shown(rule: Invariant, call: Call, window: Window, only: Iterable[str]) -> 
     return told(call, window, tuple(only)) or (given_back(call) if rule.property.verb in OF_RESULTS else ())
 
 
-def _violation(rule: Invariant, occasions: list[Occasion], window: Window, instead: tuple[str, ...]) -> Violation:
+def _violation(
+    rule: Invariant, occasions: list[Occasion], window: Window, instead: tuple[str, ...], between: Apart
+) -> Violation:
     seq = min(occasion.seq for occasion in occasions)
     call = window.by_seq.get(seq)
     variables = dict.fromkeys(name for occasion in occasions for name in occasion.variables)
@@ -166,4 +175,5 @@ def _violation(rule: Invariant, occasions: list[Occasion], window: Window, inste
         occasions=sum(max(1, len(occasion.variables)) for occasion in occasions),
         evidence=(*instead, *(_shown(rule, call, window, only) if call is not None else ())),
         note=next((occasion.note for occasion in occasions if occasion.note), ""),
+        apart=next((occasion.apart for occasion in occasions if occasion.apart.ranks), between),
     )

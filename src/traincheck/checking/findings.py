@@ -113,6 +113,7 @@ def _finding(leader: _Strand, strands: Sequence[_Strand], judged: frozenset[int]
     failed = {strand.first.rank for strand in strands if strand.first.invariant == first.invariant}
     variables = leader.variables or next((strand.variables for strand in strands if strand.variables), ())
     site = first.site or next((strand.first.site for strand in strands if strand.first.site), None)
+    compared = first.apart.compared
     return Finding(
         severity=first.invariant.severity,
         step=first.step,
@@ -127,4 +128,6 @@ def _finding(leader: _Strand, strands: Sequence[_Strand], judged: frozenset[int]
         invariants=tuple(strand.first.invariant.id for strand in strands),
         last_step=max(strand.last_step for strand in strands),
         times=max(strand.times for strand in strands),
+        ranks=first.apart.ranks if compared else tuple(sorted(failed)),
+        compared=compared,
     )

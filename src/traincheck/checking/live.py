@@ -12,6 +12,7 @@ from traincheck.checking.engine import Engine, Outcome, Tried
 from traincheck.checking.findings import Teller
 from traincheck.checking.offline import recorded_demand, run_facts, unobserved
 from traincheck.checking.rank_engine import Compared
+from traincheck.checking.rank_states import recorded_ranks
 from traincheck.errors import InputError
 from traincheck.files import write_whole
 from traincheck.invariants.book import Book
@@ -20,6 +21,7 @@ from traincheck.trace.folder import RunFolder
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding, Site, Violation
 from traincheck.vocab.invariant import Invariant
+from traincheck.vocab.ranks import NOT_APART, Apart
 
 SAVE_EVERY = 500
 """Windows between two savings of a quiet run's outcome: what a killed process loses of its counts."""
@@ -38,6 +40,8 @@ class _Failed(msgspec.Struct, frozen=True):
     variables: tuple[str, ...]
     occasions: int
     evidence: tuple[str, ...] = ()
+    note: str = ""
+    apart: Apart = NOT_APART
 
 
 class _Stored(msgspec.Struct, frozen=True):
@@ -103,6 +107,8 @@ def _failed(violation: Violation) -> _Failed:
         violation.variables,
         violation.occasions,
         violation.evidence,
+        violation.note,
+        violation.apart,
     )
 
 
@@ -118,15 +124,16 @@ def gather(folder: Path, book: Book, compared: Sequence[Compared] = ()) -> Check
     if not outcomes:
         reasons.append("no training was observed: the program did not import torch, or ended before its first step")
     rules = deployable(book.invariants, run.manifest.script)
-    reasons.extend(reason for one in compared for reason in one.not_compared)
     return conclude(
         book,
         rules,
-        [*outcomes, *(one.outcome for one in compared)],
+        outcomes,
         unobserved=unobserved(rules, recorded_demand(run), notes),
         not_observed=reasons,
         dropped=sum(note.dropped for note in notes),
         run=run_facts(run, notes),
+        compared=compared,
+        ranks=recorded_ranks(run, notes),
     )
 
 
@@ -156,6 +163,8 @@ def _read(path: Path, book: Book) -> Outcome:
                     failed.variables,
                     failed.occasions,
                     failed.evidence,
+                    failed.note,
+                    failed.apart,
                 )
             )
     return outcome

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from traincheck.checking.checked import Checked, conclude
 from traincheck.checking.engine import Engine, Outcome, demand_of
+from traincheck.checking.rank_states import recorded_ranks
 from traincheck.checking.ranks import compare_recorded
 from traincheck.errors import InputError, RunFolderEmpty
 from traincheck.invariants.book import Book, read_book
@@ -51,18 +52,18 @@ def check_folder_against(folder: Path, books: Sequence[Book], progress: Progress
         raise RunFolderEmpty(folder, "no window was recorded")
     compared = compare_recorded(run, deployed)
     notes = run.notes()
+    ranks = recorded_ranks(run, notes)
     return [
         conclude(
             book,
             rules,
-            [*found, *(one.outcome for one in of_ranks)],
+            found,
             unobserved=unobserved(rules, recorded_demand(run), notes),
-            not_observed=[
-                *(reason for note in notes for reason in note.not_observed),
-                *(reason for one in of_ranks for reason in one.not_compared),
-            ],
+            not_observed=[reason for note in notes for reason in note.not_observed],
             dropped=sum(note.dropped for note in notes),
             run=run_facts(run, notes),
+            compared=of_ranks,
+            ranks=ranks,
         )
         for book, rules, found, of_ranks in zip(books, deployed, outcomes, compared, strict=True)
     ]

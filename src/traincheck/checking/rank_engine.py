@@ -23,6 +23,7 @@ class Compared:
 
     outcome: Outcome
     not_compared: tuple[str, ...] = ()
+    job: str = ""
 
 
 def comparable(rules: Iterable[Invariant]) -> list[Invariant]:

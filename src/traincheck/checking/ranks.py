@@ -48,7 +48,7 @@ def compare_recorded(run: RunFolder, deployed: Sequence[Sequence[Invariant]]) ->
             ranks.feed(windows)
             held.release(windows)
         for engine, of_book in zip(ranks.engines, found, strict=True):
-            of_book.append(Compared(engine.outcome, _left_out(job, streams, ranks.steps)))
+            of_book.append(Compared(engine.outcome, _left_out(job, streams, ranks.steps), job.name))
     return found
 
 
@@ -135,7 +135,7 @@ class Follower:
             faults = (f"ranks were compared up to step {ranks.steps} only: {type(error).__name__}: {error}",)
         with self._lock:
             reasons = faults or _left_out(job, streams, ranks.steps)
-            self.compared.append(Compared(engine.outcome, reasons))
+            self.compared.append(Compared(engine.outcome, reasons, job.name))
 
     def _tell(self, finding: Finding) -> None:
         with self._lock:

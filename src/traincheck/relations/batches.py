@@ -14,9 +14,10 @@ from traincheck.relations.base import context_of, fate
 from traincheck.relations.parts import FORWARD, UPDATE, named, readings
 from traincheck.relations.replicas import USED_DATA, hold_the_same
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import TRAIN, Window
+from traincheck.vocab.events import TRAIN, Reading, Window
 from traincheck.vocab.facts import FactValue, facts
 from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
+from traincheck.vocab.ranks import NOT_APART, Apart, alike, named_ranks
 
 BATCH, FROZEN = "module.batch", "module.frozen"
 DIFFERENT = Property("differs on ranks", BATCH)
@@ -31,16 +32,15 @@ class Batches:
         if windows[0].stage != TRAIN:
             return
         told = [[reading for reading in window.readings if named(reading) == BATCH] for window in windows]
-        pairs = [pair for mine in told[1:] for pair in zip(told[0], mine, strict=False)]
         same = hold_the_same(windows)
-        if not pairs or same is None:
+        if not all(told) or same is None:
             return
         same = same and len({_frozen(window) for window in windows}) == 1
-        seq = next((one.call for one, other in pairs if one.value == other.value), pairs[0][0].call)
         pair: dict[str, FactValue] = {"same_rank": False, "all_same": same}
         context = context_of(facts(**pair), TRAIN)
-        so = all(one.value != other.value for one, other in pairs)
-        yield Occasion(SUBJECT, context, *fate(DIFFERENT, so), seq)
+        seq, same_batch = _first_alike(windows, told)
+        note = f"{named_ranks(same_batch.ranks)} had the same batch" if same_batch.ranks else ""
+        yield Occasion(SUBJECT, context, *fate(DIFFERENT, not note), seq, note=note, apart=same_batch)
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -64,6 +64,16 @@ class Batches:
 
     def forget(self) -> None:
         """Nothing is kept."""
+
+
+def _first_alike(windows: Sequence[Window], told: Sequence[Sequence[Reading]]) -> tuple[int, Apart]:
+    """The ranks that share the first batch that any of them share, and the call of the first rank that was given it (or
+    of its first batch where none is shared)."""
+    for batches in zip(*told, strict=False):
+        found = alike([(window.rank, batch.value) for window, batch in zip(windows, batches, strict=True)])
+        if found.ranks:
+            return batches[0].call, found
+    return told[0][0].call, NOT_APART
 
 
 def _frozen(window: Window) -> frozenset[FactValue]:

@@ -163,9 +163,18 @@ def asked_of(prop: Property) -> str:
     return {VALUE: ARGUMENTS, DATA: VALUES}.get(thing, TENSORS)
 
 
+def told_by(call: Call, name: str) -> Hashable:
+    """What the call tells of one of the things that `compare` names; None where it tells nothing."""
+    return next((value for told, value in _told(call) if told == name), None)
+
+
 def said(prop: Property) -> str:
     """What the calls share, or each has for itself: `the same dtype of input`."""
+    return f"the same {thing_of(prop)}" if prop.detail == EQUAL else f"each another {thing_of(prop)}"
+
+
+def thing_of(prop: Property) -> str:
+    """What is compared, in words: `dtype of input`."""
     thing = prop.object if prop.object != SHAPE + RESULT else "sizes of the result"
     thing = thing.replace(DATA, "contents of ").replace(f"of {RESULT}", "of the result")
-    thing = thing.replace(VALUE, "value of ").replace(STORAGE, "memory of ")
-    return f"the same {thing}" if prop.detail == EQUAL else f"each another {thing}"
+    return thing.replace(VALUE, "value of ").replace(STORAGE, "memory of ")

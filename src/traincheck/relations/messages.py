@@ -22,6 +22,7 @@ from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
 from traincheck.vocab.events import NO_CALL, Call, TensorSummary, Window
 from traincheck.vocab.facts import facts, value_of
 from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
+from traincheck.vocab.ranks import NOT_APART, Apart, named_ranks
 
 MESSAGES = "messages"
 DTYPE = Property(MESSAGES, "of the type expected")
@@ -44,8 +45,9 @@ _Route = tuple[int, int, int]
 
 
 class _Message(NamedTuple):
-    """One end of a message: its call, and the tensor as it was sent or is received."""
+    """One end of a message: its rank and its call, and the tensor as it was sent or is received."""
 
+    rank: int
     call: Call
     tensor: TensorSummary
     fingerprint: int | None
@@ -104,7 +106,15 @@ def _occasion(prop: Property, found: Sequence[tuple[bool, Sequence[_Message]]], 
     against = [ends for so, ends in found if not so]
     calls = [end.call for ends in against or (ends for _, ends in found) for end in ends]
     seq = next((call.seq for call in calls if window.by_seq.get(call.seq) is call), NO_CALL)
-    return Occasion(Subject(COLLECTIVE, RANKS), context_of(facts(), window.stage), *fate(prop, not against), seq)
+    ends = sorted({end.rank for end in against[0]}) if against else []
+    return Occasion(
+        Subject(COLLECTIVE, RANKS),
+        context_of(facts(), window.stage),
+        *fate(prop, not against),
+        seq,
+        note=f"not so between {named_ranks(ends)}" if against else "",
+        apart=Apart(tuple(ends), len(ends)) if against else NOT_APART,
+    )
 
 
 def _ends(windows: Sequence[Window]) -> Iterator[tuple[_Route, int, bool, _Message]]:
@@ -121,7 +131,7 @@ def _ends(windows: Sequence[Window]) -> Iterator[tuple[_Route, int, bool, _Messa
                 continue
             ranks = (window.rank, peer) if sends else (peer, window.rank)
             value = call.tensors[0].fingerprint if sends else got.get(call.seq, _at_once(call))
-            message = _Message(call, call.tensors[0], value)
+            message = _Message(window.rank, call, call.tensors[0], value)
             yield (*ranks, tag if isinstance(tag, int) else 0), number, sends, message
 
 

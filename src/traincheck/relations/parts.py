@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Set
 from typing import ClassVar, Protocol
 
 from traincheck.relations.base import ended
@@ -13,7 +13,6 @@ from traincheck.vocab.demand import READINGS, Demand
 from traincheck.vocab.events import Call, Reading, Window
 from traincheck.vocab.facts import FactValue
 from traincheck.vocab.occasion import Occasion, Property, Subject
-from traincheck.vocab.ranks import MOST_NAMED, named_ranks
 
 UPDATE = "torch.optim.Optimizer.step"
 SCHEDULE = "torch.optim.lr_scheduler.LRScheduler.step"
@@ -169,16 +168,3 @@ def said(thing: str) -> str:
     kind, _, attribute = thing.partition(".")
     words = f"setting of {attribute}" if kind == "hyperparameter" else f"{attribute} of a {kind.replace('_', ' ')}"
     return _SAID.get(thing, words)
-
-
-def who_differs(values: Sequence[tuple[int, FactValue]]) -> str:
-    """Which ranks have another value than most, or which go together where no value has most; `values` are by rank."""
-    groups: dict[FactValue, list[int]] = {}
-    for rank, value in values:
-        groups.setdefault(value, []).append(rank)
-    largest = max(groups.values(), key=len)
-    others = [rank for rank, _ in values if rank not in largest]
-    if 2 * len(largest) > len(values):
-        verb = "differs" if len(others) == 1 else "differ"
-        return f"{named_ranks(others)} {verb} from {named_ranks(largest)}"
-    return f"{' and '.join(named_ranks(ranks) for ranks in list(groups.values())[:MOST_NAMED])} differ"

@@ -20,12 +20,13 @@ each of its words, too, and those on which several programs agree speak of funct
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
-from traincheck.relations.base import ended
+from traincheck.relations.base import ended, short
 from traincheck.relations.comparison import (
     AT_ONCE,
     COMPARED,
+    DISTINCT,
     EQUAL,
     OF_COLLECTIVES,
     OF_OTHERS,
@@ -33,6 +34,8 @@ from traincheck.relations.comparison import (
     Ways,
     common,
     compare,
+    thing_of,
+    told_by,
 )
 from traincheck.relations.messages import MESSAGES, Messages
 from traincheck.vocab.collectives import COLLECTIVE, COLLECTIVES, PURPOSE, RECEIVES, SENDS, WAIT, group_of, is_member
@@ -41,7 +44,7 @@ from traincheck.vocab.events import LIFECYCLE, NO_CALL, PROJECT, RESULT, Call, W
 from traincheck.vocab.facts import merged, value_of
 from traincheck.vocab.kinds import named, words_of
 from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
-from traincheck.vocab.ranks import MOST_NAMED
+from traincheck.vocab.ranks import MOST_NAMED, Apart, alike, apart, named_ranks, who_differs
 
 CALLS = "calls on ranks"
 AS_OFTEN = Property(CALLS, "as often")
@@ -50,6 +53,7 @@ SENT = Property(CALLS, "sizes sent are those expected")
 SAME_PURPOSE = Property(CALLS, "for the same purpose")
 SAME_NUMBER = Property(COMPARED, f"{VALUE}{RESULT}", EQUAL)
 VERBS = frozenset((CALLS, MESSAGES))
+NONE: frozenset[Property] = frozenset()
 
 _SENT, _EXPECTED = "input_tensor_list", "output_tensor_list"
 """What `all_to_all` calls the parts that go to each rank and those that come from each."""
@@ -57,6 +61,8 @@ _SPLITS = ("len(input_split_sizes)", "len(output_split_sizes)")
 
 _Calls = Sequence[Sequence[Call]]
 """Calls of one API in each of the windows."""
+_Ranks = Sequence[int]
+"""The ranks of those windows."""
 _BETWEEN_TWO = SENDS | RECEIVES | {f"{COLLECTIVE}.batch_isend_irecv", WAIT}
 
 
@@ -68,15 +74,16 @@ class Ranks:
 
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
         """The occasions; `seq` is of the first window."""
+        ranks = [window.rank for window in windows]
         yield from _of_collectives(windows)
         yield from self._messages.across(windows)
         for level, calls in _side_by_side(windows, PROJECT).items():
-            yield _often(level, calls, windows[0])
-            yield from _compared(level, calls, AT_ONCE, windows[0])
+            yield _often(level, calls, ranks, windows[0])
+            yield from _compared(level, calls, AT_ONCE, ranks, windows[0])
             for api in (level, *map(named, words_of(level))):  # see Note [Words in names]
-                yield from _returned(api, calls, windows[0])
+                yield from _returned(api, calls, ranks, windows[0])
         for level, calls in _side_by_side(windows, LIFECYCLE).items():
-            yield from _compared(level, calls, OF_OTHERS, windows[0])
+            yield from _compared(level, calls, OF_OTHERS, ranks, windows[0])
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
@@ -107,30 +114,33 @@ def _of_collectives(windows: Sequence[Window]) -> Iterator[Occasion]:
         members = [place for place, window in enumerate(windows) if is_member(window.rank, group)]
         orders = [[call for call in made[place] if group_of(call) == group] for place in members]
         if len(members) > 1:
-            yield from _of_group(orders, windows[0])
+            yield from _of_group(orders, [windows[place].rank for place in members], windows[0])
 
 
-def _of_group(orders: _Calls, first: Window) -> Iterator[Occasion]:
+def _of_group(orders: _Calls, ranks: _Ranks, first: Window) -> Iterator[Occasion]:
     """Of the calls of a group, rank by rank; `first` is the window of the first rank of all."""
-    alike = len({tuple(call.name for call in order) for order in orders}) == 1
-    issued = [call for order in orders for call in order]
-    yield _occasion(COLLECTIVE, issued, first, _first_seq(orders, first), [(IN_ORDER, alike)])
-    if alike:
-        yield from _of_purpose(orders, first)
+    names = [tuple(call.name for call in order) for order in orders]
+    found = _occasion(COLLECTIVE, (call for order in orders for call in order), first, _first_seq(orders, first))
+    yield _judged(found, IN_ORDER, ranks, names, "the order of its collectives")
+    if len(set(names)) == 1:
+        yield from _of_purpose(orders, ranks, first)
     by_level: dict[str, list[list[Call]]] = {}
     for place, order in enumerate(orders):
         for call in order:
             by_level.setdefault(call.name, [[] for _ in orders])[place].append(call)
     for level, calls in by_level.items():
-        yield _often(level, calls, first)
-        yield from _compared(level, calls, OF_COLLECTIVES, first)
+        yield _often(level, calls, ranks, first)
+        yield from _compared(level, calls, OF_COLLECTIVES, ranks, first)
         for together in zip(*calls, strict=False):
-            sent = _sent_as_expected(together)
-            if sent is not None:
-                yield _occasion(level, together, first, _first_seq([together], first), [(SENT, sent)])
+            unlike = _sent_otherwise(together)
+            if unlike is not None:
+                found = _occasion(level, together, first, _first_seq([together], first))
+                ends = tuple(sorted(ranks[place] for place in unlike))
+                unfit = Apart(ends, len(ends))
+                yield _failed(found, SENT, f"not so between {named_ranks(ends)}", unfit) if ends else _held(found, SENT)
 
 
-def _of_purpose(orders: _Calls, first: Window) -> Iterator[Occasion]:
+def _of_purpose(orders: _Calls, ranks: _Ranks, first: Window) -> Iterator[Occasion]:
     """One occasion of the step, at the first collective that ranks meet in for different reasons, if any."""
     met = list(zip(*orders, strict=True))
     told = [{value_of(call.result, PURPOSE) for call in together} for together in met]
@@ -141,7 +151,9 @@ def _of_purpose(orders: _Calls, first: Window) -> Iterator[Occasion]:
         if len(purposes) > 1 and everywhere.issuperset(map(_function, together))
     ]
     calls = against[0] if against else tuple(call for order in orders for call in order)
-    yield _occasion(COLLECTIVE, calls, first, _first_seq([calls], first), [(SAME_PURPOSE, not against)])
+    found = _occasion(COLLECTIVE, calls, first, _first_seq([calls], first))
+    purposes = [value_of(call.result, PURPOSE) for call in against[0]] if against else []
+    yield _judged(found, SAME_PURPOSE, ranks, purposes, f"what {short(calls[0].name)} is called for")
 
 
 def _function(call: Call) -> str:
@@ -149,19 +161,20 @@ def _function(call: Call) -> str:
     return str(value_of(call.result, PURPOSE)).partition("(")[0]
 
 
-def _sent_as_expected(together: Sequence[Call]) -> bool | None:
-    """Whether in an exchange of lists what each rank sends to each other has the size that the other expects."""
+def _sent_otherwise(together: Sequence[Call]) -> set[int] | None:
+    """The places of the first two ranks in an exchange of lists of which one sends another size than the other expects;
+    none where all is as expected, None where it is not told."""
     ranks = range(len(together))
     shapes = [{tensor.role: tensor.shape for tensor in call.tensors} for call in together]
-    pairs = [
-        (shapes[one].get(f"{_SENT}[{other}]"), shapes[other].get(f"{_EXPECTED}[{one}]"))
+    pairs = {
+        (one, other): (shapes[one].get(f"{_SENT}[{other}]"), shapes[other].get(f"{_EXPECTED}[{one}]"))
         for one in ranks
         for other in ranks
-    ]
+    }
     # With more parts than ranks, other ranks take part than those that are compared.
-    if any(None in pair for pair in pairs) or any(f"{_SENT}[{len(together)}]" in shape for shape in shapes):
+    if any(None in pair for pair in pairs.values()) or any(f"{_SENT}[{len(together)}]" in shape for shape in shapes):
         return None
-    return all(sent == expected for sent, expected in pairs)
+    return next(({*ends} for ends, (sent, expected) in pairs.items() if sent != expected), set())
 
 
 # -- other calls -------------------------------------------------------------------------------------------------------
@@ -178,13 +191,12 @@ def _side_by_side(windows: Sequence[Window], kind: str) -> dict[str, _Calls]:
     return dict(found)
 
 
-def _often(level: str, calls: _Calls, first: Window) -> Occasion:
-    present = [call for of_rank in calls for call in of_rank]
-    often = len({len(of_rank) for of_rank in calls}) == 1
-    return _occasion(level, present, first, _first_seq(calls, first), [(AS_OFTEN, often)])
+def _often(level: str, calls: _Calls, ranks: _Ranks, first: Window) -> Occasion:
+    found = _occasion(level, (call for of_rank in calls for call in of_rank), first, _first_seq(calls, first))
+    return _judged(found, AS_OFTEN, ranks, list(map(len, calls)), f"how often {short(level)} is called")
 
 
-def _compared(level: str, calls: _Calls, ways: Ways, first: Window) -> Iterator[Occasion]:
+def _compared(level: str, calls: _Calls, ways: Ways, ranks: _Ranks, first: Window) -> Iterator[Occasion]:
     for together in zip(*calls, strict=False):
         held, failed = compare(together, ways)
         if held or failed:
@@ -193,18 +205,37 @@ def _compared(level: str, calls: _Calls, ways: Ways, first: Window) -> Iterator[
                 context = merged(
                     context, splits=any(value_of(call.args, name) for call in together for name in _SPLITS)
                 )
-            yield Occasion(Subject(level, RANKS), context, held, failed, _first_seq([together], first))
+            found = Occasion(Subject(level, RANKS), context, held, NONE, _first_seq([together], first))
+            yield from _by_difference(found, failed, ranks, together) if failed else (found,)
 
 
-def _returned(api: str, calls: _Calls, first: Window) -> Iterator[Occasion]:
+def _by_difference(
+    found: Occasion, failed: Iterable[Property], ranks: _Ranks, together: Sequence[Call]
+) -> Iterator[Occasion]:
+    """One occasion for each set of ranks that differ, with the properties that failed for them."""
+    told: dict[Apart, tuple[str, set[Property]]] = {}
+    for prop in sorted(failed):
+        values = [(rank, told_by(call, prop.object)) for rank, call in zip(ranks, together, strict=True)]
+        values = [(rank, value) for rank, value in values if value is not None]
+        if prop.detail == DISTINCT:
+            unlike = alike(values)
+            note = f"{named_ranks(unlike.ranks)} had the same {thing_of(prop)}"
+        else:
+            unlike, note = apart(values), f"{who_differs(values)} in the {thing_of(prop)}"
+        told.setdefault(unlike, (note, set()))[1].add(prop)
+    for unlike, (note, props) in told.items():
+        yield found._replace(failed=frozenset(props), note=note, apart=unlike)
+        found = found._replace(held=NONE)
+
+
+def _returned(api: str, calls: _Calls, ranks: _Ranks, first: Window) -> Iterator[Occasion]:
     """Whether whole numbers that a function returns (a capacity, a count) are the same. (Others may be by chance.)"""
     for together in zip(*calls, strict=False):
         values = [value_of(call.result, "value") for call in together]
         if all(type(value) is int for value in values):
-            so = len(set(values)) == 1
-            found = _occasion(api, together, first, _first_seq([together], first), [(SAME_NUMBER, so)])
-            told = ", ".join(map(str, values[:MOST_NAMED]))
-            yield found if so else found._replace(note=f"the ranks got {told}")
+            found = _occasion(api, together, first, _first_seq([together], first))
+            got = ", ".join(map(str, values[:MOST_NAMED]))
+            yield _judged(found, SAME_NUMBER, ranks, values, f"what it got: {got}")
 
 
 def _first_seq(calls: _Calls, first: Window) -> int:
@@ -213,9 +244,22 @@ def _first_seq(calls: _Calls, first: Window) -> int:
     return next((call.seq for call in present), NO_CALL)
 
 
-def _occasion(
-    api: str, calls: Sequence[Call], window: Window, seq: int, judged: Sequence[tuple[Property, bool]]
-) -> Occasion:
-    held = frozenset(prop for prop, so in judged if so)
-    failed = frozenset(prop for prop, so in judged if not so)
-    return Occasion(Subject(api, RANKS), common(calls, window.stage), held, failed, seq)
+def _occasion(api: str, calls: Iterable[Call], window: Window, seq: int) -> Occasion:
+    """An occasion on which nothing is judged yet."""
+    return Occasion(Subject(api, RANKS), common(calls, window.stage), NONE, NONE, seq)
+
+
+def _judged(found: Occasion, prop: Property, ranks: _Ranks, values: Sequence[Hashable], what: str) -> Occasion:
+    """`prop` holds where the ranks have the same value; they differ in `what` otherwise."""
+    if len(set(values)) < 2:
+        return _held(found, prop)
+    by_rank = list(zip(ranks, values, strict=True))
+    return _failed(found, prop, f"{who_differs(by_rank)} in {what}", apart(by_rank))
+
+
+def _held(found: Occasion, prop: Property) -> Occasion:
+    return found._replace(held=frozenset((prop,)))
+
+
+def _failed(found: Occasion, prop: Property, note: str, unlike: Apart) -> Occasion:
+    return found._replace(failed=frozenset((prop,)), note=note, apart=unlike)

@@ -20,19 +20,18 @@ made the parameters differ.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations, pairwise
 from typing import NamedTuple
 
+from traincheck.relations.alike_ranks import Kept, Names, classes_of, pairs_of
 from traincheck.relations.base import context_of, fate
-from traincheck.relations.parts import UPDATE, calls_of, named, readings, said, who_differs
+from traincheck.relations.parts import UPDATE, calls_of, named, readings, said
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, NO_CALL, Change, Reading, Window
 from traincheck.vocab.facts import Facts, FactValue, facts, value_of
 from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
+from traincheck.vocab.ranks import NOT_APART, Apart, apart, who_differs
 
 SAME = "same on ranks"
-FEW = 8
-"""Ranks of which each is compared with each."""
 BACKWARD = "torch.autograd.backward"
 DATA, GRAD = "parameter.data", "parameter.grad"
 USED_DATA, USED_GRAD = "parameter.used_data", "parameter.used_grad"
@@ -70,65 +69,44 @@ _IN_WORDS = {
     USED_DATA: "the value before the update",
     DATA: "the value that the update left",
     GRAD: "the gradient that the backward left",
+    FIRST_DATA: "the value that an optimizer was built with",
 }
 
 
+class _Unlike(NamedTuple):
+    """Which of the ranks differ from the others, in words and as data."""
+
+    note: str = ""
+    apart: Apart = NOT_APART
+
+
 class _Ranks(NamedTuple):
-    """What all ranks tell of a step."""
+    """What all ranks tell of a step; `found` keeps what was found of it, as many pairs of them may differ."""
 
     numbers: list[int]
     seen: list[_Seen]
+    found: dict[tuple[str, str, FactValue], _Unlike]
 
-    def note(self, what: str, variable: str) -> str:
-        """Which of the ranks differ from the others in what they tell of a variable."""
+    def unlike(self, what: str, variable: str, before: FactValue) -> _Unlike:
+        """Who differs in a variable: of all ranks, or of those that held the value `before` the update, if given."""
+        key = what, variable, before
+        if key not in self.found:
+            self.found[key] = _unlike(what, self._values(*key))
+        return self.found[key]
+
+    def _values(self, what: str, variable: str, before: FactValue) -> list[tuple[int, FactValue]]:
         values: list[tuple[int, FactValue]] = []
         for number, of_rank in zip(self.numbers, self.seen, strict=True):
             left = of_rank.left.get((what, variable))
             value = of_rank.value(what, variable) if left is None else left.change.fingerprint
-            if value is not None:
+            if value is not None and before in (None, of_rank.value(USED_DATA, variable)):
                 values.append((number, value))
-        return f"{who_differs(values)} in {_IN_WORDS[what]}"
+        return values
 
 
-_Classes = dict[int, frozenset[int]]
-"""The ranks that are known to be alike, by the one that tells for them."""
-
-
-class _Kept:
-    """Which variables two ranks held alike after an earlier update that changed them."""
-
-    def __init__(self) -> None:
-        self._of: dict[frozenset[int], set[str]] = {}
-        self._last: dict[int, frozenset[int]] = {}
-
-    def pairs(self, alike: _Classes) -> set[tuple[int, int]]:
-        """Of those that are alike the first two, and of those that were alike in the last step, but are no more, each
-        with the next: what they hold is in their windows only."""
-        found = {(leader, min(ranks - {leader})) for leader, ranks in alike.items() if len(ranks) > 1}
-        were = {ranks for leader in alike if len(ranks := self._last.get(leader, frozenset())) > 1}
-        for ranks in were:
-            found.update(pairwise(sorted(ranks.intersection(alike))))
-        self._last = {rank: ranks for ranks in alike.values() for rank in ranks}
-        return found
-
-    def of(self, one: int, other: int, alike: _Classes) -> _Names:
-        """Those of two ranks; what is added to them is so of all ranks that are like either."""
-        ranks = alike[one] | alike.get(other, alike[one])
-        more = [names for held, names in self._of.items() if len(held) > 2 and one in held and other in held]
-        own = self._of.get(frozenset((one, other)), set())
-        return _Names([self._of.setdefault(ranks, set()), own, *more])
-
-
-class _Names(NamedTuple):
-    """A union of sets, of which the first takes what is added."""
-
-    sets: list[set[str]]
-
-    def has(self, name: str) -> bool:
-        return any(name in names for names in self.sets)
-
-    def add(self, name: str) -> None:
-        self.sets[0].add(name)
+def _unlike(what: str, values: Sequence[tuple[int, FactValue]]) -> _Unlike:
+    words = _IN_WORDS.get(what, f"the {said(what)}")
+    return _Unlike(f"{who_differs(values)} in {words}", apart(values))
 
 
 class Replicas:
@@ -137,18 +115,18 @@ class Replicas:
     def __init__(self) -> None:
         self._values: dict[int, dict[tuple[str, str], FactValue]] = {}
         self._next_index: dict[int, int] = {}
-        self._kept = _Kept()
+        self._kept = Kept()
 
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
         """The occasions in windows of several ranks at the same step; `seq` is of the first."""
         seen = {window.rank: _seen(window) for window in windows if window.values_of == window.rank}
-        told = _Ranks([window.rank for window in windows], [seen[window.values_of] for window in windows])
-        apart = any(window.alike is not None and window.alike.apart for window in windows)
-        alike = _alike(windows)
-        for one, other in sorted(_pairs(list(alike)) | self._kept.pairs(alike)):
+        told = _Ranks([window.rank for window in windows], [seen[window.values_of] for window in windows], {})
+        sharded = any(window.alike is not None and window.alike.sharded for window in windows)
+        alike = classes_of(windows)
+        for one, other in sorted(pairs_of(list(alike)) | self._kept.pairs(alike)):
             kept = self._kept.of(one, other, alike)
             theirs = seen.get(other, seen[one])  # of those alike, one tells for all
-            yield from _compared(seen[one], theirs, kept, windows[0].stage, told, apart)
+            yield from _compared(seen[one], theirs, kept, windows[0].stage, told, sharded)
         yield from _of_first([window for window in windows if window.rank in seen])
         yield from self._of_readings(windows)
 
@@ -167,14 +145,18 @@ class Replicas:
                         if window is windows[0]:
                             told[named(reading), reading.variable] = call.seq
         context = context_of(facts(same_name=True, same_rank=False), windows[0].stage)
-        pairs = sorted(_pairs([window.rank for window in windows]))
+        pairs = sorted(pairs_of([window.rank for window in windows]))
         for key, seq in told.items():
             thing, variable = key
+            found = _Unlike()
             for one, other in pairs:
                 values = self._values[one], self._values[other]
                 if all(key in kept for kept in values):
                     so = values[0][key] == values[1][key]
-                    yield _occasion(thing, context, so, seq, (variable,))
+                    if not so and not found.note:
+                        kept_by = {window.rank: self._values[window.rank] for window in windows}
+                        found = _unlike(thing, [(rank, kept[key]) for rank, kept in kept_by.items() if key in kept])
+                    yield _occasion(thing, context, so, seq, (variable,), found)
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -226,7 +208,9 @@ def _of_first(windows: Sequence[Window]) -> Iterator[Occasion]:
         ]
         if alike:
             context = context_of(facts(**_ALWAYS), windows[0].stage)
-            yield _occasion(FIRST_DATA, context, so, told[0][alike[0]].call, tuple(alike))
+            first = [(window.rank, mine[alike[0]].value) for window, mine in zip(windows, told, strict=True)]
+            unlike = _Unlike() if so else _unlike(FIRST_DATA, first)
+            yield _occasion(FIRST_DATA, context, so, told[0][alike[0]].call, tuple(alike), unlike)
 
 
 def hold_the_same(windows: Sequence[Window]) -> bool | None:
@@ -236,7 +220,7 @@ def hold_the_same(windows: Sequence[Window]) -> bool | None:
         for window in windows
         if window.values_of == window.rank
     ]
-    if any(window.alike is not None and window.alike.apart for window in windows):
+    if any(window.alike is not None and window.alike.sharded for window in windows):
         return False
     return all(of_rank == told[0] for of_rank in told) if all(told) else None
 
@@ -255,20 +239,6 @@ def values(window: Window) -> Iterator[tuple[str, str, object]]:
             yield FIRST_DATA, reading.variable, reading.value
 
 
-def _alike(windows: Sequence[Window]) -> _Classes:
-    found: dict[int, list[int]] = {}
-    for window in windows:
-        found.setdefault(window.values_of, []).append(window.rank)
-    return {leader: frozenset(ranks) for leader, ranks in found.items()}
-
-
-def _pairs(ranks: Sequence[int]) -> set[tuple[int, int]]:
-    """Each with each; of many, each with the first and with the next: one that differs shows in three pairs."""
-    if len(ranks) <= FEW:
-        return set(combinations(ranks, 2))
-    return {*((ranks[0], other) for other in ranks[1:]), *pairwise(ranks)}
-
-
 def _seen(window: Window) -> _Seen:
     left: dict[tuple[str, str], _Left] = {}
     for change in window.changes:
@@ -284,9 +254,9 @@ def _seen(window: Window) -> _Seen:
     return _Seen(left, used)
 
 
-def _compared(one: _Seen, other: _Seen, kept: _Names, stage: str, ranks: _Ranks, apart: bool) -> Iterator[Occasion]:
+def _compared(one: _Seen, other: _Seen, kept: Names, stage: str, ranks: _Ranks, sharded: bool) -> Iterator[Occasion]:
     """The occasions of two of the ranks; `kept` holds the variables that were the same after an earlier update."""
-    all_same = not apart and _all_same(one, other)
+    all_same = not sharded and _all_same(one, other)
     fates: dict[tuple[str, Facts, bool], list[tuple[str, int]]] = {}
     for (what, variable), mine in one.left.items():
         theirs = other.left.get((what, variable))
@@ -311,8 +281,9 @@ def _compared(one: _Seen, other: _Seen, kept: _Names, stage: str, ranks: _Ranks,
         _note(fates, what, told, so, variable, mine.change.call)
     for (what, context, so), alike in fates.items():
         names = tuple(variable for variable, _ in alike)
-        note = "" if so else ranks.note(what, names[0])
-        yield _occasion(what, context_of(context, stage), so, alike[0][1], names, note)
+        held = one.value(USED_DATA, names[0]) if value_of(context, "same_before") else None
+        unlike = _Unlike() if so else ranks.unlike(what, names[0], held)  # others may hold another shard
+        yield _occasion(what, context_of(context, stage), so, alike[0][1], names, unlike)
 
 
 def _note(
@@ -359,5 +330,6 @@ def _shared(one: _Left, other: _Left) -> dict[str, FactValue]:
     return {**_ALWAYS, **found}
 
 
-def _occasion(thing: str, context: Facts, so: bool, seq: int, variables: tuple[str, ...], note: str = "") -> Occasion:
-    return Occasion(Subject(thing, RANKS), context, *fate(Property(SAME, thing), so), seq, variables, note=note)
+def _occasion(thing: str, context: Facts, so: bool, seq: int, variables: tuple[str, ...], unlike: _Unlike) -> Occasion:
+    found = Occasion(Subject(thing, RANKS), context, *fate(Property(SAME, thing), so), seq, variables)
+    return found if so else found._replace(note=unlike.note, apart=unlike.apart)

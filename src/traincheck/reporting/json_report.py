@@ -10,7 +10,7 @@ import msgspec
 
 from traincheck.errors import ReportNotFound, ReportTooNew, ReportUnreadable
 from traincheck.files import PathLike, write_whole
-from traincheck.vocab.finding import REPORT_VERSION, Counts, Finding, Report
+from traincheck.vocab.finding import REPORT_VERSION, Counts, Finding, Parting, RankState, Report
 
 
 class _Document(msgspec.Struct):
@@ -22,6 +22,8 @@ class _Document(msgspec.Struct):
     counts: Counts
     not_observed: tuple[str, ...]
     run: dict[str, Any]
+    ranks: tuple[RankState, ...] = ()
+    partings: tuple[Parting, ...] = ()
 
 
 class _Version(msgspec.Struct):
@@ -62,6 +64,8 @@ def json_of(report: Report) -> str:
         counts=report.counts,
         not_observed=report.not_observed,
         run=report.run,
+        ranks=report.ranks,
+        partings=report.partings,
     )
     plain = _tellable(msgspec.to_builtins(document, enc_hook=str, str_keys=True))
     return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode() + "\n"
@@ -102,7 +106,7 @@ def read_json(path: PathLike) -> Report:
         raise ReportUnreadable(path, str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ReportUnreadable(path, f"it is not JSON ({error})") from None
-    report = Report(told.findings, told.counts, told.not_observed, told.run, told.version)
+    report = Report(told.findings, told.counts, told.not_observed, told.run, told.version, told.ranks, told.partings)
     if report.verdict != told.verdict:
         raise ReportUnreadable(path, f"its verdict is {told.verdict!r} and its findings amount to {report.verdict!r}")
     return report

@@ -9,14 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from traincheck.files import PathLike
 from traincheck.reporting import words
+from traincheck.reporting.rank_rows import job_names, rank_rows
 from traincheck.version import __version__
-from traincheck.vocab.finding import Finding, Report, Site
+from traincheck.vocab.finding import Finding, Parting, Report, Site
 from traincheck.vocab.invariant import ERROR
 
 WIDEST = 120
@@ -28,7 +30,7 @@ LIVE_BLOCKS = 20
 ROWS, REASONS, NAMES = 25, 6, 3
 """How much of a table, a list of reasons and a list of names is told; the whole is in the reports."""
 
-_LABEL, _WHERE = 12, 30
+_LABEL, _WHERE, _NUMBERS, _SPANS = 12, 30, 12, 24
 _STYLES = {ERROR: "bold red", "notice": "bold yellow"}
 
 
@@ -66,6 +68,11 @@ class TerminalSink:
             self._console.print(_findings_table(report.findings), width=width)
             if len(report.findings) > ROWS:
                 self._print(Text(f"  and {len(report.findings) - ROWS:,} more findings in the reports", "dim"))
+        if report.ranks:
+            self._console.print()
+            self._console.print(Padding(_ranks_table(report), (0, 0, 0, 2)), width=width)
+            for parting in report.partings:
+                self._print(_first_apart(parting, report, width))
         self._console.print()
         self._print(_facts(report, self._reports, width))
 
@@ -107,13 +114,20 @@ def _wrapped(text: str, width: int) -> Text:
 
 
 def _title(finding: Finding, width: int) -> Text:
-    where = f" at step {finding.step}" + (f" on rank {finding.rank}" if finding.rank else "") + ": "
+    where = f" at step {finding.step}{_on_ranks(finding)}: "
     head = Text.assemble(
         (f"TrainCheck {words.plain(finding.severity).upper()}", _STYLES.get(finding.severity, "bold")), where
     )
     room = " " * len(head)
     lines = textwrap.wrap(words.plain(finding.title), width, initial_indent=room, subsequent_indent="  ")
     return head.append("\n".join(lines)[len(room) :], "bold")
+
+
+def _on_ranks(finding: Finding) -> str:
+    if finding.apart.deviate:
+        return f", {words.about_ranks(finding)}"
+    alone = finding.rank == 0 and len(finding.ranks) < 2  # there may be no other rank
+    return "" if alone else f" {'' if finding.compared else 'on '}{words.about_ranks(finding)}"
 
 
 def _site(site: Site) -> Text:
@@ -131,22 +145,51 @@ def _verdict(report: Report) -> Text:
 
 
 def _findings_table(findings: Sequence[Finding]) -> Table:
-    ranks = any(finding.rank for finding in findings)
+    ranks = any(finding.rank or finding.compared or len(finding.ranks) > 1 for finding in findings)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", expand=True)
     table.add_column(" #", justify="right", no_wrap=True)
     table.add_column("severity", no_wrap=True)
     table.add_column("steps", no_wrap=True)
     if ranks:
-        table.add_column("rank", justify="right", no_wrap=True)
+        table.add_column("ranks", max_width=_NUMBERS, overflow="fold")
     table.add_column("finding", ratio=1, overflow="fold")
     table.add_column("where", overflow="fold")
     for place, finding in enumerate(findings[:ROWS], 1):
         severity = Text(finding.severity, _STYLES.get(finding.severity, ""))
-        rank = [str(finding.rank)] if ranks else []
+        rank = [words.ranks_of(finding)] if ranks else []
         where = words.shortened(f"{finding.site.file}:{finding.site.line}", _WHERE) if finding.site else ""
         title = Text(words.plain(finding.title))
         table.add_row(str(place), severity, words.steps(finding), *rank, title, Text(words.plain(where)))
     return table
+
+
+def _ranks_table(report: Report) -> Table:
+    rows, jobs = rank_rows(report.ranks), job_names(report.ranks)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("ranks", max_width=_SPANS, overflow="fold")
+    if jobs:
+        table.add_column("job", overflow="fold")
+    for name in ("steps", "windows"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("recording", overflow="fold")
+    table.add_column("beside the others", overflow="fold")
+    for row in rows[:ROWS]:
+        job = [Text(words.plain(jobs[row.state.job]))] if jobs else []
+        beside = Text(words.plain(words.beside_others(row.state)), "bold red" if row.state.apart is not None else "")
+        numbers = (f"{row.state.steps:,}", f"{row.state.windows:,}")
+        table.add_row(row.ranks, *job, *numbers, Text(words.plain(words.recording(row.state))), beside)
+    if len(rows) > ROWS:
+        table.add_row(f"and {len(rows) - ROWS:,} more rows in the reports")
+    return table
+
+
+def _first_apart(parting: Parting, report: Report, width: int) -> Text:
+    jobs = job_names(report.ranks)
+    of_job = f"job {jobs[parting.job]}: " if parting.job in jobs else ""
+    lines = textwrap.wrap(
+        words.plain(of_job + words.parting(parting)), width, initial_indent="  ", subsequent_indent="  "
+    )
+    return Text("\n".join(lines))
 
 
 def _facts(report: Report, reports: Sequence[PathLike], width: int) -> Text:

@@ -6,8 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from traincheck.vocab.finding import Counts, Finding, Report
+from traincheck.vocab.finding import STOPPED, Counts, Finding, Parting, RankState, Report
 from traincheck.vocab.invariant import ERROR, NOTICE, Support
+from traincheck.vocab.ranks import Apart, named_ranks, numbers_of
 
 
 def number(count: int, noun: str) -> str:
@@ -61,6 +62,43 @@ def seen(counts: Counts) -> str:
 def steps(finding: Finding) -> str:
     """The step of a finding, or the first and the last: `3` or `3-120`."""
     return str(finding.step) if finding.last_step <= finding.step else f"{finding.step}-{finding.last_step}"
+
+
+def ranks_of(finding: Finding) -> str:
+    """The ranks that a finding is about, as a column of a table has them: `1`, `0, 1`, `1 of 4`."""
+    found = numbers_of(finding.ranks or (finding.rank,))
+    return f"{found} of {finding.compared:,}" if finding.apart.deviate else found
+
+
+def about_ranks(finding: Finding) -> str:
+    """The same in words: `rank 1`, `between ranks 0, 1`, `rank 1 of 4 deviates`."""
+    return apart(finding.apart) if finding.compared else named_ranks(finding.ranks or (finding.rank,))
+
+
+def apart(told: Apart) -> str:
+    """Which ranks differ; where most do, it is told between which."""
+    if told.deviate:
+        return f"{named_ranks(told.ranks)} of {told.compared:,} deviate{'s' * (len(told.ranks) == 1)}"
+    return f"between {named_ranks(told.ranks)}"
+
+
+def parting(told: Parting) -> str:
+    """Where the ranks of a job first were not as they should be."""
+    return f"since step {told.step:,}, {told.what}{':' * told.apart.deviate} {apart(told.apart)}"
+
+
+def recording(told: RankState) -> str:
+    """How the recording of a rank came to its end."""
+    return f"{told.end} at step {told.recorded:,}" if told.end == STOPPED else told.end
+
+
+def beside_others(told: RankState) -> str:
+    """What was found of a rank and the others side by side."""
+    if told.apart is not None:
+        return f"{told.what} since step {told.apart:,}"
+    if told.compared is None:
+        return "not compared"
+    return "agrees" if told.compared >= told.recorded else f"agrees to step {told.compared:,}"
 
 
 def listed(items: Sequence[str], most: int) -> str:

@@ -122,11 +122,11 @@ class Alike(NamedTuple):
     """What the window of a rank leaves to that of another one, where ranks are compared by digests.
 
     `rank` is the one in whose window the values are told that both hold alike (its own, where it tells them itself).
-    `apart` says that values which differ from rank to rank (shards) were left out of both.
+    `sharded` says that values which differ from rank to rank (shards) were left out of both.
     """
 
     rank: int
-    apart: bool = False
+    sharded: bool = False
 
 
 @dataclass(frozen=True)

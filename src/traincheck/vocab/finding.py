@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from traincheck.vocab.invariant import ERROR, Invariant
+from traincheck.vocab.ranks import NOT_APART, Apart
 
 REPORT_VERSION = 1
-"""Version of the JSON report. 1: verdict, findings, counts, not_observed, run, cost (2026)."""
+"""Version of the JSON report. 1: verdict, findings, counts, not_observed, run, cost (2026); since then added to it,
+which needs no new version: ranks, partings, and the ranks of a finding."""
 
 PASSED, VIOLATED, NOT_TRIGGERED, NOT_OBSERVED = "passed", "violated", "never triggered", "could not be observed"
 
@@ -37,7 +39,7 @@ class Violation:
     """One invariant that did not hold on one or more occasions of one window.
 
     `evidence` tells, a sentence each, how the parameters around the call stood; `note` what was seen, where the
-    relation has words for it.
+    relation has words for it; `apart` which ranks differ, where several were compared.
     """
 
     invariant: Invariant
@@ -53,11 +55,16 @@ class Violation:
     occasions: int = 1
     evidence: tuple[str, ...] = ()
     note: str = ""
+    apart: Apart = NOT_APART
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Violations under one cause, told as one thing. `step` is the first, `last_step` the last in which it was seen."""
+    """Violations under one cause, told as one thing. `step` is the first, `last_step` the last in which it was seen.
+
+    `ranks` are those that it is about: where `compared` ranks were set against each other, those that differ, see
+    `Apart`; where each was judged by itself (`compared` is 0), those on which it is so.
+    """
 
     severity: str
     step: int
@@ -72,6 +79,54 @@ class Finding:
     invariants: tuple[str, ...]
     last_step: int
     times: int
+    ranks: tuple[int, ...] = ()
+    compared: int = 0
+
+    @property
+    def apart(self) -> Apart:
+        """The ranks that differ, where several were compared."""
+        return Apart(self.ranks, self.compared) if self.compared else NOT_APART
+
+
+ENDED, KILLED, GOING, STOPPED, MISSING = "ended", "killed", "not ended", "stopped recording", "left no recording"
+"""How the recording of a rank came to its end; `not ended` where the run goes on, or was killed as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankState:
+    """How a rank of a job fared. `steps` and `windows` are those that it trained, as far as they are known.
+
+    `recorded` is the last step in its recording, `compared` the last one in which it was set against the other ranks
+    (None where it was not), `apart` the first one in which several ranks were not as they should be, this one among
+    them (of a majority, those that deviate), and `what` was so, as a clause: `gradients differ`.
+    """
+
+    rank: int
+    job: str
+    end: str
+    steps: int
+    windows: int
+    recorded: int
+    compared: int | None = None
+    apart: int | None = None
+    what: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """The first step in which the ranks of a job were not as they should be, `what` was so (see `RankState`), and which
+    of them differ, as `Apart` has it."""
+
+    job: str
+    step: int
+    what: str
+    ranks: tuple[int, ...]
+    compared: int
+
+    @property
+    def apart(self) -> Apart:
+        """The ranks that differ."""
+        return Apart(self.ranks, self.compared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +149,15 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that a check has to say. The leading finding comes first."""
+    """All that a check has to say. The leading finding comes first. Only jobs of several ranks have `ranks`."""
 
     findings: tuple[Finding, ...]
     counts: Counts
     not_observed: tuple[str, ...] = ()
     run: dict[str, object] = field(default_factory=dict)
     version: int = REPORT_VERSION
+    ranks: tuple[RankState, ...] = ()
+    partings: tuple[Parting, ...] = ()
 
     @property
     def verdict(self) -> str:

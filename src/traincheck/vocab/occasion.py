@@ -6,6 +6,7 @@ from collections.abc import Set
 from typing import NamedTuple
 
 from traincheck.vocab.facts import Facts
+from traincheck.vocab.ranks import NOT_APART, Apart
 
 RANKS = "ranks"
 """The grain of what is said of several ranks together: there, and nowhere else, windows of all of them are needed."""
@@ -39,7 +40,8 @@ class Occasion(NamedTuple):
     `failed` is None when every property that is not in `held` failed (a closed world); otherwise only those in
     `failed` did, and the rest could not be judged here. `seq` is the call it happened in; `variables` are set at the
     grain of a variable. What the call does not tell a reader of a finding may be told here: `site` is the place in the
-    user's code, where it is that of an earlier call, and `note` what was seen, as a clause in the past tense.
+    user's code, where it is that of an earlier call, `note` what was seen, as a clause in the past tense, and `apart`,
+    of ranks that are compared, which of them differ.
     """
 
     subject: Subject
@@ -50,3 +52,4 @@ class Occasion(NamedTuple):
     variables: tuple[str, ...] = ()
     site: str = ""
     note: str = ""
+    apart: Apart = NOT_APART

@@ -1,15 +1,85 @@
-"""Ranks in words, as findings and reports name them."""
+"""Ranks: which of them differ from the others, and how they are named."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
 
 MOST_NAMED = 8
-"""Ranks that are named one by one: a job may have thousands."""
+"""Ranks, or ranges of them, that are named one by one: a job may have thousands."""
+
+
+class Apart(NamedTuple):
+    """Ranks that went apart: those that differ from most of the `compared` ones; all of these where most differ."""
+
+    ranks: tuple[int, ...] = ()
+    compared: int = 0
+
+    @property
+    def deviate(self) -> bool:
+        """Whether most of the ranks agree, so that these are the ones to look at. Of two, neither is."""
+        return 0 < 2 * len(self.ranks) < self.compared
+
+
+NOT_APART = Apart()
+
+
+def apart(values: Sequence[tuple[int, Hashable]]) -> Apart:
+    """Which ranks have another value than most; `values` are by rank."""
+    largest, others = _sides(values)
+    return Apart(tuple(others if 2 * len(largest) > len(values) else [rank for rank, _ in values]), len(values))
+
+
+def alike(values: Sequence[tuple[int, Hashable]]) -> Apart:
+    """Which ranks share a value with another one, where each was to have its own."""
+    shared = {rank for ranks in _groups(values) if len(ranks) > 1 for rank in ranks}
+    return Apart(tuple(rank for rank, _ in values if rank in shared), len(values))
+
+
+def who_differs(values: Sequence[tuple[int, Hashable]]) -> str:
+    """What `apart` tells, in words: where no value has most, which ranks go together."""
+    largest, others = _sides(values)
+    if apart(values).deviate:
+        verb = "differs" if len(others) == 1 else "differ"
+        return f"{named_ranks(others)} {verb} from {named_ranks(largest)}"
+    return f"{' and '.join(named_ranks(ranks) for ranks in _groups(values)[:MOST_NAMED])} differ"
+
+
+def _groups(values: Sequence[tuple[int, Hashable]]) -> list[list[int]]:
+    found: dict[Hashable, list[int]] = {}
+    for rank, value in values:
+        found.setdefault(value, []).append(rank)
+    return list(found.values())
+
+
+def _sides(values: Sequence[tuple[int, Hashable]]) -> tuple[list[int], list[int]]:
+    """The ranks of the value that most ranks have, and all others."""
+    largest = max(_groups(values), key=len, default=[])
+    among = set(largest)
+    return largest, [rank for rank, _ in values if rank not in among]
 
 
 def named_ranks(ranks: Iterable[int]) -> str:
-    """`rank 1`, `ranks 0, 2`, or `ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1016 more`."""
+    """`rank 1`, `ranks 0, 2`; of many `ranks 0-1022`, or `ranks 0, 2, 4, 6, 8, 10, 12, 14 and 504 more`."""
     found = sorted(ranks)
-    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return f"rank{'s' * (len(found) > 1)} {', '.join(map(str, found[:MOST_NAMED]))}{more}"
+    return f"rank{'s' * (len(found) > 1)} {numbers_of(found)}"
+
+
+def numbers_of(ranks: Iterable[int]) -> str:
+    """What `named_ranks` says, without the noun."""
+    found = sorted(ranks)
+    spans = [(rank, rank) for rank in found] if len(found) <= MOST_NAMED else _spans(found)
+    named = [str(first) if first == last else f"{first}-{last}" for first, last in spans[:MOST_NAMED]]
+    beyond = sum(last - first + 1 for first, last in spans[MOST_NAMED:])
+    return ", ".join(named) + (f" and {beyond} more" if beyond else "")
+
+
+def _spans(ranks: Iterable[int]) -> list[tuple[int, int]]:
+    """The first and the last of those that follow one another."""
+    found: list[tuple[int, int]] = []
+    for rank in ranks:
+        if found and rank == found[-1][1] + 1:
+            found[-1] = (found[-1][0], rank)
+        else:
+            found.append((rank, rank))
+    return found

@@ -16,6 +16,7 @@ import jinja2
 from traincheck.files import PathLike, write_whole
 from traincheck.reporting import words
 from traincheck.reporting.html.timeline import timeline
+from traincheck.reporting.rank_rows import job_names, rank_rows
 from traincheck.version import __version__
 from traincheck.vocab.finding import NOT_OBSERVED, NOT_TRIGGERED, PASSED, VIOLATED, Counts, Finding, Report
 from traincheck.vocab.invariant import Invariant
@@ -71,6 +72,8 @@ def html_of(report: Report, invariants: Sequence[Judged]) -> str:
         rows=rows,
         known={invariant.id: invariant for invariant, _ in rows},
         tally=[(verdict, tally[verdict]) for verdict in sorted(tally, key=_place)],
+        ranks=rank_rows(report.ranks),
+        jobs=job_names(report.ranks),
         not_observed=Counter(report.not_observed).most_common(),
         run=[(name.replace("_", " "), told(name, value)) for name, value in report.run.items()],
     )

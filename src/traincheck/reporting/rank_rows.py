@@ -1,0 +1,41 @@
+"""The rows of the table that shows the ranks of a run side by side, the same in every report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from traincheck.vocab.finding import RankState
+from traincheck.vocab.ranks import MOST_NAMED, numbers_of
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """A row: the numbers of its ranks as text, and what is to be said of each of them."""
+
+    ranks: str
+    state: RankState
+
+
+def rank_rows(states: Sequence[RankState]) -> tuple[RankRow, ...]:
+    """A row for each rank; of jobs with more than `MOST_NAMED` ranks, one for all that differ in nothing."""
+    sizes: dict[str, int] = {}
+    for state in states:
+        sizes[state.job] = sizes.get(state.job, 0) + 1
+    rows: dict[tuple[RankState, int], list[RankState]] = {}
+    for state in states:
+        alone = state.rank if sizes[state.job] <= MOST_NAMED else -1
+        rows.setdefault((replace(state, rank=-1), alone), []).append(state)
+    return tuple(RankRow(numbers_of(state.rank for state in alike), alike[0]) for alike in rows.values())
+
+
+def job_names(states: Sequence[RankState]) -> dict[str, str]:
+    """A short name for each job: what its name has behind the words that all have. Empty where there is one job."""
+    names = list(dict.fromkeys(state.job for state in states))
+    if len(names) < 2:
+        return {}
+    words = [name.split("-") for name in names]
+    same = 0
+    while all(len(each) > same + 1 and each[same] == words[0][same] for each in words):
+        same += 1
+    return {name: "-".join(each[same:]) or "-" for name, each in zip(names, words, strict=True)}
