@@ -76,7 +76,7 @@ def failing(relation: Consistent, windows: Sequence[Window]) -> set[tuple[object
     }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(jobs())
 def test_what_fails_by_digest_is_what_fails_in_full(job: Job) -> None:
     in_full, by_digest = Consistent(), Consistent()
