@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
+from traincheck.checking.causes import cause_of
 from traincheck.checking.checked import conclude
 from traincheck.checking.engine import Outcome, Tried
 from traincheck.checking.findings import Teller
 from traincheck.invariants.book import Book
 from traincheck.vocab.finding import Finding, Violation
 from traincheck.vocab.invariant import Invariant
+from traincheck.vocab.occasion import Property
 
 NewInvariant = Callable[..., Invariant]
 
@@ -48,3 +50,12 @@ def test_a_finding_is_told_once(new_invariant: NewInvariant) -> None:
     first, again = violation(new_invariant, 0), violation(new_invariant, 0, step=2)
     assert teller.feed([first], [first]) and not teller.feed([again], [first, again]) and not teller.feed([], [first])
     assert [finding.step for finding in told] == [1]
+
+
+@pytest.mark.parametrize(("evidence", "told"), [(("here a call of f calls Module.forward",), True), ((), False)])
+def test_what_was_not_called_at_all_is_in_no_mode(
+    new_invariant: NewInvariant, evidence: tuple[str, ...], told: bool
+) -> None:
+    rule = new_invariant(Property("contains call", "torch.nn.Module.forward", "training=True"))
+    found = Violation(rule, 1, 0, 0, 1, "train", 1, None, "", (), evidence=evidence)
+    assert (cause_of(found).title == "Training runs in evaluation mode") == told

@@ -33,6 +33,7 @@ from traincheck.relations.comparison import (
     Ways,
     common,
     compare,
+    sampled,
 )
 from traincheck.relations.messages import MESSAGES, RANKS, Messages
 from traincheck.vocab.collectives import COLLECTIVE, COLLECTIVES, PURPOSE, RECEIVES, SENDS, WAIT, group_of, is_member
@@ -185,8 +186,9 @@ def _often(level: str, calls: _Calls, first: Window) -> Occasion:
 
 
 def _compared(level: str, calls: _Calls, ways: Ways, first: Window) -> Iterator[Occasion]:
+    of_some = sampled(call for of_rank in calls for call in of_rank)
     for together in zip(*calls, strict=False):
-        held, failed = compare(together, ways)
+        held, failed = compare(together, ways, of_some)
         if held or failed:
             context = common(together, first.stage)
             if level.startswith(f"{COLLECTIVE}.all_to_all"):
