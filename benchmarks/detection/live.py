@@ -119,14 +119,18 @@ def watch(program: Program, books: Sequence[Path], folder: Path) -> Watched:
         own.seek(0)
         if code not in (0, FINDINGS):
             raise ProgramFailed(program.name, own.read() + "\n".join(line for _, line in lines))
-    events = RunFolder.open(folder).event_files()
     return Watched(
         folder,
         read_json(folder / JSON_NAME),
         time.perf_counter() - began,
         tuple(lines),
-        max((file.stat().st_mtime for file in events), default=0.0),
+        last_event(RunFolder.open(folder)),
     )
+
+
+def last_event(run: RunFolder) -> float:
+    """When a rank last wrote to its recording. (The launcher has one, too, which ends later.)"""
+    return max((file.stat().st_mtime for job in run.jobs() for file in job.files.values()), default=0.0)
 
 
 def unlike(one: Report, other: Report) -> list[str]:

@@ -302,7 +302,7 @@ CAUSES: tuple[Cause, ...] = (
         ),
     ),
     Cause(
-        11,
+        1,
         "Gradient clipping leaves some gradients out",
         "Clipping by the norm scales all gradients by one factor, so that they keep their direction. Here some were "
         "scaled and others were left as they were or scaled otherwise.",
