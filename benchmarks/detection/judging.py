@@ -98,7 +98,10 @@ def things_of(finding: Finding) -> str:
 
 
 def ranks_told(finding: Finding) -> tuple[int, ...]:
-    """The ranks that a finding names as those concerned, in the words of what was observed."""
+    """The ranks that a finding names as those concerned: as data, or else in the words of what was observed."""
+    as_data = asdict(finding).get("ranks")
+    if as_data:
+        return tuple(as_data)
     return tuple(sorted({int(number) for named in _RANKS.findall(finding.observed) for number in named.split(", ")}))
 
 

@@ -2,7 +2,8 @@
 
 The book is the one that a team would have: that of the examples together with that of earlier runs of this program. The
 report is judged by the rules that judge recordings, and set against two checks that were not live: of the recording
-that the run itself left, and of the full recording that the benchmark has of the same program.
+that the run itself left, which has to say the same, and of the full recording that the benchmark has of the program.
+That one holds values of some calls and steps only, so the live check may tell more, and has to tell all that it does.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from benchmarks.detection.runs import Place, recordings_of, twin_book
 from traincheck.checking.offline import check_folder
 from traincheck.cli.console import FINDINGS
 from traincheck.cli.reports import JSON_NAME
-from traincheck.invariants.book import read_books, write_book
+from traincheck.invariants.book import Book, read_books, write_book
 from traincheck.reporting.json_report import read_json
 from traincheck.trace.folder import RunFolder
 from traincheck.vocab.finding import Report
@@ -68,9 +69,14 @@ def run_live(case: Case, place: Place, book_file: Path) -> dict[str, Any]:
     write_book(twin_book(recordings), book_files[1])
     book = read_books(book_files)
     seen = {which: watch(programs[which], book_files, home / f"live-{which}") for which in VARIANTS}
+    return row_of(case, seen, {which: recordings[which].folder for which in VARIANTS}, book)
+
+
+def row_of(case: Case, seen: Mapping[str, Watched], recorded_in: Mapping[str, Path], book: Book) -> dict[str, Any]:
+    """The row of a case whose programs were `seen`; `recorded_in` are the folders of their full recordings."""
     buggy, clean = seen[BUGGY].report, seen[CLEAN].report
     leading = buggy.findings[0] if buggy.findings else None
-    recorded, recorded_clean = (check_folder(recordings[which].folder, book).report for which in (BUGGY, CLEAN))
+    recorded, recorded_clean = (check_folder(recorded_in[which], book).report for which in (BUGGY, CLEAN))
     return {
         "id": case.id,
         "part": case.part,
@@ -81,7 +87,7 @@ def run_live(case: Case, place: Place, book_file: Path) -> dict[str, Any]:
         "live": asdict(judge(case, buggy, book, violated(clean))),
         "offline": asdict(judge(case, recorded, book, violated(recorded_clean))),
         "unlike_its_recording": unlike(buggy, check_folder(seen[BUGGY].folder, book).report),
-        "unlike_the_full_recording": unlike(buggy, recorded),
+        "not_told_live": sorted(_told(recorded) - _told(buggy)),
         "ranks_told": list(ranks_told(leading)) if leading else [],
         "ranks_lacking": sorted(set(case.at_fault or range(case.ranks)) - set(ranks_told(leading))) if leading else [],
         "things_lacking": [list(group) for group in lacking(case.concerns, things_of(leading) if leading else "")],
@@ -134,13 +140,13 @@ def last_event(run: RunFolder) -> float:
 
 
 def unlike(one: Report, other: Report) -> list[str]:
-    """What two reports on the same program do not say alike: which findings, in which steps, about which variables."""
-    return sorted(set(_outline(one)) ^ set(_outline(other)))
+    """The findings that only one of two reports on a run tells, in words."""
+    return sorted(_told(one) ^ _told(other))
 
 
-def _outline(report: Report) -> list[str]:
-    return [
+def _told(report: Report) -> set[str]:
+    return {
         f"{finding.severity} at step {finding.step} on rank {finding.rank}: {finding.title}: {finding.observed}: "
-        f"{', '.join(finding.variables)}: {', '.join(finding.invariants)}"
+        f"{', '.join(finding.variables)}"
         for finding in report.findings
-    ]
+    }

@@ -14,14 +14,14 @@ HEAD = """
 and `torchrun`, with the book of the examples and the twin book together. *Told* is the step of the nearest error
 finding that the clean run does not have; *ahead* how many seconds before the last event of a rank the leading one was
 on the screen (these programs train for a few seconds). *As offline*: the report says what a check of the recording
-that this run left says, and a check of the full recording that the benchmark has. *Ranks* and *parameter or call* are
-judged by `at_fault` and `concerns` in `case.toml`, *cause* by `names` as above.
+that this run left says, and all that one of the full recording does (which holds values of some steps only). *Ranks*
+and *parameter or call* are judged by `at_fault` and `concerns` in `case.toml`, *cause* by `names` as above.
 """
 
 GOALS: dict[str, Callable[[Row], bool]] = {
     "in the same step": lambda row: bool(row["live"]["same_step"]),
     "before the end": lambda row: (row["before_the_end"] or 0) > 0,
-    "as offline": lambda row: not (row["unlike_its_recording"] or row["unlike_the_full_recording"]),
+    "as offline": lambda row: not (row["unlike_its_recording"] or row["not_told_live"]),
     "ranks named": lambda row: bool(row["ranks_told"]) and not row["ranks_lacking"],
     "parameter or call named": lambda row: bool(row["live"]["leading"]) and not row["things_lacking"],
     "cause named": lambda row: bool(row["live"]["diagnosed"]),
