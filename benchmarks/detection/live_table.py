@@ -15,7 +15,8 @@ and `torchrun`, with the book of the examples and the twin book together. *Told*
 finding that the clean run does not have; *ahead* how many seconds before the last event of a rank the leading one was
 on the screen (these programs train for a few seconds). *As offline*: the report says what a check of the recording
 that this run left says, and all that one of the full recording does (which holds values of some steps only). *Ranks*
-and *parameter or call* are judged by `at_fault` and `concerns` in `case.toml`, *cause* by `names` as above.
+and *parameter or call* are judged by `at_fault` and `concerns` in `case.toml`, *cause* by `names` as above. Of two
+ranks that differ nothing tells which one is wrong, so both are named.
 """
 
 GOALS: dict[str, Callable[[Row], bool]] = {
