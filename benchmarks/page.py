@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.detection import tables
+from benchmarks.detection import live_table, tables
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -44,9 +44,11 @@ def write_page() -> None:
     """Write the page anew from what results there are."""
     parts = [HEAD]
     cost, transfer, pipeline = _data("overhead"), _data("transfer"), _data("pipeline")
-    detection = _data("detection")
+    detection, live = _data("detection"), _data("live")
     if detection:
         parts += [tables.text(detection), _told_machine(detection)]
+    if live:
+        parts += [live_table.text(live), _told_machine(live)]
     if cost:
         parts += [COST, _table(cost), _told_machine(cost)]
     if transfer:

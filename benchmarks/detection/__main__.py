@@ -1,10 +1,13 @@
 """python -m benchmarks.detection [--cases A,deepspeed-1801] [--jobs 3] [--runs FOLDER] [--reuse] [--cold]
-                               [--ours] [--examples-only]
+                               [--ours] [--examples-only] [--live]
 
 Learns a book from the examples, and for each case one from three earlier configurations of its clean program. Records
 the clean and the buggy program of each case, checks both under either book, and tells what was detected, in which step,
 and whether the leading finding names the cause. Then every book checks every clean run: all that it says is a false
 alarm. Results go to benchmarks/results/detection.json and docs/benchmarks.md when all cases were run.
+
+With --live, cases of several ranks are run under `traincheck run`, as users do, and the reports of these runs are
+judged. Results go to benchmarks/results/live.json.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.detection.books import EXAMPLES, TWIN, alarms, example_programs, left_out
-from benchmarks.detection.cases import BadCase, read_cases
+from benchmarks.detection.cases import BadCase, Case, read_cases
+from benchmarks.detection.live import run_live
+from benchmarks.detection.live_table import shortfalls, told_in
 from benchmarks.detection.recordings import ROOT, ProgramFailed
 from benchmarks.detection.runs import Learned, Place, Run, recorded_example, run_case
 from benchmarks.detection.warm import warm_pool
@@ -29,6 +34,7 @@ from traincheck.inference.weighing import weigh
 from traincheck.invariants.book import Book, write_book
 
 RESULTS = ROOT / "benchmarks" / "results" / "detection.json"
+LIVE_RESULTS = RESULTS.with_name("live.json")
 
 T = TypeVar("T")
 
@@ -52,6 +58,8 @@ def main() -> int:
                 f"{len(learned)} examples, {len(book.invariants)} rules, {time.perf_counter() - began:.0f} s",
                 flush=True,
             )
+            if chosen.live:
+                return live(pool, cases, place, book_file, keep=not chosen.cases)
             found = spread(pool, run_case, [(case, place, book_file, not chosen.ours) for case in cases])
     except ProgramFailed as error:
         print(error, file=sys.stderr)
@@ -69,6 +77,20 @@ def main() -> int:
         RESULTS.write_text(json.dumps(result, indent=2) + "\n")
         write_page()
     summarise(result)
+    return 0
+
+
+def live(pool: ProcessPoolExecutor, cases: list[Case], place: Place, book_file: Path, *, keep: bool) -> int:
+    """Run the cases of several ranks live, print what falls short; `keep` the result of all of them."""
+    began = time.perf_counter()
+    rows = spread(pool, run_live, [(case, place, book_file) for case in cases if case.ranks > 1])
+    result = {"machine": machine(), "rows": rows, "seconds": round(time.perf_counter() - began)}
+    (place.runs / "live.json").write_text(json.dumps(result, indent=2) + "\n")
+    if keep:
+        LIVE_RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+        write_page()
+    reached = sum(not shortfalls(row) for row in rows)
+    print(f"{reached} of {len(rows)} cases reach all that is wanted; {result['seconds']} s")
     return 0
 
 
@@ -101,6 +123,7 @@ def options() -> argparse.ArgumentParser:
     found.add_argument("--reuse", action="store_true", help="take recordings of an earlier version of TrainCheck, too")
     found.add_argument("--cold", action="store_true", help="start each program by its command line, as users do")
     found.add_argument("--ours", action="store_true", help="leave out the simple detectors; no result is kept")
+    found.add_argument("--live", action="store_true", help="run the cases of several ranks under traincheck run")
     found.add_argument("--examples-only", action="store_true", help="leave out the books of twins; no result is kept")
     return found
 
@@ -135,8 +158,13 @@ def spread(pool: ProcessPoolExecutor, work: Callable[..., T], items: Iterable[tu
     return [future.result() for future in futures]
 
 
-def tell(done: Learned | Run) -> None:
+def tell(done: Learned | Run | dict[str, Any]) -> None:
     """A line for what is done."""
+    if isinstance(done, dict):
+        short = shortfalls(done)
+        fared = f"NOT {', '.join(short)}" if short else "all as wanted"
+        print(f"{done['part']} {done['id']}: {told_in(done)} live; {fared}", flush=True)
+        return
     if isinstance(done, Learned):
         print(f"  recorded {done.name} in {done.seconds:.1f} s", flush=True)
         return

@@ -45,6 +45,8 @@ class Case:
     """One silent error.
 
     `first_bad_step` is the step in which the effect first exists, 0 for the set-up before the first step.
+    `at_fault` are the ranks that are treated wrongly (all where it is empty), and `concerns` the parameters or calls
+    that are: for each entry, a good finding has at least one of its words. Both are for cases of several ranks.
     `untaught` says why no other program can teach what is wrong here, where that is so.
     `twins` are the arguments of earlier, different configurations of the clean program. A right diagnosis has, for each
     entry of `names`, at least one of its words. `env` is set for the program, both clean and buggy.
@@ -65,6 +67,8 @@ class Case:
     ranks: int = 1
     env: tuple[tuple[str, str], ...] = ()
     untaught: str = ""
+    at_fault: tuple[int, ...] = ()
+    concerns: tuple[tuple[str, ...], ...] = ()
 
     def lay_out(self, variant: str, home: Path) -> Path:
         """Put the program of a variant into the folder `home`, which is made; the path of its script."""
@@ -123,7 +127,7 @@ def _checked(path: Path, table: dict[str, Any]) -> dict[str, Any]:
     for key in table:
         if key not in known:
             raise BadCase(path, f"{key!r} is not a key of a case; known are {', '.join(known)}")
-    optional = {"args", "ranks", "env", "untaught"}
+    optional = {"args", "ranks", "env", "untaught", "at_fault", "concerns"}
     missing = [key for key in known if key not in table and key not in optional]
     if missing:
         raise BadCase(path, f"it has no {', '.join(missing)}; add it")
@@ -133,7 +137,11 @@ def _checked(path: Path, table: dict[str, Any]) -> dict[str, Any]:
 def _converted(path: Path, key: str, value: Any) -> Any:
     if key in ("first_bad_step", "ranks"):
         good, wanted = isinstance(value, int) and not isinstance(value, bool), "a whole number"
-    elif key in ("names", "twins"):
+    elif key == "at_fault":
+        good = isinstance(value, list) and all(isinstance(rank, int) and not isinstance(rank, bool) for rank in value)
+        wanted = "a list of whole numbers"
+        value = tuple(value) if good else value
+    elif key in ("names", "twins", "concerns"):
         good = isinstance(value, list) and bool(value) and all(_is_words(entry) and entry for entry in value)
         wanted = "a list of lists of strings, none empty"
         value = tuple(map(tuple, value)) if good else value

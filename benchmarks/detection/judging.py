@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.detection.cases import Case
-from traincheck.checking.checked import Checked
-from traincheck.vocab.finding import VIOLATED, Finding
-from traincheck.vocab.invariant import ERROR
+from traincheck.invariants.book import Book
+from traincheck.vocab.finding import Finding, Report
+from traincheck.vocab.invariant import ERROR, Invariant
 
 WITHIN = 1
 """Steps between the first bad step and the first finding at most (silent-errors, section D)."""
+
+
+_RANKS = re.compile(r"(?<!not on )(?<!from )\branks? (\d+(?:, \d+)*)")
+"""The ranks that differ, and not those that they differ from."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +43,16 @@ class Verdict:
     failed: tuple[str, ...]
 
 
-def judge(case: Case, buggy: Checked, known: Set[str]) -> Verdict:
-    """The verdict on a case from the check of its buggy run under a book; `known` are the rules (their ids) that the
+def judge(case: Case, buggy: Report, book: Book, known: Set[str]) -> Verdict:
+    """The verdict on a case from the report on its buggy run under `book`; `known` are the rules (their ids) that the
     clean run violates under the same book."""
-    findings = buggy.report.findings
+    findings = buggy.findings
     new = [finding for finding in findings if not set(finding.invariants) <= known]
     errors = [finding for finding in new if finding.severity == ERROR]
     late = min((finding.step - case.first_bad_step for finding in errors), key=abs, default=None)
     leading = findings[0] if findings else None
-    missing = missing_names(case, leading)
+    missing = lacking(case.names, words_of(leading) if leading else "")
+    failed = violated(buggy) - known
     return Verdict(
         detected=late is not None and abs(late) <= WITHIN,
         same_step=late == 0 or (case.first_bad_step, late) == (0, 1),
@@ -57,17 +63,20 @@ def judge(case: Case, buggy: Checked, known: Set[str]) -> Verdict:
         leading=asdict(leading) if leading else None,
         errors=len(errors),
         notices=len(new) - len(errors),
-        rules=len(buggy.verdicts),
-        failed=tuple(_told(rule) for rule, verdict in buggy.verdicts if verdict == VIOLATED and rule.id not in known),
+        rules=buggy.counts.invariants,
+        failed=tuple(_told(rule) for rule in book.invariants if rule.id in failed),
     )
 
 
-def missing_names(case: Case, leading: Finding | None) -> tuple[tuple[str, ...], ...]:
-    """The groups of words of which the leading finding has none."""
-    if leading is None:
-        return case.names
-    text = words_of(leading).lower()
-    return tuple(group for group in case.names if not any(word.lower() in text for word in group))
+def violated(report: Report) -> frozenset[str]:
+    """The rules (their ids) that a report says were violated; each is behind one of its findings."""
+    return frozenset(rule for finding in report.findings for rule in finding.invariants)
+
+
+def lacking(groups: Sequence[tuple[str, ...]], said: str) -> tuple[tuple[str, ...], ...]:
+    """The groups of words of which `said` has none."""
+    text = said.lower()
+    return tuple(group for group in groups if not any(word.lower() in text for word in group))
 
 
 def words_of(finding: Finding) -> str:
@@ -83,5 +92,18 @@ def words_of(finding: Finding) -> str:
     return "\n".join(parts)
 
 
-def _told(rule: Any) -> str:
+def things_of(finding: Finding) -> str:
+    """What a finding says of the place: parameters, lines, calls. Not its title and cause, which speak of the kind."""
+    return "\n".join((*finding.variables, str(finding.site or ""), finding.expected, finding.observed))
+
+
+def ranks_told(finding: Finding) -> tuple[int, ...]:
+    """The ranks that a finding names as those concerned: as data, or else in the words of what was observed."""
+    as_data = asdict(finding).get("ranks")
+    if as_data:
+        return tuple(as_data)
+    return tuple(sorted({int(number) for named in _RANKS.findall(finding.observed) for number in named.split(", ")}))
+
+
+def _told(rule: Invariant) -> str:
     return f"{rule.severity} {rule.confidence:.2f} {rule.relation}: {rule.sentence} ({rule.precondition})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from benchmarks.baselines.comparison import compare
 from benchmarks.detection.books import EXAMPLES, TWIN
 from benchmarks.detection.cases import BUGGY, CLEAN, Case
 from benchmarks.detection.judging import judge
-from benchmarks.detection.recordings import Program, programs_of, record
+from benchmarks.detection.recordings import Program, Recording, programs_of, record
 from benchmarks.verdicts import fared
 from traincheck.checking.offline import check_folder_against
 from traincheck.inference.learn import tally_folder
@@ -56,24 +57,18 @@ def recorded_example(program: Program, place: Place) -> Learned:
 
 def run_case(case: Case, place: Place, book_file: Path, baselines: bool) -> Run:
     """A case: its programs recorded, the book of its twins learned, both books judged."""
-    home = place.runs / case.folder.name
     programs = programs_of(case, place.runs)
-    recordings = {
-        which: record(program, home / which, reuse=place.reuse, cold=place.cold)
-        for which, program in programs.items()
-        if place.twins or not which.startswith(TWIN)
-    }
+    recordings = recordings_of(case, programs, place)
     books = {EXAMPLES: read_book(book_file)}
     if place.twins:
-        twins = [one for which, one in recordings.items() if which.startswith(TWIN)]
-        books[TWIN], _ = weigh([tally_folder(one.folder) for one in twins])
+        books[TWIN] = twin_book(recordings)
     clean = tally_folder(recordings[CLEAN].folder)
     began = time.perf_counter()
     verdicts = {}
     checks = check_folder_against(recordings[BUGGY].folder, list(books.values()))
     for (name, book), checked in zip(books.items(), checks, strict=True):
         known = {rule.id for rule in fared(book, clean).failed}
-        verdicts[name] = asdict(judge(case, checked, known))
+        verdicts[name] = asdict(judge(case, checked.report, book, known))
     row = {
         "id": case.id,
         "part": case.part,
@@ -89,3 +84,19 @@ def run_case(case: Case, place: Place, book_file: Path, baselines: bool) -> Run:
         "books": verdicts,
     }
     return Run(row, clean, books.get(TWIN))
+
+
+def recordings_of(case: Case, programs: Mapping[str, Program], place: Place) -> dict[str, Recording]:
+    """The recordings of a case's programs, those of its twins left out where `place` says so."""
+    home = place.runs / case.folder.name
+    return {
+        which: record(program, home / which, reuse=place.reuse, cold=place.cold)
+        for which, program in programs.items()
+        if place.twins or not which.startswith(TWIN)
+    }
+
+
+def twin_book(recordings: Mapping[str, Recording]) -> Book:
+    """The book of those recordings of a case that are of its twins."""
+    book, _ = weigh([tally_folder(one.folder) for which, one in recordings.items() if which.startswith(TWIN)])
+    return book

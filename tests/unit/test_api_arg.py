@@ -212,6 +212,19 @@ def test_calls_of_a_step_share_their_arguments() -> None:
     }
 
 
+def test_contents_of_a_sample_refute_and_do_not_bear_out() -> None:
+    """See Note [Contents of a sample]: a full collection reads the first calls of a step, a live check all of them."""
+    subject, distinct, equal = (
+        Subject("moe.dispatch", "step"),
+        *(Property(COMPARED, "data of tokens", way) for way in (DISTINCT, EQUAL)),
+    )
+    unread = experts(4).replace(" fingerprint=0", "")
+    assert fate(of(experts(4, 4) + unread, subject), distinct) == []
+    assert fate(of(experts(4, 4) + unread, subject), equal) == [False]
+    assert fate(of(experts(4) + experts(4) + unread, subject), equal) == []
+    assert fate(of(experts(4) + experts(4), subject), equal) == [True]
+
+
 def batches(*prints: tuple[int, int], loader: str = "DataLoader#1") -> str:
     return "".join(
         f"""  lifecycle {NEXT} receiver={loader}

@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
+from traincheck.checking.causes import cause_of
 from traincheck.checking.checked import conclude
 from traincheck.checking.engine import Outcome, Tried
-from traincheck.checking.findings import Teller
+from traincheck.checking.findings import Teller, group
 from traincheck.invariants.book import Book
 from traincheck.vocab.finding import Finding, Violation
 from traincheck.vocab.invariant import Invariant
+from traincheck.vocab.occasion import Property
 
 NewInvariant = Callable[..., Invariant]
 
@@ -49,3 +51,24 @@ def test_a_finding_is_told_once(new_invariant: NewInvariant) -> None:
     first, again = violation(new_invariant, 0), violation(new_invariant, 0, step=2)
     assert teller.feed([first], [first]) and not teller.feed([again], [first, again]) and not teller.feed([], [first])
     assert [finding.step for finding in told] == [1]
+
+
+@pytest.mark.parametrize(("evidence", "told"), [(("here a call of f calls Module.forward",), True), ((), False)])
+def test_what_was_not_called_at_all_is_in_no_mode(
+    new_invariant: NewInvariant, evidence: tuple[str, ...], told: bool
+) -> None:
+    rule = new_invariant(Property("contains call", "torch.nn.Module.forward", "training=True"))
+    found = Violation(rule, 1, 0, 0, 1, "train", 1, None, "", (), evidence=evidence)
+    assert (cause_of(found).title == "Training runs in evaluation mode") == told
+
+
+def test_a_name_in_a_module_says_more_than_a_place_in_an_optimizer(new_invariant: NewInvariant) -> None:
+    def about(rule: Invariant, step: int, *variables: str) -> Violation:
+        return Violation(rule, step, 0, 0, step, "train", 1, None, "", variables)
+
+    leader, place, name = (new_invariant(Property("contains call", f"f{n}"), confidence=1 - n / 10) for n in range(3))
+    violations = [about(leader, 1), about(place, 1, "SGD.param_groups[0][1]"), about(name, 2, "Net.head.weight")]
+    (finding,) = group(violations)
+    assert finding.variables == ("Net.head.weight",)
+    (finding,) = group(violations[:2])
+    assert finding.variables == ("SGD.param_groups[0][1]",)

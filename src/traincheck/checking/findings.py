@@ -21,6 +21,9 @@ from traincheck.vocab.ranks import named_ranks
 
 ECHO_STEPS = 1
 
+PLACE = ".param_groups["
+"""In the name of a parameter that no module owns: its place in an optimizer."""
+
 
 class Teller:
     """Tells each new finding once, while violations come in."""
@@ -108,10 +111,20 @@ def _where(failed: Set[int], held: Set[int]) -> tuple[str, ...]:
     return (f"so on {named_ranks(failed)}, not on {named_ranks(held)}",) if held else ()
 
 
+def _told_by_others(strands: Iterable[_Strand]) -> tuple[str, ...]:
+    """The variables of the first that has any. A name in a module says more than a place in an optimizer."""
+    told = sorted((strand.variables for strand in strands if strand.variables), key=_are_places)
+    return told[0] if told else ()
+
+
+def _are_places(variables: Iterable[str]) -> bool:
+    return all(PLACE in name for name in variables)
+
+
 def _finding(leader: _Strand, strands: Sequence[_Strand], judged: frozenset[int]) -> Finding:
     first = leader.first
     failed = {strand.first.rank for strand in strands if strand.first.invariant == first.invariant}
-    variables = leader.variables or next((strand.variables for strand in strands if strand.variables), ())
+    variables = leader.variables or _told_by_others(strands)
     site = first.site or next((strand.first.site for strand in strands if strand.first.site), None)
     compared = first.apart.compared
     return Finding(

@@ -49,7 +49,9 @@ def _not_filled(violation: Violation) -> bool:
 
 def _wrong_mode(violation: Violation) -> bool:
     prop = violation.invariant.property
-    return prop.object.endswith(".forward") and prop.detail.startswith("training=")
+    # What was not called at all is in no mode; in the other one, the like of it was seen.
+    called = prop.verb != "contains call" or any(line.startswith("here ") for line in violation.evidence)
+    return called and prop.object.endswith(".forward") and prop.detail.startswith("training=")
 
 
 def _order(violation: Violation) -> bool:
@@ -300,7 +302,7 @@ CAUSES: tuple[Cause, ...] = (
         ),
     ),
     Cause(
-        11,
+        1,
         "Gradient clipping leaves some gradients out",
         "Clipping by the norm scales all gradients by one factor, so that they keep their direction. Here some were "
         "scaled and others were left as they were or scaled otherwise.",

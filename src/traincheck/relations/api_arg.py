@@ -24,7 +24,7 @@ from typing import ClassVar
 
 from traincheck.relations.base import context_of, ended, short
 from traincheck.relations.call_arguments import BACKWARD, SCALED, SIZE, VALUES_OF, judge_arguments
-from traincheck.relations.comparison import AT_ONCE, COMPARED, asked_of, common, compare, said, ways_of
+from traincheck.relations.comparison import AT_ONCE, COMPARED, asked_of, common, compare, said, sampled, ways_of
 from traincheck.relations.fills import FILLED, Fills
 from traincheck.relations.rank_calls import VERBS, Ranks
 from traincheck.relations.switches import AGREES, Switches
@@ -200,6 +200,6 @@ def _comparable(call: Call) -> tuple[str, ...]:
 
 def _occasion(subject: Subject, calls: Sequence[Call], window: Window) -> Iterator[Occasion]:
     if len(calls) > 1:
-        held, failed = compare(calls, AT_ONCE if subject.grain == THREADS else ways_of(calls[0]))
+        held, failed = compare(calls, AT_ONCE if subject.grain == THREADS else ways_of(calls[0]), sampled(calls))
         if held or failed:
             yield Occasion(subject, common(calls, window.stage), held, failed, calls[0].seq)

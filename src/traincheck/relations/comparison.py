@@ -2,18 +2,24 @@
 
 A value, a data type and a shape are worth a word where they are all equal, or where ranks or threads each have their
 own value; memory and what is in it also where each call has its own.
+
+Note [Contents of a sample]
+A full collection reads the contents of the first calls only, and a run under rules about them reads those of all.
+What a function of the user's does goes by the call, in every run alike, so the first ones may refute that calls are all
+equal, or all distinct; only the contents of all of them can bear it out. (Rules about other calls rest on several
+programs.)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from traincheck.relations.base import context_of
 from traincheck.vocab.collectives import RECEIVES, SENDS, WAIT
 from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES
-from traincheck.vocab.events import LIFECYCLE, MODULE, RESULT, Call, TensorSummary
+from traincheck.vocab.events import LIFECYCLE, MODULE, PROJECT, RESULT, Call, TensorSummary
 from traincheck.vocab.facts import Facts
 from traincheck.vocab.occasion import Property
 
@@ -64,10 +70,11 @@ class Verdict(NamedTuple):
     failed: frozenset[Property]
 
 
-def compare(calls: Sequence[Call], ways: Ways) -> Verdict:
+def compare(calls: Sequence[Call], ways: Ways, of_some: Set[str] = frozenset()) -> Verdict:
     """Whether what the calls were given is all equal or all distinct.
 
-    What only one of them tells is not judged; nor is what none does.
+    What only one of them tells is not judged; nor is what none does. Of what was read `of_some` calls, as `sampled`
+    tells, it may be found that they are not; that they are is left open.
     """
     told: dict[str, list[Hashable]] = {}
     for call in calls:
@@ -84,7 +91,8 @@ def compare(calls: Sequence[Call], ways: Ways) -> Verdict:
             if way == DISTINCT and (_is_small(name, calls) or any(isinstance(value, bool) for value in values)):
                 continue
             so = different == (1 if way == EQUAL else len(values))
-            (held if so else failed).add(Property(COMPARED, name, way))
+            if not (so and name in of_some):
+                (held if so else failed).add(Property(COMPARED, name, way))
     return Verdict(frozenset(held), frozenset(failed))
 
 
@@ -132,6 +140,17 @@ def _of_tensors(name: str, tensors: Sequence[TensorSummary]) -> Iterator[tuple[s
         yield STORAGE + name, tuple(tensor.storage for tensor in tensors)
     if all(tensor.fingerprint is not None for tensor in tensors):
         yield DATA + name, tuple(tensor.fingerprint for tensor in tensors)
+
+
+def sampled(calls: Iterable[Call]) -> frozenset[str]:
+    """What `compare` tells of functions of the user's, and was not read of each of the calls."""
+    return frozenset(
+        DATA + (RESULT if is_result(tensor) else tensor.role)
+        for call in calls
+        if call.kind == PROJECT
+        for tensor in call.tensors
+        if tensor.fingerprint is None
+    )
 
 
 TRAINING = "training"

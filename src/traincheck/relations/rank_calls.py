@@ -34,6 +34,7 @@ from traincheck.relations.comparison import (
     Ways,
     common,
     compare,
+    sampled,
     thing_of,
     told_by,
 )
@@ -197,8 +198,9 @@ def _often(level: str, calls: _Calls, ranks: _Ranks, first: Window) -> Occasion:
 
 
 def _compared(level: str, calls: _Calls, ways: Ways, ranks: _Ranks, first: Window) -> Iterator[Occasion]:
+    of_some = sampled(call for of_rank in calls for call in of_rank)
     for together in zip(*calls, strict=False):
-        held, failed = compare(together, ways)
+        held, failed = compare(together, ways, of_some)
         if held or failed:
             context = common(together, first.stage)
             if level.startswith(f"{COLLECTIVE}.all_to_all"):

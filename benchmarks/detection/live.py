@@ -1,0 +1,152 @@
+"""Live: the clean and the buggy program of a case under `traincheck run`, as a user starts them, and what it tells.
+
+The book is the one that a team would have: that of the examples together with that of earlier runs of this program. The
+report is judged by the rules that judge recordings, and set against two checks that were not live: of the recording
+that the run itself left, which has to say the same, and of the full recording that the benchmark has of the program.
+That one holds values of some calls and steps only, so the live check may tell more, and has to tell all that it does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.detection.books import TWIN
+from benchmarks.detection.cases import BUGGY, CLEAN, VARIANTS, Case
+from benchmarks.detection.judging import judge, lacking, ranks_told, things_of, violated
+from benchmarks.detection.recordings import TIMEOUT, Program, ProgramFailed, programs_of
+from benchmarks.detection.runs import Place, recordings_of, twin_book
+from traincheck.checking.offline import check_folder
+from traincheck.cli.console import FINDINGS
+from traincheck.cli.reports import JSON_NAME
+from traincheck.invariants.book import Book, read_books, write_book
+from traincheck.reporting.json_report import read_json
+from traincheck.trace.folder import RunFolder
+from traincheck.vocab.finding import Report
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A program that was run under `traincheck run`.
+
+    `seconds` is what all of it took. `lines` are what was written to stderr, each with the time it came; `last_event`
+    is the time at which a rank last wrote to its recording.
+    """
+
+    folder: Path
+    report: Report
+    seconds: float
+    lines: tuple[tuple[float, str], ...]
+    last_event: float
+
+    @property
+    def before_the_end(self) -> float | None:
+        """Seconds between the leading finding's being told and the last event of a rank; below 0, it came too late."""
+        if not self.report.findings:
+            return None
+        leading = self.report.findings[0]
+        says = re.compile(rf"TrainCheck {leading.severity.upper()} at step {leading.step}\b")
+        told = next((when for when, line in self.lines if says.match(line)), None)
+        return None if told is None else round(self.last_event - told, 2)
+
+
+def run_live(case: Case, place: Place, book_file: Path) -> dict[str, Any]:
+    """A case run live: the row of the table. Raises ProgramFailed."""
+    home = place.runs / case.folder.name
+    programs = programs_of(case, place.runs)
+    recordings = recordings_of(case, programs, place)
+    book_files = [book_file, home / f"{TWIN}.jsonl"]
+    write_book(twin_book(recordings), book_files[1])
+    book = read_books(book_files)
+    seen = {which: watch(programs[which], book_files, home / f"live-{which}") for which in VARIANTS}
+    return row_of(case, seen, {which: recordings[which].folder for which in VARIANTS}, book)
+
+
+def row_of(case: Case, seen: Mapping[str, Watched], recorded_in: Mapping[str, Path], book: Book) -> dict[str, Any]:
+    """The row of a case whose programs were `seen`; `recorded_in` are the folders of their full recordings."""
+    buggy, clean = seen[BUGGY].report, seen[CLEAN].report
+    leading = buggy.findings[0] if buggy.findings else None
+    recorded, recorded_clean = (check_folder(recorded_in[which], book).report for which in (BUGGY, CLEAN))
+    return {
+        "id": case.id,
+        "part": case.part,
+        "title": case.title,
+        "source": case.source,
+        "ranks": case.ranks,
+        "first_bad_step": case.first_bad_step,
+        "live": asdict(judge(case, buggy, book, violated(clean))),
+        "offline": asdict(judge(case, recorded, book, violated(recorded_clean))),
+        "unlike_its_recording": unlike(buggy, check_folder(seen[BUGGY].folder, book).report),
+        "not_told_live": sorted(_told(recorded) - _told(buggy)),
+        "ranks_told": list(ranks_told(leading)) if leading else [],
+        "ranks_lacking": sorted(set(case.at_fault or range(case.ranks)) - set(ranks_told(leading))) if leading else [],
+        "things_lacking": [list(group) for group in lacking(case.concerns, things_of(leading) if leading else "")],
+        "clean": [finding.title for finding in clean.findings],
+        "not_observed": sorted({*buggy.not_observed, *clean.not_observed}),
+        "before_the_end": seen[BUGGY].before_the_end,
+        "seconds": {which: round(one.seconds, 1) for which, one in seen.items()},
+    }
+
+
+def watch(program: Program, books: Sequence[Path], folder: Path) -> Watched:
+    """Run a program under `traincheck run` with these books. Raises ProgramFailed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    options = [word for book in books for word in ("--book", str(book.resolve()))]
+    command = [sys.executable, "-m", "traincheck", "run", "-o", str(folder.resolve()), *options, *program.target]
+    lines: list[tuple[float, str]] = []
+    began = time.perf_counter()
+    with tempfile.TemporaryFile("w+") as own:
+        running = subprocess.Popen(
+            command,
+            cwd=program.home,
+            stdout=own,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **dict(program.env)},
+        )
+        end = threading.Timer(TIMEOUT, running.kill)
+        end.start()
+        try:
+            assert running.stderr is not None
+            lines.extend((time.time(), line.rstrip("\n")) for line in running.stderr)
+            code = running.wait()
+        finally:
+            end.cancel()
+        own.seek(0)
+        if code not in (0, FINDINGS):
+            raise ProgramFailed(program.name, own.read() + "\n".join(line for _, line in lines))
+    return Watched(
+        folder,
+        read_json(folder / JSON_NAME),
+        time.perf_counter() - began,
+        tuple(lines),
+        last_event(RunFolder.open(folder)),
+    )
+
+
+def last_event(run: RunFolder) -> float:
+    """When a rank last wrote to its recording. (The launcher has one, too, which ends later.)"""
+    return max((file.stat().st_mtime for job in run.jobs() for file in job.files.values()), default=0.0)
+
+
+def unlike(one: Report, other: Report) -> list[str]:
+    """The findings that only one of two reports on a run tells, in words."""
+    return sorted(_told(one) ^ _told(other))
+
+
+def _told(report: Report) -> set[str]:
+    return {
+        f"{finding.severity} at step {finding.step} on rank {finding.rank}: {finding.title}: {finding.observed}: "
+        f"{', '.join(finding.variables)}"
+        for finding in report.findings
+    }

@@ -1,0 +1,99 @@
+"""The live table: what `traincheck run` tells of jobs of several ranks, as text for docs/benchmarks.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Row = dict[str, Any]
+
+HEAD = """
+## What is told live
+
+`python -m benchmarks.detection --live`: each case of several ranks once more, clean and buggy, under `traincheck run`
+and `torchrun`, with the book of the examples and the twin book together. *Told* is the step of the nearest error
+finding that the clean run does not have; *ahead* how many seconds before the last event of a rank the leading one was
+on the screen (these programs train for a few seconds). *As offline*: the report says what a check of the recording
+that this run left says, and all that one of the full recording does (which holds values of some steps only). *Ranks*
+and *parameter or call* are judged by `at_fault` and `concerns` in `case.toml`, *cause* by `names` as above. Of two
+ranks that differ nothing tells which one is wrong, so both are named.
+"""
+
+GOALS: dict[str, Callable[[Row], bool]] = {
+    "in the same step": lambda row: bool(row["live"]["same_step"]),
+    "before the end": lambda row: (row["before_the_end"] or 0) > 0,
+    "as offline": lambda row: not (row["unlike_its_recording"] or row["not_told_live"]),
+    "ranks named": lambda row: bool(row["ranks_told"]) and not row["ranks_lacking"],
+    "parameter or call named": lambda row: bool(row["live"]["leading"]) and not row["things_lacking"],
+    "cause named": lambda row: bool(row["live"]["diagnosed"]),
+    "clean run silent": lambda row: not row["clean"],
+}
+"""What is wanted of each case."""
+
+
+def text(result: Row) -> str:
+    """The section of the page."""
+    return "".join([HEAD, *_counts(result["rows"]), *_cases(result["rows"]), *_shortfalls(result["rows"])])
+
+
+def shortfalls(row: Row) -> list[str]:
+    """The goals that a case does not reach."""
+    return [goal for goal, reached in GOALS.items() if not reached(row)]
+
+
+def _counts(rows: list[Row]) -> Iterator[str]:
+    yield "\n| cases | " + " | ".join(GOALS) + " |\n" + "|---" * (len(GOALS) + 1) + "|\n"
+    yield f"| {len(rows)} | " + " | ".join(str(sum(map(reached, rows))) for reached in GOALS.values()) + " |\n"
+
+
+def _cases(rows: list[Row]) -> Iterator[str]:
+    head = "case | due | told | ahead | as offline | ranks | parameter or call | cause | clean run | leading finding"
+    yield f"\n| {head} |\n{'|---' * 10}|\n"
+    for row in rows:
+        short = shortfalls(row)
+        leading = row["live"]["leading"]
+        cells = [
+            f"[{row['id']}]({row['source']})",
+            f"step {row['first_bad_step']}",
+            _marked(told_in(row), "in the same step" in short),
+            _marked(
+                "-" if row["before_the_end"] is None else f"{row['before_the_end']:.1f} s", "before the end" in short
+            ),
+            _marked("no", True) if "as offline" in short else "yes",
+            _marked(", ".join(map(str, row["ranks_told"])) or "none", "ranks named" in short),
+            _marked(_thing(leading) if leading else "none", "parameter or call named" in short),
+            _marked("not named", True) if "cause named" in short else "named",
+            "silent" if not row["clean"] else _marked(f"{len(row['clean'])} findings", True),
+            leading["title"] if leading else "-",
+        ]
+        yield f"| {' | '.join(cells)} |\n"
+
+
+def told_in(row: Row) -> str:
+    """The step in which the error was told."""
+    late = row["live"]["late"]
+    return "missed" if late is None else f"step {row['first_bad_step'] + late}"
+
+
+def _thing(leading: Row) -> str:
+    site = leading["site"]
+    if not leading["variables"]:
+        return f"{site['file']}:{site['line']}" if site else "none"
+    first, *others = leading["variables"]
+    return f"{first} and {len(others)} more" if others else str(first)
+
+
+def _marked(words: str, wrong: bool) -> str:
+    return f"**{words}**" if wrong else words
+
+
+def _shortfalls(rows: list[Row]) -> Iterator[str]:
+    short = [(row, goals) for row in rows if (goals := shortfalls(row))]
+    if not short:
+        yield "\nAll of them reach all that is wanted.\n"
+        return
+    yield "\nWhat falls short:\n\n"
+    for row, goals in short:
+        observed = row["live"]["leading"]["observed"] if row["live"]["leading"] else "nothing"
+        alarms = f"; the clean run was told: {', '.join(row['clean'])}" if row["clean"] else ""
+        yield f"* {row['id']}: not {', '.join(goals)}. Observed: {observed}{alarms}.\n".replace("|", "\\|")

@@ -1,0 +1,151 @@
+"""What the live part of the detection benchmark reads in a report, and what it calls a shortfall."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.detection.__main__ import options
+from benchmarks.detection.cases import read_case, read_cases
+from benchmarks.detection.judging import judge, lacking, ranks_told, things_of, violated
+from benchmarks.detection.live import Watched, unlike
+from benchmarks.detection.live_table import GOALS, shortfalls, text, told_in
+
+from traincheck.invariants.book import Book
+from traincheck.vocab.finding import Counts, Finding, Report, Site
+from traincheck.vocab.invariant import Invariant
+
+(CASE,) = read_cases("a03-pytorch-96600")
+FINDING = Finding(
+    severity="error",
+    step=4,
+    rank=0,
+    title="Gradients of replicas differ between ranks",
+    cause="One was changed.",
+    site=Site("train.py", 81, "run"),
+    variables=("Net.encoder.weight_hh_l0", "Net.head.weight"),
+    expected="an update uses the same gradient",
+    observed="rank 0 and rank 1 differ in the gradient that the update used",
+    advice=("Look at the reduction.",),
+    invariants=("aa",),
+    last_step=9,
+    times=6,
+)
+
+
+def report(*findings: Finding) -> Report:
+    return Report(findings, Counts(invariants=7))
+
+
+@pytest.mark.parametrize(
+    ("observed", "ranks"),
+    [
+        ("rank 0 and rank 1 differ in the gradient", (0, 1)),
+        ("rank 2 differs from ranks 0, 1, 3 in the gradient", (2,)),
+        ("no gradient; so on ranks 0, 2, not on ranks 1, 3", (0, 2)),
+        ("ranks 1, 3 and ranks 0, 2 differ", (0, 1, 2, 3)),
+        ("not so between ranks 0, 1", (0, 1)),
+        ("not so in Work.wait", ()),
+    ],
+)
+def test_ranks_are_those_that_differ(observed: str, ranks: tuple[int, ...]) -> None:
+    assert ranks_told(replace(FINDING, observed=observed)) == ranks
+
+
+def test_parameters_and_calls_are_looked_for_in_what_a_finding_says_of_the_place() -> None:
+    groups = (("weight_hh", "reduce"), ("broadcast",), ("train.py",))
+    assert lacking(groups, things_of(FINDING)) == (("broadcast",),)
+    assert lacking((("replicas",), ("reduction",)), things_of(FINDING)) == (("replicas",), ("reduction",))
+
+
+def test_a_report_is_judged_against_the_clean_one(new_invariant: Callable[..., Invariant]) -> None:
+    rule = new_invariant()
+    book, told = Book((rule,)), replace(FINDING, invariants=(rule.id,))
+    found = judge(CASE, report(told), book, known=frozenset())
+    assert (found.same_step, found.late, found.errors, found.rules) == (True, 0, 1, 7)
+    assert len(found.failed) == 1 and found.diagnosed
+    assert not judge(CASE, report(told), book, violated(report(told))).detected
+    assert judge(CASE, report(), book, frozenset()).late is None
+
+
+@pytest.mark.parametrize(("told", "ahead"), [(7.5, 2.5), (11.0, -1.0), (None, None)])
+def test_what_counts_is_when_the_leading_finding_was_told(told: float | None, ahead: float | None) -> None:
+    lines = [(6.0, "TrainCheck ERROR at step 41: another"), (6.5, "step 4: loss 0.1")]
+    if told is not None:
+        lines.append((told, "TrainCheck ERROR at step 4 on rank 1: Gradients"))
+    seen = Watched(Path("run"), report(FINDING), 12.0, tuple(lines), last_event=10.0)
+    assert seen.before_the_end == ahead
+
+
+def test_reports_are_alike_or_tell_where_they_are_not() -> None:
+    other = replace(FINDING, variables=("Net.head.weight",))
+    assert unlike(report(FINDING), report(FINDING)) == []
+    assert len(unlike(report(FINDING), report(other))) == 2
+    assert len(unlike(report(FINDING), report())) == 1
+
+
+def row(**changed: Any) -> dict[str, Any]:
+    leading = {"title": "Gradients differ", "variables": ["a", "b"], "site": None, "observed": "rank 0 differs"}
+    good: dict[str, Any] = {
+        "id": "x-1",
+        "source": "https://example.org",
+        "first_bad_step": 4,
+        "live": {"same_step": True, "diagnosed": True, "late": 0, "leading": leading},
+        "unlike_its_recording": [],
+        "not_told_live": [],
+        "ranks_told": [0],
+        "ranks_lacking": [],
+        "things_lacking": [],
+        "clean": [],
+        "before_the_end": 2.5,
+    }
+    return {**good, **changed}
+
+
+def test_a_good_case_has_no_shortfall() -> None:
+    assert shortfalls(row()) == []
+    page = text({"rows": [row()]})
+    assert "| step 4 | step 4 | 2.5 s | yes | 0 | a and 1 more | named | silent | Gradients differ |" in page
+    assert "All of them reach" in page
+
+
+@pytest.mark.parametrize(
+    ("changed", "short"),
+    [
+        ({"before_the_end": -0.2}, "before the end"),
+        ({"before_the_end": None}, "before the end"),
+        ({"unlike_its_recording": ["x"]}, "as offline"),
+        ({"not_told_live": ["x"]}, "as offline"),
+        ({"ranks_told": []}, "ranks named"),
+        ({"ranks_lacking": [1]}, "ranks named"),
+        ({"things_lacking": [["a"]]}, "parameter or call named"),
+        ({"clean": ["An alarm"]}, "clean run silent"),
+    ],
+)
+def test_shortfalls_are_told(changed: dict[str, Any], short: str) -> None:
+    assert shortfalls(row(**changed)) == [short]
+    assert f"* x-1: not {short}. Observed: rank 0 differs" in text({"rows": [row(**changed)]})
+
+
+def test_a_miss_is_told() -> None:
+    missed = row(live={"same_step": False, "diagnosed": False, "late": None, "leading": None}, ranks_told=[])
+    assert told_in(missed) == "missed" and len(shortfalls(missed)) == 4 < len(GOALS)
+    assert "| **missed** |" in text({"rows": [missed]})
+
+
+def test_cases_of_several_ranks_say_what_is_to_be_named(tmp_path: Path) -> None:
+    assert all(case.concerns for case in read_cases() if case.ranks > 1)
+    assert all(rank < case.ranks for case in read_cases() for rank in case.at_fault)
+    for file in CASE.folder.glob("*.py"):
+        (tmp_path / file.name).write_text(file.read_text())
+    wrong = (CASE.folder / "case.toml").read_text().replace("at_fault = [1]", 'at_fault = ["1"]')
+    (tmp_path / "case.toml").write_text(wrong)
+    with pytest.raises(Exception, match="at_fault must be a list of whole numbers"):
+        read_case(tmp_path)
+
+
+def test_live_is_an_option() -> None:
+    assert options().parse_args(["--live", "--cases", "A"]).live
