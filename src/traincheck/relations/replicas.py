@@ -1,8 +1,8 @@
 """Replicas: what several ranks hold under one name has the same value on all of them.
 
 Compared are, by fingerprint, the gradients and parameters that an update uses and the parameters that it leaves, the
-gradients that a backward leaves, and readings of what steers an update (learning rates, step counts). Ranks are
-compared with the first one and each with the next, in windows of the same step.
+gradients that a backward leaves, and readings of what steers an update (learning rates, step counts). Which ranks are
+compared with which is said in pairs.py; buffers are compared in buffers.py.
 
 Note [Replicas and shards]
 Where ranks hold different parts on purpose (shards, experts, stages of a pipeline), their values differ from the start,
@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from traincheck.relations.base import context_of, fate
+from traincheck.relations.pairs import Pairs, pairs
 from traincheck.relations.parts import RANKS, UPDATE, calls_of, named, readings, said, who_differs
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, NO_CALL, Change, Reading, Window
@@ -41,6 +42,11 @@ _OWN = ("keys", "lowest_step")
 _TELLING = ("requires_grad", "held", "owned", "tied", "attributes", "replicated", "precision", "scalar")
 """Facts of a variable that may tell why ranks differ."""
 _ALWAYS: dict[str, FactValue] = {"same_name": True, "same_rank": False}
+
+
+THOUGH_KEPT = "though an earlier update left the same"
+THOUGH_ALIKE = "though value and gradient were the same before it"
+"""How notes end where ranks went apart between two updates, or in one."""
 
 
 class _Left(NamedTuple):
@@ -94,11 +100,12 @@ class Replicas:
         self._values: dict[int, dict[tuple[str, str], FactValue]] = {}
         self._next_index: dict[int, int] = {}
         self._kept_same: dict[tuple[int, int], set[str]] = {}
+        self._pairs = Pairs()
 
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
         """The occasions in windows of several ranks at the same step; `seq` is of the first."""
         seen = [_seen(window) for window in windows]
-        for one, other in _pairs(len(windows)):
+        for one, other in self._pairs.of(windows):
             kept = self._kept_same.setdefault((windows[one].rank, windows[other].rank), set())
             ranks = _Ranks([window.rank for window in windows], seen)
             yield from _compared(seen[one], seen[other], kept, windows[0].stage, ranks)
@@ -122,7 +129,7 @@ class Replicas:
         context = context_of(facts(same_name=True, same_rank=False), windows[0].stage)
         for key, seq in told.items():
             thing, variable = key
-            for one, other in _pairs(len(windows)):
+            for one, other in sorted(pairs(len(windows))):
                 values = [self._values[windows[place].rank] for place in (one, other)]
                 if all(key in kept for kept in values):
                     so = values[0][key] == values[1][key]
@@ -190,11 +197,6 @@ def hold_the_same(windows: Sequence[Window]) -> bool | None:
     return all(of_rank == told[0] for of_rank in told) if all(told) else None
 
 
-def _pairs(ranks: int) -> list[tuple[int, int]]:
-    """Each with the first, and with the next: a single rank that differs shows in three pairs at the most."""
-    return sorted({*((0, other) for other in range(1, ranks)), *((one, one + 1) for one in range(ranks - 1))})
-
-
 def _seen(window: Window) -> _Seen:
     left: dict[tuple[str, str], _Left] = {}
     for change in window.changes:
@@ -237,8 +239,16 @@ def _compared(one: _Seen, other: _Seen, kept: set[str], stage: str, ranks: _Rank
         _note(fates, what, told, so, variable, mine.change.call)
     for (what, context, so), alike in fates.items():
         names = tuple(variable for variable, _ in alike)
-        note = "" if so else ranks.note(what, names[0])
+        note = "" if so else f"{ranks.note(what, names[0])}{_although(what, context)}"
         yield _occasion(what, context_of(context, stage), so, alike[0][1], names, note)
+
+
+def _although(what: str, context: Facts) -> str:
+    """What was the same before that should have kept a variable the same."""
+    if what == USED_DATA and value_of(context, "kept_same"):
+        return f", {THOUGH_KEPT}"
+    alike = value_of(context, "same_before") and value_of(context, "same_grad")
+    return f", {THOUGH_ALIKE}" if what == DATA and alike else ""
 
 
 def _note(
