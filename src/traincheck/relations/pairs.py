@@ -3,7 +3,7 @@
 Note [Twins]
 Each rank is compared with the first one and with the next. Where a job is a mesh (replicas of shards, copies of parts),
 neither of these need be a replica of it. So each is compared as well with the nearest one before it that has held all
-the same parameters in some step, from then on: that is its neighbour along the dimension of the mesh that replicates.
+the same parameters in some step, from then on: that is its neighbour along a dimension of the mesh that replicates.
 """
 
 from __future__ import annotations
@@ -13,33 +13,44 @@ from collections.abc import Sequence
 from traincheck.relations.parts import named
 from traincheck.vocab.events import Window
 
-_USED_DATA = "parameter.used_data"
+MOST_TWINS = 2
+"""Twins that are kept of one rank: a mesh has seldom more than two dimensions that replicate."""
 
 
 class Pairs:
     """Pairs of places among the windows of several ranks; it remembers who were twins."""
 
     def __init__(self) -> None:
-        self._twins: dict[int, int] = {}  # by rank
+        self._twins: dict[int, set[int]] = {}  # by rank, those that are no pair for another reason
 
     def of(self, windows: Sequence[Window]) -> list[tuple[int, int]]:
-        """The pairs, sorted: a single rank that differs shows in four of them at the most."""
-        if len(windows) > 2 and len(self._twins) < len(windows) - 1:
-            self._find_twins(windows)
+        """The pairs, sorted."""
+        usual = pairs(len(windows))
         places = {window.rank: place for place, window in enumerate(windows)}
-        twins = {(places[one], places[rank]) for rank, one in self._twins.items() if one in places and rank in places}
-        return sorted({*pairs(len(windows)), *twins})
+        if len(windows) > 3:  # each of three is compared with all others
+            self._find_twins(windows, {(windows[one].rank, windows[other].rank) for one, other in usual})
+        twins = {
+            (places[one], places[rank])
+            for rank, found in self._twins.items()
+            for one in found
+            if {one, rank} <= places.keys()
+        }
+        return sorted(usual | twins)
 
-    def _find_twins(self, windows: Sequence[Window]) -> None:
+    def _find_twins(self, windows: Sequence[Window], usual: set[tuple[int, int]]) -> None:
         last: dict[frozenset[object], int] = {}
         for window in windows:
-            told = frozenset(
-                (reading.variable, reading.value) for reading in window.readings if named(reading) == _USED_DATA
+            held = frozenset(
+                (reading.variable, reading.value)
+                for reading in window.readings
+                if named(reading) == "parameter.used_data"
             )
-            if told:
-                if told in last:
-                    self._twins.setdefault(window.rank, last[told])
-                last[told] = window.rank
+            if held in last and (last[held], window.rank) not in usual:
+                found = self._twins.setdefault(window.rank, set())
+                if len(found) < MOST_TWINS:
+                    found.add(last[held])
+            if held:
+                last[held] = window.rank
 
 
 def pairs(ranks: int) -> set[tuple[int, int]]:
