@@ -17,8 +17,7 @@ def _about_ranks(thing: str) -> Callable[[Violation], bool]:
 
 
 def _update_differs(violation: Violation) -> bool:
-    told = violation.note + str(violation.invariant.precondition)
-    return _about_ranks("parameter.data")(violation) and (THOUGH_ALIKE in told or "same_grad" in told)
+    return _about_ranks("parameter.data")(violation) and THOUGH_ALIKE in violation.note
 
 
 def _went_apart(violation: Violation) -> bool:
