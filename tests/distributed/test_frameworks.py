@@ -102,7 +102,8 @@ def test_replicas_that_go_apart_are_named_and_parts_are_left_alone(mesh: Path) -
 def test_ranks_that_accelerate_launches_are_known(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     (tmp_path / "train.py").write_text(PROGRAM)
-    words = ["accelerate.commands.launch", "--cpu", "--multi_gpu", "--num_processes", "2"]
+    # Without --cpu: that would start a single process. The program itself takes gloo.
+    words = ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     traincheck(tmp_path, "collect", "-o", "run", "--", sys.executable, "-m", *words, "train.py", "1")
     (job,) = RunFolder.open(tmp_path / "run").jobs()
     assert job.size == 2 and sorted(job.files) == [0, 1]
