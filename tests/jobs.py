@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -91,3 +92,11 @@ def process_of_rank(folder: Path, rank: int) -> int:
                 return int(file.stem.rsplit("-", 1)[1])
         time.sleep(0.1)
     raise AssertionError("no rank has begun to train")
+
+
+def free_port() -> int:
+    """A port on which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port

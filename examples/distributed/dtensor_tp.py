@@ -1,12 +1,18 @@
 """Tensor parallelism with DTensor: parallelize_module splits a small Llama-like model that continues number series."""
 
+# torchrun --standalone --nproc-per-node 2 dtensor_tp.py
+
 import argparse
+import shutil
+import tempfile
 import time
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -97,11 +103,36 @@ def sample_series(generator, n):
     return series[:, :-1], series[:, 1:]
 
 
-def main(seed, steps):
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+def build(seed, mesh):
     torch.manual_seed(seed)  # alike on all ranks, as is the data
     model = apply_tp(Transformer(), mesh["tp"])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.01, foreach=False)
+    return model, torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.01, foreach=False)
+
+
+@torch.no_grad()
+def accuracy(model, tokens, labels):
+    model.eval()
+    right = (model(tokens).argmax(-1) == labels)[:, 1:].float().mean().item()
+    model.train()
+    return right
+
+
+def save(model, optimizer, folder):
+    """Each rank writes its part of what is split; of what all ranks hold whole, one copy is kept."""
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=folder)
+
+
+def restore(model, optimizer, folder):
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    state = {"model": model_state, "optimizer": optimizer_state}
+    dcp.load(state, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+
+def main(seed, steps):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    model, optimizer = build(seed, mesh)
     warmup = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.2, total_iters=5)
     decay = torch.optim.lr_scheduler.LinearLR(optimizer, end_factor=0.1, start_factor=1.0, total_iters=steps - 5)
     scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, [warmup, decay], milestones=[5])
@@ -117,12 +148,21 @@ def main(seed, steps):
         optimizer.step()
         scheduler.step()
         if step % 10 == 0:
-            model.eval()
-            with torch.no_grad():
-                right = (model(val_tokens).argmax(-1) == val_labels)[:, 1:].float().mean().item()
-            model.train()
+            right = accuracy(model, val_tokens, val_labels)
             if dist.get_rank() == 0:
                 print(f"step {step:3d}  loss {loss.item():.4f}  val accuracy {right:.3f}")
+
+    shared = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(shared, src=0)
+    save(model, optimizer, shared[0])
+    restored, restored_optimizer = build(seed + 1, mesh)  # other weights, to be replaced
+    restore(restored, restored_optimizer, shared[0])
+    right = accuracy(restored, val_tokens, val_labels)
+    if dist.get_rank() == 0:
+        print(f"restored  val accuracy {right:.3f}")
+    dist.barrier()  # nobody removes it before all have read
+    if dist.get_rank() == 0:
+        shutil.rmtree(shared[0])
 
 
 if __name__ == "__main__":

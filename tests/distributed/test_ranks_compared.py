@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 
-from jobs import PROGRAM, SLOWLY, collect, run, traincheck
+from jobs import PROGRAM, SLOWLY, collect, free_port, run, traincheck
 from traincheck.trace.folder import RunFolder
 
 APART = ("loss = (model(batch)", "loss = (inner(batch)")
@@ -73,10 +72,12 @@ SPAWNED = PROGRAM.replace('dist.init_process_group("gloo")', 'dist.init_process_
 SPAWNED = SPAWNED.replace("def main(seed):", "def main(rank, seed):").replace(
     "main(int(sys.argv[1]))",
     """
+import os
 if __name__ == "__main__":
-    import os
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[2])
-    torch.multiprocessing.spawn(main, (int(sys.argv[1]),), nprocs=2)
+    for again in ("", "yes"):
+        os.environ["AGAIN"] = again
+        torch.multiprocessing.spawn(main, (int(sys.argv[1]),), nprocs=2)
 """,
 )
 
@@ -85,12 +86,13 @@ if __name__ == "__main__":
 def test_ranks_that_a_program_starts_by_itself_are_known(home: Path) -> None:
     apart = home / "spawned"
     apart.mkdir()
-    (apart / "train.py").write_text(SPAWNED.replace(*APART))  # rules of one program go by its name
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    traincheck(apart, "collect", "-o", "run", "--", sys.executable, "train.py", "5", str(port))
-    (job,) = RunFolder.open(apart / "run").jobs()
-    assert job.size == 2 and sorted(job.files) == [0, 1]
+    second = SPAWNED.replace("model(batch)", "(inner if os.environ['AGAIN'] else model)(batch)")
+    (apart / "train.py").write_text("import os\n" + second)  # rules of one program go by its name
+    port = str(free_port())
+    traincheck(apart, "collect", "-o", "run", "--", sys.executable, "train.py", "5", port)
+    jobs = RunFolder.open(apart / "run").jobs()
+    assert [job.name.rsplit("-", 1)[1] for job in jobs] == [port, f"{port}#2"]
+    assert all(job.size == 2 and sorted(job.files) == [0, 1] for job in jobs)
     traincheck(apart, "check", "run", "--book", str(home / "book.jsonl"), "--json", "check.json", expect=3)
-    assert "Gradients of replicas differ between ranks" in (apart / "check.json").read_text()
+    (finding,) = json.loads((apart / "check.json").read_text())["findings"]
+    assert finding["title"] == "Gradients of replicas differ between ranks" and finding["times"] > 1

@@ -9,10 +9,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from jobs import PROGRAM, SLOWLY, TORCHRUN, process_of_rank, run
+from jobs import PROGRAM, SLOWLY, TORCHRUN, free_port, process_of_rank, run, traincheck
+from traincheck.checking.ranks import Follower
+from traincheck.invariants.book import read_book
 from traincheck.trace.folder import RunFolder
 
 HERE = "dist.get_rank() == 1"
@@ -54,10 +57,79 @@ def test_a_rank_that_raises_ends_the_job_as_it_would_without_us(home: Path) -> N
     assert report["run"]["exit_code"] == 1
 
 
+SKEWED = """
+if os.environ["RANK"] == "1":
+    honest, late = time.time, time.time_ns
+    time.time = lambda: honest() - 7200
+    time.time_ns = lambda: late() - 7200 * 10**9
+
+main(int(sys.argv[1]))
+"""
+"""On rank 1 the clock is two hours behind."""
+
+
 @pytest.mark.slow
-def test_a_rank_that_stalls_is_waited_for(home: Path) -> None:
-    report = run(home, "stalled", at_step(9, "time.sleep(5)"))
+def test_a_rank_that_stalls_is_waited_for_and_clocks_say_nothing(home: Path) -> None:
+    skewed = at_step(9, "time.sleep(30)").replace("\nmain(int(sys.argv[1]))\n", SKEWED)
+    report = run(home, "stalled", skewed)
     assert report["verdict"] == "clean" and report["counts"]["steps"] == 24 and not report["not_observed"]
+    assert compared(home / "stalled"), "what ranks show together was judged"
+
+
+def compared(folder: Path) -> list[str]:
+    """The ids of the rules about several ranks that were judged in a run."""
+    followed = Follower(RunFolder.open(folder), read_book(folder.parent / "book.jsonl").active, lambda finding: None)
+    with followed:
+        pass
+    return [rule for one in followed.compared for rule, tried in one.outcome.tried.items() if tried.triggered]
+
+
+def in_shell(home: Path, folder: str, script: str, expect: int = 0) -> dict[str, Any]:
+    """The report of a shell script that was checked while it ran. It has the name of what it starts: rules go by it."""
+    shell = home / "shell" / Path(sys.executable).name
+    shell.parent.mkdir(exist_ok=True)
+    shell.write_text(f"#!/bin/bash\n{script}\n")
+    shell.chmod(0o755)
+    traincheck(home, "run", "--book", "book.jsonl", "-o", folder, "--", str(shell), "train.py", expect=expect)
+    report: dict[str, Any] = json.loads((home / folder / "report.json").read_text())
+    return report
+
+
+def one_rank(rank: int, port: int, seed: int, *flags: str) -> str:
+    """What a shell says to start a rank without any launcher."""
+    place = f"RANK={rank} WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port}"
+    return " ".join([place, sys.executable, *flags, "train.py", str(seed)])
+
+
+@pytest.mark.slow
+def test_jobs_in_one_run_folder_are_compared_each_by_itself(home: Path) -> None:
+    """One after the other with the same port, and another one beside it; the second one goes wrong."""
+    apart = "(inner if sys.argv[1] == '9' else model)(batch)"
+    (home / "train.py").write_text(PROGRAM.replace("model(batch)", apart))
+    port, other = free_port(), free_port()
+    first, second, beside = (
+        f"{one_rank(0, *job)} & {one_rank(1, *job)} &" for job in ((port, 4), (port, 9), (other, 5))
+    )
+    report = in_shell(home, "jobs", f"{first} wait\n{second} {beside} wait", expect=3)
+    jobs = RunFolder.open(home / "jobs").jobs()
+    assert {job.name.partition("-")[2] for job in jobs} == {f"{port}", f"{port}#2", f"{other}"}
+    assert all(sorted(job.files) == [0, 1] for job in jobs) and not report["not_observed"]
+    (error,) = [finding for finding in report["findings"] if finding["severity"] == "error"]
+    assert error["title"] == "Gradients of replicas differ between ranks" and error["step"] == 1
+
+
+@pytest.mark.slow
+def test_a_rank_that_left_no_recording_is_named(home: Path) -> None:
+    """One that an isolated interpreter hides from us, and one that never starts."""
+    port = free_port()
+    (home / "train.py").write_text(PROGRAM.replace('("gloo")', '("gloo", timeout=timedelta(seconds=5))', 1))
+    (home / "train.py").write_text("from datetime import timedelta\n" + (home / "train.py").read_text())
+    unseen = in_shell(home, "unseen", f"{one_rank(0, port, 4)} & {one_rank(1, port, 4, '-I')} & wait")
+    assert unseen["verdict"] == "clean" and unseen["counts"]["steps"] == 24
+    alone = in_shell(home, "alone", one_rank(0, port, 4), expect=1)
+    assert alone["run"]["exit_code"] == 1 and alone["counts"]["passed"] == 0
+    for report in (unseen, alone):
+        assert any("rank 1 of job" in reason and "left no recording" in reason for reason in report["not_observed"])
 
 
 @pytest.mark.slow

@@ -8,11 +8,12 @@ import pytest
 
 from traincheck.relations.api_arg import APIArg
 from traincheck.relations.call_arguments import NO_ROWS, NOT_ZERO, ROWS, SEVERAL, SIZE, VALUES_OF
-from traincheck.relations.comparison import COMPARED, DISTINCT, EQUAL
+from traincheck.relations.comparison import COMPARED, DISTINCT, EQUAL, FIRST
 from traincheck.relations.fills import FRESH
 from traincheck.relations.rank_calls import AS_OFTEN, IN_ORDER, SENT
 from traincheck.relations.switches import AGREES, OFF
 from traincheck.relations.worker_states import ITER, NEXT, RENEWED, STATES
+from traincheck.sources.summaries import MOST_READ
 from traincheck.testing.conformance import check_relation
 from traincheck.testing.readable import from_text
 from traincheck.vocab.events import Window
@@ -260,6 +261,20 @@ def test_few_numbers_may_be_equal_by_chance() -> None:
     subject = Subject("torch.autograd.backward", "step")
     assert [fate(of(backward(""), subject), prop) for prop in again] == [[False], []]
     assert [fate(of(backward("4,4"), subject), prop) for prop in again] == [[False], [False]]
+
+
+def test_contents_are_compared_of_as_many_calls_as_a_full_recording_reads() -> None:
+    """What is gathered a third time may well be what was gathered first (a shard, in forward and backward)."""
+    assert FIRST == MOST_READ
+    gather = "torch.distributed.all_gather_single"
+    body = "".join(
+        f"  lifecycle {gather}\n    tensor input_tensor float32[8] fingerprint={told}\n"
+        "    tensor output_tensor float32[16] fingerprint=9\n"
+        for told in (1, 2, 1)
+    )
+    found = of(body, Subject(gather, "step"))
+    assert fate(found, Property(COMPARED, "data of input_tensor", DISTINCT)) == [True]
+    assert fate(found, Property(COMPARED, "data of output_tensor", DISTINCT)) == [], "nothing is in it yet"
 
 
 def test_functions_and_modules_of_torch_are_not_compared() -> None:

@@ -16,7 +16,7 @@ from traincheck.errors import TraceOutOfReach
 from traincheck.inference.gathering import tally_ranks
 from traincheck.inference.tally import Tally
 from traincheck.inference.weighing import weigh
-from traincheck.runtime.place import place
+from traincheck.runtime.place import Place, place, told_apart
 from traincheck.testing.readable import from_text
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.notes import Manifest, ProcessNote
@@ -183,3 +183,25 @@ def test_windows_are_read_while_they_are_written(tmp_path: Path) -> None:
 )
 def test_the_place_of_a_process_is_told_by_its_launcher(environ: dict[str, str], expected: tuple[object, ...]) -> None:
     assert tuple(place(environ)) == expected
+
+
+def test_jobs_of_one_name_that_follow_one_another_are_told_apart() -> None:
+    """The same port again, or a program that starts its ranks twice; a worker belongs to the process that trains."""
+
+    def note(process: int, job: str, *, ended: bool) -> ProcessNote:
+        return ProcessNote(rank=1, process=process, world_size=2, job=job, ended=ended)
+
+    here, first, killed = Place(1, 2, "port"), note(5, "port", ended=True), note(6, "port#2", ended=False)
+    assert told_apart(here, []) == here
+    assert told_apart(here, [first]).job == "port#2"
+    assert told_apart(here, [first, killed], runs=lambda process: False).job == "port#3"
+    assert told_apart(here, [first, killed], runs=lambda process: True).job == "port#2"
+
+
+def test_only_processes_that_trained_are_an_earlier_job(tmp_path: Path) -> None:
+    run = Job(tmp_path).run
+    assert run.trained_as(1, 7) == (), "nothing is written yet"
+    run.write_note(ProcessNote(rank=1, process=8, world_size=2, ended=True))
+    run.write_note(ProcessNote(rank=1, process=9, world_size=2, steps=3, ended=True))
+    assert [note.process for note in run.trained_as(1, 7)] == [9]
+    assert run.trained_as(1, 9) == run.trained_as(0, 7) == ()

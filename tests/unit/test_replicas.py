@@ -223,3 +223,22 @@ def test_of_shards_only_those_are_set_against_each_other_that_hold_the_same() ->
     failed = [one for one in found if one.failed and value_of(one.context, "same_before")]
     assert {one.apart for one in failed} == {((1,), 3)}
     assert {one.note for one in failed} == {"rank 1 differs from ranks 0, 2 in the gradient that the update used"}
+
+
+def mesh(*shards: Update) -> tuple[Mapping[str, Update], ...]:
+    return tuple({"w": shard} for shard in shards)
+
+
+def test_shards_that_are_replicated_are_compared_with_their_replicas() -> None:
+    """On a mesh of 2 x 2 the last rank has no replica in the first one, nor in the one before it."""
+    good = mesh(Update(1, 5, 2), Update(11, 6, 12), Update(1, 5, 2), Update(11, 6, 12))
+    apart = mesh(Update(2, 5, 3), Update(12, 6, 13), Update(2, 5, 3), Update(99, 6, 98))
+    assert fate(across(ranks(good), USED_GRAD), same_before=True) == [True, True]
+    found = [one for one in across(ranks(good, apart), USED_DATA) if one.failed and value_of(one.context, "kept_same")]
+    (note,) = {one.note for one in found}
+    assert note.endswith(" in the value before the update, though an earlier update left the same")
+
+
+def test_what_should_have_kept_replicas_together_is_told() -> None:
+    found = across(ranks(({"a": Update(1, 5, 2)}, {"a": Update(1, 5, 3)})), DATA)
+    assert [one.note.rpartition(", ")[2] for one in found] == ["though value and gradient were the same before it"]

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from observing import observing
+from traincheck.sources.variables import Catalog
 from traincheck.vocab.events import NO_CALL, Change
 from traincheck.vocab.facts import value_of
 
@@ -412,3 +413,20 @@ def test_a_method_that_clips_tells_whether_it_scales_all_alike(
     assert [(value_of(call.result, "alike"), value_of(call.result, "left_out")) for call in calls] == told
     assert all(value_of(call.args, "max_norm") == 0.5 for call in calls)
     assert seen.faults == []
+
+
+def test_a_parameter_on_a_mesh_says_whether_it_is_whole() -> None:
+    class Placed:
+        def __init__(self, *, whole: bool) -> None:
+            self.whole = whole
+
+        def is_replicate(self) -> bool:
+            return self.whole
+
+    catalog = Catalog()
+    for whole, told in (((True,), True), ((True, False), False), ((), None)):
+        parameter = nn.Parameter(torch.ones(2))
+        if whole:
+            parameter._local_tensor, parameter.placements = parameter.data, [Placed(whole=one) for one in whole]
+        variable = catalog._add(parameter, "w", owned=True)
+        assert value_of(variable.facts(parameter, "none"), "replicated") is told

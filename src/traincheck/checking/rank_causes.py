@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from traincheck.checking.cause import Cause, says
+from traincheck.relations.replicas import THOUGH_ALIKE, THOUGH_KEPT
 from traincheck.vocab.collectives import WAIT
 from traincheck.vocab.finding import Violation
 from traincheck.vocab.occasion import Property
@@ -16,8 +17,11 @@ def _about_ranks(thing: str) -> Callable[[Violation], bool]:
 
 
 def _update_differs(violation: Violation) -> bool:
-    rule = violation.invariant
-    return _about_ranks("parameter.data")(violation) and "same_grad" in str(rule.precondition)
+    return _about_ranks("parameter.data")(violation) and THOUGH_ALIKE in violation.note
+
+
+def _went_apart(violation: Violation) -> bool:
+    return _about_ranks("parameter.used_data")(violation) and THOUGH_KEPT in violation.note
 
 
 RANK_CAUSES: tuple[Cause, ...] = (
@@ -45,6 +49,26 @@ RANK_CAUSES: tuple[Cause, ...] = (
             "Look at the collective that reduces these gradients, and at what is done with its result on each rank.",
         ),
         _about_ranks("parameter.used_grad"),
+    ),
+    Cause(
+        1,
+        "A replica was changed between two updates",
+        "The parameter was the same on all ranks after an earlier update, and is not when the next one begins: "
+        "something else than an update has written to it, and not on every rank (weights loaded, averaged, clipped or "
+        "initialised anew on one rank, or memory that was overwritten).",
+        ("Look at what touches parameters after the update and before the next one: is it done on every rank alike?",),
+        _went_apart,
+    ),
+    Cause(
+        2,
+        "Buffers of replicas differ between ranks",
+        "A buffer, such as the running statistics of a normalising layer, is not the same on all ranks when the model "
+        "is used: each rank evaluates with its own, and only those of the rank that saves are kept.",
+        (
+            "Is the model called through its distributed wrapper, and does that broadcast buffers? Where statistics "
+            "are to be of all ranks together, a synchronised layer does that.",
+        ),
+        _about_ranks("buffer.used_data"),
     ),
     Cause(
         2,

@@ -200,6 +200,8 @@ def _comparable(call: Call) -> tuple[str, ...]:
 
 def _occasion(subject: Subject, calls: Sequence[Call], window: Window) -> Iterator[Occasion]:
     if len(calls) > 1:
-        held, failed = compare(calls, AT_ONCE if subject.grain == THREADS else ways_of(calls[0]), sampled(calls))
+        at_once = subject.grain == THREADS
+        ways = AT_ONCE if at_once else ways_of(calls[0])
+        held, failed = compare(calls, ways, sampled(calls), in_a_row=not at_once)
         if held or failed:
             yield Occasion(subject, common(calls, window.stage), held, failed, calls[0].seq)

@@ -17,7 +17,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from traincheck.relations.base import context_of
-from traincheck.vocab.collectives import RECEIVES, SENDS, WAIT
+from traincheck.vocab.collectives import COLLECTIVES, FILLED, RECEIVES, SENDS, WAIT
 from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES
 from traincheck.vocab.events import LIFECYCLE, MODULE, PROJECT, RESULT, Call, TensorSummary
 from traincheck.vocab.facts import Facts
@@ -26,6 +26,10 @@ from traincheck.vocab.occasion import Property
 COMPARED = "arguments"
 EQUAL, DISTINCT = "all equal", "all distinct"
 VALUE, DTYPE, SHAPE, STORAGE, DATA = "value of ", "dtype of ", "shape of ", "storage of ", "data of "
+
+FIRST = 2
+"""Of so many calls in a row contents are compared, however many there are: a full recording reads no more of them in a
+step (`MOST_READ` in sources/summaries.py), and a rule is to be judged on what it was learned from."""
 
 LEAST_ELEMENTS = 8
 """Tensors with fewer elements may well be equal by chance (two losses of zero), so that distinct ones say nothing."""
@@ -70,16 +74,18 @@ class Verdict(NamedTuple):
     failed: frozenset[Property]
 
 
-def compare(calls: Sequence[Call], ways: Ways, of_some: Set[str] = frozenset()) -> Verdict:
+def compare(calls: Sequence[Call], ways: Ways, of_some: Set[str] = frozenset(), *, in_a_row: bool = False) -> Verdict:
     """Whether what the calls were given is all equal or all distinct.
 
     What only one of them tells is not judged; nor is what none does. Of what was read `of_some` calls, as `sampled`
-    tells, it may be found that they are not; that they are is left open.
+    tells, it may be found that they are not; that they are is left open. Calls `in_a_row` are of one rank and thread:
+    of contents only those of the `FIRST` ones count.
     """
     told: dict[str, list[Hashable]] = {}
-    for call in calls:
+    for place, call in enumerate(calls):
         for name, value in _told(call):
-            if _thing(name) in ways:
+            thing = _thing(name)
+            if thing in ways and not (in_a_row and place >= FIRST and thing == DATA):
                 told.setdefault(name, []).append(value)
     held: set[Property] = set()
     failed: set[Property] = set()
@@ -127,7 +133,9 @@ def _told(call: Call) -> Iterator[tuple[str, Hashable]]:
         if is_result(tensor):
             results.append(tensor)
         else:
-            yield from _of_tensors(tensor.role, (tensor,))
+            of_call = _of_tensors(tensor.role, (tensor,))
+            to_fill = call.name in COLLECTIVES and tensor.role.partition("[")[0] in FILLED
+            yield from (told for told in of_call if not (to_fill and told[0].startswith(DATA)))
     if results:
         # A batch is one thing: its labels alone may well be equal by chance.
         yield from _of_tensors(RESULT, results)

@@ -3,8 +3,8 @@
 Source: OSDI '25, section 3.2. Its parts: what is saved and loaded against what is live (copies.py), what stays from
 update to update (constancy.py), training flags over an evaluation (modes.py), the learning rate against its scheduler
 (rates.py), how a program is configured (configuration.py), what was done before a model is used (readiness.py), what an
-optimizer takes over from the one that it goes on for (restarts.py), one name on several ranks (replicas.py), and what
-several ranks are trained on (batches.py).
+optimizer takes over from the one that it goes on for (restarts.py), one name on several ranks (replicas.py and
+buffers.py), and what several ranks are trained on (batches.py).
 
 Subjects name the kind of thing and its attribute (`hyperparameter.weight_decay`), never a variable, so that rules carry
 over to other programs.
@@ -13,9 +13,12 @@ over to other programs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
+from itertools import chain
 from typing import ClassVar
 
+from traincheck.relations import buffers, replicas
 from traincheck.relations.batches import Batches
+from traincheck.relations.buffers import Buffers
 from traincheck.relations.configuration import IS, Configuration
 from traincheck.relations.constancy import Constancy
 from traincheck.relations.copies import Copies
@@ -23,7 +26,7 @@ from traincheck.relations.modes import Modes
 from traincheck.relations.parts import Composite, Part
 from traincheck.relations.rates import Rates
 from traincheck.relations.readiness import Readiness
-from traincheck.relations.replicas import Replicas, values
+from traincheck.relations.replicas import Replicas
 from traincheck.relations.restarts import Restarts
 from traincheck.vocab.events import Window
 from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
@@ -42,16 +45,17 @@ class Consistent(Composite):
         Readiness,
         Restarts,
         Batches,
+        Buffers,
         Replicas,
     )
 
     def __init__(self, interest: Set[Subject] | None = None) -> None:
         super().__init__(interest)
-        self._comparing = (Replicas(), Batches())
+        self._comparing = (Replicas(), Batches(), Buffers())
         self._compares = interest is None or any(subject.grain == RANKS for subject in interest)
 
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
-        """The occasions in windows of several ranks at the same step, see `Replicas` and `Batches`."""
+        """The occasions in windows of several ranks at the same step, see `Replicas`, `Batches` and `Buffers`."""
         if self._compares and len(windows) > 1:
             for part in self._comparing:
                 for occasion in part.across(windows):
@@ -61,7 +65,7 @@ class Consistent(Composite):
     @staticmethod
     def values(window: Window) -> Iterator[tuple[str, str, object]]:
         """See `ComparesRanks.values`."""
-        return values(window)
+        return chain(replicas.values(window), buffers.values(window))
 
     @staticmethod
     def is_setting(prop: Property) -> bool:

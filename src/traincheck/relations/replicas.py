@@ -2,7 +2,7 @@
 
 Compared are, by fingerprint, the gradients and parameters that an update uses and the parameters that it leaves, the
 gradients that a backward leaves, and readings of what steers an update (learning rates, step counts), in windows of the
-same step. Of ranks that are known to be alike (`Window.alike`) one is compared for all.
+same step. Of ranks that are known to be alike (`Window.alike`) one is compared for all. Buffers: see buffers.py.
 
 Note [Replicas and shards]
 Where ranks hold different parts on purpose (shards, experts, stages of a pipeline), their values differ from the start,
@@ -43,6 +43,11 @@ _OWN = ("keys", "lowest_step")
 _TELLING = ("requires_grad", "held", "owned", "tied", "attributes", "replicated", "precision", "scalar")
 """Facts of a variable that may tell why ranks differ."""
 _ALWAYS: dict[str, FactValue] = {"same_name": True, "same_rank": False}
+
+
+THOUGH_KEPT = "though an earlier update left the same"
+THOUGH_ALIKE = "though value and gradient were the same before it"
+"""How notes end where ranks went apart between two updates, or in one."""
 
 
 class _Left(NamedTuple):
@@ -283,7 +288,16 @@ def _compared(one: _Seen, other: _Seen, kept: Names, stage: str, ranks: _Ranks, 
         names = tuple(variable for variable, _ in alike)
         held = one.value(USED_DATA, names[0]) if value_of(context, "same_before") else None
         unlike = _Unlike() if so else ranks.unlike(what, names[0], held)  # others may hold another shard
+        unlike = unlike._replace(note=unlike.note + _although(what, context))
         yield _occasion(what, context_of(context, stage), so, alike[0][1], names, unlike)
+
+
+def _although(what: str, context: Facts) -> str:
+    """What was the same before that should have kept a variable the same."""
+    if what == USED_DATA and value_of(context, "kept_same"):
+        return f", {THOUGH_KEPT}"
+    alike = value_of(context, "same_before") and value_of(context, "same_grad")
+    return f", {THOUGH_ALIKE}" if what == DATA and alike else ""
 
 
 def _note(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+
+from traincheck.trace.notes import ProcessNote
 
 JOB_VARIABLES = (
     "SLURM_JOB_ID",
@@ -16,6 +18,19 @@ JOB_VARIABLES = (
     "TORCHELASTIC_RESTART_COUNT",
 )
 """What launchers set alike in all processes that train together, and otherwise in those of another attempt."""
+
+
+def is_running(process: int) -> bool:
+    """Whether there is a process of this number on this host, as far as that can be asked."""
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # it is somebody else's
+    return True
 
 
 class Place(NamedTuple):
@@ -34,6 +49,22 @@ def place(environ: Mapping[str, str]) -> Place:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         rank, size = distributed.get_rank(), distributed.get_world_size()
     return Place(rank, size, "-".join(environ[name] for name in JOB_VARIABLES if environ.get(name)))
+
+
+def told_apart(found: Place, others: Sequence[ProcessNote], runs: Callable[[int], bool] = is_running) -> Place:
+    """`found`, with another name for its job where one of that name is over: `others` trained as the same rank.
+
+    Jobs that a script or a program starts one after the other may be alike in all that launchers set. A process whose
+    rank trains at this moment is a worker of that one. Known limitations: jobs that nothing tells apart while both of
+    them run are taken for one.
+    """
+    name, number = found.job, 1
+    while any(note.job == name for note in others) and not any(
+        note.job == name and not note.ended and runs(note.process) for note in others
+    ):
+        number += 1
+        name = f"{found.job}#{number}"
+    return found._replace(job=name)
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:

@@ -61,9 +61,10 @@ class Session:
         self.running = False
         self._show = show or _terminal(settings)
         self._folder = RunFolder.open(settings.run_folder)
-        self._place = place.here()
-        self._placed = False  # known for good: the first window has ended
         self._process = os.getpid()
+        self._told_place = place.here()  # what the process was told of it by now
+        self._place = self._in_folder()
+        self._placed = False  # known for good: the first window has ended
         self._faults: list[str] = []
         self._missing: list[str] = []
         self._stop_because: StopAsked | None = None
@@ -134,11 +135,22 @@ class Session:
         """The rank of this process, asked when a window ends: by the first one it is known, where there are ranks."""
         if not self._placed:
             self._placed = True
-            before, self._place = self._place, place.here()
-            if before != self._place:
-                self._folder.withdraw_note(before.rank, self._process)
+            told, self._told_place = self._told_place, place.here()
+            if told != self._told_place:
+                self._folder.withdraw_note(told.rank, self._process)
+                self._place = self._in_folder()
                 self._write_note(ended=False)
         return self._place.rank
+
+    def _in_folder(self) -> place.Place:
+        """The place of this process among those that left recordings in the run folder before."""
+        found = self._told_place
+        if found.world_size < 2:
+            return found
+        try:
+            return place.told_apart(found, self._folder.trained_as(found.rank, self._process))
+        except TrainCheckError:  # a folder that was deleted; the writer will say so
+            return found
 
     def _window(self, window: Window) -> None:
         self._pipeline.put(window)

@@ -12,9 +12,9 @@ from itertools import islice
 from typing import Any
 
 import torch
-import torch.distributed
 
 from traincheck.sources.recorder import Recorder
+from traincheck.sources.replica_readings import several_ranks
 from traincheck.sources.summaries import EVERY, FIRST_STEPS, MOST_INSIDE
 from traincheck.sources.tensors import fingerprints, unseen
 from traincheck.sources.values import readable
@@ -41,14 +41,8 @@ class BatchReadings:
     @property
     def wanted(self) -> bool:
         """Whether what goes into the model is to be read now."""
-        coming, distributed = self._recorder.steps.coming, torch.distributed
-        return (
-            self._wanted
-            and (coming <= FIRST_STEPS or coming % EVERY == 0)
-            and distributed.is_available()
-            and distributed.is_initialized()
-            and distributed.get_world_size() > 1
-        )
+        coming = self._recorder.steps.coming
+        return self._wanted and (coming <= FIRST_STEPS or coming % EVERY == 0) and several_ranks()
 
     def read(
         self, call: int, name: str, model: torch.nn.Module, args: Sequence[Any], keywords: Mapping[str, Any]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from traincheck.sources.autograd import AutogradSource
 from traincheck.sources.base import Source
+from traincheck.sources.buffers import BufferSource
 from traincheck.sources.checkpoints import CheckpointSource
 from traincheck.sources.circumstances import Surroundings
 from traincheck.sources.clipping import ClippingSource
@@ -48,6 +49,7 @@ def build(recorder: Recorder, may_step: Callable[[], None]) -> list[Source]:
         OptimizerSource(catalog, gradients, may_step),
         ModuleSource(catalog, gradients, summaries, surroundings),
         ModuleStateSource(catalog),
+        BufferSource(catalog),
         AutogradSource(gradients, summaries, surroundings),
         LifecycleSource(catalog, gradients),
         ClippingSource(gradients),

@@ -26,6 +26,12 @@ USED_DATA, USED_GRAD, FIRST_DATA = "used_data", "used_grad", "first_data"
 _CONTEXT = {state: facts(kind=KIND, before=state) for state in (SOME, ZERO)}
 
 
+def several_ranks() -> bool:
+    """Whether there are other ranks in this job, as torch.distributed knows by now."""
+    distributed = torch.distributed
+    return bool(distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
+
+
 class ReplicaReadings:
     """Takes the readings before each update. `before` tells whether the tensor is all zero (of a parameter: whether it
     was when it was first read)."""
@@ -39,13 +45,7 @@ class ReplicaReadings:
     @property
     def wanted(self) -> bool:
         """Whether there are other ranks to be compared with."""
-        distributed = torch.distributed
-        return (
-            (self._data or self._grad or self._first)
-            and distributed.is_available()
-            and distributed.is_initialized()
-            and distributed.get_world_size() > 1
-        )
+        return (self._data or self._grad or self._first) and several_ranks()
 
     def built(self, held: Sequence[Held], call: int) -> None:
         """Read the variables of an optimizer that was built just now. Call under `unseen`."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from traincheck.vocab.facts import Facts, facts
+from traincheck.vocab.facts import Facts, FactValue, facts
 
 THIS, OTHER, NOBODY = "this", "other", "none"
 
@@ -62,6 +62,7 @@ class Variable:
         found = self.told.get(key)
         if found is None:
             found = self.told[key] = facts(
+                **_placed(tensor),
                 attributes=key[2],
                 requires_grad=tensor.requires_grad,
                 tied=len(self.aliases) > 1,
@@ -71,6 +72,12 @@ class Variable:
                 scalar=tensor.numel() == 1,
             )
         return found
+
+
+def _placed(tensor: torch.Tensor) -> dict[str, FactValue]:
+    """Whether a tensor that is placed on a mesh of devices is whole on each of them; nothing of any other tensor."""
+    placements = getattr(tensor, "placements", None) if hasattr(tensor, "_local_tensor") else None
+    return {} if placements is None else {"replicated": all(placed.is_replicate() for placed in placements)}
 
 
 def marks(tensor: torch.Tensor) -> str:

@@ -118,6 +118,15 @@ class RunFolder:
         """What each process says of itself, by rank, then by process."""
         return tuple(from_json(file, ProcessNote) for file in self._files(_NOTE).values())
 
+    def trained_as(self, rank: int, process: int) -> tuple[ProcessNote, ...]:
+        """What other processes say of themselves that have trained as this rank of their job, or have begun to."""
+        events = self._files(_EVENTS)
+        others = [
+            (owner, file) for owner, file in self._files(_NOTE).items() if owner[0] == rank and owner[1] != process
+        ]
+        notes = [(owner, from_json(file, ProcessNote)) for owner, file in others]
+        return tuple(note for owner, note in notes if note.steps or (not note.ended and owner in events))
+
     def event_files(self) -> tuple[Path, ...]:
         """The event file of each process, by rank, then by process."""
         return tuple(self._files(_EVENTS).values())

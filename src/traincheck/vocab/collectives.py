@@ -9,12 +9,15 @@ from traincheck.vocab.facts import value_of
 
 COLLECTIVE = "torch.distributed"
 _NAMES = (
-    "all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all all_to_all_single barrier broadcast "
-    "broadcast_object_list gather gather_object monitored_barrier reduce reduce_scatter reduce_scatter_tensor scatter "
-    "scatter_object_list"
+    "all_gather all_gather_coalesced all_gather_into_tensor all_gather_object all_gather_single all_reduce "
+    "all_reduce_coalesced all_to_all all_to_all_single barrier broadcast broadcast_object_list gather gather_object "
+    "monitored_barrier reduce reduce_scatter reduce_scatter_single reduce_scatter_tensor scatter scatter_object_list"
 )
 COLLECTIVES = frozenset(f"{COLLECTIVE}.{name}" for name in _NAMES.split())
 """The calls that all ranks of a group make together, and in the same order."""
+
+FILLED = frozenset(("gather_list", "output", "output_tensor", "output_tensor_list", "tensor_list"))
+"""Arguments of theirs that are filled whatever was in them before; a `tensor` holds on some rank what is sent."""
 
 SENDS = frozenset(f"{COLLECTIVE}.{name}" for name in ("send", "isend"))
 RECEIVES = frozenset(f"{COLLECTIVE}.{name}" for name in ("recv", "irecv"))

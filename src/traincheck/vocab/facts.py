@@ -50,7 +50,7 @@ FACTS: dict[str, str] = {
     "kept_same": "of a pair over ranks: whether both had the same value after an earlier update that changed it",
     "all_same": "of a pair over ranks: whether both hold parameters of the same names and values before the update",
     "copies": "of a pair over ranks: whether kept_same or all_same is true: one alone may be the same by chance",
-    "replicated": "of a pair over ranks: whether the variable is whole on each rank (no shard of it)",
+    "replicated": "of a variable on a mesh of ranks: whether it is whole on each of them (no shard of it)",
     "fresh": "whether what is saved was taken from the live state as it is now (and is no older or averaged copy)",
     "splits": "of an exchange among all ranks: whether it was told how much goes to each and comes from each",
     "updated": "of a pass over a data loader: whether parameters were updated in it",

@@ -1,0 +1,96 @@
+"""What is told of buffers on several ranks: when they are read, and what keeps them together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from observing import observing
+from traincheck.relations.consistent import Consistent
+from traincheck.testing.readable import from_text
+from traincheck.vocab.demand import READINGS, Demand
+from traincheck.vocab.events import Reading, Window
+from traincheck.vocab.facts import value_of
+
+USED = "buffer.used_data"
+
+
+def step(number: int, rank: int, value: int, stage: str = "train") -> Window:
+    (found,) = from_text(f"window {stage} step={number} rank={rank}\n  reading {USED} Net.mean {value}")
+    return found
+
+
+def told(*values: Sequence[int], stage: str = "train") -> list[tuple[bool, bool]]:
+    """By step and pair: whether the buffer was kept the same before, and whether it is the same."""
+    relation, found = Consistent(), []
+    for number, of_ranks in enumerate(values, start=1):
+        windows = [step(number, rank, value, stage) for rank, value in enumerate(of_ranks)]
+        found += [one for one in relation.across(windows) if one.subject.api == USED]
+    return [(value_of(one.context, "kept_same") is True, bool(one.held)) for one in found]
+
+
+def test_a_buffer_that_somebody_keeps_together_is_told_from_one_that_each_rank_has_for_itself() -> None:
+    assert told((1, 1), (2, 2), (3, 3)) == [(False, True), (False, True), (True, True)]
+    assert told((1, 1), (2, 3), (4, 5)) == [(False, True), (False, False), (False, False)], "the same at first only"
+    assert told((1, 1), (2, 2), (3, 4)) == [(False, True), (False, True), (True, False)]
+    assert told((1, 1), stage="eval") == []
+
+
+def test_the_rank_is_named() -> None:
+    windows = [step(1, rank, value) for rank, value in enumerate((7, 7, 8))]
+    notes = {one.note for one in Consistent().across(windows) if one.subject.api == USED and one.failed}
+    assert notes == {"rank 2 differs from ranks 0, 1 in what the buffer holds when it is used"}
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A job of two ranks, of which this is one."""
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda group=None: 2)
+    yield
+
+
+class Wrapped(torch.nn.Module):
+    """Sets the statistics before each call, as a wrapper does that sends them to all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.inner[1].running_mean.fill_(3.0)
+        return self.inner(x)
+
+
+def trained() -> list[Reading]:
+    with observing(Demand(states=frozenset(((USED, READINGS),)))) as seen:
+        model = Wrapped()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            for _ in range(2):
+                model(torch.randn(8, 4)).sum().backward()
+            optimizer.step()
+        model.eval()
+        model(torch.randn(8, 4))
+    assert seen.faults == []
+    return seen.readings
+
+
+@pytest.mark.usefixtures("job")
+def test_buffers_are_read_once_in_a_step_as_they_are_when_their_owner_is_called() -> None:
+    readings = trained()
+    assert [one.variable.rsplit(".", 1)[1] for one in readings] == [
+        "running_mean",
+        "running_var",
+        "num_batches_tracked",
+    ] * 3
+    assert len({one.value for one in readings if one.variable == "Wrapped.inner.1.running_mean"}) == 1
+    assert len({one.value for one in readings if one.variable == "Wrapped.inner.1.running_var"}) == 3
+
+
+def test_a_single_process_reads_none() -> None:
+    assert trained() == []
