@@ -28,6 +28,7 @@ class Config:
     packages: tuple[str, ...]
     on_violation: str
     fail_on: str
+    compare_ranks: str
     runs: str
     origins: Mapping[str, str] = field(default_factory=dict)
 

@@ -97,6 +97,17 @@ _TABLE = (
         shared=True,
     ),
     Option(
+        "compare_ranks",
+        ("--compare-ranks",),
+        "How the ranks of a job are compared while they train: files, by what they write into one run folder; "
+        "exchange, by what they tell the first rank over the network; auto, by files where all ranks have the same run "
+        "folder; off, not at all.",
+        metavar="auto|files|exchange|off",
+        default="auto",
+        choices=("auto", "files", "exchange", "off"),
+        shared=True,
+    ),
+    Option(
         "fail_on",
         ("--fail-on",),
         "Findings of this severity and above give exit code 3.",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -35,6 +35,9 @@ MOST_SECTIONS = 256
 
 MOST_IN_FULL = 32
 """Ranks that differ and are looked at name by name in one step; further ones are left out of it."""
+
+SETTLING = 3
+"""Steps in which shards are told from replicas."""
 
 
 def lean(window: Window, demand: Demand) -> Window:
@@ -75,8 +78,12 @@ def section_of(variable: str, crowded: bool = False) -> str:
     return f"~{xxhash.xxh3_64_intdigest(names.encode()) % MOST_SECTIONS}" if crowded else names
 
 
-InFull = Callable[[Sequence[Window]], Sequence[Window]]
-"""Gives the windows of some ranks in full, in the order of the lean ones that it is given."""
+InFull = Callable[[Sequence[Window]], Sequence[Window | None]]
+"""Gives the windows of some ranks in full, in the order of the lean ones that it is given; None for what is gone."""
+
+
+_Blocks = tuple[int, ...]
+"""For each rank the place of the first one that holds the same."""
 
 
 class Classes:
@@ -84,38 +91,63 @@ class Classes:
 
     def __init__(self, in_full: InFull) -> None:
         self._in_full = in_full
-        self._apart: dict[str, tuple[int, ...]] = {}
-        self._found_apart: dict[str, tuple[int, ...]] = {}
+        self._apart: dict[str, _Blocks] = {}
+        self._found_apart: dict[str, _Blocks] = {}
         self.looked_at = 0
-        """Windows that were asked for in full, but for those of the first rank."""
-        self.left_out = 0
-        """The most ranks that were left out of a step because too many differ."""
+        """Windows of other ranks than the first one that were asked for in full."""
+        self._cut = 0
 
     def together(self, windows: Sequence[Window]) -> list[Window]:
-        """Lean windows of the same part of the run, as `ComparesRanks.across` takes them."""
+        """Lean windows of the same part of the run, as `ComparesRanks.across` takes them; without those of ranks that
+        are left out (see `not_compared`)."""
         told = [_digests(window) for window in windows]
         sections = sorted(set().union(*told))
-        who = {section: _partition([of_rank.get(section) for of_rank in told]) for section in sections}
+        who = {section: _blocks([of_rank.get(section) for of_rank in told]) for section in sections}
+        changed = _changed(self._apart, who)
         self._apart = {section: ranks for section, ranks in self._apart.items() if who.get(section, ranks) == ranks}
         shards = self._apart.keys() & who.keys()
         groups: dict[tuple[int, ...], list[int]] = {}
         for place in range(len(windows)):
             mine = tuple(who[section][place] for section in sections if section not in shards)
             groups.setdefault(mine, []).append(place)
-        found = list(groups.values())
-        self.left_out = max(self.left_out, sum(map(len, found[MOST_IN_FULL:])))
-        found = found[:MOST_IN_FULL]
-        leaders = [places[0] for places in found]
+        # The first rank, then those that have just gone apart.
+        found = sorted(groups.values(), key=lambda places: (places[0] > 0, changed.isdisjoint(places), places[0]))
+        leaders = [places[0] for places in found[:MOST_IN_FULL]]
         self.looked_at += len(leaders) - 1
-        whole = dict(zip(leaders, self._in_full([windows[place] for place in leaders]), strict=True))
+        given = zip(leaders, self._in_full([windows[place] for place in leaders]), strict=True)
+        whole = {place: window for place, window in given if window is not None}
+        self._cut += len(whole) < len(found)
         crowded = any(section.startswith("~") for section in sections)
         opened = {section for section in sections if section not in shards and len(set(who[section])) > 1}
         self._found_apart = {section: who[section] for section in _all_different(whole, who, opened, crowded)}
         return _put_together(windows, found, whole, shards, crowded)
 
+    def not_compared(self) -> tuple[str, ...]:
+        """What was left out, and why. In the first steps shards are told apart; later something is off."""
+        if self._cut <= SETTLING:
+            return ()
+        return (f"in {self._cut} steps too many ranks differed, or were too slow, to be compared name by name",)
+
     def nothing_wrong(self) -> None:
         """No rule failed in the windows last put together: what differed in them may well do so."""
         self._apart.update(self._found_apart)
+
+
+def _changed(before: Mapping[str, _Blocks], now: Mapping[str, _Blocks]) -> set[int]:
+    """The ranks (their places) that do not hold the same as the same others as before."""
+    found: set[int] = set()
+    for section, blocks in before.items():
+        if now.get(section, blocks) != blocks:
+            was, is_now = _members(blocks), _members(now[section])
+            found.update(place for place in range(len(blocks)) if was[blocks[place]] != is_now[now[section][place]])
+    return found
+
+
+def _members(blocks: _Blocks) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for place, block in enumerate(blocks):
+        found.setdefault(block, []).append(place)
+    return found
 
 
 def _put_together(
@@ -128,7 +160,9 @@ def _put_together(
     """The windows in their order: of each group one in full but for the shards, and the others as its like."""
     found: dict[int, Window] = {}
     for places in groups:
-        leader = whole[places[0]]
+        leader = whole.get(places[0])
+        if leader is None:
+            continue
         like = Alike(leader.rank, bool(shards))
         found[places[0]] = replace(_without(leader, shards, crowded), alike=like)
         found.update((place, replace(windows[place], alike=like)) for place in places[1:])
@@ -136,7 +170,7 @@ def _put_together(
 
 
 def _all_different(
-    whole: dict[int, Window], who: dict[str, tuple[int, ...]], opened: set[str], crowded: bool
+    whole: dict[int, Window], who: Mapping[str, _Blocks], opened: set[str], crowded: bool
 ) -> Iterator[str]:
     """Of the sections that were looked at, those in which no two groups of ranks hold the same of any variable."""
     seen: dict[str, Counter[tuple[str, str, str]]] = {section: Counter() for section in opened}
@@ -159,7 +193,7 @@ def _without(window: Window, shards: set[str], crowded: bool) -> Window:
     return replace(window, changes=tuple(changes), readings=tuple(readings))
 
 
-def _partition(values: Sequence[object]) -> tuple[int, ...]:
+def _blocks(values: Sequence[object]) -> _Blocks:
     """For each rank the first one that has the same."""
     first: dict[object, int] = {}
     return tuple(first.setdefault(value, place) for place, value in enumerate(values))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -55,6 +56,15 @@ class _Stored(msgspec.Struct, frozen=True):
     violations: tuple[_Failed, ...]
 
 
+class _OfRanks(msgspec.Struct, frozen=True):
+    """What was found of several ranks, as it is stored in ranks-PROCESS.json by the one that compared them."""
+
+    process: int
+    outcome: _Stored
+    not_compared: tuple[str, ...]
+    job: str
+
+
 class LiveChecker:
     """Checks the windows of one process and tells each new finding once.
 
@@ -83,15 +93,25 @@ class LiveChecker:
     def save(self) -> None:
         """Store the outcome. Raises OutputError."""
         outcome = self.engine.outcome
-        stored = _Stored(
-            outcome.rank,
-            outcome.process,
-            outcome.windows,
-            outcome.steps,
-            {name: (tried.triggered, tried.failed) for name, tried in outcome.tried.items()},
-            tuple(_failed(violation) for violation in outcome.violations),
-        )
-        write_whole(self._folder / f"live-{outcome.rank}-{outcome.process}.json", msgspec.json.encode(stored))
+        file = self._folder / f"live-{outcome.rank}-{outcome.process}.json"
+        write_whole(file, msgspec.json.encode(_stored(outcome)))
+
+
+def save_compared(folder: Path, process: int, compared: Compared) -> None:
+    """Store what was found of several ranks by this process, for `gather`. Raises OutputError."""
+    stored = _OfRanks(process, _stored(compared.outcome), compared.not_compared, compared.job)
+    write_whole(folder / f"ranks-{process}.json", msgspec.json.encode(stored))
+
+
+def _stored(outcome: Outcome) -> _Stored:
+    return _Stored(
+        outcome.rank,
+        outcome.process,
+        outcome.windows,
+        outcome.steps,
+        {name: (tried.triggered, tried.failed) for name, tried in outcome.tried.items()},
+        tuple(_failed(violation) for violation in outcome.violations),
+    )
 
 
 def _failed(violation: Violation) -> _Failed:
@@ -118,9 +138,16 @@ def gather(folder: Path, book: Book, compared: Sequence[Compared] = ()) -> Check
     A process that left nothing (killed before its first finding) counts as not observed. Raises RunFolderError.
     """
     run = RunFolder.open(folder)
-    outcomes = [_read(path, book) for path in sorted(run.path.glob("live-*.json"))]
     notes = run.notes()
     reasons = [reason for note in notes for reason in note.not_observed]
+    outcomes = [_outcome(_read(path, _Stored), book) for path in sorted(run.path.glob("live-*.json"))]
+    by_ranks = [_read(path, _OfRanks) for path in sorted(run.path.glob("ranks-*.json"))]
+    compared = [*compared, *(Compared(_outcome(one.outcome, book), one.not_compared, one.job) for one in by_ranks)]
+    killed = {note.process for note in notes if not note.ended}
+    if any(one.process in killed for one in by_ranks):
+        reasons.append("the rank that compares the others was killed: of the last steps it may not have told")
+    if any(note.exchange for note in notes) and not by_ranks:
+        reasons.append("what concerns several ranks is told where rank 0 runs, which compares them")
     if not outcomes:
         reasons.append("no training was observed: the program did not import torch, or ended before its first step")
     rules = deployable(book.invariants, run.manifest.script)
@@ -137,13 +164,19 @@ def gather(folder: Path, book: Book, compared: Sequence[Compared] = ()) -> Check
     )
 
 
-def _read(path: Path, book: Book) -> Outcome:
+_Kind = TypeVar("_Kind", _Stored, _OfRanks)
+
+
+def _read(path: Path, kind: type[_Kind]) -> _Kind:
     try:
-        stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError) as error:
         raise InputError(
             f"{path} cannot be read ({error}). Delete it, or check the run again with `traincheck check`."
         ) from error
+
+
+def _outcome(stored: _Stored, book: Book) -> Outcome:
     outcome = Outcome(stored.rank, stored.process, windows=stored.windows, steps=stored.steps)
     outcome.tried = {name: Tried(*counts) for name, counts in stored.tried.items()}
     for failed in stored.violations:

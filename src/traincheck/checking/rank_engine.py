@@ -60,6 +60,8 @@ class RankEngine:
     def feed(self, windows: Sequence[Window]) -> list[list[Violation]]:
         """Judge lean windows of the same part of the run; the violations, for each set of rules."""
         together = self.classes.together(windows)
+        if not together:
+            return [[] for _ in self.engines]
         found = [engine.feed_ranks(together) for engine in self.engines]
         if not any(found):
             self.classes.nothing_wrong()

@@ -48,7 +48,7 @@ def compare_recorded(run: RunFolder, deployed: Sequence[Sequence[Invariant]]) ->
             ranks.feed(windows)
             held.release(windows)
         for engine, of_book in zip(ranks.engines, found, strict=True):
-            of_book.append(Compared(engine.outcome, _left_out(job, streams, ranks.steps), job.name))
+            of_book.append(Compared(engine.outcome, _left_out(job, streams, ranks), job.name))
     return found
 
 
@@ -102,6 +102,8 @@ class Follower:
             last = self._over.is_set()  # asked first: what was written until then is followed
             try:
                 for job in self._run.jobs():
+                    if job.exchange:
+                        continue  # its ranks compare themselves
                     if job.name not in self._followed and (last or len(job.files) == job.size):
                         self._follow(job)
             except TrainCheckError as error:
@@ -134,7 +136,7 @@ class Follower:
         except Exception as error:  # a thread of ours must not end without a word
             faults = (f"ranks were compared up to step {ranks.steps} only: {type(error).__name__}: {error}",)
         with self._lock:
-            reasons = faults or _left_out(job, streams, ranks.steps)
+            reasons = faults or _left_out(job, streams, ranks)
             self.compared.append(Compared(engine.outcome, reasons, job.name))
 
     def _tell(self, finding: Finding) -> None:
@@ -217,7 +219,7 @@ class _Stream:
         self.exhausted = True
 
 
-def _left_out(job: Job, streams: dict[int, _Stream], step: int) -> tuple[str, ...]:
+def _left_out(job: Job, streams: dict[int, _Stream], ranks: RankEngine) -> tuple[str, ...]:
     last_steps = {rank: stream.last_step for rank, stream in streams.items()}
     ended = [rank for rank, stream in streams.items() if stream.exhausted]
-    return not_compared(job.name, job.size, last_steps, ended, step)
+    return not_compared(job.name, job.size, last_steps, ended, ranks.steps) + ranks.classes.not_compared()

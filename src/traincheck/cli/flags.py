@@ -23,6 +23,7 @@ def flag(name: str) -> Any:
 Books = Annotated[Optional[list[Path]], flag("books")]  # noqa: UP045
 Packages = Annotated[Optional[list[str]], flag("packages")]  # noqa: UP045
 OnViolation = Annotated[Optional[str], flag("on_violation")]  # noqa: UP045
+CompareRanks = Annotated[Optional[str], flag("compare_ranks")]  # noqa: UP045
 FailOn = Annotated[Optional[str], flag("fail_on")]  # noqa: UP045
 Runs = Annotated[Optional[Path], flag("runs")]  # noqa: UP045
 RunFolder = Annotated[Optional[Path], flag("run_folder")]  # noqa: UP045

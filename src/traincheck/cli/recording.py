@@ -108,6 +108,7 @@ def settings(
         mode=mode,
         books=books,
         on_violation="stop" if config.on_violation == "stop" else "warn",
+        compare_ranks=config.compare_ranks,
         fail_on="notice" if config.fail_on == "notice" else "never" if config.fail_on == "never" else "error",
         project=target.project(Path.cwd()),
         packages=config.packages,

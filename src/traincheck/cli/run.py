@@ -41,6 +41,7 @@ def command(
     run_folder: flags.RunFolder = None,
     on_violation: flags.OnViolation = None,
     fail_on: flags.FailOn = None,
+    compare_ranks: flags.CompareRanks = None,
     json_file: flags.JsonFile = None,
     html_file: flags.HtmlFile = None,
     packages: flags.Packages = None,
@@ -54,6 +55,7 @@ def command(
         "books": tuple(map(str, books or ())),
         "on_violation": on_violation,
         "fail_on": fail_on,
+        "compare_ranks": compare_ranks,
         "packages": tuple(packages or ()),
         "runs": str(runs) if runs else None,
     }
@@ -109,4 +111,5 @@ def _follower(folder: RunFolder, book: Book, config: Config) -> Follower:
         if config.on_violation == "stop" and finding.severity == ERROR:
             folder.ask_to_stop(finding.title, finding.step)
 
-    return Follower(folder, deployable(book.invariants, folder.manifest.script), found)
+    rules = deployable(book.invariants, folder.manifest.script) if config.compare_ranks in ("auto", "files") else []
+    return Follower(folder, rules, found)

@@ -11,10 +11,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from traincheck.checking.digests import lean
 from traincheck.checking.engine import demand_of
 from traincheck.checking.live import LiveChecker
-from traincheck.checking.rank_engine import comparable, told_demand
 from traincheck.errors import StopTraining, TrainCheckError
 from traincheck.invariants.book import Book, read_books
 from traincheck.invariants.selection import deployable
@@ -23,9 +21,10 @@ from traincheck.runtime import place
 from traincheck.runtime.complaint import complain
 from traincheck.runtime.pipeline import Pipeline, Stage
 from traincheck.runtime.settings import Settings
+from traincheck.runtime.telling import Telling
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.notes import ProcessNote, StopAsked
-from traincheck.trace.writer import TOLD, TraceWriter
+from traincheck.trace.writer import TraceWriter
 from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
@@ -81,15 +80,22 @@ class Session:
         rules = deployable(book.invariants, self.settings.script)
         demand = EVERYTHING if self.settings.mode == "collect" else demand_of(rules)
         self._writer: TraceWriter | None = None
-        self._teller: TraceWriter | None = None
+        self._telling: Telling | None = None
         stages: list[Stage] = [("trace", self._write)]
         self._checker: LiveChecker | None = None
         if self.settings.mode == "run":
             self._checker = LiveChecker(rules, self._folder.path, self._process, self._found)
             stages.append(("checking", self._checker.feed))
-            if comparable(rules):
-                self._told = told_demand(rules)
-                stages.append(("ranks", self._tell))
+            self._telling = Telling(
+                self._folder,
+                self._process,
+                rules,
+                self.settings.compare_ranks,
+                on_finding=self._found_of_ranks,
+                on_stop=self._stop_for,
+                on_fault=self._fault,
+            )
+            stages.append(("ranks", self._tell))
             if self.settings.on_violation == "stop":
                 stages.append(("stopping", self._look_for_stop))
         self._pipeline = Pipeline(stages, self._fault)
@@ -114,9 +120,10 @@ class Session:
             self.recorder.finish()
             self._undo.close()
             self._pipeline.close()
-            for writer in (self._writer, self._teller):
-                if writer is not None:
-                    writer.close()
+            if self._writer is not None:
+                self._writer.close()
+            if self._telling is not None:
+                self._telling.close()
             if self._checker is not None:
                 self._checker.save()
             self._write_note(ended=True)
@@ -161,12 +168,8 @@ class Session:
         self._writer.write(window)
 
     def _tell(self, window: Window) -> None:
-        """Tell the other ranks, where there are any."""
-        if self._place.world_size < 2:
-            return
-        if self._teller is None:
-            self._teller = TraceWriter(self._folder.path, window.rank, self._process, TOLD)
-        self._teller.write(lean(window, self._told))
+        if self._telling is not None:
+            self._telling.feed(window, self._place)
 
     def _look_for_stop(self, window: Window) -> None:
         """Whether the process that started us asks to stop, for what several ranks together have shown."""
@@ -177,6 +180,16 @@ class Session:
         self._show(finding)
         if self.settings.on_violation == "stop" and finding.severity == ERROR and self._stop_because is None:
             self._stop_because = StopAsked(title=finding.title, step=finding.step)
+
+    def _found_of_ranks(self, finding: Finding) -> None:
+        self._found(finding)
+        if self._stop_because is not None and self._telling is not None:
+            self._telling.ask_to_stop(self._stop_because)
+
+    def _stop_for(self, because: StopAsked) -> None:
+        """The rank that compares them all asks to stop."""
+        if self.settings.on_violation == "stop" and self._stop_because is None:
+            self._stop_because = because
 
     def _may_step(self) -> None:
         """Called before each optimizer step, on the training thread: the one place where we raise, on request."""
@@ -206,6 +219,7 @@ class Session:
             process=self._process,
             world_size=self._place.world_size,
             job=self._place.job,
+            exchange=self._telling is not None and self._telling.exchanging,
             torch=str(torch.__version__),
             python=platform.python_version(),
             windows=self._pipeline.closed,
@@ -213,6 +227,7 @@ class Session:
             steps=self._pipeline.steps,
             not_observed=tuple(self._missing + self._faults + self.recorder.missed),
             cost=dict(self._pipeline.seconds),
+            sent=self._telling.sent if self._telling is not None else {},
             ended=ended,
         )
         try:

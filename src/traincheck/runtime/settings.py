@@ -26,6 +26,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     mode: Literal["collect", "run"]
     books: tuple[str, ...] = ()
     on_violation: Literal["warn", "stop"] = "warn"
+    compare_ranks: str = "auto"
     fail_on: Literal["error", "notice", "never"] = "error"
     project: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +27,15 @@ _NOTE = re.compile(r"process-(-?\d+)-(\d+)\.json")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Processes that train together: `size` ranks, and the event files of those that have written any, by rank."""
+    """Processes that train together: `size` ranks, and the event files of those that have written any, by rank.
+
+    `exchange` says that the ranks compare themselves while they train, as some of them write elsewhere.
+    """
 
     name: str
     size: int
     files: dict[int, Path]
+    exchange: bool = False
 
 
 class RunFolder:
@@ -56,7 +61,7 @@ class RunFolder:
             if any(folder.path.iterdir()):
                 raise RunFolderInUse(path)
             with (folder.path / MANIFEST).open("xb") as file:  # exclusively: two runs may start at one moment
-                file.write(to_json(manifest))
+                file.write(to_json(msgspec.structs.replace(manifest, id=secrets.token_hex(8))))
         except FileExistsError as error:
             if folder.path.is_dir():
                 raise RunFolderInUse(path) from error
@@ -150,17 +155,20 @@ class RunFolder:
         notes = self._files(_NOTE)
         sizes: dict[str, int] = {}
         found: dict[str, dict[int, list[Path]]] = {}
+        exchanging: set[str] = set()
         for owner, file in self._files(_EVENTS).items():
             note = from_json(notes[owner], ProcessNote) if owner in notes else None
             if note is not None and note.world_size < 2:
                 continue  # a launcher, which has the rank of nobody
             name = "" if note is None else note.job
+            if note is not None and note.exchange:
+                exchanging.add(name)
             sizes[name] = max(sizes.get(name, 0), 0 if note is None else note.world_size)
             found.setdefault(name, {}).setdefault(owner[0], []).append(file)
         jobs = []
         for name, by_rank in sorted(found.items()):
             files = {rank: max(files, key=_extent) if len(files) > 1 else files[0] for rank, files in by_rank.items()}
-            jobs.append(Job(name, max(sizes[name], len(files)), files))
+            jobs.append(Job(name, max(sizes[name], len(files)), files, name in exchanging))
         return tuple(job for job in jobs if job.size > 1)
 
     @property

@@ -17,13 +17,15 @@ from traincheck.version import __version__
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What run.json says of a run. No environment: it may hold secrets.
 
-    `script` is how a person would name the program (`train.py`, `-m package.train`, or the command of a launcher) and
-    `script_digest` the SHA-256 of its text, empty where there is none. `torch` is empty until a process says which
-    version it has. `started` and `ended` are in ISO 8601, `ended` empty while the run goes on or when it was killed;
-    `exit_code` is None then. `stopped_by_us` tells a training that was stopped on request from one that failed.
+    `id` is another word for each run folder. `script` is how a person would name the program (`train.py`, `-m
+    package.train`, or the command of a launcher), `script_digest` the SHA-256 of its text, empty where there is none.
+    `torch` is empty until a process says which version it has. `started` and `ended` are in ISO 8601, `ended` empty
+    while the run goes on or when it was killed; `exit_code` is None then. `stopped_by_us` tells a training that was
+    stopped on request from one that failed.
     """
 
     format: int = FORMAT
+    id: str = ""
     traincheck: str = __version__
     mode: Literal["collect", "run"] = "collect"
     argv: tuple[str, ...] = ()
@@ -43,9 +45,10 @@ class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
 
     `windows` counts the windows that it closed, `dropped` those of them that were not written; `steps` is the last
     training step. `not_observed` says what could not be observed and why, `notes` what else a reader should know.
-    `cost` is what observing took, in seconds by part. `ended` is False for a process that was killed. `job` tells the
+    `cost` is what observing took, in seconds by part, `sent` what went to other ranks. `ended` is False for a process that was killed. `job` tells the
     processes that train together from those of another job, or of another attempt of an elastic one; it is empty where
-    no launcher gave it a name.
+    no launcher gave it a name. `exchange` says that its ranks tell each other what they hold, as not all of them have
+    this run folder.
     """
 
     format: int = FORMAT
@@ -53,6 +56,7 @@ class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
     process: int = 0
     world_size: int = 1
     job: str = ""
+    exchange: bool = False
     torch: str = ""
     python: str = ""
     windows: int = 0
@@ -61,6 +65,7 @@ class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
     not_observed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     cost: dict[str, float] = {}
+    sent: dict[str, int] = {}
     ended: bool = False
 
 

@@ -1,0 +1,217 @@
+"""The exchange: ranks without a common run folder tell the first of them what they hold, and it compares them.
+
+Note [Never in the way]
+The job's own process groups are not used: a collective of ours could wait for a rank that has gone elsewhere, or come
+between two of the program's. Each rank has a line to the first one, which it found through the job's store, and threads
+that write to it and read from it; the training thread only hands over its windows, as it does to the trace. It tells of
+each window a few numbers (see checking/digests.py), in one message, and is asked for more only where these differ.
+Where a line breaks, a rank dies, or the first rank cannot keep up, the comparison ends or has gaps, and says so; nobody
+waits for it but the end of the program, and that for seconds.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import socket
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+
+from traincheck.checking.digests import full, lean
+from traincheck.checking.rank_engine import Compared
+from traincheck.runtime.comparing_rank import ComparingRank
+from traincheck.runtime.job_store import JobStore, connect
+from traincheck.runtime.lines import Asked, Ended, Hello, InFull, Line, Stop, Told
+from traincheck.runtime.place import Place
+from traincheck.trace.notes import StopAsked
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import Window
+from traincheck.vocab.finding import Finding
+from traincheck.vocab.invariant import Invariant
+
+START = 300.0
+"""Seconds in which the ranks have to find each other."""
+CONNECT = 20.0
+"""Seconds for a single connection."""
+MOST_WAITING = 256
+"""Windows that wait to be told; further ones are left out."""
+MOST_HELD = 64
+MOST_EVENTS_HELD = 400_000
+"""Windows, and events in them, that a rank keeps to be asked for."""
+LINGER = 5.0
+"""Seconds that the end of a rank waits for the first one to ask for what it still keeps."""
+
+END = 15.0
+"""Seconds in all that the end of the program may take for it."""
+PAUSE = 0.1
+
+IN_FILES = b"files"
+"""What the first rank says where all write into one run folder, which somebody else reads."""
+
+
+class Exchange:
+    """The part of one rank in the exchange. It starts with the first window, and never raises.
+
+    `folder` is a word that is the same for ranks with the same run folder, empty where they are to be compared here in
+    any case. `on_decided` is called when it is known that they are compared here, `on_finding` on the first rank for
+    each new finding, `on_stop` where the first rank asks to stop, `on_fault` once when a rank gives up; all on threads
+    of the exchange.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        folder: str,
+        rules: list[Invariant],
+        demand: Demand,
+        *,
+        on_decided: Callable[[], None],
+        on_finding: Callable[[Finding], None],
+        on_stop: Callable[[StopAsked], None],
+        on_fault: Callable[[str, BaseException], None],
+    ) -> None:
+        self._place = place
+        self._folder = folder
+        self._rules = rules
+        self._demand = demand
+        self._on_decided = on_decided
+        self._on_finding = on_finding
+        self._on_stop = on_stop
+        self._on_fault = on_fault
+        self._waiting: queue.Queue[Window] = queue.Queue(MOST_WAITING)
+        self._closing = threading.Event()
+        self._over = threading.Event()
+        self._held: OrderedDict[int, Window] = OrderedDict()
+        self._held_lock = threading.Lock()
+        self._first: ComparingRank | None = None
+        self._line: Line | None = None
+        self._thread = threading.Thread(target=self._work, name="traincheck-exchange", daemon=True)
+        self.left_out = 0
+        self._thread.start()
+
+    def tell(self, window: Window) -> None:
+        """Hand over a window; never blocks."""
+        if self._over.is_set():
+            return
+        try:
+            self._waiting.put_nowait(window)
+        except queue.Full:
+            self.left_out += 1
+
+    def close(self) -> Compared | None:
+        """Tell what is left and end; what was compared, on the first rank."""
+        self._closing.set()
+        self._thread.join(END)
+        if self._line is not None:
+            self._line.close()
+        return self.compared()
+
+    @property
+    def sent(self) -> dict[str, int]:
+        """How many messages went to the first rank, and their bytes."""
+        return {} if self._line is None else {"messages": self._line.sent, "bytes": self._line.bytes_sent}
+
+    def compared(self) -> Compared | None:
+        """What was compared so far, on the first rank."""
+        return self._first.compared() if self._first is not None else None
+
+    # -- on the thread of the exchange -----------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            store = connect(self._place.job, CONNECT)
+            if self._place.rank == 0:
+                self._compare(store)
+            else:
+                self._report(store)
+        except Exception as error:
+            if not self._closing.is_set():  # at the end the others may be gone before us
+                self._on_fault("ranks", error)
+        finally:
+            self._over.set()
+
+    def _compare(self, store: JobStore) -> None:
+        """As the first rank."""
+        store.put("folder/0", self._folder.encode())
+        keys = [f"folder/{rank}" for rank in range(self._place.world_size)]
+        folders = store.get(keys, START, self._closing.is_set)
+        if folders is None:
+            if self._closing.is_set():
+                return
+            raise TimeoutError(f"not all ranks could be reached in {START:.0f} s")
+        if self._folder and len(set(folders)) == 1:
+            store.put("address", IN_FILES)
+            return
+        word = secrets.token_hex(16)
+        with _listen(store.host, self._place.world_size) as listener:
+            self._first = first = ComparingRank(self._place, self._rules, self._on_finding, listener, word)
+            store.put("address", f"{listener.getsockname()[1]} {word}".encode())
+            self._on_decided()
+            while (window := self._next()) is not None:
+                first.tell(lean(window, self._demand), full(window, self._demand))
+            first.close()
+
+    def _report(self, store: JobStore) -> None:
+        """As one of the others."""
+        store.put(f"folder/{self._place.rank}", self._folder.encode())
+        address = store.get(["address"], START, self._closing.is_set)
+        if address is None or address[0] == IN_FILES:
+            return
+        port, word = address[0].decode().split()
+        self._line = line = Line(socket.create_connection((store.host, int(port)), CONNECT))
+        self._on_decided()
+        line.send(Hello(self._place.rank, word))
+        answering = threading.Thread(target=self._answer, args=(line,), name="traincheck-answers", daemon=True)
+        answering.start()
+        while (window := self._next()) is not None:
+            self._hold(window)
+            line.send(Told(lean(window, self._demand)))
+        line.send(Ended())
+        answering.join(LINGER)
+
+    def _answer(self, line: Line) -> None:
+        """Give the first rank what it asks for, until it needs no more."""
+        with suppress(OSError):  # the other thread sees it too, and says so
+            while not isinstance(message := line.receive(), Ended):
+                if isinstance(message, Asked):
+                    with self._held_lock:
+                        window = self._held.get(message.index)
+                    line.send(InFull(None if window is None else full(window, self._demand)))
+                elif isinstance(message, Stop):
+                    self._on_stop(StopAsked(title=message.title, step=message.step))
+
+    def _next(self) -> Window | None:
+        """The next window to be told; None when there will be none."""
+        while True:
+            try:
+                return self._waiting.get(timeout=PAUSE)
+            except queue.Empty:
+                if self._closing.is_set():
+                    return None
+
+    def _hold(self, window: Window) -> None:
+        with self._held_lock:
+            self._held[window.index] = window
+            while len(self._held) > MOST_HELD or (
+                len(self._held) > 1 and sum(map(_events, self._held.values())) > MOST_EVENTS_HELD
+            ):
+                self._held.popitem(last=False)
+
+    def stop_all(self, because: StopAsked) -> None:
+        """Ask the other ranks to stop; on the first rank only."""
+        if self._first is not None:
+            self._first.say_to_all(Stop(because.title, because.step))
+
+
+def _events(window: Window) -> int:
+    return len(window.calls) + len(window.changes) + len(window.readings)
+
+
+def _listen(host: str, ranks: int) -> socket.socket:
+    """A port on this host, which is the one that the others reach the first rank at."""
+    try:
+        return socket.create_server((host, 0), backlog=ranks)
+    except OSError:  # the name stands for another machine in between
+        return socket.create_server(("", 0), backlog=ranks)

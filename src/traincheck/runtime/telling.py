@@ -1,0 +1,107 @@
+"""Telling: what this process tells the other ranks of its job, in a file beside its events, and over the exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from traincheck.checking.digests import lean
+from traincheck.checking.live import SAVE_EVERY, save_compared
+from traincheck.checking.rank_engine import Compared, comparable, told_demand
+from traincheck.runtime.exchange import Exchange
+from traincheck.runtime.place import Place
+from traincheck.trace.folder import RunFolder
+from traincheck.trace.notes import StopAsked
+from traincheck.trace.writer import TOLD, TraceWriter
+from traincheck.vocab.events import Window
+from traincheck.vocab.finding import Finding
+from traincheck.vocab.invariant import Invariant
+
+AUTO, FILES, EXCHANGE, OFF = "auto", "files", "exchange", "off"
+"""How ranks are compared: as the run folders allow, by their files, by what they tell each other, or not at all."""
+
+
+class Telling:
+    """A stage of the pipeline. What needs a rank is begun with the first window: by then it is known."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        process: int,
+        rules: Sequence[Invariant],
+        how: str,
+        *,
+        on_finding: Callable[[Finding], None],
+        on_stop: Callable[[StopAsked], None],
+        on_fault: Callable[[str, BaseException], None],
+    ) -> None:
+        self._folder = folder
+        self._process = process
+        self._rules = [] if how == OFF else comparable(rules)
+        self._demand = told_demand(self._rules)
+        self._how = how
+        self._on_finding = on_finding
+        self._on_stop = on_stop
+        self._on_fault = on_fault
+        self._writer: TraceWriter | None = None
+        self._exchange: Exchange | None = None
+        self._windows = 0
+        self.exchanging = False
+        """Whether the ranks compare themselves, as far as that is known."""
+        self.sent: dict[str, int] = {}
+        """Messages, and bytes in them, that went to the first rank; known at the end."""
+
+    def feed(self, window: Window, place: Place) -> None:
+        """Tell a window."""
+        if not self._rules or place.world_size < 2:
+            return
+        if self._writer is None:
+            self._writer = TraceWriter(self._folder.path, window.rank, self._process, TOLD)
+            if self._how != FILES:
+                self._begin(place)
+        self._writer.write(lean(window, self._demand))
+        if self._exchange is not None:
+            self._exchange.tell(window)
+            if self.exchanging and self._windows % SAVE_EVERY == 0:
+                self._save(self._exchange.compared())
+            self._windows += self.exchanging
+
+    def close(self) -> None:
+        """Tell what is left, and end. Raises OutputError where it cannot be written."""
+        if self._exchange is not None:
+            self._save(self._exchange.close())
+            self.sent = self._exchange.sent
+            if self._exchange.left_out:
+                told = f"{self._exchange.left_out} windows were not told to the first rank, which could not keep up"
+                self._on_fault("ranks", RuntimeError(told))
+        if self._writer is not None:
+            self._writer.close()
+
+    def ask_to_stop(self, because: StopAsked) -> None:
+        """Ask the other ranks to stop, where this one compares them."""
+        if self._exchange is not None:
+            self._exchange.stop_all(because)
+
+    def _begin(self, place: Place) -> None:
+        self._exchange = Exchange(
+            place,
+            "" if self._how == EXCHANGE else self._folder.manifest.id,
+            self._rules,
+            self._demand,
+            on_decided=self._decided,
+            on_finding=self._found,
+            on_stop=self._on_stop,
+            on_fault=self._on_fault,
+        )
+
+    def _decided(self) -> None:
+        self.exchanging = True
+
+    def _found(self, finding: Finding) -> None:
+        self._on_finding(finding)
+        if self._exchange is not None:
+            self._save(self._exchange.compared())
+
+    def _save(self, compared: Compared | None) -> None:
+        """Store what was found, where this is the rank that compares: a killed process loses what came after it."""
+        if compared is not None:
+            save_compared(self._folder.path, self._process, compared)
