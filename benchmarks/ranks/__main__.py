@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.machine import machine
+from benchmarks.overhead.__main__ import ratio
 from benchmarks.page import write_page
 from benchmarks.ranks.simulated import LAYOUTS, Job, rules
 from traincheck.checking.digests import full, lean
@@ -156,12 +157,11 @@ def measure(scratch: Path, rounds: int) -> list[dict[str, Any]]:
                 notes = [json.loads(path.read_text()) for path in folder.glob("process-*.json")]
                 sent += [note["sent"] for note in notes if note["sent"]]
                 shutil.rmtree(folder)
-        ratios = [one / other for one, other in zip(steps["exchange"], steps["off"], strict=True)]
         found.append(
             {
                 "ranks": ranks,
                 "step_ms": round(statistics.median(steps["off"]) * 1e3, 2),
-                "ratio": [round(value, 3) for value in (statistics.median(ratios), min(ratios), max(ratios))],
+                "ratio": ratio(steps["exchange"], steps["off"]),
                 "messages_per_step": round(statistics.median(one["messages"] for one in sent) / TRAINED, 2),
                 "bytes_per_step": round(statistics.median(one["bytes"] for one in sent) / TRAINED),
             }
