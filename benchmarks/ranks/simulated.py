@@ -67,7 +67,7 @@ class Job:
         return Window(step - 1, step, TRAIN, (call,), tuple(changes), rank, 1000 + rank, tuple(readings))
 
     def _value(self, name: str, rank: int, step: int) -> int:
-        away = rank if rank == self.wrong and step >= self.since and name == self.names[0] else -1
+        away = rank if rank == self.wrong and step >= self.since and name == f"layers.0.{PARTS[0]}" else -1
         return xxhash.xxh3_64_intdigest(f"{name} {self.owner(name, rank)} {step} {away}".encode())
 
     def told(self, step: int) -> list[Window]:
