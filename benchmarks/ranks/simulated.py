@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import xxhash
 
-from traincheck.checking.digests import DIGEST, full, lean
+from traincheck.checking.digests import full, lean, section_of
 from traincheck.inference.gathering import tally_ranks
 from traincheck.inference.tally import Tally
 from traincheck.inference.weighing import weigh
@@ -20,6 +20,7 @@ STEP = ("torch.optim.AdamW.step", "torch.optim.Optimizer.step")
 PARTS = ("attention_norm", "mlp_norm", "q", "k", "v", "out", "up", "gate", "down", "bias")
 """Parameters of a layer; those of norms are replicated in every layout but fully sharded data parallel training."""
 NORMS = PARTS[:2]
+WRONG = f"layers.0.{PARTS[0]}"
 TENSOR_PARALLEL = 8
 """Ranks that share the layers of a model in the layout `mesh`; groups of them are replicas of each other."""
 
@@ -67,7 +68,7 @@ class Job:
         return Window(step - 1, step, TRAIN, (call,), tuple(changes), rank, 1000 + rank, tuple(readings))
 
     def _value(self, name: str, rank: int, step: int) -> int:
-        away = rank if rank == self.wrong and step >= self.since and name == f"layers.0.{PARTS[0]}" else -1
+        away = rank if rank == self.wrong and step >= self.since and name == WRONG else -1
         return xxhash.xxh3_64_intdigest(f"{name} {self.owner(name, rank)} {step} {away}".encode())
 
     def told(self, step: int) -> list[Window]:
@@ -76,16 +77,17 @@ class Job:
         first = lean(self.window(0, step), EVERYTHING)
         found = []
         for rank in range(self.ranks):
-            if rank == self.wrong and step >= self.since:
-                found.append(lean(self.window(rank, step), EVERYTHING))
-                continue
-            readings = tuple(
+            owned = [(each, self.owner(each.variable, rank)) for each in first.readings]
+            readings = [
                 each._replace(value=xxhash.xxh3_64_intdigest(f"{each.value} {owner}".encode())) if owner else each
-                for each in first.readings
-                if each.kind == DIGEST
-                for owner in (self.owner(each.variable, rank),)
-            )
-            found.append(replace(first, rank=rank, process=1000 + rank, readings=readings))
+                for each, owner in owned
+            ]
+            if rank == self.wrong and step >= self.since:
+                away = lean(self.window(rank, step), EVERYTHING)
+                wrong = section_of(WRONG)
+                readings = [each for each in readings if each.variable != wrong]
+                readings += [each for each in away.readings if each.variable == wrong]
+            found.append(replace(first, rank=rank, process=1000 + rank, readings=tuple(readings)))
         return found
 
     def in_full(self, windows: Sequence[Window]) -> list[Window]:
