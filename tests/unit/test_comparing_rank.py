@@ -292,7 +292,7 @@ def test_what_a_rank_holds_alone_is_not_kept_for_ever(job: Callable[[int], First
     peer.line.send(Told(lean(updates(1, 500)[-1], EVERYTHING)))
     first.tell(updates(0, 499))
     wait_for(lambda: not first.rank._peers[0].told)
-    assert len(first.rank._own) <= 64
+    assert len(first.rank._own) <= 2 * comparing_rank.MOST_AHEAD
 
 
 def test_a_fault_in_comparing_is_told_and_stops_nobody(

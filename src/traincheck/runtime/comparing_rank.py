@@ -64,7 +64,7 @@ class ComparingRank:
         self._listener = listener
         self._teller = Teller(on_finding)
         self._peers = {rank: _Peer() for rank in range(place.world_size)}
-        self._own = HeldWindows()
+        self._own = HeldWindows(2 * MOST_AHEAD)  # more than it is let run ahead
         self._news = threading.Condition()
         self._over = False
         self._judged = False

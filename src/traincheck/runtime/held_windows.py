@@ -15,7 +15,8 @@ MOST_EVENTS_HELD = 400_000
 class HeldWindows:
     """The last windows of a rank; of large ones fewer, but always the last. May be used by several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_HELD) -> None:
+        self._most = most
         self._windows: OrderedDict[int, Window] = OrderedDict()
         self._events = 0
         self._lock = threading.Lock()
@@ -28,7 +29,7 @@ class HeldWindows:
         with self._lock:
             self._windows[window.index] = window
             self._events += _events(window)
-            while len(self._windows) > MOST_HELD or (len(self._windows) > 1 and self._events > MOST_EVENTS_HELD):
+            while len(self._windows) > self._most or (len(self._windows) > 1 and self._events > MOST_EVENTS_HELD):
                 self._let_go()
 
     def get(self, index: int) -> Window | None:
