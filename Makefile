@@ -33,6 +33,7 @@ bench: $(READY)  ## The benchmarks: cost of observing, how far learned rules car
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.transfer
 	$(BIN)/python -m benchmarks.detection
+	$(BIN)/python -m benchmarks.ranks
 	$(BIN)/python -m benchmarks.detection --live
 
 bench-detection: $(READY)  ## The silent-error benchmark; CASES=A or CASES=id,... for a part of it

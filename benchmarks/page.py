@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.detection import live_table, tables
+from benchmarks.ranks.simulated import LAYOUTS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -22,6 +23,31 @@ COST = """
 `python -m benchmarks.overhead`: runs of the plain program, of `traincheck collect` and of `traincheck run` take turns.
 The figure is the median over the rounds of step time divided by that of the plain program in the same round, with the
 least and the most. The book of `run` is learned from two runs of the same program, and every step is checked.
+"""
+
+RANKS = """
+## What comparing ranks costs
+
+`python -m benchmarks.ranks`. *Simulated*: jobs of which each rank tells of {parameters:,} parameters ({what}).
+The messages, digests and the comparison are real, the training is not. In step 7 the last rank holds another value of
+one parameter. The figures are of the rank (or the command) that compares: to read what all ranks tell of a step, to
+judge it in the first step, in one in which nothing is wrong and in the one that goes wrong, and how many windows of
+others it asked for in full in these. (A shard that no other rank holds can be compared with nothing.)
+
+| layout | ranks | bytes a rank tells | to read | first | steady | wrong | asked in full | found in step | named |
+|---|---|---|---|---|---|---|---|---|---|
+{simulated}
+
+A rank takes {digest:.0f} ms to work out what it tells of a step, on a thread of its own: {lean:,} bytes, where all
+values would be {in_full:,}.
+"""
+
+MEASURED = """
+*Measured*: jobs of gloo ranks with DistributedDataParallel on this machine, by turns with the exchange and with
+`--compare-ranks off` (so all else that a checked run costs is in both). Messages and bytes are those of one rank.
+
+| ranks | step without | ratio with (least-most) | messages a step | bytes a step |
+|---|---|---|---|---|
 """
 
 TRANSFER = """
@@ -44,13 +70,15 @@ def write_page() -> None:
     """Write the page anew from what results there are."""
     parts = [HEAD]
     cost, transfer, pipeline = _data("overhead"), _data("transfer"), _data("pipeline")
-    detection, live = _data("detection"), _data("live")
+    detection, live, ranks = _data("detection"), _data("live"), _data("ranks")
     if detection:
         parts += [tables.text(detection), _told_machine(detection)]
     if live:
         parts += [live_table.text(live), _told_machine(live)]
     if cost:
         parts += [COST, _table(cost), _told_machine(cost)]
+    if ranks:
+        parts += [_ranks(ranks), _told_machine(ranks)]
     if transfer:
         parts += [TRANSFER, _summary(transfer), _told_machine(transfer)]
     if pipeline:
@@ -77,6 +105,31 @@ def _table(cost: dict[str, Any]) -> str:
             f"{found['infer_seconds']} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _ranks(found: dict[str, Any]) -> str:
+    rows = [
+        f"| {row['layout']} | {row['ranks']:,} | {row['message_bytes']} | {row['decode_seconds'] * 1e3:.1f} ms | "
+        + " | ".join(f"{row['judge_seconds'][when] * 1e3:,.0f} ms" for when in ("first", "steady", "wrong"))
+        + f" | {', '.join(str(row['asked_in_full'][when]) for when in ('first', 'steady', 'wrong'))}"
+        + f" | {row['found_in_step'] or '-'} | {', '.join(map(str, row['named'])) or '-'} |"
+        for row in found["simulated"]
+    ]
+    one = found["one_rank"]
+    text = RANKS.format(
+        parameters=found["parameters"],
+        what="; ".join(f"{name}: {words}" for name, words in LAYOUTS.items()),
+        simulated="\n".join(rows),
+        digest=one["digest_seconds"] * 1e3,
+        lean=one["message_bytes"],
+        in_full=one["in_full_bytes"],
+    )
+    measured = [
+        f"| {row['ranks']} | {row['step_ms']:.1f} ms | {_ratio(row['ratio'])} | {row['messages_per_step']:.2f} | "
+        f"{row['bytes_per_step']:,} |"
+        for row in found["measured"]
+    ]
+    return text + MEASURED + "\n".join(measured) + "\n"
 
 
 def _ratio(found: dict[str, float]) -> str:

@@ -66,7 +66,7 @@ def observing(demand: Demand = EVERYTHING, project: str = TESTS, *, freeze: bool
     """Observe what `demand` asks for; the windows are complete when the block is left."""
     gc.collect()
     if freeze:
-        gc.freeze()  # the catalog asks the collector for modules: those of other tests would take their names
+        gc.freeze()  # modules that exist already are looked for: those of other tests would take their names
     seen = Seen()
     recorder = Recorder(
         Sites((project,)), seen.windows.append, lambda source, error: seen.faults.append((source, error))

@@ -65,7 +65,7 @@ class First:
 def job(rules: list[Invariant], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], First]]:
     """Begins jobs of so many ranks; afterwards no thread of theirs is left."""
     monkeypatch.setattr(comparing_rank, "PAUSE", 0.02)
-    monkeypatch.setattr(comparing_rank, "PATIENCE", 0.5)
+    monkeypatch.setattr(comparing_rank, "PATIENCE", 0.2)
     begun: list[First] = []
 
     def begin(size: int) -> First:

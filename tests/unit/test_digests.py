@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from traincheck.checking import digests
-from traincheck.checking.digests import DIGEST, MOST_SECTIONS, SETTLING, Classes, full, lean, section_of
+from traincheck.checking.digests import DIGEST, EVERY, MOST_SECTIONS, SETTLING, Classes, full, lean, section_of
 from traincheck.testing.readable import to_text
 from traincheck.vocab.demand import EVERYTHING, NOTHING
 from traincheck.vocab.events import Alike, Window
@@ -141,7 +141,7 @@ def test_of_very_many_sections_several_share_a_digest() -> None:
     def letters(number: int) -> str:
         return "".join(chr(ord("a") + int(digit)) for digit in str(number))
 
-    names = [f"part_{letters(number)}.w" for number in range(MOST_SECTIONS + 50)]
+    names = [f"part_{letters(number)}.w" for number in range(10 * MOST_SECTIONS)]  # of each digest some
     told = sections(lean(held(0, 1, dict.fromkeys(names, 1)), EVERYTHING))
     assert len(told) <= MOST_SECTIONS and all(name.startswith("~") for name in told)
     job = Job(3)
@@ -153,15 +153,18 @@ def test_of_very_many_sections_several_share_a_digest() -> None:
     for _ in range(2):
         found = job.step(own, names)
     assert job.asked == [0] and found[0].changes == (), "shards, though they share digests"
+    assert {one.attribute for one in found[0].readings} == {"lr"}, "what is told as it is stays, whatever its name"
 
 
 def test_ranks_that_agree_are_asked_for_nothing() -> None:
-    job = Job(4)
-    for _ in range(5):
+    job, looked_at = Job(4), []
+    for step in range(1, 2 * EVERY + 1):
         found = job.step(same, NAMES)
-        assert job.asked == [0] and [one.alike for one in found] == [Alike(0)] * 4
+        assert [one.alike for one in found] == [Alike(0)] * 4
+        assert len(found[0].changes) == 3 * len(job.asked) and not any(one.changes for one in found[1:])
+        looked_at += [step] * (job.asked == [0])
+    assert looked_at == [*range(1, SETTLING + 1), EVERY, 2 * EVERY], "on the first rank, now and then"
     assert job.classes.looked_at == 0 and job.classes.not_compared() == ()
-    assert len(found[0].changes) == 3 and not any(one.changes for one in found[1:])
 
 
 def test_shards_are_looked_at_once() -> None:
@@ -169,10 +172,10 @@ def test_shards_are_looked_at_once() -> None:
     found = job.step(own, NAMES)
     assert job.asked == [0, 1, 2, 3] and [one.alike for one in found] == [Alike(rank) for rank in range(4)]
     looked_at = job.classes.looked_at
-    for _ in range(5):
+    for _ in range(2 * EVERY):
         found = job.step(own, NAMES)
-        assert job.asked == [0] and [one.alike for one in found] == [Alike(0, sharded=True)] * 4
-        assert found[0].changes == () and {one.attribute for one in found[0].readings} == {"lr"}
+        assert job.asked in ([0], []) and [one.alike for one in found] == [Alike(0, sharded=True)] * 4
+        assert found[0].changes == () and {one.attribute for one in found[0].readings} - {"values"} == {"lr"}
     assert job.classes.looked_at == looked_at and job.classes.not_compared() == ()
 
 

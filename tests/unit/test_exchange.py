@@ -17,8 +17,9 @@ from telling import STEPS, learned, our_threads, updates, wait_for
 from traincheck.checking.rank_engine import Compared
 from traincheck.runtime import comparing_rank, exchange
 from traincheck.runtime.exchange import Exchange
-from traincheck.runtime.job_store import JobStore
 from traincheck.runtime.place import Place
+from traincheck.sources import job_store
+from traincheck.sources.job_store import JobStore
 from traincheck.trace.notes import StopAsked
 from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import Reading, Window
@@ -89,13 +90,13 @@ def begin(
         own: Any = TCPStore("127.0.0.1", store.port, None, False, timedelta(seconds=seconds), wait_for_workers=False)
         return JobStore(PrefixStore(request.node.name, own), "127.0.0.1")
 
-    monkeypatch.setattr(exchange, "connect", connect)
+    monkeypatch.setattr(job_store, "connect", connect)
     monkeypatch.setattr(exchange, "PAUSE", 0.01)
-    monkeypatch.setattr(exchange, "END", 3.0)
+    monkeypatch.setattr(exchange, "END", 2.5)
     monkeypatch.setattr(exchange, "GRACE", 2.0)
-    monkeypatch.setattr(exchange, "LINGER", 0.5)
+    monkeypatch.setattr(exchange, "LINGER", 0.1)
     monkeypatch.setattr(comparing_rank, "PAUSE", 0.02)
-    monkeypatch.setattr(comparing_rank, "PATIENCE", 0.5)
+    monkeypatch.setattr(comparing_rank, "PATIENCE", 0.2)
     begun: list[Rank] = []
 
     def start(folders: Sequence[str], size: int = 0, rules: list[Invariant] = rules) -> list[Rank]:
@@ -171,7 +172,7 @@ def test_a_store_that_cannot_be_reached_is_told(begin: Begin, monkeypatch: pytes
     def connect(job: str, seconds: float) -> JobStore:
         raise LookupError("a HashStore cannot be reached over a second connection")
 
-    monkeypatch.setattr(exchange, "connect", connect)
+    monkeypatch.setattr(job_store, "connect", connect)
     (rank,) = begin([""], size=2)
     wait_for(lambda: rank.faults and rank.over)
     rank.tell(updates(0))

@@ -24,20 +24,20 @@ import xxhash
 from traincheck import plugins
 from traincheck.vocab.collectives import COLLECTIVES
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import NO_CALL, Alike, Call, Change, Reading, Window
+from traincheck.vocab.events import DIGEST, NO_CALL, OF_VALUES, Alike, Call, Change, Reading, Window
 from traincheck.vocab.kinds import kinds_of
-
-DIGEST, OF_VALUES = "digest", "values"
-"""Kind and attribute of the readings that tell digests; each is of a section."""
 
 MOST_SECTIONS = 256
 """Sections that are told apart; with more of them, several share a digest."""
 
-MOST_IN_FULL = 32
+MOST_IN_FULL = 8
 """Ranks that differ and are looked at name by name in one step; further ones are left out of it."""
 
 SETTLING = 3
 """Steps in which shards are told from replicas."""
+
+EVERY = 10
+"""Of the steps in which all ranks agree, one in so many is looked at name by name all the same."""
 
 
 def lean(window: Window, demand: Demand) -> Window:
@@ -97,6 +97,7 @@ class Classes:
         """Windows of other ranks than the first one that were asked for in full."""
         self._cut = 0
         self._gone = 0
+        self._agreed: Counter[frozenset[str]] = Counter()
 
     def together(self, windows: Sequence[Window]) -> list[Window]:
         """Lean windows of the same part of the run, as `ComparesRanks.across` takes them; without those of ranks that
@@ -114,6 +115,9 @@ class Classes:
         # The first rank, then those that have just gone apart.
         found = sorted(groups.values(), key=lambda places: (places[0] > 0, changed.isdisjoint(places), places[0]))
         leaders = [places[0] for places in found[:MOST_IN_FULL]]
+        if len(leaders) == 1 and not self._is_due(frozenset(sections)):
+            self._found_apart = {}
+            return _put_together(windows, found, {0: windows[0]}, shards, crowded=False)
         self.looked_at += len(leaders) - 1
         given = zip(leaders, self._in_full([windows[place] for place in leaders]), strict=True)
         whole = {place: window for place, window in given if window is not None}
@@ -123,6 +127,11 @@ class Classes:
         opened = {section for section in sections if section not in shards and len(set(who[section])) > 1}
         self._found_apart = {section: who[section] for section in _all_different(whole, who, opened, crowded)}
         return _put_together(windows, found, whole, shards, crowded)
+
+    def _is_due(self, sections: frozenset[str]) -> bool:
+        """Whether to look at a step in which all agree: the rules are then tried on what is held alike."""
+        self._agreed[sections] += 1
+        return self._agreed[sections] <= SETTLING or self._agreed[sections] % EVERY == 0
 
     def not_compared(self) -> tuple[str, ...]:
         """What was left out, and why. In the first steps too many may differ while shards are told apart."""
@@ -193,7 +202,12 @@ def _without(window: Window, shards: set[str], crowded: bool) -> Window:
     if not shards:
         return window
     changes = (change for change in window.changes if section_of(change.variable, crowded) not in shards)
-    readings = (each for each in window.readings if section_of(each.variable, crowded) not in shards)
+    told = {(what, variable) for what, variable, _ in _values(window)}
+    readings = (
+        each
+        for each in window.readings
+        if (_thing(each), each.variable) not in told or section_of(each.variable, crowded) not in shards
+    )
     return replace(window, changes=tuple(changes), readings=tuple(readings))
 
 

@@ -154,7 +154,8 @@ def _of_purpose(orders: _Calls, ranks: _Ranks, first: Window) -> Iterator[Occasi
     calls = against[0] if against else tuple(call for order in orders for call in order)
     found = _occasion(COLLECTIVE, calls, first, _first_seq([calls], first))
     purposes = [value_of(call.result, PURPOSE) for call in against[0]] if against else []
-    yield _judged(found, SAME_PURPOSE, ranks, purposes, f"what {short(calls[0].name)} is called for")
+    said = ", ".join(map(str, dict.fromkeys(purposes)))
+    yield _judged(found, SAME_PURPOSE, ranks, purposes, f"what {short(calls[0].name)} is called for: {said}")
 
 
 def _function(call: Call) -> str:

@@ -26,7 +26,7 @@ from traincheck.relations.alike_ranks import Kept, Names, classes_of, pairs_of
 from traincheck.relations.base import context_of, fate
 from traincheck.relations.parts import UPDATE, calls_of, named, readings, said
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import LIVE, NO_CALL, Change, Reading, Window
+from traincheck.vocab.events import DIGEST, LIVE, NO_CALL, Change, Reading, Window
 from traincheck.vocab.facts import Facts, FactValue, facts, value_of
 from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
 from traincheck.vocab.ranks import NOT_APART, Apart, apart, who_differs
@@ -220,13 +220,12 @@ def _of_first(windows: Sequence[Window]) -> Iterator[Occasion]:
 
 def hold_the_same(windows: Sequence[Window]) -> bool | None:
     """Whether the ranks update parameters of the same names and values; None where one of them tells of none."""
-    told = [
-        {(reading.variable, reading.value) for reading in window.readings if named(reading) == USED_DATA}
-        for window in windows
-        if window.values_of == window.rank
-    ]
+    leaders = [window for window in windows if window.values_of == window.rank]
+    told = [{(each.variable, each.value) for each in window.readings if named(each) == USED_DATA} for window in leaders]
     if any(window.alike is not None and window.alike.sharded for window in windows):
         return False
+    if len(leaders) == 1 and any(each.kind == DIGEST for each in leaders[0].readings):
+        return True
     return all(of_rank == told[0] for of_rank in told) if all(told) else None
 
 

@@ -17,12 +17,12 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from traincheck.checking.digests import full, lean
 from traincheck.checking.rank_engine import Compared
 from traincheck.runtime.comparing_rank import ComparingRank
 from traincheck.runtime.held_windows import HeldWindows
-from traincheck.runtime.job_store import JobStore, connect
 from traincheck.runtime.lines import Asked, Ended, Hello, InFull, Line, Stop, Told
 from traincheck.runtime.place import Place
 from traincheck.trace.notes import StopAsked
@@ -30,6 +30,9 @@ from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import Invariant
+
+if TYPE_CHECKING:
+    from traincheck.sources.job_store import JobStore
 
 START = 300.0
 """Seconds in which the ranks have to find each other."""
@@ -121,6 +124,8 @@ class Exchange:
     # -- on the thread of the exchange -----------------------------------------------------------------------------
 
     def _work(self) -> None:
+        from traincheck.sources.job_store import connect  # here, for it imports torch
+
         try:
             store = connect(self._place.job, CONNECT)
             if self._place.rank == 0:

@@ -54,7 +54,8 @@ def observe(
 
     Raises TrainCheckError before the block is entered where the folder or a book cannot be used, and StopTraining
     inside it with `on_violation="stop"`. Inside a program that is observed already, the block only yields.
-    Known limitations: torch functions are seen only in the thread that enters the block.
+    Known limitations: torch functions are seen only in the thread that enters the block. In a process with several
+    threads a model that exists already has its name from its first use on, unless global variables lead to it.
     """
     if on_violation not in ("warn", "stop"):
         raise BadOption("on_violation", on_violation, "'warn' or 'stop'")

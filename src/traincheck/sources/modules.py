@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import threading
 from contextlib import ExitStack
-from functools import lru_cache
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -31,6 +31,8 @@ from traincheck.vocab.facts import Facts, FactValue, facts, merged
 from traincheck.vocab.kinds import kinds_of_module
 
 BUFFER_DATA, PARAMETER_GRAD = "buffer.data", "parameter.grad"
+NAMING = "variables"
+"""What finding modules is called where it fails: all sources need names, also where module calls cannot be observed."""
 
 
 _TRAINING = {flag: facts(training=flag) for flag in (False, True)}
@@ -77,6 +79,7 @@ class ModuleSource:
         undo = ExitStack()
         undo.callback(self._summaries.forget)
         guarded = recorder.guarded
+        self._catalog.known.attach(undo, functools.partial(guarded, NAMING))
         undo.callback(register_module_forward_pre_hook(guarded(self.name, self._begins)).remove)
         undo.callback(register_module_forward_hook(guarded(self.name, self._ends), always_call=True).remove)
         replace(
@@ -110,6 +113,8 @@ class ModuleSource:
         recorder = self._recorder
         # A loss without parameters is never put into evaluation mode, and tells nothing of what the program does.
         parametric = outermost and next(module.parameters(), None) is not None
+        if parametric:
+            self._catalog.meet(module)
         if (parametric or module._parameters) and torch.is_grad_enabled():
             self._gradients.module_called(module)
         if parametric:
@@ -153,7 +158,7 @@ class ModuleSource:
     def _asked_of(self, cls: type, call_levels: tuple[str, ...]) -> Asked | None:
         """What is to be told of the calls of modules of this class."""
         if cls not in self._asked:
-            names = parameter_names(cls.forward)[1:]  # type: ignore[attr-defined]
+            names = parameter_names(getattr(cls, "forward", None))[1:]  # scripted ones have none in their class
             what = asked(self._demand, call_levels, names)
             kinds = kinds_of_module(cls.__name__)
             of_kind = asked(self._demand, kinds, names) if kinds else None
@@ -239,7 +244,7 @@ def _has_parameters(module: nn.Module) -> bool:
     return any(_has_parameters(child) for child in module._modules.values() if child is not None)
 
 
-@lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=4096)
 def _without_parameters(told: Facts) -> Facts:
     """What is told of the result of a module without parameters; equal ones are the same object."""
     return merged(told, parameters=False)

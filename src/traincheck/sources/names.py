@@ -76,10 +76,10 @@ def function_name(function: Any) -> str | None:
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def parameter_names(function: Callable[..., Any]) -> tuple[str, ...]:
+def parameter_names(function: Callable[..., Any] | None) -> tuple[str, ...]:
     """The names of the positional parameters of a Python function, empty where they are not known."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return ()
     return tuple(parameter.name for parameter in parameters if parameter.kind in _POSITIONAL)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from traincheck.sources.known_modules import KnownModules, children
 from traincheck.vocab.facts import Facts, FactValue, facts
 
 THIS, OTHER, NOBODY = "this", "other", "none"
@@ -107,11 +107,13 @@ class Catalog:
     """
 
     def __init__(self) -> None:
+        self.known = KnownModules()
         self._variables: dict[int, Variable] = {}
         self._optimizers: dict[str, weakref.ref[Any]] = {}
         self._optimizer_names: dict[int, str] = {}
         self._sizes: dict[str, tuple[int, ...]] = {}
         self._modules: dict[int, tuple[weakref.ref[Any], str]] = {}
+        self._taken: dict[str, weakref.ref[Any]] = {}  # by name
         self._counts: dict[str, int] = {}
 
     # -- optimizers ------------------------------------------------------------------------------------------------
@@ -174,31 +176,45 @@ class Catalog:
         known = self._modules.get(id(module))
         if known is not None and known[0]() is module:
             return known[1]
+        self.known.add(module)
         if next(module.parameters(), None) is not None:  # a loss made anew in every step is not worth a search
             self.refresh_modules()
         known = self._modules.get(id(module))
         if known is None or known[0]() is not module:
-            self._modules[id(module)] = known = (weakref.ref(module), type(module).__name__)
+            return self._name_outermost(module, self._is_taken)
         return known[1]
 
-    def refresh_modules(self) -> None:
-        """Find the outermost modules of the program and name what they own.
+    def meet(self, module: Any) -> None:
+        """A module with parameters is used: one that was built out of our sight gets its name now."""
+        if module not in self.known:
+            self.module_name(module)
 
-        The garbage collector is asked, by exact type, so that nothing of the program is called; modules that were
-        built before observation began are found as well.
-        """
-        modules = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
-        inner = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
+    def refresh_modules(self) -> None:
+        """Find the outermost modules of the program and name what they own."""
+        modules = self.known.living()
+        inner = {id(child) for module in modules for child in children(module)}
         roots = [root for root in modules if id(root) not in inner and "_modules" in root.__dict__]
         taken = {name for root in roots if (name := self._told_name(root))}
         for root in roots:
             prefix = self._told_name(root)
             if not prefix:
-                base = type(root).__name__
-                numbered = (f"{base}#{number}" for number in itertools.count(2))
-                prefix = next(name for name in itertools.chain((base,), numbered) if name not in taken)
+                prefix = self._name_outermost(root, taken.__contains__)
                 taken.add(prefix)
             self._name_tree(root, prefix)
+
+    def _name_outermost(self, root: Any, is_taken: Callable[[str], bool]) -> str:
+        """Name an outermost module by its class, numbered from the second on."""
+        base = type(root).__name__
+        numbered = (f"{base}#{number}" for number in itertools.count(2))
+        name = next(name for name in itertools.chain((base,), numbered) if not is_taken(name))
+        reference = weakref.ref(root)
+        self._modules[id(root)], self._taken[name] = (reference, name), reference
+        return name
+
+    def _is_taken(self, name: str) -> bool:
+        reference = self._taken.get(name)
+        holder = None if reference is None else reference()
+        return holder is not None and self._told_name(holder) == name
 
     def _told_name(self, root: Any) -> str:
         """The name that an outermost module was told by before, which stays; empty for a new one."""

@@ -45,10 +45,10 @@ class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
 
     `windows` counts the windows that it closed, `dropped` those of them that were not written; `steps` is the last
     training step. `not_observed` says what could not be observed and why, `notes` what else a reader should know.
-    `cost` is what observing took, in seconds by part, `sent` what went to the first rank. `ended` is False for a
-    process that was killed. `job` tells the processes that train together from those of another job, or of another
-    attempt of an elastic one; it is empty where no launcher gave it a name. `exchange` says that its ranks tell each
-    other what they hold, as not all of them have this run folder.
+    `cost` is what observing took, in seconds by part, `sent` what went to rank 0. `ended` is False for a process
+    that was killed. `job` tells the processes that train together from those of another job, or of another attempt of
+    an elastic one; it is empty where no launcher gave it a name. `exchange` says that its ranks tell each other what
+    they hold, as not all of them have this run folder.
     """
 
     format: int = FORMAT

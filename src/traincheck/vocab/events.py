@@ -118,6 +118,10 @@ class Reading(NamedTuple):
     context: Facts = ()
 
 
+DIGEST, OF_VALUES = "digest", "values"
+"""Kind and attribute of a reading by which a rank tells others what it holds of some variables, in one number."""
+
+
 class Alike(NamedTuple):
     """What the window of a rank leaves to that of another one, where ranks are compared by digests.
 

@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+from torch.distributed import FileStore, PrefixStore, TCPStore, get_world_size
+from torch.distributed.distributed_c10d import _get_default_store
+
 PREFIX = "traincheck"
 PAUSE = 0.1
 """Seconds between two looks for a key."""
@@ -44,9 +47,6 @@ def connect(job: str, seconds: float) -> JobStore:
 
     Raises LookupError where the store is of a kind that cannot be reached a second time, or what torch raises.
     """
-    from torch.distributed import FileStore, PrefixStore, TCPStore, get_world_size
-    from torch.distributed.distributed_c10d import _get_default_store
-
     # Not kept: the program may end the job and begin another one at the same address.
     base: Any = _get_default_store()
     while isinstance(base, PrefixStore):

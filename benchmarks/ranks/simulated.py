@@ -1,0 +1,105 @@
+"""A simulated job: what each of its ranks tells in a step, for layouts in which large models are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import xxhash
+
+from traincheck.checking.digests import DIGEST, full, lean
+from traincheck.inference.gathering import tally_ranks
+from traincheck.inference.tally import Tally
+from traincheck.inference.weighing import weigh
+from traincheck.vocab.demand import EVERYTHING
+from traincheck.vocab.events import LIFECYCLE, TRAIN, Call, Change, Reading, Window
+from traincheck.vocab.facts import facts
+from traincheck.vocab.invariant import Invariant
+
+STEP = ("torch.optim.AdamW.step", "torch.optim.Optimizer.step")
+PARTS = ("attention_norm", "mlp_norm", "q", "k", "v", "out", "up", "gate", "down", "bias")
+"""Parameters of a layer; those of norms are replicated in every layout but fully sharded data parallel training."""
+NORMS = PARTS[:2]
+TENSOR_PARALLEL = 8
+"""Ranks that share the layers of a model in the layout `mesh`; groups of them are replicas of each other."""
+
+LAYOUTS = {
+    "ddp": "copies of the model",
+    "fsdp": "every parameter in shards",
+    "mesh": f"{TENSOR_PARALLEL}-way tensor parallel, replicated",
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of so many ranks and parameters. From `since` on, rank `wrong` holds another value of one parameter."""
+
+    layout: str
+    ranks: int
+    parameters: int
+    wrong: int = -1
+    since: int = 0
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the parameters."""
+        return [f"layers.{number // len(PARTS)}.{PARTS[number % len(PARTS)]}" for number in range(self.parameters)]
+
+    def owner(self, name: str, rank: int) -> int:
+        """Ranks with the same owner hold the same of a parameter."""
+        part = name.rpartition(".")[2]
+        if self.layout == "ddp" or (self.layout == "mesh" and part in NORMS):
+            return 0
+        return rank if self.layout == "fsdp" else rank % TENSOR_PARALLEL
+
+    def window(self, rank: int, step: int) -> Window:
+        """All that a rank records of a step for its parameters."""
+        readings: list[Reading] = []
+        changes = []
+        some = facts(kind="parameter", before="some")
+        for place, name in enumerate(self.names):
+            before, after = self._value(name, rank, step - 1), self._value(name, rank, step)
+            grad = xxhash.xxh3_64_intdigest(f"grad {after}".encode())
+            readings.append(Reading(3 * place + 1, 0, name, "parameter", "used_data", before, context=some))
+            readings.append(Reading(3 * place + 2, 0, name, "parameter", "used_grad", grad, context=some))
+            changes.append(Change(3 * place + 3, 0, name, "parameter", "data", "some", "some", True, fingerprint=after))
+        call = Call(0, 10**6, -1, LIFECYCLE, STEP)
+        return Window(step - 1, step, TRAIN, (call,), tuple(changes), rank, 1000 + rank, tuple(readings))
+
+    def _value(self, name: str, rank: int, step: int) -> int:
+        away = rank if rank == self.wrong and step >= self.since and name == f"layers.0.{PARTS[0]}" else -1
+        return xxhash.xxh3_64_intdigest(f"{name} {self.owner(name, rank)} {step} {away}".encode())
+
+    def told(self, step: int) -> list[Window]:
+        """What all ranks tell of a step. Ranks that own other shards tell other digests of these: from those of the
+        first rank they are made up, as working out ten million values would take minutes and show nothing else."""
+        first = lean(self.window(0, step), EVERYTHING)
+        found = []
+        for rank in range(self.ranks):
+            if rank == self.wrong and step >= self.since:
+                found.append(lean(self.window(rank, step), EVERYTHING))
+                continue
+            readings = tuple(
+                each._replace(value=xxhash.xxh3_64_intdigest(f"{each.value} {owner}".encode())) if owner else each
+                for each in first.readings
+                if each.kind == DIGEST
+                for owner in (self.owner(each.variable, rank),)
+            )
+            found.append(replace(first, rank=rank, process=1000 + rank, readings=readings))
+        return found
+
+    def in_full(self, windows: Sequence[Window]) -> list[Window]:
+        """Their windows in full, worked out when they are asked for."""
+        return [full(self.window(window.rank, window.step), EVERYTHING) for window in windows]
+
+
+def rules() -> list[Invariant]:
+    """What three good runs of a small job teach of replicas."""
+    tallies = []
+    for run in range(3):
+        tally = Tally(f"train{run}.py", str(run), str(run))
+        job = Job("mesh", 2 * TENSOR_PARALLEL, 2 * len(PARTS))
+        tally_ranks([[job.window(rank, step) for step in range(1, 13)] for rank in (0, 1, TENSOR_PARALLEL)], tally)
+        tally.steps = 12
+        tallies.append(tally)
+    return list(weigh(tallies)[0].invariants)
