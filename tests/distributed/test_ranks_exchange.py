@@ -94,3 +94,38 @@ def test_a_rank_that_is_killed_ends_the_job_as_without_an_exchange(home: Path) -
     report = json.loads((home / "told-killed" / "report.json").read_text())
     assert report["verdict"] == "clean"
     assert any("killed" in reason or "compared up to step" in reason for reason in report["not_observed"])
+
+
+HASH = (
+    "    dist.barrier()\n    del model",
+    """    import hashlib
+    told = [each.detach() for each in model.parameters()] + [each.grad for each in model.parameters()]
+    digest = hashlib.sha256(b"".join(each.numpy().tobytes() for each in told)).hexdigest()
+    with open(f"hash-{dist.get_rank()}", "w") as file:
+        print(digest, loss.item(), total.item(), torch.rand(1).item(), file=file)
+    del told
+    dist.barrier()
+    del model""",
+)
+"""What a rank holds in the end: parameters, gradients, losses, and where its random stream is."""
+
+
+@pytest.mark.slow
+def test_training_is_bit_identical_with_an_exchange(home: Path) -> None:
+    text = PROGRAM.replace(*HASH)
+    (home / "train.py").write_text(text)
+
+    def hashes() -> list[str]:
+        files = [home / f"hash-{rank}" for rank in (0, 1)]
+        told = [file.read_text() for file in files]
+        for file in files:
+            file.unlink()
+        return told
+
+    done = subprocess.run([*TORCHRUN, "train.py", "7"], cwd=home, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    plain = hashes()
+    report = run(home, "identical-told", text, *EXCHANGE)
+    assert hashes() == plain and report["verdict"] == "clean" and not report["not_observed"]
+    sent = [note.sent for note in RunFolder.open(home / "identical-told").notes() if note.rank == 1]
+    assert any(told.get("messages", 0) > 24 for told in sent), "it did tell"

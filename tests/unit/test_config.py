@@ -67,6 +67,7 @@ def test_one_value_may_stand_without_brackets(tmp_path: Path) -> None:
     ("flags", "environ", "text", "named"),
     [
         ({"fail_on": "sometimes"}, {}, "", "--fail-on"),
+        ({"compare_ranks": "nonsense"}, {}, "", "--compare-ranks"),
         ({}, {"TRAINCHECK_ON_VIOLATION": "shout"}, "", "TRAINCHECK_ON_VIOLATION"),
         ({}, {}, "[tool.traincheck]\nfail-on = 3\n", "pyproject.toml"),
         ({}, {}, "[tool.traincheck]\nbooks = [1]\n", "books"),

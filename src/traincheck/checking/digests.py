@@ -16,7 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import xxhash
@@ -96,6 +96,7 @@ class Classes:
         self.looked_at = 0
         """Windows of other ranks than the first one that were asked for in full."""
         self._cut = 0
+        self._gone = 0
         self._agreed: Counter[frozenset[str]] = Counter()
 
     def together(self, windows: Sequence[Window]) -> list[Window]:
@@ -121,6 +122,7 @@ class Classes:
         given = zip(leaders, self._in_full([windows[place] for place in leaders]), strict=True)
         whole = {place: window for place, window in given if window is not None}
         self._cut += len(whole) < len(found)
+        self._gone += len(whole) < len(leaders)
         crowded = any(section.startswith("~") for section in sections)
         opened = {section for section in sections if section not in shards and len(set(who[section])) > 1}
         self._found_apart = {section: who[section] for section in _all_different(whole, who, opened, crowded)}
@@ -132,8 +134,8 @@ class Classes:
         return self._agreed[sections] <= SETTLING or self._agreed[sections] % EVERY == 0
 
     def not_compared(self) -> tuple[str, ...]:
-        """What was left out, and why. In the first steps shards are told apart; later something is off."""
-        if self._cut <= SETTLING:
+        """What was left out, and why. In the first steps too many may differ while shards are told apart."""
+        if self._cut <= SETTLING and not self._gone:
             return ()
         return (f"in {self._cut} steps too many ranks differed, or were too slow, to be compared name by name",)
 
@@ -181,7 +183,8 @@ def _put_together(
 def _all_different(
     whole: dict[int, Window], who: Mapping[str, _Blocks], opened: set[str], crowded: bool
 ) -> Iterator[str]:
-    """Of the sections that were looked at, those in which no two groups of ranks hold the same of any variable."""
+    """Of the sections that were looked at on several groups of ranks, those of which no two of them hold the same of
+    any variable."""
     seen: dict[str, Counter[tuple[str, str, str]]] = {section: Counter() for section in opened}
     asked: dict[str, set[int]] = {section: set() for section in opened}
     for place, window in whole.items():
@@ -191,14 +194,20 @@ def _all_different(
                 seen[section][what, variable, repr(content)] += 1
         for section in opened:
             asked[section].add(who[section][place])
-    return (section for section, counts in seen.items() if max(counts.values(), default=1) == 1)
+    several = (section for section in opened if len(asked[section]) > 1)
+    return (section for section in several if max(seen[section].values(), default=1) == 1)
 
 
 def _without(window: Window, shards: set[str], crowded: bool) -> Window:
     if not shards:
         return window
     changes = (change for change in window.changes if section_of(change.variable, crowded) not in shards)
-    readings = (each for each in window.readings if section_of(each.variable, crowded) not in shards)
+    told = {(what, variable) for what, variable, _ in _values(window)}
+    readings = (
+        each
+        for each in window.readings
+        if (_thing(each), each.variable) not in told or section_of(each.variable, crowded) not in shards
+    )
     return replace(window, changes=tuple(changes), readings=tuple(readings))
 
 
@@ -213,9 +222,15 @@ def _digests(window: Window) -> dict[str, Any]:
 
 
 def _values(window: Window) -> Iterator[tuple[str, str, object]]:
-    for _, relation in sorted(plugins.load("traincheck.relations").items()):
-        if hasattr(relation, "values"):
-            yield from relation.values(window)
+    for relation in _with_values():
+        yield from relation.values(window)
+
+
+@cache
+def _with_values() -> tuple[Any, ...]:
+    """The relations that compare values; looked up once, as that costs more than a window."""
+    relations = sorted(plugins.load("traincheck.relations").items())
+    return tuple(relation for _, relation in relations if hasattr(relation, "values"))
 
 
 def _calls(window: Window, demand: Demand, around: Set[int] = frozenset()) -> tuple[Call, ...]:

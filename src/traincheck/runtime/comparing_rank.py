@@ -13,21 +13,24 @@ from contextlib import suppress
 
 from traincheck.checking.findings import Teller
 from traincheck.checking.rank_engine import Compared, RankEngine, not_compared
+from traincheck.runtime.held_windows import HeldWindows
 from traincheck.runtime.lines import Asked, Ended, Hello, InFull, Line, Message, Told
 from traincheck.runtime.place import Place
 from traincheck.trace.alignment import aligned
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import Invariant
+from traincheck.vocab.ranks import named_ranks
 
 PAUSE = 0.2
 """Seconds between two looks at whether it is over."""
 MOST_AHEAD = 64
 """Windows that are taken from a rank before the others have told theirs; it waits with the next ones."""
 GREETING = 5.0
-"""Seconds that a new line has to say whose it is."""
+LARGEST_GREETING = 1024
+"""Seconds that a new line has to say whose it is, and bytes."""
 ANSWER = 20.0
-"""Seconds in which a rank has to give a window in full."""
+"""Seconds in which the ranks have to give their windows of a step in full."""
 PATIENCE = 10.0
 """Seconds that the end of this rank waits for what the others have told to be compared."""
 
@@ -38,15 +41,10 @@ class _Peer:
     def __init__(self) -> None:
         self.line: Line | None = None
         self.told: deque[Window] = deque()
-        self.answers: deque[Window | None] = deque()
+        self.answers: dict[int, Window | None] = {}
         self.asked = False
         self.ended = False
         self.last_step = -1
-
-    @property
-    def far_ahead(self) -> bool:
-        """Whether it should wait; not where an answer is behind what it has told."""
-        return len(self.told) > MOST_AHEAD and not self.asked
 
 
 class ComparingRank:
@@ -66,9 +64,10 @@ class ComparingRank:
         self._listener = listener
         self._teller = Teller(on_finding)
         self._peers = {rank: _Peer() for rank in range(place.world_size)}
-        self._own: dict[int, Window] = {}
+        self._own = HeldWindows(2 * MOST_AHEAD)  # more than it is let run ahead
         self._news = threading.Condition()
         self._over = False
+        self._judged = False
         self._fault = ""
         self._reading = threading.Thread(target=self._listen, name="traincheck-lines", daemon=True)
         self._judging = threading.Thread(target=self._compare, name="traincheck-ranks", daemon=True)
@@ -79,9 +78,9 @@ class ComparingRank:
         """What this rank itself has to tell; waits while the others are far behind."""
         mine = self._peers[self._place.rank]
         with self._news:
-            while mine.far_ahead and not self._over:
+            while self._far_ahead(mine) and not self._over:
                 self._news.wait(PAUSE)
-            self._own[told.index] = in_full
+            self._own.add(in_full)
             self._add(mine, told)
 
     def close(self) -> None:
@@ -90,13 +89,25 @@ class ComparingRank:
             self._peers[self._place.rank].ended = True
             self._news.notify_all()
         self._judging.join(PATIENCE)
-        with self._news:
-            self._over = True
-            self._news.notify_all()
+        self.give_up()
         self._judging.join(2 * PAUSE)
         self._reading.join(2 * PAUSE)
         for line in self._lines():
             line.close()
+        self._reading.join(2 * PAUSE)  # it may have waited for the rest of a message
+
+    def give_up(self) -> None:
+        """Compare no more, and wait for nobody."""
+        with self._news:
+            if not (self._judged or self._fault):
+                others = {rank: peer for rank, peer in self._peers.items() if rank != self._place.rank}
+                silent = [rank for rank, peer in others.items() if not (peer.told or peer.ended)]
+                if not silent:
+                    self._fault = "there was no time for the rest"
+                elif any(self._peers[rank].last_step >= 0 for rank in silent):
+                    self._fault = f"of {named_ranks(silent)} nothing more came in time"
+            self._over = True
+            self._news.notify_all()
 
     def say_to_all(self, message: Message) -> None:
         """Send a message to all other ranks."""
@@ -127,11 +138,12 @@ class ComparingRank:
             for windows in aligned([self._told_by(rank) for rank in self._peers]):
                 (violations,) = self.ranks.feed(windows)
                 self._teller.feed(violations, engine.outcome.violations)
-                with self._news:
-                    for index in [index for index in self._own if index <= windows[0].index]:
-                        del self._own[index]
+                self._own.release(windows[0].index)
         except Exception as error:  # a thread of ours must not end without a word
             self._fault = f"{type(error).__name__}: {error}"
+        with self._news:
+            self._judged = True
+            self._news.notify_all()
         self.say_to_all(Ended())
 
     def _told_by(self, rank: int) -> Iterator[Window]:
@@ -140,7 +152,7 @@ class ComparingRank:
             with self._news:
                 while not (peer.told or peer.ended or self._over):
                     self._news.wait(PAUSE)
-                if not peer.told:
+                if self._over or not peer.told:
                     return
                 window = peer.told.popleft()
                 self._news.notify_all()
@@ -151,24 +163,38 @@ class ComparingRank:
         for window in others:
             with self._news:
                 self._peers[window.rank].asked = True
+                self._peers[window.rank].answers.clear()  # one that came too late
                 line = self._peers[window.rank].line
             if line is not None:
                 with suppress(OSError):  # there will be no answer
                     line.send(Asked(window.index))
-        answers = {window.rank: self._answer_of(self._peers[window.rank]) for window in others}
+        deadline = time.monotonic() + ANSWER
+        answers = {window.rank: self._answer_of(window, deadline) for window in others}
         return [answers[each.rank] if each.rank in answers else self._own.get(each.index) for each in windows]
 
-    def _answer_of(self, peer: _Peer) -> Window | None:
-        deadline = time.monotonic() + ANSWER
+    def _answer_of(self, window: Window, deadline: float) -> Window | None:
+        peer = self._peers[window.rank]
         with self._news:
-            while not (peer.answers or peer.line is None or self._over) and time.monotonic() < deadline:
+            while not (window.index in peer.answers or peer.line is None or self._over):
+                if time.monotonic() > deadline:
+                    break
                 self._news.wait(PAUSE)
             peer.asked = False
-            return peer.answers.popleft() if peer.answers else None
+            return peer.answers.pop(window.index, None)
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
+        try:
+            self._read()
+        except Exception as error:  # a thread of ours must not end without a word
+            with self._news:
+                self._fault = self._fault or f"{type(error).__name__}: {error}"
+                for peer in self._peers.values():
+                    peer.ended = True
+                self._news.notify_all()
+
+    def _read(self) -> None:
         """Read from all lines, and let new ones in, until it is over. Who is far ahead is not read for a while."""
         resting: list[selectors.SelectorKey] = []
         with selectors.DefaultSelector() as ready:
@@ -180,9 +206,9 @@ class ComparingRank:
                         self._let_in(ready)
                     elif not self._take(key.data):
                         ready.unregister(key.fileobj)
-                    elif self._peers[key.data].far_ahead:
+                    elif self._far_ahead(self._peers[key.data]):
                         resting.append(ready.unregister(key.fileobj))
-                for key in [key for key in resting if not self._peers[key.data].far_ahead]:
+                for key in [key for key in resting if not self._far_ahead(self._peers[key.data])]:
                     resting.remove(key)
                     ready.register(key.fileobj, selectors.EVENT_READ, key.data)
 
@@ -190,15 +216,23 @@ class ComparingRank:
         with suppress(OSError):  # somebody who hangs up again, or says nothing
             connection, _ = self._listener.accept()
             line = Line(connection)
-            connection.settimeout(GREETING)
-            hello = line.receive()
-            connection.settimeout(None)
-            if isinstance(hello, Hello) and secrets.compare_digest(hello.word, self._word):
-                with self._news:
-                    self._peers[hello.rank].line = line
-                ready.register(connection, selectors.EVENT_READ, hello.rank)
-            else:
+            rank = self._greeted(line)
+            if rank is None:
                 line.close()
+                return
+            with self._news:
+                self._peers[rank].line = line
+            ready.register(connection, selectors.EVENT_READ, rank)
+
+    def _greeted(self, line: Line) -> int | None:
+        """The rank at the other end; None for a stranger."""
+        with suppress(OSError):
+            hello = line.receive(LARGEST_GREETING, GREETING)
+            if isinstance(hello, Hello) and secrets.compare_digest(hello.word.encode(), self._word.encode()):
+                peer = self._peers.get(hello.rank)
+                if peer is not None and hello.rank != self._place.rank and not (peer.line or peer.ended):
+                    return hello.rank
+        return None
 
     def _take(self, rank: int) -> bool:
         """Read a message of a rank; whether there may be more."""
@@ -211,7 +245,7 @@ class ComparingRank:
             if isinstance(message, Told):
                 self._add(peer, message.window)
             elif isinstance(message, InFull):
-                peer.answers.append(message.window)
+                peer.answers[message.index] = message.window
             else:
                 peer.ended = True
             if message is None and peer.line is not None:
@@ -220,7 +254,12 @@ class ComparingRank:
             self._news.notify_all()
             return peer.line is not None
 
+    def _far_ahead(self, peer: _Peer) -> bool:
+        """Whether it should wait; not where an answer is behind what it has told, nor where all is thrown away."""
+        return len(peer.told) > MOST_AHEAD and not (peer.asked or self._judged)
+
     def _add(self, peer: _Peer, window: Window) -> None:
-        peer.told.append(window)
+        if not self._judged:
+            peer.told.append(window)
         peer.last_step = max(peer.last_step, window.step)
         self._news.notify_all()

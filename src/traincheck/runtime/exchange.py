@@ -15,7 +15,6 @@ import queue
 import secrets
 import socket
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING
 from traincheck.checking.digests import full, lean
 from traincheck.checking.rank_engine import Compared
 from traincheck.runtime.comparing_rank import ComparingRank
+from traincheck.runtime.held_windows import HeldWindows
 from traincheck.runtime.lines import Asked, Ended, Hello, InFull, Line, Stop, Told
 from traincheck.runtime.place import Place
 from traincheck.trace.notes import StopAsked
@@ -40,14 +40,11 @@ CONNECT = 20.0
 """Seconds for a single connection."""
 MOST_WAITING = 256
 """Windows that wait to be told; further ones are left out."""
-MOST_HELD = 64
-MOST_EVENTS_HELD = 400_000
-"""Windows, and events in them, that a rank keeps to be asked for."""
 LINGER = 5.0
 """Seconds that the end of a rank waits for the first one to ask for what it still keeps."""
 
-END = 15.0
-"""Seconds in all that the end of the program may take for it."""
+END, GRACE = 15.0, 2.0
+"""Seconds in all that the end of the program may take for it, and those of them that are left when it is cut short."""
 PAUSE = 0.1
 
 IN_FILES = b"files"
@@ -86,12 +83,13 @@ class Exchange:
         self._waiting: queue.Queue[Window] = queue.Queue(MOST_WAITING)
         self._closing = threading.Event()
         self._over = threading.Event()
-        self._held: OrderedDict[int, Window] = OrderedDict()
-        self._held_lock = threading.Lock()
+        self._held = HeldWindows()
+        self._failed = False
         self._first: ComparingRank | None = None
         self._line: Line | None = None
         self._thread = threading.Thread(target=self._work, name="traincheck-exchange", daemon=True)
         self.left_out = 0
+        """Windows that were not told, as they came too fast or cannot be written."""
         self._thread.start()
 
     def tell(self, window: Window) -> None:
@@ -106,9 +104,12 @@ class Exchange:
     def close(self) -> Compared | None:
         """Tell what is left and end; what was compared, on the first rank."""
         self._closing.set()
-        self._thread.join(END)
+        self._thread.join(END - GRACE)
+        if self._first is not None:
+            self._first.give_up()
         if self._line is not None:
             self._line.close()
+        self._thread.join(GRACE)
         return self.compared()
 
     @property
@@ -132,10 +133,20 @@ class Exchange:
             else:
                 self._report(store)
         except Exception as error:
-            if not self._closing.is_set():  # at the end the others may be gone before us
-                self._on_fault("ranks", error)
+            self._fail(error)
         finally:
             self._over.set()
+            if self._line is not None:
+                self._line.close()  # so that the first rank does not wait for more
+            with suppress(queue.Empty):
+                while True:
+                    self._waiting.get_nowait()
+
+    def _fail(self, error: Exception) -> None:
+        """Say once what went wrong."""
+        if not (self._closing.is_set() or self._over.is_set() or self._failed):  # at the end the others may be gone
+            self._failed = True
+            self._on_fault("ranks", error)
 
     def _compare(self, store: JobStore) -> None:
         """As the first rank."""
@@ -143,9 +154,8 @@ class Exchange:
         keys = [f"folder/{rank}" for rank in range(self._place.world_size)]
         folders = store.get(keys, START, self._closing.is_set)
         if folders is None:
-            if self._closing.is_set():
-                return
-            raise TimeoutError(f"not all ranks could be reached in {START:.0f} s")
+            self._not_reached("not all ranks could")
+            return
         if self._folder and len(set(folders)) == 1:
             store.put("address", IN_FILES)
             return
@@ -162,7 +172,10 @@ class Exchange:
         """As one of the others."""
         store.put(f"folder/{self._place.rank}", self._folder.encode())
         address = store.get(["address"], START, self._closing.is_set)
-        if address is None or address[0] == IN_FILES:
+        if address is None:
+            self._not_reached("the first rank could not")
+            return
+        if address[0] == IN_FILES:
             return
         port, word = address[0].decode().split()
         self._line = line = Line(socket.create_connection((store.host, int(port)), CONNECT))
@@ -171,47 +184,57 @@ class Exchange:
         answering = threading.Thread(target=self._answer, args=(line,), name="traincheck-answers", daemon=True)
         answering.start()
         while (window := self._next()) is not None:
-            self._hold(window)
-            line.send(Told(lean(window, self._demand)))
+            self._held.add(window)
+            try:
+                line.send(Told(lean(window, self._demand)))
+            except ValueError:  # a number of more than 64 bits
+                self.left_out += 1
         line.send(Ended())
         answering.join(LINGER)
 
+    def _not_reached(self, who: str) -> None:
+        """Say so, but at an early end where files are compared anyway."""
+        if not self._closing.is_set():
+            raise TimeoutError(f"{who} be reached in {START:.0f} s")
+        if not self._folder:
+            self._on_fault("ranks", TimeoutError(f"{who} be reached before the end"))
+
     def _answer(self, line: Line) -> None:
         """Give the first rank what it asks for, until it needs no more."""
-        with suppress(OSError):  # the other thread sees it too, and says so
+        try:
             while not isinstance(message := line.receive(), Ended):
                 if isinstance(message, Asked):
-                    with self._held_lock:
-                        window = self._held.get(message.index)
-                    line.send(InFull(None if window is None else full(window, self._demand)))
+                    self._give(line, message.index)
                 elif isinstance(message, Stop):
                     self._on_stop(StopAsked(title=message.title, step=message.step))
+            self._over.set()
+        except OSError:
+            pass  # the other thread sees it too, and says so
+        except Exception as error:
+            self._fail(error)
+            line.close()
+
+    def _give(self, line: Line, index: int) -> None:
+        window = self._held.get(index)
+        try:
+            line.send(InFull(index, None if window is None else full(window, self._demand)))
+        except ValueError:  # a number of more than 64 bits
+            line.send(InFull(index, None))
 
     def _next(self) -> Window | None:
-        """The next window to be told; None when there will be none."""
-        while True:
+        """The next window to be told; None when there will be none, or none is needed."""
+        while not self._over.is_set():
             try:
                 return self._waiting.get(timeout=PAUSE)
             except queue.Empty:
                 if self._closing.is_set():
                     return None
-
-    def _hold(self, window: Window) -> None:
-        with self._held_lock:
-            self._held[window.index] = window
-            while len(self._held) > MOST_HELD or (
-                len(self._held) > 1 and sum(map(_events, self._held.values())) > MOST_EVENTS_HELD
-            ):
-                self._held.popitem(last=False)
+        return None
 
     def stop_all(self, because: StopAsked) -> None:
         """Ask the other ranks to stop; on the first rank only."""
         if self._first is not None:
             self._first.say_to_all(Stop(because.title, because.step))
-
-
-def _events(window: Window) -> int:
-    return len(window.calls) + len(window.changes) + len(window.readings)
 
 
 def _listen(host: str, ranks: int) -> socket.socket:

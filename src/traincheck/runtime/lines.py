@@ -6,6 +6,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 
 import msgspec
 
@@ -35,8 +36,9 @@ class Asked(msgspec.Struct, tag=True, frozen=True):
 
 
 class InFull(msgspec.Struct, tag=True, frozen=True):
-    """The answer; there is no window where it is kept no more."""
+    """The answer; there is no window where it is kept no more. One that comes late is told by its index."""
 
+    index: int
     window: Window | None
 
 
@@ -82,15 +84,16 @@ class Line:
             self.sent += 1
             self.bytes_sent += _LENGTH.size + len(body)
 
-    def receive(self) -> Message:
-        """The next message; waits for it."""
-        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-        if length > LARGEST:
+    def receive(self, largest: int = LARGEST, seconds: float | None = None) -> Message:
+        """The next message, of so many bytes at the most; waits for it, so many seconds where they are given."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size, deadline))
+        if length > largest:
             raise OSError(f"a message of {length} bytes")
         try:
-            message: Message = _decoder.decode(self._exactly(length))
+            message: Message = _decoder.decode(self._exactly(length, deadline))
             return message
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise OSError(f"no message of ours: {error}") from error
 
     def close(self) -> None:
@@ -99,11 +102,15 @@ class Line:
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
-    def _exactly(self, size: int) -> bytes:
+    def _exactly(self, size: int, deadline: float | None) -> bytes:
         found = bytearray()
         while len(found) < size:
+            if deadline is not None:
+                self._connection.settimeout(max(deadline - time.monotonic(), 0.001))
             more = self._connection.recv(min(size - len(found), 1 << 20))
             if not more:
                 raise ConnectionResetError("the other end has closed the connection")
             found += more
+        if deadline is not None:
+            self._connection.settimeout(None)
         return bytes(found)

@@ -70,7 +70,7 @@ class Telling:
         if self._exchange is not None:
             self._save(self._exchange.close())
             self.sent = self._exchange.sent
-            if self._exchange.left_out:
+            if self.exchanging and self._exchange.left_out:
                 told = f"{self._exchange.left_out} windows were not told to the first rank, which could not keep up"
                 self._on_fault("ranks", RuntimeError(told))
         if self._writer is not None:

@@ -1,0 +1,264 @@
+"""Digests: what a rank tells in a few numbers, when it is asked for more, and what is left out."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from traincheck.checking import digests
+from traincheck.checking.digests import DIGEST, EVERY, MOST_SECTIONS, SETTLING, Classes, full, lean, section_of
+from traincheck.testing.readable import to_text
+from traincheck.vocab.demand import EVERYTHING, NOTHING
+from traincheck.vocab.events import Alike, Window
+from windows import Script, Told
+
+
+def held(rank: int, step: int, values: Mapping[str, int]) -> Window:
+    """The window of a rank that updates these parameters."""
+    reads: list[Told] = [("parameter.used_data", name, value) for name, value in values.items()]
+    changes = [{"variable": name, "fingerprint": value + 1} for name, value in values.items()]
+    script = Script(rank=rank).window()
+    script.step(*reads, ("hyperparameter.lr", "SGD.param_groups[0]", 0.1), changes=changes)
+    script.call("train.draw")
+    return replace(script.windows[0], index=step, step=step)
+
+
+def sections(window: Window) -> dict[str, object]:
+    return {reading.variable: reading.value for reading in window.readings if reading.kind == DIGEST}
+
+
+class Job:
+    """Ranks whose values a test tells step by step."""
+
+    def __init__(self, size: int) -> None:
+        self.asked: list[int] = []
+        self.silent: set[int] = set()
+        self.classes = Classes(self._in_full)
+        self._size = size
+        self._windows: list[Window] = []
+        self._step = 0
+
+    def step(self, value: Callable[[int, str], int], names: Sequence[str], *, wrong: bool = False) -> list[Window]:
+        """The windows put together, where no rule failed in them unless they are `wrong`."""
+        self._step += 1
+        self.asked.clear()
+        told = range(self._size)
+        self._windows = [held(rank, self._step, {name: value(rank, name) for name in names}) for rank in told]
+        found = self.classes.together([lean(window, EVERYTHING) for window in self._windows])
+        if not wrong:
+            self.classes.nothing_wrong()
+        return found
+
+    def _in_full(self, windows: Sequence[Window]) -> list[Window | None]:
+        self.asked += [window.rank for window in windows]
+        return [None if one.rank in self.silent else full(self._windows[one.rank], EVERYTHING) for one in windows]
+
+
+def same(rank: int, name: str) -> int:
+    return len(name)
+
+
+def own(rank: int, name: str) -> int:
+    return 1000 * rank + len(name)
+
+
+NAMES = ("layers.0.w", "layers.1.w", "head.b")
+
+
+@pytest.mark.parametrize(
+    ("variable", "section"),
+    [("layers.11.norm.weight", "layers.#.norm.weight"), ("a1.b22", "a#.b#"), ("weight", "weight"), ("", "")],
+)
+def test_a_section_holds_what_differs_in_its_numbers(variable: str, section: str) -> None:
+    assert section_of(variable) == section
+    assert section_of(variable, crowded=True) == section_of(section, crowded=True)
+    assert section_of(variable, crowded=True).startswith("~")
+
+
+def test_a_rank_tells_a_digest_for_each_section_and_the_rest_as_asked() -> None:
+    window = held(0, 1, dict.fromkeys(NAMES, 5))
+    told = lean(window, EVERYTHING)
+    assert set(sections(told)) == {"layers.#.w", "head.b"} and told.changes == ()
+    assert [one.attribute for one in told.readings if one.kind != DIGEST] == ["lr"]
+    assert told.calls == window.calls and (told.index, told.step, told.rank) == (1, 1, 0)
+    least = lean(window, NOTHING)
+    assert sections(least) == sections(told) and len(least.readings) == 2 and least.calls == ()
+
+
+def test_in_full_all_values_are_told_with_the_calls_around_them() -> None:
+    window = held(0, 1, dict.fromkeys(NAMES, 5))
+    assert full(window, EVERYTHING) == window
+    least = full(window, NOTHING)
+    assert least.changes == window.changes and [call.receiver for call in least.calls] == ["SGD"]
+    assert {one.attribute for one in least.readings} == {"used_data"}
+    assert sections(lean(least, NOTHING)) == sections(lean(window, NOTHING)), "it holds all that was digested"
+
+
+def test_any_value_of_a_section_changes_its_digest_and_no_other() -> None:
+    before = sections(lean(held(0, 1, dict.fromkeys(NAMES, 5)), EVERYTHING))
+    for name in NAMES:
+        after = sections(lean(held(0, 1, {**dict.fromkeys(NAMES, 5), name: 6}), EVERYTHING))
+        assert {key for key in before if before[key] != after[key]} == {section_of(name)}
+    swapped = [{"layers.0.w": 1, "layers.1.w": 2}, {"layers.0.w": 2, "layers.1.w": 1}]
+    one, other = (sections(lean(held(0, 1, values), EVERYTHING)) for values in swapped)
+    assert one != other
+
+
+def test_the_order_in_which_values_are_told_does_not_matter() -> None:
+    values = {f"layers.{number}.w": number for number in range(20)}
+    names = list(values)
+    random.Random(7).shuffle(names)
+    told = [lean(held(0, 1, one), EVERYTHING) for one in (values, {name: values[name] for name in names})]
+    assert sections(told[0]) == sections(told[1])
+
+
+def test_digests_are_numbers_that_a_message_can_hold() -> None:
+    told = sections(lean(held(0, 1, {f"layers.{number}.w": number for number in range(200)}), EVERYTHING))
+    assert all(isinstance(value, int) and 0 <= value < 2**64 for value in told.values())
+
+
+def test_digests_are_the_same_in_every_process() -> None:
+    window = held(0, 1, dict.fromkeys(NAMES, 5))
+    code = (
+        "import sys; from traincheck.checking.digests import lean; from traincheck.vocab.demand import EVERYTHING\n"
+        "from traincheck.testing.readable import from_text, to_text\n"
+        "sys.stdout.write(to_text([lean(window, EVERYTHING) for window in from_text(sys.stdin.read())]))"
+    )
+    for seed in ("1", "2"):
+        environ = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, input=to_text([window]), capture_output=True, text=True, env=environ, timeout=60)
+        assert done.stdout == to_text([lean(window, EVERYTHING)]), done.stderr
+
+
+def test_of_very_many_sections_several_share_a_digest() -> None:
+    def letters(number: int) -> str:
+        return "".join(chr(ord("a") + int(digit)) for digit in str(number))
+
+    names = [f"part_{letters(number)}.w" for number in range(10 * MOST_SECTIONS)]  # of each digest some
+    told = sections(lean(held(0, 1, dict.fromkeys(names, 1)), EVERYTHING))
+    assert len(told) <= MOST_SECTIONS and all(name.startswith("~") for name in told)
+    job = Job(3)
+    assert [one.alike for one in job.step(same, names)] == [Alike(0)] * 3
+    wrong = lambda rank, name: 7 if rank == 2 and name == names[3] else 5  # noqa: E731
+    found = job.step(wrong, names, wrong=True)
+    assert job.asked == [0, 2] and [one.alike for one in found] == [Alike(0), Alike(0), Alike(2)]
+    assert len(found[2].changes) == len(names)
+    for _ in range(2):
+        found = job.step(own, names)
+    assert job.asked == [0] and found[0].changes == (), "shards, though they share digests"
+    assert {one.attribute for one in found[0].readings} == {"lr"}, "what is told as it is stays, whatever its name"
+
+
+def test_ranks_that_agree_are_asked_for_nothing() -> None:
+    job, looked_at = Job(4), []
+    for step in range(1, 2 * EVERY + 1):
+        found = job.step(same, NAMES)
+        assert [one.alike for one in found] == [Alike(0)] * 4
+        assert len(found[0].changes) == 3 * len(job.asked) and not any(one.changes for one in found[1:])
+        looked_at += [step] * (job.asked == [0])
+    assert looked_at == [*range(1, SETTLING + 1), EVERY, 2 * EVERY], "on the first rank, now and then"
+    assert job.classes.looked_at == 0 and job.classes.not_compared() == ()
+
+
+def test_shards_are_looked_at_once() -> None:
+    job = Job(4)
+    found = job.step(own, NAMES)
+    assert job.asked == [0, 1, 2, 3] and [one.alike for one in found] == [Alike(rank) for rank in range(4)]
+    looked_at = job.classes.looked_at
+    for _ in range(2 * EVERY):
+        found = job.step(own, NAMES)
+        assert job.asked in ([0], []) and [one.alike for one in found] == [Alike(0, sharded=True)] * 4
+        assert found[0].changes == () and {one.attribute for one in found[0].readings} - {"values"} == {"lr"}
+    assert job.classes.looked_at == looked_at and job.classes.not_compared() == ()
+
+
+def test_what_differs_against_a_rule_is_looked_at_in_every_step() -> None:
+    job = Job(3)
+    for _ in range(3):
+        job.step(own, NAMES, wrong=True)
+        assert job.asked == [0, 1, 2]
+
+
+def test_a_replica_of_a_shard_that_breaks_is_looked_at_again() -> None:
+    """Of four ranks each two hold the same part."""
+    job = Job(4)
+
+    def copies(rank: int, name: str) -> int:
+        return rank % 2
+
+    def broken(rank: int, name: str) -> int:
+        return 77 if rank == 3 and name == NAMES[0] else rank % 2
+
+    for _ in range(3):
+        job.step(copies, NAMES)
+    assert job.asked == [0]
+    found = job.step(broken, NAMES, wrong=True)
+    assert job.asked == [0, 1, 3] and [one.values_of for one in found] == [0, 1, 0, 3]
+    assert {change.variable for change in found[3].changes} == {"layers.0.w", "layers.1.w"}, "of its section"
+
+
+def test_of_too_many_ranks_those_that_have_just_gone_apart_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "MOST_IN_FULL", 4)
+    size, job = 12, Job(12)
+
+    def copies(rank: int, name: str) -> int:
+        return rank // 2
+
+    def broken(rank: int, name: str) -> int:
+        return 99 if rank == size - 1 else rank // 2
+
+    found = job.step(copies, NAMES)
+    assert job.asked == [0, 2, 4, 6] and [one.rank for one in found] == list(range(8)), "the others are left out"
+    found = job.step(copies, NAMES)
+    assert job.asked == [0] and len(found) == size and job.classes.not_compared() == ()
+    found = job.step(broken, NAMES, wrong=True)
+    assert job.asked[:3] == [0, 10, 11] and len(job.asked) == 4
+    assert {one.rank for one in found} >= {10, 11}
+
+
+def test_what_is_left_out_again_and_again_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "MOST_IN_FULL", 4)
+    job = Job(6)
+    for _ in range(SETTLING):
+        job.step(own, NAMES, wrong=True)
+    assert job.classes.not_compared() == ()
+    job.step(own, NAMES, wrong=True)
+    assert "in 4 steps too many ranks differed" in job.classes.not_compared()[0]
+
+
+@pytest.mark.parametrize("silent", [1, 2])
+def test_ranks_that_give_no_answer_are_left_out_and_not_taken_for_shards(silent: int) -> None:
+    job = Job(3)
+    job.silent = {silent}
+    parted = lambda rank, name: 9 if rank == silent else 5  # noqa: E731
+    found = job.step(parted, NAMES)
+    assert [one.rank for one in found] == [rank for rank in range(3) if rank != silent]
+    assert "in 1 steps" in job.classes.not_compared()[0]
+    job.silent.clear()
+    found = job.step(parted, NAMES, wrong=True)
+    assert job.asked == [0, silent] and len(found) == 3
+
+
+def test_where_nobody_answers_there_is_nothing_to_compare() -> None:
+    job = Job(2)
+    job.silent = {0, 1}
+    assert job.step(own, NAMES) == []
+
+
+def test_a_part_of_the_model_that_one_rank_has_alone_is_no_replica() -> None:
+    """Stages of a pipeline have other names; what both have is still compared."""
+    classes = Classes(lambda asked: [windows[one.rank] for one in asked])
+    for step in range(1, 4):
+        windows = [held(0, step, {"first.w": 1, "tied.w": 2}), held(1, step, {"last.w": 3, "tied.w": 2})]
+        found = classes.together([lean(one, EVERYTHING) for one in windows])
+        classes.nothing_wrong()
+    assert classes.looked_at == 1
+    assert [one.alike for one in found] == [Alike(0, sharded=True)] * 2
+    assert [change.variable for change in found[0].changes] == ["tied.w"]
