@@ -71,7 +71,7 @@ class Telling:
             self._save(self._exchange.close())
             self.sent = self._exchange.sent
             if self.exchanging and self._exchange.left_out:
-                told = f"{self._exchange.left_out} windows were not told to the first rank, which could not keep up"
+                told = f"{self._exchange.left_out} windows were not told to the first rank: too fast, or unwritable numbers"
                 self._on_fault("ranks", RuntimeError(told))
         if self._writer is not None:
             self._writer.close()
