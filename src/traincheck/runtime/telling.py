@@ -71,7 +71,8 @@ class Telling:
             self._save(self._exchange.close())
             self.sent = self._exchange.sent
             if self.exchanging and self._exchange.left_out:
-                told = f"{self._exchange.left_out} windows were not told to the first rank, which could not keep up"
+                why = "it could not keep up, or they hold numbers of more than 64 bits"
+                told = f"{self._exchange.left_out} windows were not told to the first rank: {why}"
                 self._on_fault("ranks", RuntimeError(told))
         if self._writer is not None:
             self._writer.close()
