@@ -105,7 +105,7 @@ def test_it_finds_what_the_files_show(
     assert not apart or first.told[0].ranks == (2,)
     asked = [message for peer in first.peers for message in peer.heard if isinstance(message, Asked)]
     assert bool(asked) == bool(apart), "only what differs is asked for"
-    assert all(peer.heard[-1] == Ended() for peer in first.peers)
+    wait_for(lambda: all(peer.heard[-1:] == [Ended()] for peer in first.peers))
 
 
 def test_a_peer_that_dies_is_told_and_holds_up_nobody(job: Callable[[int], First]) -> None:

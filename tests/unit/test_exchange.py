@@ -91,6 +91,7 @@ def begin(
         return JobStore(PrefixStore(request.node.name, own), "127.0.0.1")
 
     monkeypatch.setattr(job_store, "connect", connect)
+    monkeypatch.setattr(job_store, "is_there", lambda: True)
     monkeypatch.setattr(exchange, "PAUSE", 0.01)
     monkeypatch.setattr(exchange, "END", 2.5)
     monkeypatch.setattr(exchange, "GRACE", 2.0)
@@ -173,6 +174,7 @@ def test_a_store_that_cannot_be_reached_is_told(begin: Begin, monkeypatch: pytes
         raise LookupError("a HashStore cannot be reached over a second connection")
 
     monkeypatch.setattr(job_store, "connect", connect)
+    monkeypatch.setattr(job_store, "is_there", lambda: True)
     (rank,) = begin([""], size=2)
     wait_for(lambda: rank.faults and rank.over)
     rank.tell(updates(0))

@@ -124,9 +124,11 @@ class Exchange:
     # -- on the thread of the exchange -----------------------------------------------------------------------------
 
     def _work(self) -> None:
-        from traincheck.sources.job_store import connect  # here, for it imports torch
+        from traincheck.sources.job_store import connect, is_there  # here, for it imports torch
 
         try:
+            if self._folder and not is_there():
+                return  # ranks that never speak to each other; their files can be compared
             store = connect(self._place.job, CONNECT)
             if self._place.rank == 0:
                 self._compare(store)
@@ -239,7 +241,8 @@ class Exchange:
 
 def _listen(host: str, ranks: int) -> socket.socket:
     """A port on this host, which is the one that the others reach the first rank at."""
-    try:
-        return socket.create_server((host, 0), backlog=ranks)
-    except OSError:  # the name stands for another machine in between
-        return socket.create_server(("", 0), backlog=ranks)
+    with suppress(OSError):  # otherwise the name stands for another machine in between
+        for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with suppress(OSError):
+                return socket.create_server((str(address[0]), 0), family=family, backlog=ranks)
+    return socket.create_server(("", 0), backlog=ranks)
