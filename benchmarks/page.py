@@ -113,7 +113,7 @@ def _ranks(found: dict[str, Any]) -> str:
         + " | ".join(f"{row['judge_seconds'][when] * 1e3:,.0f} ms" for when in ("first", "steady", "wrong"))
         + f" | {', '.join(str(row['asked_in_full'][when]) for when in ('first', 'steady', 'wrong'))}"
         + f" | {row['found_in_step'] or '-'} | {', '.join(map(str, row['named'])) or '-'} |"
-        for row in found["simulated"]
+        for row in found.get("simulated", ())
     ]
     one = found["one_rank"]
     text = RANKS.format(
@@ -127,7 +127,7 @@ def _ranks(found: dict[str, Any]) -> str:
     measured = [
         f"| {row['ranks']} | {row['step_ms']:.1f} ms | {_ratio(row['ratio'])} | {row['messages_per_step']:.2f} | "
         f"{row['bytes_per_step']:,} |"
-        for row in found["measured"]
+        for row in found.get("measured", ())
     ]
     return text + MEASURED + "\n".join(measured) + "\n"
 

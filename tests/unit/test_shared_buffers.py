@@ -13,7 +13,6 @@ from traincheck.relations.consistent import Consistent
 from traincheck.testing.readable import from_text
 from traincheck.vocab.demand import READINGS, Demand
 from traincheck.vocab.events import Reading, Window
-from traincheck.vocab.facts import value_of
 
 USED = "buffer.used_data"
 
@@ -23,25 +22,28 @@ def step(number: int, rank: int, value: int, stage: str = "train") -> Window:
     return found
 
 
-def told(*values: Sequence[int], stage: str = "train") -> list[tuple[bool, bool]]:
-    """By step and pair: whether the buffer was kept the same before, and whether it is the same."""
+def told(*values: Sequence[int], stage: str = "train") -> list[bool]:
+    """By step and pair, where the buffer was kept the same before: whether it is the same."""
     relation, found = Consistent(), []
     for number, of_ranks in enumerate(values, start=1):
         windows = [step(number, rank, value, stage) for rank, value in enumerate(of_ranks)]
         found += [one for one in relation.across(windows) if one.subject.api == USED]
-    return [(value_of(one.context, "kept_same") is True, bool(one.held)) for one in found]
+    return [bool(one.held) for one in found]
 
 
 def test_a_buffer_that_somebody_keeps_together_is_told_from_one_that_each_rank_has_for_itself() -> None:
-    assert told((1, 1), (2, 2), (3, 3)) == [(False, True), (False, True), (True, True)]
-    assert told((1, 1), (2, 3), (4, 5)) == [(False, True), (False, False), (False, False)], "the same at first only"
-    assert told((1, 1), (2, 2), (3, 4)) == [(False, True), (False, True), (True, False)]
+    assert told((1, 1), (2, 2), (3, 3), (4, 4)) == [True, True]
+    assert told((1, 1), (2, 3), (4, 5)) == [], "the same at first only"
+    assert told((1, 1), (2, 2), (3, 4)) == [False]
     assert told((1, 1), stage="eval") == []
 
 
 def test_the_rank_is_named() -> None:
-    windows = [step(1, rank, value) for rank, value in enumerate((7, 7, 8))]
-    notes = {one.note for one in Consistent().across(windows) if one.subject.api == USED and one.failed}
+    relation = Consistent()
+    for number, values in enumerate(((1, 1, 1), (2, 2, 2), (7, 7, 8)), start=1):
+        windows = [step(number, rank, value) for rank, value in enumerate(values)]
+        found = list(relation.across(windows))
+    notes = {one.note for one in found if one.subject.api == USED and one.failed}
     assert notes == {"rank 2 differs from ranks 0, 1 in what the buffer holds when it is used"}
 
 

@@ -1,8 +1,8 @@
 """Buffers: what is in a buffer when a model is used for training is the same on all ranks.
 
 Some programs send the running statistics of the first rank to all others in each step, some let each rank have its own,
-and what is a copy and what a part is no matter of names. So what is told of a pair is whether both ranks had the same
-after the buffer had changed: such buffers are kept together by somebody.
+and what is a copy and what a part is no matter of names. So of a pair of ranks those buffers are compared that were the
+same on both after they had changed: such are kept together by somebody. (That they differ without it says nothing.)
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from traincheck.vocab.ranks import apart, who_differs
 
 USED = "buffer.used_data"
 SUBJECT = Subject(USED, RANKS)
+_CONTEXT = context_of(facts(same_name=True, same_rank=False), TRAIN)
 SAME = Property("same on ranks", USED)
 
 
 class Buffers:
-    """Compares the training windows of several ranks; remembers what buffers began with, and which were kept alike."""
+    """Compares training windows of several ranks; remembers what buffers began with, and which were kept alike."""
 
     def __init__(self) -> None:
         self._first: dict[str, FactValue] = {}
@@ -41,17 +42,17 @@ class Buffers:
         alike = classes_of(windows)
         for one, other in sorted(pairs_of(list(alike)) | self._kept.pairs(alike)):
             kept = self._kept.of(one, other, alike)
-            fates: dict[tuple[bool, bool], list[str]] = {}
+            fates: dict[bool, list[str]] = {}
             for name, mine in told[one].items():
                 theirs = told.get(other, told[one]).get(name)
                 if theirs is not None:
                     so = mine.value == theirs.value
-                    fates.setdefault((kept.has(name), so), []).append(name)
+                    if kept.has(name):
+                        fates.setdefault(so, []).append(name)
                     if so and mine.value != self._first[name]:
                         kept.add(name)
-            for (was, so), names in fates.items():
-                context = context_of(facts(same_name=True, same_rank=False, kept_same=was), TRAIN)
-                found = Occasion(SUBJECT, context, *fate(SAME, so), told[one][names[0]].call, tuple(names))
+            for so, names in fates.items():
+                found = Occasion(SUBJECT, _CONTEXT, *fate(SAME, so), told[one][names[0]].call, tuple(names))
                 yield found if so else _unlike(found, windows, told)
 
     @staticmethod
@@ -68,7 +69,7 @@ class Buffers:
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
-        return "a buffer holds the same on every rank when the model is used for training"
+        return "a buffer that ranks have kept the same is so on every rank when the model is used for training"
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """None: one rank alone says nothing of others."""
