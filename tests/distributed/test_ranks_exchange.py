@@ -75,6 +75,10 @@ def test_hosts_with_run_folders_of_their_own_need_no_setting(home: Path) -> None
     first, second = (json.loads((home / f"host{host}" / "report.json").read_text()) for host in (0, 1))
     assert [host.returncode for host in hosts] == [3, 0], said
     assert first["findings"][0]["title"] == "Gradients of replicas differ between ranks"
+    assert [(rank["rank"], rank["end"], rank["compared"], rank["apart"]) for rank in first["ranks"]] == [
+        (0, "ended", 24, 1),
+        (1, "in another run folder", 24, 1),
+    ]
     assert "Gradients of replicas differ" in said[0] and second["counts"]["errors"] == 0
     assert second["not_observed"] == ["what concerns several ranks is told where rank 0 runs, which compares them"]
     assert all(note.exchange for note in RunFolder.open(home / "host1").notes() if note.world_size == 2)

@@ -13,7 +13,7 @@ from traincheck.trace.folder import Job, RunFolder
 from traincheck.trace.notes import ProcessNote
 from traincheck.trace.reader import count_windows, last_step
 from traincheck.vocab.collectives import COLLECTIVE
-from traincheck.vocab.finding import ENDED, GOING, KILLED, MISSING, STOPPED, Parting, RankState, Violation
+from traincheck.vocab.finding import ELSEWHERE, ENDED, GOING, KILLED, MISSING, STOPPED, Parting, RankState, Violation
 from traincheck.vocab.invariant import ERROR
 
 WRITING = "trace:"
@@ -41,7 +41,7 @@ def recorded_ranks(run: RunFolder, notes: Iterable[ProcessNote]) -> tuple[RankSt
 def _recorded(job: Job, rank: int, notes: dict[tuple[int, int], ProcessNote], over: bool) -> RankState:
     file = job.files.get(rank)
     if file is None:
-        return RankState(rank, job.name, MISSING, 0, 0, 0)
+        return RankState(rank, job.name, ELSEWHERE if job.exchange else MISSING, 0, 0, 0)
     note = notes.get((rank, _process(file)))
     given_up = note is not None and any(reason.startswith(WRITING) for reason in note.not_observed)
     if note is not None and note.ended and not given_up:

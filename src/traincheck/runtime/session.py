@@ -69,6 +69,7 @@ class Session:
         self._stop_because: StopAsked | None = None
         self._undo = ExitStack()
         self._lock = threading.Lock()
+        self._noting = threading.Lock()
 
     def start(self) -> None:
         """Attach the sources. Imports torch."""
@@ -91,6 +92,7 @@ class Session:
                 self._process,
                 rules,
                 self.settings.compare_ranks,
+                on_decided=lambda: self._write_note(ended=False),
                 on_finding=self._found_of_ranks,
                 on_stop=self._stop_for,
                 on_fault=self._fault,
@@ -231,7 +233,8 @@ class Session:
             ended=ended,
         )
         try:
-            self._folder.write_note(note)
+            with self._noting:  # the exchange has a thread of its own
+                self._folder.write_note(note)
         except TrainCheckError as error:
             complain(str(error))
 

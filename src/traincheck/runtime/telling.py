@@ -30,6 +30,7 @@ class Telling:
         rules: Sequence[Invariant],
         how: str,
         *,
+        on_decided: Callable[[], None],
         on_finding: Callable[[Finding], None],
         on_stop: Callable[[StopAsked], None],
         on_fault: Callable[[str, BaseException], None],
@@ -39,6 +40,7 @@ class Telling:
         self._rules = [] if how == OFF else comparable(rules)
         self._demand = told_demand(self._rules)
         self._how = how
+        self._on_decided = on_decided
         self._on_finding = on_finding
         self._on_stop = on_stop
         self._on_fault = on_fault
@@ -96,6 +98,7 @@ class Telling:
 
     def _decided(self) -> None:
         self.exchanging = True
+        self._on_decided()
 
     def _found(self, finding: Finding) -> None:
         self._on_finding(finding)

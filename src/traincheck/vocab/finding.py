@@ -89,7 +89,9 @@ class Finding:
 
 
 ENDED, KILLED, GOING, STOPPED, MISSING = "ended", "killed", "not ended", "stopped recording", "left no recording"
-"""How the recording of a rank came to its end; `not ended` where the run goes on, or was killed as a whole."""
+ELSEWHERE = "in another run folder"
+"""How the recording of a rank came to its end; `not ended` where the run goes on, or was killed as a whole. Of a rank
+that records into another run folder only that is known."""
 
 
 @dataclass(frozen=True, slots=True)
