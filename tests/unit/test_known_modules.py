@@ -138,7 +138,10 @@ def test_a_model_that_is_restored_in_its_own_way_gets_its_name_when_it_is_used()
     assert seen.faults == []
 
 
-def test_all_models_that_exist_already_are_known_where_there_is_one_thread() -> None:
+def test_all_models_that_exist_already_are_known_where_there_is_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        sys, "_current_frames", dict[int, object](((0, None),)).copy
+    )  # whatever runs the tests has more
     model = Sole()
     held = [{"model": copy.deepcopy(model)}]
     with observing(freeze=False) as seen:

@@ -24,7 +24,7 @@ from traincheck.trace.schema import FORMAT
 from traincheck.trace.writer import TraceWriter
 from traincheck.vocab.events import Window
 
-MANIFEST = Manifest(mode="run", argv=("train.py", "--lr", "1e-3"), script="train.py", books=("torch",))
+MANIFEST = Manifest(id="a1b2", mode="run", argv=("train.py", "--lr", "1e-3"), script="train.py", books=("torch",))
 
 
 @pytest.fixture
@@ -94,6 +94,11 @@ def test_opening_what_is_no_run_folder_is_told(tmp_path: Path) -> None:
         RunFolder.open(tmp_path / "file")
     with pytest.raises(RunFolderEmpty, match=r"neither run\.json nor an event file"):
         RunFolder.open(tmp_path)
+
+
+def test_each_folder_has_a_word_of_its_own(tmp_path: Path) -> None:
+    words = [RunFolder.create(tmp_path / str(number), Manifest()).manifest.id for number in range(2)]
+    assert all(words) and len(set(words)) == 2
 
 
 def test_events_without_a_manifest_can_be_read(run: RunFolder) -> None:

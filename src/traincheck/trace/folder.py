@@ -61,7 +61,7 @@ class RunFolder:
             if any(folder.path.iterdir()):
                 raise RunFolderInUse(path)
             with (folder.path / MANIFEST).open("xb") as file:  # exclusively: two runs may start at one moment
-                file.write(to_json(msgspec.structs.replace(manifest, id=secrets.token_hex(8))))
+                file.write(to_json(msgspec.structs.replace(manifest, id=manifest.id or secrets.token_hex(8))))
         except FileExistsError as error:
             if folder.path.is_dir():
                 raise RunFolderInUse(path) from error
