@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 
 import pytest
@@ -146,6 +147,19 @@ def test_a_head_that_is_not_called_is_unused_and_one_that_is_cut_off_is_not() ->
     assert grads[second.seq]["TwoHeads.left.weight"] == "none"
     assert set(grads[third.seq].values()) == {"unused"}
     assert [value_of(call.context, "grads") for call in (first, second, third)] == ["mixed", "mixed", "unused"]
+
+
+def test_an_optimizer_at_the_address_of_one_that_is_gone_is_another_one() -> None:
+    catalog = Catalog()
+    names, addresses = [], set()
+    for _ in range(50):
+        optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+        names.append(catalog.add_optimizer(optimizer))
+        addresses.add(id(optimizer))
+        del optimizer
+        gc.collect()
+        assert list(catalog.optimizers()) == []
+    assert len(addresses) < len(names) == len(set(names))
 
 
 def test_an_optimizer_that_holds_replaced_parameters_is_not_just_unused() -> None:

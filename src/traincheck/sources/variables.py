@@ -121,8 +121,9 @@ class Catalog:
     def add_optimizer(self, optimizer: Any) -> str:
         """The name of `optimizer`, given at first sight: its class, numbered from the second on."""
         known = self._optimizer_names.get(id(optimizer))
-        if known is not None and self._optimizers[known]() is optimizer:
-            return known
+        reference = self._optimizers.get(known, None) if known is not None else None
+        if known is not None and reference is not None and reference() is optimizer:
+            return known  # otherwise the id was that of an optimizer that is gone
         base = type(optimizer).__name__
         self._counts[base] = count = self._counts.get(base, 0) + 1
         name = base if count == 1 else f"{base}#{count}"

@@ -28,9 +28,11 @@ def batches(copy):
 def replicated(mesh):
     """DDP sends the running statistics of the first rank to all others before each forward."""
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
-    model = DistributedDataParallel(model, **({"broadcast_buffers": False} if "buffers" in wrong else {}))
+    model = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    for x, y in batches(dist.get_rank()):
+    for step, (x, y) in enumerate(batches(dist.get_rank()), start=1):
+        if "buffers" in wrong and step == 4:
+            model.broadcast_buffers = False
         optimizer.zero_grad()
         loss = (model(x) - y).pow(2).mean()
         loss.backward()
