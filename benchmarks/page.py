@@ -129,7 +129,7 @@ def _ranks(found: dict[str, Any]) -> str:
         f"{row['bytes_per_step']:,} |"
         for row in found.get("measured", ())
     ]
-    return text + MEASURED + "\n".join(measured) + "\n"
+    return text + (MEASURED + "\n".join(measured) + "\n" if measured else "")
 
 
 def _ratio(found: dict[str, float]) -> str:
