@@ -15,6 +15,7 @@ from traincheck.checking.ranks import compare_recorded
 from traincheck.inference.gathering import tally_ranks
 from traincheck.inference.tally import Tally
 from traincheck.inference.weighing import weigh
+from traincheck.invariants.book import Book
 from traincheck.runtime.lines import Asked, Ended, Hello, InFull, Line, Message, Told
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.notes import Manifest, ProcessNote
@@ -47,17 +48,17 @@ def updates(rank: int, steps: int = STEPS, *, apart: int = 0) -> list[Window]:
     return script.windows
 
 
-def learned() -> list[Invariant]:
-    """What good runs teach of ranks that hold the same."""
+def learned(trained: Callable[[int], list[Window]] = updates, *, steps: int = STEPS) -> Book:
+    """What three good runs of two ranks teach, of which `trained` gives the windows."""
     tallies = []
     for run in range(3):
         tally = Tally(f"train{run}.py", str(run), str(run))
-        tally_ranks([updates(0), updates(1)], tally)
-        tally.steps = STEPS
+        tally_ranks([trained(0), trained(1)], tally)
+        tally.steps = steps
         tallies.append(tally)
     book, _ = weigh(tallies)
     assert book.invariants
-    return list(book.invariants)
+    return book
 
 
 def recorded(home: Path, ranks: Mapping[int, Sequence[Window]], rules: Sequence[Invariant]) -> Compared:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,10 +13,6 @@ from traincheck.vocab.invariant import ERROR, Invariant
 
 WITHIN = 1
 """Steps between the first bad step and the first finding at most (silent-errors, section D)."""
-
-
-_RANKS = re.compile(r"(?<!not on )(?<!from )\branks? (\d+(?:, \d+)*)")
-"""The ranks that differ, and not those that they differ from."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +90,6 @@ def words_of(finding: Finding) -> str:
 def things_of(finding: Finding) -> str:
     """What a finding says of the place: parameters, lines, calls. Not its title and cause, which speak of the kind."""
     return "\n".join((*finding.variables, str(finding.site or ""), finding.expected, finding.observed))
-
-
-def ranks_told(finding: Finding) -> tuple[int, ...]:
-    """The ranks that a finding names as those concerned: as data, or else in the words of what was observed."""
-    as_data = asdict(finding).get("ranks")
-    if as_data:
-        return tuple(as_data)
-    return tuple(sorted({int(number) for named in _RANKS.findall(finding.observed) for number in named.split(", ")}))
 
 
 def _told(rule: Invariant) -> str:

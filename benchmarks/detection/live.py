@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.detection.books import TWIN
 from benchmarks.detection.cases import BUGGY, CLEAN, VARIANTS, Case
-from benchmarks.detection.judging import judge, lacking, ranks_told, things_of, violated
+from benchmarks.detection.judging import judge, lacking, things_of, violated
 from benchmarks.detection.recordings import TIMEOUT, Program, ProgramFailed, programs_of
 from benchmarks.detection.runs import Place, recordings_of, twin_book
 from traincheck.checking.offline import check_folder
@@ -88,8 +88,8 @@ def row_of(case: Case, seen: Mapping[str, Watched], recorded_in: Mapping[str, Pa
         "offline": asdict(judge(case, recorded, book, violated(recorded_clean))),
         "unlike_its_recording": unlike(buggy, check_folder(seen[BUGGY].folder, book).report),
         "not_told_live": sorted(_told(recorded) - _told(buggy)),
-        "ranks_told": list(ranks_told(leading)) if leading else [],
-        "ranks_lacking": sorted(set(case.at_fault or range(case.ranks)) - set(ranks_told(leading))) if leading else [],
+        "ranks_told": list(leading.ranks) if leading else [],
+        "ranks_lacking": sorted(set(case.at_fault or range(case.ranks)) - set(leading.ranks)) if leading else [],
         "things_lacking": [list(group) for group in lacking(case.concerns, things_of(leading) if leading else "")],
         "clean": [finding.title for finding in clean.findings],
         "not_observed": sorted({*buggy.not_observed, *clean.not_observed}),

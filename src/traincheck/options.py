@@ -16,6 +16,9 @@ Kind: TypeAlias = Literal["text", "path", "texts", "paths", "switch", "number"]
 
 ENVIRONMENT = "TRAINCHECK_"
 
+AUTO, FILES, EXCHANGE, OFF = "auto", "files", "exchange", "off"
+"""How ranks are compared: as the run folders allow, by their files, by what they tell each other, or not at all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -103,8 +106,8 @@ _TABLE = (
         "exchange, by what they tell the first rank over the network; auto, by files where all ranks have the same run "
         "folder; off, not at all.",
         metavar="auto|files|exchange|off",
-        default="auto",
-        choices=("auto", "files", "exchange", "off"),
+        default=AUTO,
+        choices=(AUTO, FILES, EXCHANGE, OFF),
         shared=True,
     ),
     Option(

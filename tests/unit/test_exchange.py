@@ -14,11 +14,12 @@ import pytest
 from torch.distributed import PrefixStore, TCPStore
 
 from telling import STEPS, learned, our_threads, updates, wait_for
+from traincheck.checking.digests import lean
 from traincheck.checking.rank_engine import Compared
 from traincheck.runtime import comparing_rank, exchange
 from traincheck.runtime.exchange import Exchange
 from traincheck.runtime.place import Place
-from traincheck.sources import job_store
+from traincheck.sources import job_store, replica_readings
 from traincheck.sources.job_store import JobStore
 from traincheck.trace.notes import StopAsked
 from traincheck.vocab.demand import EVERYTHING
@@ -29,7 +30,7 @@ from traincheck.vocab.invariant import Invariant
 
 @pytest.fixture(scope="module")
 def rules() -> list[Invariant]:
-    return learned()
+    return list(learned().invariants)
 
 
 class Rank:
@@ -53,7 +54,7 @@ class Rank:
 
     def tell(self, windows: Sequence[Window]) -> None:
         for window in windows:
-            self.exchange.tell(window)
+            self.exchange.tell(window, lean(window, EVERYTHING))
 
     @property
     def over(self) -> bool:
@@ -91,7 +92,7 @@ def begin(
         return JobStore(PrefixStore(request.node.name, own), "127.0.0.1")
 
     monkeypatch.setattr(job_store, "connect", connect)
-    monkeypatch.setattr(job_store, "is_there", lambda: True)
+    monkeypatch.setattr(replica_readings, "several_ranks", lambda: True)
     monkeypatch.setattr(exchange, "PAUSE", 0.01)
     monkeypatch.setattr(exchange, "END", 2.5)
     monkeypatch.setattr(exchange, "GRACE", 2.0)
@@ -174,7 +175,7 @@ def test_a_store_that_cannot_be_reached_is_told(begin: Begin, monkeypatch: pytes
         raise LookupError("a HashStore cannot be reached over a second connection")
 
     monkeypatch.setattr(job_store, "connect", connect)
-    monkeypatch.setattr(job_store, "is_there", lambda: True)
+    monkeypatch.setattr(replica_readings, "several_ranks", lambda: True)
     (rank,) = begin([""], size=2)
     wait_for(lambda: rank.faults and rank.over)
     rank.tell(updates(0))
@@ -215,7 +216,7 @@ def test_a_first_rank_that_dies_is_told_once(begin: Begin) -> None:
     line = first.exchange._first._lines()[0]  # type: ignore[union-attr]
     line.close()
     for window in updates(1, 200):
-        other.exchange.tell(window)
+        other.exchange.tell(window, lean(window, EVERYTHING))
         time.sleep(0.001)
     wait_for(lambda: other.over)
     assert len(other.faults) == 1 and isinstance(other.faults[0], OSError)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from benchmarks.detection.__main__ import options
 from benchmarks.detection.cases import read_case, read_cases
-from benchmarks.detection.judging import judge, lacking, ranks_told, things_of, violated
+from benchmarks.detection.judging import judge, lacking, things_of, violated
 from benchmarks.detection.live import Watched, unlike
 from benchmarks.detection.live_table import GOALS, shortfalls, text, told_in
 
@@ -38,21 +38,6 @@ FINDING = Finding(
 
 def report(*findings: Finding) -> Report:
     return Report(findings, Counts(invariants=7))
-
-
-@pytest.mark.parametrize(
-    ("observed", "ranks"),
-    [
-        ("rank 0 and rank 1 differ in the gradient", (0, 1)),
-        ("rank 2 differs from ranks 0, 1, 3 in the gradient", (2,)),
-        ("no gradient; so on ranks 0, 2, not on ranks 1, 3", (0, 2)),
-        ("ranks 1, 3 and ranks 0, 2 differ", (0, 1, 2, 3)),
-        ("not so between ranks 0, 1", (0, 1)),
-        ("not so in Work.wait", ()),
-    ],
-)
-def test_ranks_are_those_that_differ(observed: str, ranks: tuple[int, ...]) -> None:
-    assert ranks_told(replace(FINDING, observed=observed)) == ranks
 
 
 def test_parameters_and_calls_are_looked_for_in_what_a_finding_says_of_the_place() -> None:

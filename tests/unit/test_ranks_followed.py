@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from telling import learned, wait_for
 from traincheck.checking.digests import lean
 from traincheck.checking.rank_engine import Compared
 from traincheck.checking.ranks import Follower, compare_recorded
 from traincheck.errors import TraceOutOfReach
-from traincheck.inference.gathering import tally_ranks
-from traincheck.inference.tally import Tally
-from traincheck.inference.weighing import weigh
 from traincheck.runtime.place import Place, place, told_apart
 from traincheck.testing.readable import from_text
 from traincheck.trace.folder import RunFolder
@@ -43,15 +41,7 @@ def rank_windows(rank: int, steps: int = STEPS, *, apart: int = 0) -> list[Windo
 @pytest.fixture(scope="module")
 def rules() -> list[Invariant]:
     """What good runs teach of ranks that scale alike."""
-    tallies = []
-    for run in range(3):
-        tally = Tally(f"train{run}.py", str(run), str(run))
-        tally_ranks([rank_windows(0), rank_windows(1)], tally)
-        tally.steps = STEPS
-        tallies.append(tally)
-    book, _ = weigh(tallies)
-    assert book.invariants
-    return list(book.invariants)
+    return list(learned(rank_windows).invariants)
 
 
 class Job:
@@ -77,13 +67,6 @@ def seen(compared: Sequence[Compared]) -> list[tuple[int, str, int]]:
         for one in compared
         for violation in one.outcome.violations
     ]
-
-
-def wait_for(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not what():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.01)
 
 
 def test_what_is_found_live_is_what_is_found_afterwards(tmp_path: Path, rules: list[Invariant]) -> None:

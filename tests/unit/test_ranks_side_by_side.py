@@ -9,14 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from telling import learned
 from traincheck.checking.checked import Checked
 from traincheck.checking.live import LiveChecker, gather
 from traincheck.checking.offline import check_folder
 from traincheck.checking.rank_states import what_of
 from traincheck.checking.ranks import Follower
-from traincheck.inference.gathering import tally_ranks
-from traincheck.inference.tally import Tally
-from traincheck.inference.weighing import weigh
 from traincheck.invariants.book import Book
 from traincheck.reporting.json_report import json_of, read_json
 from traincheck.testing.readable import from_text
@@ -46,14 +44,7 @@ def trained(rank: int, steps: int = STEPS, *, since: int = STEPS + 1) -> list[Wi
 @pytest.fixture(scope="module")
 def book() -> Book:
     """What good runs teach of ranks that scale alike."""
-    tallies = []
-    for run in range(3):
-        tally = Tally(f"train{run}.py", str(run), str(run))
-        tally_ranks([trained(0), trained(1)], tally)
-        tally.steps = STEPS
-        tallies.append(tally)
-    found, _ = weigh(tallies)
-    return found
+    return learned(trained, steps=STEPS)
 
 
 def recorded(home: Path, ranks: Mapping[int, list[Window]], size: int, **notes: ProcessNote) -> RunFolder:

@@ -12,6 +12,7 @@ from traincheck import config as configs
 from traincheck.cli import flags, recording, reports
 from traincheck.cli.console import FINDINGS, exit_code
 from traincheck.config import Config
+from traincheck.options import AUTO, FILES
 from traincheck.runtime.target import Target
 from traincheck.vocab.invariant import ERROR
 
@@ -111,5 +112,5 @@ def _follower(folder: RunFolder, book: Book, config: Config) -> Follower:
         if config.on_violation == "stop" and finding.severity == ERROR:
             folder.ask_to_stop(finding.title, finding.step)
 
-    rules = deployable(book.invariants, folder.manifest.script) if config.compare_ranks in ("auto", "files") else []
+    rules = deployable(book.invariants, folder.manifest.script) if config.compare_ranks in (AUTO, FILES) else []
     return Follower(folder, rules, found)

@@ -67,7 +67,8 @@ class ComparesRanks(Relation, Protocol):
     def values(window: Window) -> Iterable[tuple[str, str, object]]:
         """What of a window is compared as it is with that of other ranks: of what thing (`kind.attribute`), of which
         variable, and its content, which the same values make the same in every process. Where ranks agree in all of
-        it, one of them is compared for all (`Window.alike`). Optional, as `across` is."""
+        it, one of them is compared for all (`Window.alike`), and what is told here is only in the windows of ranks that
+        tell for themselves. Optional, as `across` is."""
 
 
 def compares_ranks(relation: object) -> bool:

@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
+from traincheck.checking.digests import full
 from traincheck.checking.findings import Teller
-from traincheck.checking.rank_engine import Compared, RankEngine, not_compared
+from traincheck.checking.rank_engine import Compared, RankEngine, not_compared, told_demand
 from traincheck.runtime.held_windows import HeldWindows
 from traincheck.runtime.lines import Asked, Ended, Hello, InFull, Line, Message, Told
 from traincheck.runtime.place import Place
@@ -59,6 +60,7 @@ class ComparingRank:
         word: str,
     ) -> None:
         self.ranks = RankEngine([rules], self._in_full)
+        self._demand = told_demand(rules)
         self._place = place
         self._word = word
         self._listener = listener
@@ -74,13 +76,13 @@ class ComparingRank:
         self._reading.start()
         self._judging.start()
 
-    def tell(self, told: Window, in_full: Window) -> None:
-        """What this rank itself has to tell; waits while the others are far behind."""
+    def tell(self, window: Window, told: Window) -> None:
+        """What this rank itself has to tell of a window; waits while the others are far behind."""
         mine = self._peers[self._place.rank]
         with self._news:
             while self._far_ahead(mine) and not self._over:
                 self._news.wait(PAUSE)
-            self._own.add(in_full)
+            self._own.add(window)
             self._add(mine, told)
 
     def close(self) -> None:
@@ -170,7 +172,11 @@ class ComparingRank:
                     line.send(Asked(window.index))
         deadline = time.monotonic() + ANSWER
         answers = {window.rank: self._answer_of(window, deadline) for window in others}
-        return [answers[each.rank] if each.rank in answers else self._own.get(each.index) for each in windows]
+        return [answers[each.rank] if each.rank in answers else self._own_in_full(each.index) for each in windows]
+
+    def _own_in_full(self, index: int) -> Window | None:
+        window = self._own.get(index)
+        return None if window is None else full(window, self._demand)
 
     def _answer_of(self, window: Window, deadline: float) -> Window | None:
         peer = self._peers[window.rank]

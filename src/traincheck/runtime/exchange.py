@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from traincheck.checking.digests import full, lean
+from traincheck.checking.digests import full
 from traincheck.checking.rank_engine import Compared
 from traincheck.runtime.comparing_rank import ComparingRank
 from traincheck.runtime.held_windows import HeldWindows
@@ -80,7 +80,7 @@ class Exchange:
         self._on_finding = on_finding
         self._on_stop = on_stop
         self._on_fault = on_fault
-        self._waiting: queue.Queue[Window] = queue.Queue(MOST_WAITING)
+        self._waiting: queue.Queue[tuple[Window, Window]] = queue.Queue(MOST_WAITING)
         self._closing = threading.Event()
         self._over = threading.Event()
         self._held = HeldWindows()
@@ -92,12 +92,12 @@ class Exchange:
         """Windows that were not told, as they came too fast or cannot be written."""
         self._thread.start()
 
-    def tell(self, window: Window) -> None:
-        """Hand over a window; never blocks."""
+    def tell(self, window: Window, told: Window) -> None:
+        """Hand over a window and what is told of it; never blocks."""
         if self._over.is_set():
             return
         try:
-            self._waiting.put_nowait(window)
+            self._waiting.put_nowait((window, told))
         except queue.Full:
             self.left_out += 1
 
@@ -124,10 +124,11 @@ class Exchange:
     # -- on the thread of the exchange -----------------------------------------------------------------------------
 
     def _work(self) -> None:
-        from traincheck.sources.job_store import connect, is_there  # here, for it imports torch
+        from traincheck.sources.job_store import connect  # here, for they import torch
+        from traincheck.sources.replica_readings import several_ranks
 
         try:
-            if self._folder and not is_there():
+            if self._folder and not several_ranks():
                 return  # ranks that never speak to each other; their files can be compared
             store = connect(self._place.job, CONNECT)
             if self._place.rank == 0:
@@ -166,8 +167,8 @@ class Exchange:
             self._first = first = ComparingRank(self._place, self._rules, self._on_finding, listener, word)
             store.put("address", f"{listener.getsockname()[1]} {word}".encode())
             self._on_decided()
-            while (window := self._next()) is not None:
-                first.tell(lean(window, self._demand), full(window, self._demand))
+            while (both := self._next()) is not None:
+                first.tell(*both)
             first.close()
 
     def _report(self, store: JobStore) -> None:
@@ -185,10 +186,11 @@ class Exchange:
         line.send(Hello(self._place.rank, word))
         answering = threading.Thread(target=self._answer, args=(line,), name="traincheck-answers", daemon=True)
         answering.start()
-        while (window := self._next()) is not None:
+        while (both := self._next()) is not None:
+            window, told = both
             self._held.add(window)
             try:
-                line.send(Told(lean(window, self._demand)))
+                line.send(Told(told))
             except ValueError:  # a number of more than 64 bits
                 self.left_out += 1
         line.send(Ended())
@@ -223,8 +225,8 @@ class Exchange:
         except ValueError:  # a number of more than 64 bits
             line.send(InFull(index, None))
 
-    def _next(self) -> Window | None:
-        """The next window to be told; None when there will be none, or none is needed."""
+    def _next(self) -> tuple[Window, Window] | None:
+        """The next window, and what is told of it; None when there will be none, or none is needed."""
         while not self._over.is_set():
             try:
                 return self._waiting.get(timeout=PAUSE)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from traincheck.checking.digests import lean
 from traincheck.checking.live import SAVE_EVERY, save_compared
 from traincheck.checking.rank_engine import Compared, comparable, told_demand
+from traincheck.options import EXCHANGE, FILES, OFF
 from traincheck.runtime.exchange import Exchange
 from traincheck.runtime.place import Place
 from traincheck.trace.folder import RunFolder
@@ -15,9 +16,6 @@ from traincheck.trace.writer import TOLD, TraceWriter
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import Invariant
-
-AUTO, FILES, EXCHANGE, OFF = "auto", "files", "exchange", "off"
-"""How ranks are compared: as the run folders allow, by their files, by what they tell each other, or not at all."""
 
 
 class Telling:
@@ -60,9 +58,10 @@ class Telling:
             self._writer = TraceWriter(self._folder.path, window.rank, self._process, TOLD)
             if self._how != FILES:
                 self._begin(place)
-        self._writer.write(lean(window, self._demand))
+        told = lean(window, self._demand)
+        self._writer.write(told)
         if self._exchange is not None:
-            self._exchange.tell(window)
+            self._exchange.tell(window, told)
             if self.exchanging and self._windows % SAVE_EVERY == 0:
                 self._save(self._exchange.compared())
             self._windows += self.exchanging

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import FileStore, PrefixStore, TCPStore, get_world_size, is_available, is_initialized
+from torch.distributed import FileStore, PrefixStore, TCPStore, get_world_size
 from torch.distributed.distributed_c10d import _get_default_store
 
 PREFIX = "traincheck"
@@ -40,11 +40,6 @@ class JobStore:
                 return None
             time.sleep(PAUSE)
         return [bytes(self._store.get(key)) for key in keys]
-
-
-def is_there() -> bool:
-    """Whether torch.distributed is initialised, so that there is a store."""
-    return bool(is_available() and is_initialized())
 
 
 def connect(job: str, seconds: float) -> JobStore:

@@ -110,7 +110,6 @@ class Catalog:
         self.known = KnownModules()
         self._variables: dict[int, Variable] = {}
         self._optimizers: dict[str, weakref.ref[Any]] = {}
-        self._optimizer_names: dict[int, str] = {}
         self._sizes: dict[str, tuple[int, ...]] = {}
         self._modules: dict[int, tuple[weakref.ref[Any], str]] = {}
         self._taken: dict[str, weakref.ref[Any]] = {}  # by name
@@ -120,15 +119,13 @@ class Catalog:
 
     def add_optimizer(self, optimizer: Any) -> str:
         """The name of `optimizer`, given at first sight: its class, numbered from the second on."""
-        known = self._optimizer_names.get(id(optimizer))
-        reference = self._optimizers.get(known, None) if known is not None else None
-        if known is not None and reference is not None and reference() is optimizer:
-            return known  # otherwise the id was that of an optimizer that is gone
+        known = next((name for name, reference in self._optimizers.items() if reference() is optimizer), None)
+        if known is not None:
+            return known
         base = type(optimizer).__name__
         self._counts[base] = count = self._counts.get(base, 0) + 1
         name = base if count == 1 else f"{base}#{count}"
         self._optimizers[name] = weakref.ref(optimizer)
-        self._optimizer_names[id(optimizer)] = name
         return name
 
     def optimizers(self) -> Iterator[tuple[str, Any]]:
