@@ -6,11 +6,13 @@ import contextlib
 import gc
 import sys
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from observing import Seen, observing
 from traincheck.sources.project import MOST_CALLS
@@ -62,6 +64,44 @@ def test_modules_tell_positional_and_keyword_arguments() -> None:
     assert [tensor.role for tensor in second.tensors] == ["ids", "mask", "result[logits]"]
     assert dict(first.args) == {"training": True}
     assert dict(second.args) == {"training": True, "use_cache": False, "scale": 0.5}
+
+
+@pytest.mark.parametrize("backward", [torch.Tensor.backward, torch.autograd.backward])
+def test_what_a_backward_computes_once_more_is_seen(backward: Callable[[torch.Tensor], None]) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    with observing() as seen:
+        backward(checkpoint(model, torch.ones(2, 3, requires_grad=True), use_reentrant=False).sum())
+    (window,) = [window for window in seen.windows if window.stage == "train"]
+    around = [[above.name for above in window.ancestors(call)] for call in window.calls if call.name == LINEAR]
+    assert [names[0] for names in around] == ["torch.nn.Linear.forward"] * 2
+    assert ["torch.autograd.backward" in names for names in around] == [False, True]
+
+
+class Moody(nn.Module):
+    """Raises when it is told to, and returns nothing."""
+
+    def forward(self, fails: bool) -> None:
+        if fails:
+            raise ValueError("the user's own")
+
+
+@pytest.mark.parametrize("handling", [False, True])
+def test_a_module_that_raises_has_no_end_and_one_that_returns_nothing_has(handling: bool) -> None:
+    def use(model: nn.Module) -> None:
+        model(False)
+        with contextlib.suppress(ValueError):
+            model(True)
+
+    with observing() as seen:
+        try:
+            raise KeyError(handling)
+        except KeyError:
+            if handling:
+                use(Moody())
+        if not handling:
+            use(Moody())
+    ends = [call.end > 0 for call in seen.named("test_sources_calls.Moody.forward")]
+    assert ends == [True, False]
 
 
 def test_functions_know_the_mode_of_the_module_they_run_in() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
 
 from observing import Seen, observing
 from traincheck.sources.frames import local_values
@@ -49,6 +51,16 @@ def test_a_reduction_in_place_tells_what_it_was_given_and_what_it_wrote() -> Non
     assert len({tensor.storage for tensor in call.tensors}) == 1
     assert dict(only(seen, "broadcast").args) == {"src": 0}
     assert only(seen, "barrier").tensors == ()
+
+
+def test_what_only_answers_other_ranks_is_no_call_of_this_one() -> None:
+    model = DistributedDataParallel(torch.nn.Linear(2, 1))
+    with observing() as seen:
+        with Join([model]):
+            dist.all_reduce(torch.ones(4))
+        dist.barrier()
+    assert len(seen.named("torch.distributed.all_reduce")) == 1
+    assert len(seen.named("torch.distributed.barrier")) == 1
 
 
 def test_lists_of_tensors_have_a_length_and_roles() -> None:

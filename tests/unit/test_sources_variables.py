@@ -239,6 +239,15 @@ def test_what_no_optimizer_changes_is_told_as_unchanged() -> None:
     )
 
 
+def test_of_a_parameter_without_elements_there_is_nothing_to_tell() -> None:
+    with observing() as seen:
+        model = Sole()
+        model.rest = nn.Parameter(torch.empty(0))  # of a parameter in parts, a rank may hold none
+        learn(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert "Sole.body.weight" in told(seen.around(STEP), "parameter.data")
+    assert not any(change.variable == "Sole.rest" for window in seen.windows for change in window.changes)
+
+
 def test_tied_weights_are_one_variable_with_aliases() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

@@ -34,7 +34,7 @@ step (`MOST_READ` in sources/summaries.py), and a rule is to be judged on what i
 LEAST_ELEMENTS = 8
 """Tensors with fewer elements may well be equal by chance (two losses of zero), so that distinct ones say nothing."""
 
-_MESSAGES = SENDS | RECEIVES | {WAIT}
+_BETWEEN_RANKS = COLLECTIVES | SENDS | RECEIVES | {WAIT}
 
 Ways = Mapping[str, tuple[str, ...]]
 """What may be said of each thing that is compared; nothing of those that are not named."""
@@ -46,22 +46,23 @@ OF_MODULES: Ways = {VALUE: (EQUAL,)}
 OF_PROGRAM: Ways = {VALUE: (EQUAL,), DTYPE: (EQUAL,), DATA: _EITHER}
 """For calls of functions of the user's. (The last batch of several may be smaller, so sizes are left out.)"""
 OF_LIFECYCLE: Ways = {DATA: (DISTINCT,), STORAGE: (DISTINCT,)}
-"""For calls that drive training, one after the other: fetching the same batch, sending the same memory or going back
-from the same loss again is a waste at best. (How they are called is a matter of the program.)"""
+"""For calls that drive training, one after the other: fetching the same batch or going back from the same loss again
+is a waste at best. (How they are called is a matter of the program.)"""
 AT_ONCE: Ways = {VALUE: _EITHER, DTYPE: (EQUAL,), SHAPE: (EQUAL,), DATA: _EITHER}
 """For calls made at the same place in several ranks or threads. Their memory has names of its own in each."""
 OF_COLLECTIVES: Ways = {VALUE: (EQUAL,), DTYPE: (EQUAL,), SHAPE: (EQUAL,), DATA: (EQUAL,)}
 """For the same collective on several ranks. What they bring to it may well be equal."""
 OF_OTHERS: Ways = {DATA: _EITHER}
 """For calls that drive training, in several ranks which need not do the same."""
-OF_MESSAGES: Ways = {}
-"""For messages between ranks, one after the other: that they are not spoilt on the way is told where they end."""
+OF_EXCHANGES: Ways = {}
+"""For what ranks send each other, one after the other. Buffers are used again and gradients may be zero; that messages
+are not spoilt on the way is told where they end."""
 
 
 def ways_of(call: Call) -> Ways:
     """What is said of calls of this API that follow each other."""
-    if call.name in _MESSAGES:
-        return OF_MESSAGES
+    if call.name in _BETWEEN_RANKS:
+        return OF_EXCHANGES
     if call.kind == LIFECYCLE:
         return OF_LIFECYCLE
     return OF_MODULES if call.kind == MODULE else OF_PROGRAM

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -11,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed
 
-from traincheck.sources.base import replace_everywhere, wrapping
+from traincheck.sources.base import replace, replace_everywhere, wrapping
 from traincheck.sources.circumstances import LONGEST_TEXT, Surroundings, circumstances_amid, result_facts
 from traincheck.sources.frames import argument_names, local_values
 from traincheck.sources.names import parameter_names
@@ -90,6 +92,7 @@ class CollectiveSource:
         self._surroundings = surroundings
         self._requests = Requests(surroundings)
         self._messages: Counter[tuple[bool, int, object]] = Counter()
+        self._mirrors = threading.local()
 
     def offers(self) -> str | None:
         return None if torch.distributed.is_available() else "this build of torch has no torch.distributed"
@@ -102,16 +105,35 @@ class CollectiveSource:
             function = getattr(torch.distributed, name, None)
             if function is not None and demand.wants_call((f"{HOME}.{name}",)):
                 replace_everywhere(undo, HOME, name, self._watching(demand, recorder, name, function))
+        # A rank whose data has come to an end answers the calls of the others when it leaves its `Join`.
+        replace(undo, importlib.import_module(f"{HOME}.algorithms.join").Join, "__exit__", self._mirroring)
         self._requests.attach(demand, recorder, undo)
         return undo
 
+    def _mirroring(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, whose collectives are no part of a training step of this rank."""
+        mirrors = self._mirrors
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            mirrors.here = True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                mirrors.here = False
+
+        return wrapper
+
     def _watching(self, demand: Demand, recorder: Recorder, name: str, function: Callable[..., Any]) -> Any:
         summaries, surroundings, requests = self._summaries, self._surroundings, self._requests
+        mirrors = self._mirrors
         levels, names = (f"{HOME}.{name}",), parameter_names(function)
         what: Asked | None = asked(demand, levels, names)
 
         def begins(*args: Any, **kwargs: Any) -> _Open | None:
             around = recorder.innermost()
+            if getattr(mirrors, "here", False):
+                return None
             if around is not None and around.levels is levels:
                 return None  # torch asks the modes of the program first, and they call the function once more
             call = recorder.enter(LIFECYCLE, levels, "", circumstances_amid(surroundings))

@@ -40,12 +40,16 @@ _TRAINING = {flag: facts(training=flag) for flag in (False, True)}
 
 
 class _Open(NamedTuple):
-    """A module call under way: None for one that is not recorded; its buffers and arguments as they were."""
+    """A module call under way: None for one that is not recorded; its buffers and arguments as they were.
+
+    `handled` is the id of the exception that the program handled when it began, if any.
+    """
 
     call: OpenCall | None = None
     asked: Asked | None = None
     before: Before | None = None
     buffers: list[int | None] | None = None
+    handled: int = 0
 
 
 class _Depth(threading.local):
@@ -133,15 +137,18 @@ class ModuleSource:
         buffers = None
         if module._buffers and self._demand.wants_state(call_levels, BUFFER_DATA):
             buffers = self._read_buffers(module)
-        opened.append(_Open(call, what, before, buffers))
+        opened.append(_Open(call, what, before, buffers, id(sys.exc_info()[1])))
 
     def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
         opened = self._depth.modules
         if not opened:
             return
-        call, what, before, buffers = opened.pop()
+        call, what, before, buffers, handled = opened.pop()
         self._surroundings.flags.pop()
         if call is None:
+            return
+        if output is None and id(sys.exc_info()[1]) != handled:  # torch asks us while it handles what was raised
+            self._recorder.abandon(call)
             return
         if buffers is not None:
             self._tell_buffers(module, call, buffers)

@@ -57,6 +57,13 @@ def _has_memory(tensor: torch.Tensor) -> bool:
         return False
 
 
+def is_empty(tensor: torch.Tensor) -> bool:
+    """Whether nothing of the tensor is here: of a parameter in shards a rank may have none. Call under `unseen`."""
+    if type(tensor) not in _PLAIN:
+        tensor = getattr(tensor, "_local_tensor", tensor)
+    return bool(tensor.numel() == 0)
+
+
 _seeds: dict[tuple[torch.dtype, torch.Size], int] = {}
 
 

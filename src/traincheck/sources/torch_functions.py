@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -21,12 +22,16 @@ TORCH_PREFIX = "torch."
 
 INIT = "torch.nn.init"
 
+ENGINE = ("torch.autograd.graph", "_engine_run_backward")
+"""What `backward` and `grad` come down to; below it no mode is asked about the call itself any more."""
+
 
 class FunctionSource:
     """Observes torch functions called by the thread it is attached from.
 
     Known limitations: other threads and the inside of compiled regions are not seen; of a function that calls others
-    only the outermost is (but for the functions of `torch.nn.init` that a mode does not see, which are wrapped).
+    only the outermost is (but for the functions of `torch.nn.init` that a mode does not see, which are wrapped, and for
+    what a backward runs: recomputed forwards, hooks, functions of the program's own).
     """
 
     name = "functions"
@@ -45,6 +50,7 @@ class FunctionSource:
             mode = _Mode(demand, recorder, self._summaries, self._surroundings, self.name)
             mode.__enter__()
             undo.callback(_leave, mode)
+            replace_everywhere(undo, *ENGINE, lambda function: _amid(mode, function))
         return undo
 
     def _wrap_init(self, demand: Demand, recorder: Recorder, undo: ExitStack) -> None:
@@ -94,6 +100,20 @@ def _leave(mode: _Mode) -> None:
     stack = torch.overrides._get_current_function_mode_stack()
     if stack and stack[-1] is mode:
         mode.__exit__(None, None, None)
+
+
+def _amid(mode: _Mode, backward: Any) -> Any:
+    """`backward` with the mode on. A mode is off while it is asked about a function, as it is about `Tensor.backward`;
+    but what runs in a backward is part of the training, and not of how a function is made."""
+
+    @functools.wraps(backward)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or mode.off or mode in torch.overrides._get_current_function_mode_stack():
+            return backward(*args, **kwargs)
+        with mode:
+            return backward(*args, **kwargs)
+
+    return wrapper
 
 
 class _Known(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from traincheck.sources.known_modules import KnownModules, children
+from traincheck.sources.tensors import is_empty
 from traincheck.vocab.facts import Facts, FactValue, facts
 
 THIS, OTHER, NOBODY = "this", "other", "none"
@@ -268,13 +269,13 @@ class Catalog:
         return variable
 
     def living(self) -> Iterable[tuple[Variable, torch.Tensor]]:
-        """All variables whose tensors are alive."""
+        """All variables whose tensors are alive and not empty: such a one has no value to speak of."""
         dead = []
         for key, variable in list(self._variables.items()):
             tensor = variable.tensor()
             if tensor is None:
                 dead.append(key)
-            else:
+            elif not is_empty(tensor):
                 yield variable, tensor
         for key in dead:
             del self._variables[key]
