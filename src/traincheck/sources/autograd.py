@@ -94,7 +94,7 @@ class AutogradSource:
         grads = "none"
         if self._states:
             with unseen():
-                snapshot = self._gradients.read(self._gradients.trainable(), values=True)
+                snapshot = self._gradients.read(self._gradients.trainable(), values=True, kept=True)
             grads = summary(snapshot.states)
         half, self._gradients.half = self._gradients.half, False
         retain_graph, create_graph = _graph_flags(*args, **kwargs)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from traincheck.sources.circumstances import autocast_dtype
+from traincheck.sources.kept_gradients import KeptGradients
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.tensors import NONE, SOME, fingerprints, states
 from traincheck.sources.variables import Catalog, Variable
@@ -36,11 +37,12 @@ _MOST_MODULES = 100_000
 
 @dataclass(slots=True)
 class Snapshot:
-    """The gradients of some variables before a call."""
+    """The gradients of some variables before a call; `kept` says that those which are kept back are among them."""
 
     held: Sequence[Held]
     states: list[str]
     fingerprints: list[int | None]
+    kept: bool = False
 
 
 class Gradients:
@@ -49,6 +51,7 @@ class Gradients:
     def __init__(self, catalog: Catalog, recorder: Recorder) -> None:
         self._catalog = catalog
         self._recorder = recorder
+        self._kept = KeptGradients(catalog)
         self._last: dict[Variable, str] = {}
         self._backwards = 0
         self._clips = 0
@@ -109,12 +112,13 @@ class Gradients:
         self._catalog.refresh_holders()
         return [(v, t) for v, t in self._catalog.living() if t.requires_grad or v.holders]
 
-    def read(self, held: Sequence[Held], *, values: bool) -> Snapshot:
+    def read(self, held: Sequence[Held], *, values: bool, kept: bool = False) -> Snapshot:
         """States of the gradients now; with `values` also fingerprints of those that are not zero.
 
-        What changed since the last reading is told as a change between calls.
+        What changed since the last reading is told as a change between calls. `kept` says that a gradient is one also
+        where ranks have not reduced it yet: a backward makes it, no update can use it.
         """
-        gradients = [tensor.grad for _, tensor in held]
+        gradients = self._all_of(held, kept)
         now = states(gradients)
         for (variable, tensor), state in zip(held, now, strict=True):
             before = self._last.get(variable, state)
@@ -128,11 +132,14 @@ class Gradients:
                 some, fingerprints([g for i in some if (g := gradients[i]) is not None]), strict=True
             ):
                 taken[place] = digest
-        return Snapshot(held, now, taken)
+        return Snapshot(held, now, taken, kept)
+
+    def _all_of(self, held: Sequence[Held], kept: bool) -> list[torch.Tensor | None]:
+        return [self._kept.of(tensor) if kept else tensor.grad for _, tensor in held]
 
     def compare(self, before: Snapshot, call: int, viewer: str = "") -> None:
         """Tell how the gradients of `before` changed in `call`; `viewer` is the optimizer that was called, if any."""
-        gradients = [tensor.grad for _, tensor in before.held]
+        gradients = self._all_of(before.held, before.kept)
         now = states(gradients)
         for place, (variable, tensor) in enumerate(before.held):
             old, new = before.states[place], now[place]
