@@ -1,4 +1,4 @@
-"""Gradients that `fully_shard` keeps until ranks reduce them were made by the backward, and are not there for a step."""
+"""Gradients that `fully_shard` keeps until ranks reduce them: made by the backward, and not there for a step yet."""
 
 from __future__ import annotations
 
