@@ -271,11 +271,12 @@ class Catalog:
     def living(self) -> Iterable[tuple[Variable, torch.Tensor]]:
         """All variables whose tensors are alive and not empty: such a one has no value to speak of."""
         dead = []
+        tracing = torch.jit.is_tracing()  # to ask for a size would be traced
         for key, variable in list(self._variables.items()):
             tensor = variable.tensor()
             if tensor is None:
                 dead.append(key)
-            elif not is_empty(tensor):
+            elif tracing or not is_empty(tensor):
                 yield variable, tensor
         for key in dead:
             del self._variables[key]
