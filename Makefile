@@ -17,8 +17,8 @@ test test-all: export OMP_NUM_THREADS := 1
 demo: $(READY)  ## Learn from good examples, then catch four silent errors in others
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
 
-test: $(READY)  ## The tests, without the slow ones (under two minutes on two cores)
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" tests
+test: $(READY)  ## The tests, without the slow ones and those of `make check`
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" --ignore tests/house tests
 
 check: $(READY)  ## Format, lint, types, and the tests of the repository itself
 	$(BIN)/ruff format --check .
@@ -26,15 +26,17 @@ check: $(READY)  ## Format, lint, types, and the tests of the repository itself
 	$(BIN)/mypy
 	$(BIN)/pytest tests/house
 
-test-all: $(READY)  ## All tests
+test-all: $(READY)  ## All tests, also those that take many minutes
 	$(BIN)/pytest -n 2 --dist worksteal tests
 
-bench: $(READY)  ## The benchmarks: cost of observing, how far learned rules carry, what is detected
+bench: $(READY)  ## The benchmarks: cost of observing and of learning, how far learned rules carry, what is detected
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.transfer
 	$(BIN)/python -m benchmarks.detection
 	$(BIN)/python -m benchmarks.ranks
 	$(BIN)/python -m benchmarks.detection --live
+	$(BIN)/python -m benchmarks.inference
+	$(BIN)/python -m benchmarks.scale
 
 bench-detection: $(READY)  ## The silent-error benchmark; CASES=A or CASES=id,... for a part of it
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.detection --cases "$(CASES)"

@@ -8,13 +8,15 @@ from typing import Any
 
 from benchmarks.detection import live_table, tables
 from benchmarks.ranks.simulated import LAYOUTS
+from benchmarks.soak import table as soak_table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 
 HEAD = """# Benchmarks
 
-Written by the benchmarks from the data in `benchmarks/results/`; do not edit by hand. `make bench` runs all of them.
+Written by the benchmarks from the data in `benchmarks/results/`; do not edit by hand. `make bench` runs all of
+them but the soak, which takes an hour and a half.
 """
 
 COST = """
@@ -23,6 +25,13 @@ COST = """
 `python -m benchmarks.overhead`: runs of the plain program, of `traincheck collect` and of `traincheck run` take turns.
 The figure is the median over the rounds of step time divided by that of the plain program in the same round, with the
 least and the most. The book of `run` is learned from two runs of the same program, and every step is checked.
+"""
+
+SAMPLED = """
+Where not every step is watched (`--sample-every 10`): a step between those that are, and the mean of all steps.
+
+| workload | a step that is not watched | all steps |
+|---|---|---|
 """
 
 RANKS = """
@@ -50,6 +59,20 @@ MEASURED = """
 |---|---|---|---|---|
 """
 
+SOAK = """
+## What a long run comes to
+
+`python -m benchmarks.soak`: all modes of a program are under way at once and take turns, 250 steps each. *steady* is a
+small network with epochs, evaluation, a schedule, clipping, a log of the loss and checkpoints, its data loader made
+anew in each epoch; *restless* makes new models, optimizers and loaders all the time, with shapes and rates that vary.
+The books are learned from two runs of 300 steps of the same program. Memory is what the operating system counts for
+the process that trains (resident), after 5% of the steps and at the end. The last column is step time divided by that
+of the plain program in the same turn, as the median over the first third and over the last (of the mean step where not
+all are watched). What matters is that the two are the same: a plain step takes a millisecond or two here, so watching
+it costs many times that.
+
+"""
+
 TRANSFER = """
 ## Whether rules carry over
 
@@ -66,19 +89,60 @@ failed as errors, as notices about settings, and as other notices.
 """
 
 
+INFERENCE = """
+## What learning and checking cost
+
+`python -m benchmarks.inference`: the commands `infer` (one process) and `check` from start to end, on recordings of two
+of the examples: the best of {rounds} rounds, wall clock, with the seconds of the processor and the memory of the
+largest process. To start Python and to import what is needed is in all of them.
+
+| recording | steps | events | rules | infer | check |
+|---|---|---|---|---|---|
+{rows}
+
+*Ten times the steps* (the same recording, repeated with other numbers), and the check of the longer one against *more
+rules*, about other calls and circumstances.
+
+| recording | infer, once | ten times | ratio of memory | {counts} |
+|---|---|---|---|{lines}|
+{grown}
+"""
+
+SCALE = """
+## Ten million events
+
+`python -m benchmarks.scale`: {events:,} events (calls, changes and readings; a recorded {source} run, repeated with
+other numbers) in {folders} run folders. `infer --jobs {jobs}` took {seconds:.0f} s from start to end
+({processor:.0f} s of the processors, {megabytes} MB in the largest process), {rate:,} events a second. On a local Ray,
+without its start:
+
+| workers | seconds | events a second | seconds to start Ray |
+|---|---|---|---|
+{rows}
+"""
+
+
 def write_page() -> None:
     """Write the page anew from what results there are."""
     parts = [HEAD]
     cost, transfer, pipeline = _data("overhead"), _data("transfer"), _data("pipeline")
     detection, live, ranks = _data("detection"), _data("live"), _data("ranks")
+    soak = _data("soak")
     if detection:
         parts += [tables.text(detection), _told_machine(detection)]
     if live:
         parts += [live_table.text(live), _told_machine(live)]
     if cost:
         parts += [COST, _table(cost), _told_machine(cost)]
+    if soak:
+        parts += [SOAK, soak_table.text(soak), _told_machine(soak)]
     if ranks:
         parts += [_ranks(ranks), _told_machine(ranks)]
+    inference, scale = _data("inference"), _data("scale")
+    if inference:
+        parts += [_inference(inference), _told_machine(inference)]
+    if scale:
+        parts += [_scale(scale), _told_machine(scale)]
     if transfer:
         parts += [TRANSFER, _summary(transfer), _told_machine(transfer)]
     if pipeline:
@@ -104,7 +168,12 @@ def _table(cost: dict[str, Any]) -> str:
             f"{_ratio(found['run_ratio'])} | {found['invariants']} | {sizes['collect']:,} | {sizes['run']:,} | "
             f"{found['infer_seconds']} |"
         )
-    return "\n".join(lines) + "\n"
+    rows = [
+        f"| {name} | {_ratio(found['unwatched_ratio'])} | {_ratio(found['every_10_ratio'])} |\n"
+        for name, found in cost["workloads"].items()
+        if "unwatched_ratio" in found
+    ]
+    return "\n".join(lines) + "\n" + (SAMPLED + "".join(rows) if rows else "")
 
 
 def _ranks(found: dict[str, Any]) -> str:
@@ -130,6 +199,51 @@ def _ranks(found: dict[str, Any]) -> str:
         for row in found.get("measured", ())
     ]
     return text + (MEASURED + "\n".join(measured) + "\n" if measured else "")
+
+
+def _inference(found: dict[str, Any]) -> str:
+    def told(one: dict[str, float]) -> str:
+        return f"{one['seconds']:.2f} s ({one['processor_seconds']:.2f} s, {one['megabytes']:.0f} MB)"
+
+    rows = [
+        f"| {row['name']} | {row['steps']} | {row['events']:,} | {row['rules']} | "
+        f"{told(row['infer'])} | {told(row['check'])} |"
+        for row in found["rows"]
+    ]
+    counts = [name for name in found["rows"][0] if name.startswith("check_")]
+    grown = [
+        f"| {row['name']} | {told(row['infer_once'])} | {told(row['infer_ten_times'])} | "
+        f"{row['infer_ten_times']['megabytes'] / row['infer_once']['megabytes']:.2f} | "
+        + " | ".join(told(row[name]) for name in counts)
+        + " |"
+        for row in found["rows"]
+    ]
+    return INFERENCE.format(
+        rounds=found["rounds"],
+        rows="\n".join(rows),
+        counts=" | ".join(f"check, {int(name.removeprefix('check_')):,} rules" for name in counts),
+        lines="|".join("---" for _ in counts),
+        grown="\n".join(grown),
+    )
+
+
+def _scale(found: dict[str, Any]) -> str:
+    local = found["local"]
+    rows = [
+        f"| {row['workers']} | {row['seconds']} | {row['events_per_second']:,} | {row['start_seconds']} |"
+        for row in found["ray"]
+    ]
+    return SCALE.format(
+        events=found["events"],
+        source=found["source"],
+        folders=found["folders"],
+        jobs=local["jobs"],
+        seconds=local["seconds"],
+        processor=local["processor_seconds"],
+        megabytes=local["megabytes"],
+        rate=local["events_per_second"],
+        rows="\n".join(rows),
+    )
 
 
 def _ratio(found: dict[str, float]) -> str:

@@ -16,7 +16,7 @@ from traincheck.cli.main import app
 from traincheck.options import OPTIONS, Option
 from traincheck.vocab.events import STAGES
 from traincheck.vocab.facts import FACTS
-from traincheck.vocab.finding import REPORT_VERSION, Counts, Finding, Parting, RankState, Site
+from traincheck.vocab.finding import REPORT_VERSION, Cost, Counts, Finding, Parting, RankState, Site
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -60,6 +60,13 @@ REPORT_FIELDS: dict[type, dict[str, str]] = {
         "windows": "windows seen, all processes together",
         "windows_dropped": "windows that were left out because writing could not keep up",
         "processes": "processes in which training was observed",
+    },
+    Cost: {
+        "steps": "training steps of the process that made the most",
+        "watched": "how many of these were watched",
+        "seconds": "how long the processes ran, all together",
+        "sources": "seconds that watching took on the threads of the program, by source",
+        "background": "seconds of CPU time of the thread beside them, by what it did",
     },
     RankState: {
         "rank": "number of the rank",
@@ -119,7 +126,11 @@ def cli() -> Iterator[str]:
 
 
 def _of(command: Any, kind: str) -> list[Any]:
-    return [param for param in command.params if param.param_type_name == kind and param.name != "help"]
+    return [
+        param
+        for param in command.params
+        if param.param_type_name == kind and param.name != "help" and not getattr(param, "hidden", False)
+    ]
 
 
 def _params(command: Any, kind: str) -> str:
@@ -171,13 +182,19 @@ def _names(option: Option) -> tuple[str, str, str]:
 def _values(option: Option) -> str:
     if option.choices:
         return ", ".join(f"`{choice}`" for choice in option.choices)
-    return {"texts": "texts", "paths": "paths", "path": "a path", "switch": "a switch", "number": "a number"}.get(
-        option.kind, "a text"
-    )
+    kinds = {
+        "path": "a path",
+        "switch": "a switch",
+        "number": "a number",
+        "count": "a number",
+        "share": "a percentage",
+        "size": "a size",
+    }
+    return kinds.get(option.kind, option.kind if option.several else "a text")
 
 
 def _default(option: Option) -> str:
-    return "none" if option.default in (None, ()) else str(option.default)
+    return "none" if option.default in (None, (), 0.0) else str(option.default)
 
 
 # -- report --------------------------------------------------------------------------------------------------------
@@ -187,6 +204,7 @@ _NOUNS = (
     (Finding, "A finding"),
     (Site, "A site"),
     (Counts, "Counts"),
+    (Cost, "Cost"),
     (RankState, "A rank"),
     (Parting, "A parting of ranks"),
 )
@@ -207,9 +225,14 @@ def report_json() -> Iterator[str]:
         ("`findings`", "list of findings, the leading one first"),
         ("`counts`", "how the deployed invariants fared and how much was seen"),
         ("`not_observed`", "what could not be observed, with the reason; list of texts"),
-        ("`run`", "what is known of the run: script, versions, start and end, exit code, processes"),
+        (
+            "`run`",
+            "what is known of the run: script, versions, start and end, exit code, processes; `full` are steps that "
+            "were recorded in full (the first and the last of each time) although less was asked for",
+        ),
         ("`ranks`", "how each rank of a job fared, by job, then by rank; empty for a run of one rank"),
         ("`partings`", "where the ranks of each job first went apart, of those in which they did"),
+        ("`cost`", "how many steps were watched and what that took, see below; null where that was not measured"),
     )
     for noun, title in _NOUNS:
         yield f"## {title}\n\n" + table(("field", "type", "meaning"), *_fields(noun))

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from traincheck.vocab.finding import ENDED, KILLED, Counts, Finding, Parting, RankState, Report, Site
-from traincheck.vocab.invariant import Clause, Invariant, Precondition, Support
+from rules import STEP, make_invariant
+from traincheck.vocab.finding import ENDED, KILLED, Cost, Counts, Finding, Parting, RankState, Report, Site
+from traincheck.vocab.invariant import Clause, Invariant, Support
 from traincheck.vocab.occasion import Property, Subject
 
 # A shared machine is slow now and then; that is no fault of the code under test.
 settings.register_profile("traincheck", deadline=None, max_examples=60)
 settings.load_profile("traincheck")
+
+
+# What a shell starts in the background ignores interrupts, and so would all programs that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,27 +55,6 @@ def gold(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         )
 
     return compare
-
-
-STEP = "torch.optim.Optimizer.step"
-
-
-CHANGES = Property("contains change", "parameter.data", "changes")
-CALL = Subject(STEP)
-SUPPORT = Support(1200, 300, 4, 3)
-
-
-def make_invariant(
-    prop: Property = CHANGES,
-    clauses: tuple[Clause, ...] = (),
-    sentence: str = f"A call of {STEP} changes a parameter.",
-    relation: str = "EventContain",
-    subject: Subject = CALL,
-    support: Support = SUPPORT,
-    **others: object,
-) -> Invariant:
-    told = {"confidence": 0.99987, "severity": "error", "scope": "general", "origin": ("mnist.py",), **others}
-    return Invariant(relation, subject, prop, Precondition(clauses), support, sentence=sentence, **told)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -147,7 +132,10 @@ def some_report(some_invariants: tuple[Invariant, ...]) -> Report:
         RankState(1, "job", KILLED, 118, 640, 118, 118, 5, "gradients differ"),
     )
     parting = Parting("job", 5, "gradients differ", (0, 1), 2)
-    return Report((error, notice), counts, unseen, run, ranks=ranks, partings=(parting,))
+    cost = Cost(
+        120, 44, 640.0, {"optimizers": 2.56, "modules": 1.92, "functions": 1.28, "loaders": 0.064}, {"trace": 1.6}
+    )
+    return Report((error, notice), counts, unseen, run, ranks=ranks, partings=(parting,), cost=cost)
 
 
 @pytest.fixture

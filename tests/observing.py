@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
+from traincheck.runtime.imports import when_imported
 from traincheck.sources.base import Source
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.registry import attach, build
@@ -33,6 +34,7 @@ class Seen:
     missing: list[str] = field(default_factory=list)
     sources: list[Source] = field(default_factory=list)
     undo: ExitStack = field(default_factory=ExitStack)
+    recorder: Recorder = field(init=False)
 
     @property
     def stages(self) -> list[tuple[str, int]]:
@@ -61,20 +63,39 @@ class Seen:
         return [change for change in self.changes if change.call in seqs]
 
 
+def _alone(error: BaseException) -> BaseException:
+    """The error without all that was there when it was raised, which would be kept alive (a loader with workers)."""
+    error.__context__ = None
+    return error.with_traceback(None)
+
+
 @contextmanager
-def observing(demand: Demand = EVERYTHING, project: str = TESTS, *, freeze: bool = True) -> Iterator[Seen]:
-    """Observe what `demand` asks for; the windows are complete when the block is left."""
+def observing(
+    demand: Demand = EVERYTHING,
+    project: str = TESTS,
+    *,
+    freeze: bool = True,
+    watches: Callable[[int], bool] = lambda step: True,
+) -> Iterator[Seen]:
+    """Observe what `demand` asks for, in the steps that are watched; the windows are complete when the block is
+    left."""
     gc.collect()
     if freeze:
         gc.freeze()  # modules that exist already are looked for: those of other tests would take their names
     seen = Seen()
     recorder = Recorder(
-        Sites((project,)), seen.windows.append, lambda source, error: seen.faults.append((source, error))
+        Sites((project,)),
+        seen.windows.append,
+        lambda source, error: seen.faults.append((source, _alone(error))),
     )
-    seen.sources = build(recorder, lambda: None)
+    recorder.gaps.watches = watches
+    seen.recorder = recorder
+    seen.sources = build(recorder, lambda: None, when_imported)
     seen.undo, seen.missing = attach(seen.sources, demand, recorder)
     try:
         yield seen
     finally:
-        recorder.finish()
-        seen.undo.close()
+        try:
+            recorder.finish()
+        finally:
+            seen.undo.close()

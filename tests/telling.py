@@ -81,9 +81,9 @@ def seen(compared: Compared) -> list[tuple[object, ...]]:
     ]
 
 
-def wait_for(what: Callable[[], object]) -> None:
+def wait_for(what: Callable[[], object], seconds: float = 30) -> None:
     """Wait until it is so."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline, "it did not come"
         time.sleep(0.005)

@@ -22,17 +22,25 @@ from benchmarks.page import write_page
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "overhead.json"
-MODES = ("plain", "collect", "run")
+MODES = ("plain", "collect", "run", "unwatched", "every 10")
+"""`unwatched` is a run of which no step is watched that is timed; of `every 10` the figure is of the mean step, for the
+median one is not watched."""
+WORKLOADS = ("cnn", "gpt", "gpt_20m", "lstm", "gan", "accumulation", "hf_trainer", "ddp")
+SAMPLED = {"unwatched": "1000000", "every 10": "10"}
+TIMED_FROM = "10"
+"""The first steps are not timed, see workloads/timing.py; they are watched."""
 TRAINCHECK = [sys.executable, "-m", "traincheck"]
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--workload", action="append", choices=["cnn", "gpt"])
+    options.add_argument("--workload", action="append", choices=WORKLOADS)
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        found = {name: measure(name, chosen.rounds, Path(scratch)) for name in chosen.workload or ["cnn", "gpt"]}
+        found = {name: measure(name, chosen.rounds, Path(scratch)) for name in chosen.workload or WORKLOADS}
+    if chosen.workload and RESULTS.exists():  # the others stay as they are
+        found = {**json.loads(RESULTS.read_text())["workloads"], **found}
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps({"machine": machine(), "rounds": chosen.rounds, "workloads": found}, indent=2) + "\n")
     for name, result in found.items():
@@ -51,30 +59,37 @@ def measure(name: str, rounds: int, scratch: Path) -> dict[str, object]:
     began = time.perf_counter()
     run([*TRAINCHECK, "infer", *map(str, recorded), "-o", str(book)])
     learned = round(time.perf_counter() - began, 2)
-    steps: dict[str, list[float]] = {mode: [] for mode in MODES}
+    steps: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
     for number in range(rounds):
         for mode in MODES:
-            folder = scratch / f"{name}-{mode}-{number}"
-            commands = {
-                "plain": [sys.executable, str(script)],
-                "collect": [*TRAINCHECK, "collect", "-o", str(folder), str(script)],
-                "run": [*TRAINCHECK, "run", "--fail-on", "never", "--book", str(book), "-o", str(folder), str(script)],
-            }
-            steps[mode].append(timed(commands[mode], scratch))
-            print(f"{name} {mode} round {number}: {steps[mode][-1] * 1e3:.2f} ms a step", file=sys.stderr, flush=True)
+            folder = scratch / f"{name}-{mode}-{number}".replace(" ", "-")
+            steps[mode].append(timed(command(mode, script, book, folder), scratch))
+            told = steps[mode][-1]["median_step"] * 1e3
+            print(f"{name} {mode} round {number}: {told:.2f} ms a step", file=sys.stderr, flush=True)
             shutil.rmtree(folder, ignore_errors=True) if number else None
     return {
-        "plain_step_ms": round(statistics.median(steps["plain"]) * 1e3, 3),
-        **{f"{mode}_ratio": ratio(steps[mode], steps["plain"]) for mode in MODES[1:]},
+        "plain_step_ms": round(statistics.median(one["median_step"] for one in steps["plain"]) * 1e3, 3),
+        **{f"{mode.replace(' ', '_')}_ratio": ratio(mode, steps) for mode in MODES[1:]},
         "invariants": sum(1 for _ in book.open()) - 1,
-        "trace_bytes_per_step": {mode: bytes_per_step(scratch / f"{name}-{mode}-0") for mode in MODES[1:]},
+        "trace_bytes_per_step": {mode: bytes_per_step(scratch / f"{name}-{mode}-0") for mode in MODES[1:3]},
         "infer_seconds": learned,
     }
 
 
-def ratio(mode: list[float], plain: list[float]) -> dict[str, float]:
+def command(mode: str, script: Path, book: Path, folder: Path) -> list[str]:
+    """The command line of a mode."""
+    if mode == "plain":
+        return [sys.executable, str(script)]
+    if mode == "collect":
+        return [*TRAINCHECK, "collect", "-o", str(folder), str(script)]
+    words = ["--sample-every", SAMPLED[mode], "--warm-up", TIMED_FROM] if mode in SAMPLED else []
+    return [*TRAINCHECK, "run", *words, "--fail-on", "never", "--book", str(book), "-o", str(folder), str(script)]
+
+
+def ratio(mode: str, steps: dict[str, list[dict[str, float]]]) -> dict[str, float]:
     """Median and range of the ratios round by round."""
-    ratios = [one / other for one, other in zip(mode, plain, strict=True)]
+    figure = "mean_step" if mode == "every 10" else "median_step"
+    ratios = [one[figure] / other[figure] for one, other in zip(steps[mode], steps["plain"], strict=True)]
     return {
         "median": round(statistics.median(ratios), 3),
         "least": round(min(ratios), 3),
@@ -88,11 +103,12 @@ def bytes_per_step(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("events-*")) // max(1, sum(note["steps"] for note in notes))
 
 
-def timed(command: list[str], scratch: Path) -> float:
-    """The median step time, in seconds, that the workload itself measured."""
+def timed(command: list[str], scratch: Path) -> dict[str, float]:
+    """The median and the mean step time, in seconds, that the workload itself measured."""
     out = scratch / "timing.json"
     subprocess.run(command, check=True, env={**os.environ, "BENCH_OUT": str(out)}, capture_output=True)
-    return float(json.loads(out.read_text())["median_step"])
+    found: dict[str, float] = json.loads(out.read_text())
+    return found
 
 
 def run(command: list[str]) -> str:

@@ -8,11 +8,22 @@ from traincheck.errors import StopTraining, TrainCheckError
 from traincheck.version import __version__
 
 if TYPE_CHECKING:
+    from traincheck.runtime.callbacks import before_stop, on_violation
     from traincheck.runtime.observing import observe, stage, step
 
-__all__ = ["StopTraining", "TrainCheckError", "__version__", "observe", "stage", "step"]
+__all__ = [
+    "StopTraining",
+    "TrainCheckError",
+    "__version__",
+    "before_stop",
+    "observe",
+    "on_violation",
+    "stage",
+    "step",
+]
 
 _LAZY = ("observe", "stage", "step")
+_CALLBACKS = ("before_stop", "on_violation")
 
 
 def __getattr__(name: str) -> Any:
@@ -21,4 +32,8 @@ def __getattr__(name: str) -> Any:
         from traincheck.runtime import observing
 
         return getattr(observing, name)
+    if name in _CALLBACKS:  # a program that only registers some pays for no reader
+        from traincheck.runtime import callbacks
+
+        return getattr(callbacks, name)
     raise AttributeError(f"module 'traincheck' has no attribute {name!r}")

@@ -7,6 +7,7 @@ default of the table. Lists are not joined: the nearest place says all of it.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,9 +28,24 @@ class Config:
     books: tuple[str, ...]
     packages: tuple[str, ...]
     on_violation: str
+    callback: str
+    look_closer: int
+    snapshot: bool
+    keep_recording: int
     fail_on: str
     compare_ranks: str
+    sample_every: int
+    warm_up: int
+    budget: float
     runs: str
+    webhook: str | None = field(default=None, repr=False)
+    alert_command: str | None = None
+    alert_on: str = "error"
+    silent_after: str = "60"
+    metrics_port: str | None = None
+    metrics_host: str = "127.0.0.1"
+    metrics_token: str | None = field(default=None, repr=False)
+    otlp: str | None = None
     origins: Mapping[str, str] = field(default_factory=dict)
 
     def origin(self, name: str) -> str:
@@ -51,7 +67,19 @@ def load(flags: Mapping[str, Value], environ: Mapping[str, str], start: Path) ->
         values[option.name] = option.default if origin == DEFAULT else _checked(option, given, origin)
         if file is not None and origin.startswith(str(file)) and option.is_path:
             values[option.name] = _beside(file, values[option.name])
+    values["look_closer"] = int(values["look_closer"])
+    if origins["keep_recording"] == DEFAULT:
+        values["keep_recording"] = checked_number(OPTIONS["keep_recording"], values["keep_recording"], DEFAULT)
+    values["callback"] = _function(values["callback"], origins["callback"])
     return Config(**values, origins=origins)
+
+
+def _function(place: str | None, origin: str) -> str:
+    """The place of a function, `package.module:function`; empty for none."""
+    home, _, name = (place or "").partition(":")
+    if place and not all(part.isidentifier() for part in (*home.split("."), *name.split("."))):
+        raise BadOption(origin, place, "a function as package.module:function")
+    return place or ""
 
 
 def project_table(start: Path) -> tuple[Path | None, Mapping[str, Any]]:
@@ -106,14 +134,64 @@ def _nearest(
 def _checked(option: Option, given: object, origin: str) -> Value:
     """The value as the option's type. Raises BadOption that names `origin`."""
     value = given
+    if option.kind in ("number", "count", "share", "size"):
+        return checked_number(option, given, origin)
+    if option.kind == "text" and isinstance(given, int | float) and not isinstance(given, bool):
+        value = str(given)  # a port in a file, say
     if isinstance(given, str) and option.several:
         separator = os.pathsep if option.is_path else ","
         value = tuple(part.strip() for part in given.split(separator) if part.strip())
     if isinstance(value, list | tuple) and option.several and all(isinstance(part, str) for part in value):
         return tuple(value)
-    if isinstance(value, str) and not option.several and (not option.choices or value in option.choices):
+    if isinstance(value, str) and option.kind in ("text", "path") and (not option.choices or value in option.choices):
         return value
-    raise BadOption(origin, given, option.expected)
+    if option.kind == "switch" and str(value).lower() in ("true", "false", "1", "0"):
+        return str(value).lower() in ("true", "1")
+    raise BadOption(origin, "(a secret)" if option.secret else given, option.expected)
+
+
+_SHARE = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?%")
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d*)?|\.\d+) ?(?:([kKMGT])(i?)B)", re.ASCII)
+_LEAST_SIZE = 10**6
+"""Bytes: a sixteenth of it still holds some steps of a small model."""
+_COUNT = re.compile(r"\d{1,18}")
+
+
+def checked_number(option: Option, given: object, origin: str) -> int | float:
+    """The number that was given for an option whose kind is one. Raises BadOption that names `origin`."""
+    number = _number(option, given)
+    if number is None:
+        raise BadOption(origin, given, option.expected)
+    return number
+
+
+def _number(option: Option, given: object) -> int | float | None:
+    """The number that was given, a share in percent as a fraction of one; None where it is none of the option's
+    kind."""
+    if option.kind == "share":
+        found = _SHARE.fullmatch(given.strip()) if isinstance(given, str) else None
+        share = float(found[1]) / 100 if found else 1.0
+        return share if share < 1 else None
+    if option.kind == "size":
+        return _size(given)
+    if isinstance(given, str) and _COUNT.fullmatch(given.strip()):
+        given = int(given)
+    least = 1 if option.kind == "number" else 0
+    return given if type(given) is int and given >= least else None
+
+
+def _size(given: object) -> int | None:
+    """A size in bytes, 0 for no limit."""
+    if not isinstance(given, str):
+        return None
+    if given.strip().lower() == "all":
+        return 0
+    found = _SIZE.fullmatch(given.strip())
+    if not found:
+        return None
+    power = "kmgt".index(found[2].lower()) + 1
+    size = int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+    return size if size >= _LEAST_SIZE else None
 
 
 def _beside(file: Path, value: Value) -> Value:

@@ -383,7 +383,7 @@ class WorkerLost(TrainCheckError):
     slug = "worker-lost"
 
     def __init__(self, what: str, code: int | None) -> None:
-        how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
+        how = "again and again" if code is None else f"by signal {-code}" if code < 0 else f"with exit code {code}"
         super().__init__(
             f"The process that was reading '{what}' ended {how}, most often because memory ran out. "
             "Nothing was written. Try again with --jobs 1, which needs the least memory."
@@ -396,5 +396,5 @@ class StopTraining(TrainCheckError):
     slug = "stopped"
     exit_code = 3
 
-    def __init__(self, title: str, step: int) -> None:
-        super().__init__(f"TrainCheck stopped the training after step {step}: {title}")
+    def __init__(self, title: str, step: int = 0) -> None:
+        super().__init__(f"TrainCheck stopped the training {f'after step {step}' if step else 'as asked'}: {title}")

@@ -2,7 +2,7 @@
 
 From a row come the flag with its help, the name of an environment variable, the key in `[tool.traincheck]` of
 pyproject.toml, and the line in the reference. An option without `shared` is one of a single command line (the folder
-to write, say): it has neither variable nor key.
+to write, say): it has neither variable nor key. The value of a `secret` one is never shown.
 """
 
 from __future__ import annotations
@@ -11,13 +11,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Value: TypeAlias = str | bool | tuple[str, ...] | None
-Kind: TypeAlias = Literal["text", "path", "texts", "paths", "switch", "number"]
+Value: TypeAlias = str | bool | int | float | tuple[str, ...] | None
+Kind: TypeAlias = Literal["text", "path", "texts", "paths", "switch", "number", "count", "share", "size"]
 
 ENVIRONMENT = "TRAINCHECK_"
 
 AUTO, FILES, EXCHANGE, OFF = "auto", "files", "exchange", "off"
 """How ranks are compared: as the run folders allow, by their files, by what they tell each other, or not at all."""
+
+LOCAL, RAY = "local", "ray"
+"""Who reads what is learned from: processes of this machine, or a Ray cluster."""
+
+RECORDED_WHOLE = (
+    "nothing here: what is learned from is recorded whole; it is a check (`traincheck run`) that can leave out steps"
+)
+"""Why a recording does not take the options about steps that are not watched, as the end of a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,7 @@ class Option:
     default: Value = None
     choices: tuple[str, ...] = ()
     shared: bool = False
+    secret: bool = False
 
     @property
     def flag(self) -> str:
@@ -67,6 +76,9 @@ class Option:
             "paths": "a list of paths",
             "path": "a path",
             "number": "a whole number, 1 or more",
+            "count": "a whole number, 0 or more",
+            "size": "a size of 1 MB or more, such as 500 MB, 10GB or 2 GiB, or all for no limit",
+            "share": "a share in percent, from 0% to less than 100%, such as 1% or 0.5%",
         }
         return words.get(self.kind, "a text")
 
@@ -93,10 +105,47 @@ _TABLE = (
     Option(
         "on_violation",
         ("--on-violation",),
-        "What a finding of severity error does to the training: warn tells, stop ends it before the next step.",
-        metavar="warn|stop",
+        "What a finding of severity error does to the training: warn tells, stop ends it before the next step, "
+        "callback calls --callback and what the program registered with traincheck.on_violation.",
+        metavar="warn|stop|callback",
         default="warn",
-        choices=("warn", "stop"),
+        choices=("warn", "stop", "callback"),
+        shared=True,
+    ),
+    Option(
+        "callback",
+        ("--callback",),
+        "Function that is called with each finding of severity error, before the next step; with --on-violation "
+        "callback.",
+        metavar="MODULE:FUNCTION",
+        shared=True,
+    ),
+    Option(
+        "look_closer",
+        ("--look-closer",),
+        "Steps that are recorded in full after the first violation of a rule; 0 for none.",
+        "count",
+        "STEPS",
+        default="5",
+        shared=True,
+    ),
+    Option(
+        "snapshot",
+        ("--snapshot",),
+        "Write parameters, gradients, buffers and optimizer state into the run folder at the first finding of severity "
+        "error.",
+        "switch",
+        default=False,
+        shared=True,
+    ),
+    Option(
+        "keep_recording",
+        ("--keep-recording",),
+        "Bytes that each process may keep of its recording; beyond that steps in the middle of the run are removed, "
+        "those in which something was found last. all is no limit.",
+        "size",
+        "SIZE",
+        default="1 GB",
         shared=True,
     ),
     Option(
@@ -120,12 +169,101 @@ _TABLE = (
         shared=True,
     ),
     Option(
+        "sample_every",
+        ("--sample-every",),
+        "Watch one of so many training steps, in bursts of two; all of them with 1.",
+        "number",
+        "K",
+        default=1,
+        shared=True,
+    ),
+    Option(
+        "warm_up",
+        ("--warm-up",),
+        "Training steps at the start that are watched in any case.",
+        "count",
+        "N",
+        default=20,
+        shared=True,
+    ),
+    Option(
+        "budget",
+        ("--budget",),
+        "Share of the time of a step that watching may take, such as 1% or 0.5%; it decides how many are watched.",
+        "share",
+        "P%",
+        default=0.0,
+        shared=True,
+    ),
+    Option(
         "runs",
         ("--runs",),
         "Folder in which run folders are made that -o does not name.",
         "path",
         "FOLDER",
         default="traincheck-runs",
+        shared=True,
+    ),
+    Option(
+        "webhook",
+        ("--webhook",),
+        "Address to post alerts to, in the form that Slack takes. It is a secret: better given in the variable.",
+        metavar="URL",
+        shared=True,
+        secret=True,
+    ),
+    Option(
+        "alert_command",
+        ("--alert-command",),
+        "Command to run for each alert, which it finds as JSON on its standard input. No shell is involved.",
+        metavar="COMMAND",
+        shared=True,
+    ),
+    Option(
+        "alert_on",
+        ("--alert-on",),
+        "Findings of this severity and above give an alert; so do ranks that fall silent, and the end of the run.",
+        metavar="error|notice",
+        default="error",
+        choices=("error", "notice"),
+        shared=True,
+    ),
+    Option(
+        "silent_after",
+        ("--silent-after",),
+        "Seconds without a sign of life after which a rank is told to be silent; less than 45 may be a slow disk.",
+        metavar="SECONDS",
+        default="60",
+        shared=True,
+    ),
+    Option(
+        "metrics_port",
+        ("--metrics-port",),
+        "Serve metrics for Prometheus on this port; 0 takes one that is free.",
+        metavar="PORT",
+        shared=True,
+    ),
+    Option(
+        "metrics_host",
+        ("--metrics-host",),
+        "Address at which metrics are served; one that other hosts can reach needs a token.",
+        metavar="HOST",
+        default="127.0.0.1",
+        shared=True,
+    ),
+    Option(
+        "metrics_token",
+        ("--metrics-token",),
+        "Who asks for metrics has to show this as a bearer token. It is a secret: better given in the variable.",
+        metavar="TOKEN",
+        shared=True,
+        secret=True,
+    ),
+    Option(
+        "otlp",
+        ("--otlp",),
+        "Collector of OpenTelemetry to send metrics to over HTTP, http://localhost:4318, say.",
+        metavar="ENDPOINT",
         shared=True,
     ),
     Option("run_folder", ("--out", "-o"), "Run folder to write. (default: RUNS/NAME-DATE-TIME)", "path", "RUN"),
@@ -152,6 +290,22 @@ _TABLE = (
         "N",
     ),
     Option(
+        "engine",
+        ("--engine",),
+        "Who reads: local processes, or a Ray cluster (pip install 'traincheck[ray]').",
+        "text",
+        "local|ray",
+        LOCAL,
+        (LOCAL, RAY),
+    ),
+    Option(
+        "address",
+        ("--address",),
+        "Address of the Ray cluster; by default RAY_ADDRESS, or else a Ray of --jobs processes on this machine.",
+        "text",
+        "ADDRESS",
+    ),
+    Option(
         "journal",
         ("--journal",),
         "Where to write why each candidate was kept or dropped. (default: BOOK.journal.jsonl)",
@@ -160,10 +314,22 @@ _TABLE = (
     ),
     Option("journal_read", ("--journal",), "Journal to look in, instead of run folders.", "path", "FILE"),
     Option("reason", ("--reason",), "Why; it is kept in the book for whoever reads it next.", metavar="TEXT"),
+    Option("reason_asked", ("--reason",), "Why; with mute and stop. It is told in the report.", metavar="TEXT"),
+    Option(
+        "wait",
+        ("--wait",),
+        "Seconds to wait for the processes of the run to answer; 0 to wait for none.",
+        "count",
+        "SECONDS",
+        default="10",
+    ),
     Option("unmute", ("--unmute",), "Check these invariants again.", "switch", default=False),
     Option("fail_on_change", ("--fail-on-change",), "Give exit code 3 when anything differs.", "switch", default=False),
     Option("json_file", ("--json",), "Also write the report as JSON.", "path", "FILE"),
     Option("html_file", ("--html",), "Also write the report as one self-contained HTML page.", "path", "FILE"),
+    Option(
+        "json_lines", ("--json",), "Print JSON: one object for each finding and each status.", "switch", default=False
+    ),
     Option("as_json", ("--json",), "Print JSON.", "switch", default=False),
     Option("text", ("--filter",), "Only invariants in which every word of TEXT occurs.", metavar="TEXT"),
     Option("relation", ("--relation",), "Only invariants of this relation.", metavar="RELATION"),

@@ -5,6 +5,7 @@ Packages add their own through entry points of the same group names, such as `tr
 
 from __future__ import annotations
 
+import functools
 import importlib
 from importlib.metadata import entry_points
 from typing import Any
@@ -35,11 +36,17 @@ def load(group: str) -> dict[str, Any]:
     another, and for one that lacks a method.
     """
     places = dict(GROUPS[group])
-    for entry in entry_points(group=group):
-        if entry.name in places:
-            raise PluginError(group, entry.name, f"both {places[entry.name]} and {entry.value} claim it")
-        places[entry.name] = entry.value
+    for name, place in _added(group):
+        if name in places:
+            raise PluginError(group, name, f"both {places[name]} and {place} claim it")
+        places[name] = place
     return {name: _class(group, name, place) for name, place in places.items()}
+
+
+@functools.cache  # a file of every installed package is read for it, which takes as long as judging some windows
+def _added(group: str) -> tuple[tuple[str, str], ...]:
+    """What installed packages add to an extension point, as a name and a place each."""
+    return tuple((entry.name, entry.value) for entry in entry_points(group=group))
 
 
 def _class(group: str, name: str, place: str) -> Any:

@@ -92,7 +92,7 @@ def test_ranks_that_a_program_starts_by_itself_are_known(home: Path) -> None:
     traincheck(apart, "collect", "-o", "run", "--", sys.executable, "train.py", "5", port)
     jobs = RunFolder.open(apart / "run").jobs()
     assert [job.name.rsplit("-", 1)[1] for job in jobs] == [port, f"{port}#2"]
-    assert all(job.size == 2 and sorted(job.files) == [0, 1] for job in jobs)
+    assert [(job.size, sorted(job.files)) for job in jobs] == [(2, [0, 1])] * 2
     traincheck(apart, "check", "run", "--book", str(home / "book.jsonl"), "--json", "check.json", expect=3)
     (finding,) = json.loads((apart / "check.json").read_text())["findings"]
     assert finding["title"] == "Gradients of replicas differ between ranks" and finding["times"] > 1

@@ -31,7 +31,11 @@ def what(report: dict[str, Any]) -> list[tuple[object, ...]]:
     ("name", "text"),
     [
         ("apart", PROGRAM.replace(*APART)),
-        ("shard", PROGRAM.replace(*SAME_SHARD).replace("sampler.set_epoch(epoch)", "")),
+        pytest.param(
+            "shard",
+            PROGRAM.replace(*SAME_SHARD).replace("sampler.set_epoch(epoch)", ""),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_what_ranks_tell_each_other_shows_what_their_files_show(home: Path, name: str, text: str) -> None:

@@ -27,16 +27,17 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the command found in every third case, and in all clean runs."""
+    """What the command found in every third case, and in their clean runs."""
     runs = tmp_path_factory.mktemp("runs")
-    third = ",".join(case.id for case in read_cases()[::EVERY])
+    some = ",".join(case.id for case in read_cases()[::EVERY])
     command = [sys.executable, "-m", "benchmarks.detection", "--ours", "--examples-only", "--runs", str(runs)]
-    done = subprocess.run([*command, "--cases", third], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([*command, "--cases", some], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, Any] = json.loads((runs / "result.json").read_text())
     return found
 
 
+@pytest.mark.long
 def test_the_figures_are_those_of_the_page(result: dict[str, Any]) -> None:
     kept = {row["id"]: row["books"]["examples"] for row in json.loads(KEPT.read_text())["cases"]}
     judged = ("detected", "same_step", "diagnosed")
@@ -44,6 +45,7 @@ def test_the_figures_are_those_of_the_page(result: dict[str, Any]) -> None:
     assert now == {name: [kept[name][key] for key in judged] for name in now}
 
 
+@pytest.mark.long
 def test_no_clean_run_has_an_error(result: dict[str, Any]) -> None:
     checks = [found for found in result["alarms"].values() if found]
     assert len(checks) == 2
@@ -52,7 +54,9 @@ def test_no_clean_run_has_an_error(result: dict[str, Any]) -> None:
         assert found["failed_share_of_triggered"] < 0.005, found["alarms"]
 
 
-@pytest.mark.parametrize("name", ["a13-stackoverflow-60335387", "a11-x-jxmnop-ddp-out-of-sync"])
+@pytest.mark.parametrize(
+    "name", ["a13-stackoverflow-60335387", pytest.param("a11-x-jxmnop-ddp-out-of-sync", marks=pytest.mark.long)]
+)
 def test_a_warm_start_records_what_a_cold_one_does(name: str, tmp_path: Path) -> None:
     (case,) = read_cases(name)
     program = programs_of(case, tmp_path)[BUGGY]

@@ -19,7 +19,16 @@ def pool() -> Iterator[ProcessPoolExecutor]:
         yield found
 
 
-@pytest.mark.parametrize("case", read_cases(), ids=lambda case: case.id)
+EVERY = 4
+"""Cases of which one is tried for every change."""
+
+CASES = [
+    pytest.param(case, id=case.id, marks=pytest.mark.long if number % EVERY else ())
+    for number, case in enumerate(read_cases())
+]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_the_effect_is_there_and_only_in_the_buggy_program(case: Case, pool: ProcessPoolExecutor) -> None:
     assert pool.submit(measured, case, BUGGY).result() == case.first_bad_step
     assert pool.submit(measured, case, CLEAN).result() is None

@@ -303,7 +303,8 @@ for name in ("SIGTERM", "SIGHUP", "SIGUSR1"):
     signal.signal(getattr(signal, name), leave)
 try:
     open("ready", "w").close()
-    time.sleep(30)
+    for _ in range(600):  # one long sleep would go on where the signal comes just before it
+        time.sleep(0.05)
 except KeyboardInterrupt:
     try:
         time.sleep(0.5)
@@ -360,7 +361,9 @@ def test_ctrl_c_reaches_the_program_once(place: Path) -> None:
 
 
 def test_an_interrupted_program_is_130(place: Path) -> None:
-    (place / "sleep.py").write_text("import time\nopen('ready', 'w').close()\ntime.sleep(30)\n")
+    (place / "sleep.py").write_text(
+        "import time\nopen('ready', 'w').close()\nfor _ in range(600):\n    time.sleep(0.05)\n"
+    )
     argv = [sys.executable, "-c", DRIVER, "sleep.py"]
     with subprocess.Popen(
         argv, cwd=place, env=driver_environ(place), stderr=subprocess.PIPE, text=True, start_new_session=True

@@ -442,7 +442,7 @@ print("end")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_a_program_with_workers_is_the_same_and_ends_cleanly(tmp_path: Path, method: str) -> None:
     main = "\n".join("    " + line for line in PROGRAM.split("torch.manual_seed(0)\n")[1].splitlines())
     head = PROGRAM.split("torch.manual_seed(0)\n")[0]

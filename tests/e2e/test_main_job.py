@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from once import made_once
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 LEARNED_FROM = ("digits_cnn", "small_gpt", "lstm_tbptt", "gan", "grad_accum_bf16")
@@ -23,16 +25,18 @@ def traincheck(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "COLUMNS": "100"})
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A book learned from a few examples."""
-    place = tmp_path_factory.mktemp("learned")
+    return made_once(tmp_path_factory, "learned", learn) / "good.jsonl"
+
+
+def learn(place: Path) -> None:
     for name in LEARNED_FROM:
         done = traincheck("collect", "-o", place / name, EXAMPLES / f"{name}.py")
         assert done.returncode == 0, done.stderr
     done = traincheck("infer", *(place / name for name in LEARNED_FROM), "-o", place / "good.jsonl")
     assert done.returncode == 0, done.stderr
-    return place / "good.jsonl"
 
 
 def run(script: Path, book: Path, folder: Path) -> tuple[int, dict[str, object]]:
@@ -54,11 +58,19 @@ FIRST_BAD_STEP = {"missing_zero_grad": 2, "stale_optimizer": 1}
 """The steps in which an effect first exists, where it is the same for every configuration."""
 
 
+def buggy_run(name: str, book: Path, factory: pytest.TempPathFactory) -> Path:
+    """A run folder of this buggy script, every step of which was checked."""
+
+    def make(place: Path) -> None:
+        code, _ = run(EXAMPLES / "buggy" / f"{name}.py", book, place / "run")
+        assert code == 3
+
+    return made_once(factory, name, make) / "run"
+
+
 @pytest.mark.parametrize("name", BUGGY)
-def test_error_is_caught_and_named(name: str, book: Path, tmp_path: Path) -> None:
-    script = EXAMPLES / "buggy" / f"{name}.py"
-    code, report = run(script, book, tmp_path / "run")
-    assert code == 3
+def test_error_is_caught_and_named(name: str, book: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    report = json.loads((buggy_run(name, book, tmp_path_factory) / "report.json").read_text())
     errors = [finding for finding in report["findings"] if finding["severity"] == "error"]
     assert len(errors) == 1
     leading = report["findings"][0]
@@ -70,24 +82,29 @@ def test_error_is_caught_and_named(name: str, book: Path, tmp_path: Path) -> Non
         assert leading["step"] == FIRST_BAD_STEP[name]
 
 
-@pytest.mark.parametrize("name", BUGGY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if number % 2 else ()) for number, name in enumerate(BUGGY)]
+)
 def test_clean_twin_is_clean(name: str, book: Path, tmp_path: Path) -> None:
     code, report = run(EXAMPLES / "buggy" / f"{name}_clean.py", book, tmp_path / "run")
     assert code == 0
     assert not [finding for finding in report["findings"] if finding["severity"] == "error"]
 
 
-@pytest.mark.parametrize("name", ["vae", "reinforce", "finetune_frozen", "hf_trainer", "augmented_workers"])
+@pytest.mark.parametrize(
+    "name",
+    ["vae", "reinforce", pytest.param("finetune_frozen", marks=pytest.mark.long), "hf_trainer", "augmented_workers"],
+)
 def test_other_good_scripts_are_clean(name: str, book: Path, tmp_path: Path) -> None:
     code, report = run(EXAMPLES / f"{name}.py", book, tmp_path / "run")
     assert code == 0
     assert not [finding for finding in report["findings"] if finding["severity"] == "error"]
 
 
-def test_offline_check_agrees_with_live(book: Path, tmp_path: Path) -> None:
-    script = EXAMPLES / "buggy" / "missing_zero_grad.py"
-    _, live = run(script, book, tmp_path / "live")
-    again = traincheck("check", tmp_path / "live", "--book", book, "--json", tmp_path / "offline.json")
+def test_offline_check_agrees_with_live(book: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    folder = buggy_run("missing_zero_grad", book, tmp_path_factory)
+    live = json.loads((folder / "report.json").read_text())
+    again = traincheck("check", folder, "--book", book, "--json", tmp_path / "offline.json")
     assert again.returncode == 3, again.stderr
     offline = json.loads((tmp_path / "offline.json").read_text())
     assert offline["findings"] == live["findings"]

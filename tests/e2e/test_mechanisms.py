@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import pytest
 
+from once import made_once
+
 PROGRAM = Path(__file__).parent / "programs" / "translate.py"
 LEARNED_FROM = (("--seed", "1", "--epochs", "4"), ("--seed", "2"), ("--seed", "3", "--epochs", "5", "--words", "640"))
 
@@ -101,14 +103,16 @@ def traincheck(home: Path, *words: object) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A book learned from three clean runs of the pipeline, of other seeds and lengths."""
-    home = tmp_path_factory.mktemp("pipeline")
+    return made_once(tmp_path_factory, "pipeline", learn) / "book.jsonl"
+
+
+def learn(home: Path) -> None:
     (home / PROGRAM.name).write_text(PROGRAM.read_text())
     for number, args in enumerate(LEARNED_FROM):
         done = traincheck(home, "collect", "-o", f"run{number}", PROGRAM.name, *args)
         assert done.returncode == 0, done.stderr
     done = traincheck(home, "infer", *(f"run{number}" for number in range(len(LEARNED_FROM))), "-o", "book.jsonl")
     assert done.returncode == 0, done.stderr
-    return home / "book.jsonl"
 
 
 def checked(book: Path, home: Path, text: str, *args: str) -> tuple[int, dict[str, object], str]:
@@ -118,7 +122,9 @@ def checked(book: Path, home: Path, text: str, *args: str) -> tuple[int, dict[st
     return done.returncode, json.loads((home / "run" / "report.json").read_text()), done.stderr
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if number % 2 else ()) for number, name in enumerate(MUTATIONS)]
+)
 def test_each_mechanism_shows(name: str, book: Path, tmp_path: Path) -> None:
     text = PROGRAM.read_text()
     mutation = MUTATIONS[name]
@@ -130,7 +136,10 @@ def test_each_mechanism_shows(name: str, book: Path, tmp_path: Path) -> None:
     assert mutation.names in json.dumps(leading), said
 
 
-@pytest.mark.parametrize("args", [(), ("--seed", "9", "--epochs", "2"), ("--words", "400", "--seed", "4")])
+@pytest.mark.parametrize(
+    "args",
+    [(), pytest.param(("--seed", "9", "--epochs", "2"), marks=pytest.mark.long), ("--words", "400", "--seed", "4")],
+)
 def test_the_clean_pipeline_is_clean(args: tuple[str, ...], book: Path, tmp_path: Path) -> None:
     code, report, said = checked(book, tmp_path, PROGRAM.read_text(), *args)
     assert code == 0 and not report["findings"], said

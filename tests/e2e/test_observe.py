@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import sys
 import torch
@@ -119,3 +121,38 @@ except traincheck.TrainCheckError as error:
     )
     assert "entered" not in done.stdout and "already holds something" in done.stdout
     assert (tmp_path / "mine" / "keep.txt").read_text() == "precious"
+
+
+@pytest.mark.slow
+def test_steps_can_be_left_out_of_a_check_and_not_of_a_recording(tmp_path: Path) -> None:
+    done = execute(
+        tmp_path,
+        """
+with traincheck.observe("good"):
+    train(60)
+import subprocess
+subprocess.run([sys.executable, "-m", "traincheck", "infer", "good", "-o", "book.jsonl"], check=True)
+with traincheck.observe("part", "book.jsonl", sample_every=5, warm_up=4) as seen:
+    train(60)
+assert seen.report.verdict == "clean", seen.report.findings
+assert 4 < seen.report.cost.watched < 30 and seen.report.cost.steps == 60
+for bad in ({"sample_every": 0}, {"warm_up": -1}, {"budget": "1"}, {"budget": "100%"}, {"keep_recording": "1000"}):
+    for book in ((), "book.jsonl"):
+        try:
+            with traincheck.observe("other", book, **bad):
+                raise SystemExit("it was taken")
+        except traincheck.TrainCheckError as error:
+            print(error)
+for refused in ({"sample_every": 2}, {"budget": "1%"}):
+    try:
+        with traincheck.observe("other", **refused):
+            raise SystemExit("it was taken")
+    except traincheck.TrainCheckError as error:
+        assert "recorded whole" in str(error), error
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "sample_every was given 0; expected a whole number, 1 or more" in done.stdout
+    assert "budget was given '1'; expected a share in percent" in done.stdout
+    assert "keep_recording was given '1000'; expected a size of 1 MB or more, such as 500 MB" in done.stdout
+    assert not (tmp_path / "other").exists()

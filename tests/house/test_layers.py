@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from repository import MODULES, SRC, module_name, told, tree
 
-GROUND = {"vocab", "errors", "version", "files"}
+GROUND = {"vocab", "errors", "version", "files", "redaction", "printable"}
 """What every stage may import."""
 RULES = {"relations", "invariants", "plugins", "trace"}
 
@@ -19,9 +19,11 @@ ALLOWED: dict[str, set[str]] = {
     "version": set(),
     "options": set(),
     "files": {"errors"},
+    "redaction": set(),
+    "printable": set(),
     "plugins": {"errors"},
     "config": {"errors", "options"},
-    "sources": {"vocab", "errors"},
+    "sources": {"vocab", "errors", "redaction"},
     "trace": GROUND,
     "relations": {"vocab", "errors"},
     "reporting": GROUND,

@@ -38,21 +38,31 @@ tensors = st.lists(
     max_size=3,
 ).map(tuple)
 
+sites = st.just("") | st.builds(
+    "{}:{}:{}".format, texts, st.integers(0, 10**6), texts.map(lambda name: name.replace(":", "."))
+)
+
+
+def inside(call: Call) -> Call:
+    """What a call is inside of began before it."""
+    return call if call.parent < call.seq else call._replace(parent=call.seq - 1)
+
+
 calls = st.builds(
     Call,
-    seq=positions,
+    seq=positions.filter(lambda seq: seq > -(2**63)),
     end=positions,
     parent=positions,
     kind=st.sampled_from(CALL_KINDS),
     levels=st.lists(names, min_size=1, max_size=3).map(tuple),
     receiver=texts,
-    site=texts,
+    site=sites,
     context=all_facts,
     args=all_facts,
     result=all_facts,
     thread=st.integers(0, 3),
     tensors=tensors,
-)
+).map(inside)
 changes = st.builds(
     Change,
     seq=positions,
@@ -141,7 +151,7 @@ readable_calls = st.builds(
     result=all_facts,
     thread=st.integers(0, 3),
     tensors=tensors,
-)
+).map(inside)
 readable_readings = st.builds(
     Reading,
     seq=st.integers(51, 60),

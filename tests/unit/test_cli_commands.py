@@ -47,7 +47,19 @@ def invariant(
 def finding(severity: str) -> Finding:
     site = Site("train.py", 3, "main")
     return Finding(
-        severity, 1, 0, f"nothing changes ({severity})", "stale", site, ("w",), "change", "none", ("look",), (), 2, 2
+        severity,
+        1,
+        0,
+        f"nothing changes ({severity})",
+        "stale",
+        site,
+        ("w",),
+        "change",
+        "none",
+        ("look",),
+        (severity,),
+        2,
+        2,
     )
 
 
@@ -132,9 +144,9 @@ def learned(wrote: list[Path] | None = None) -> object:
 def test_infer_writes_book_and_journal(tmp_path: Path, stand_in: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
     wrote: list[Path] = []
 
-    def learn(folders: list[Path], progress: Callable[[str, int, int], None], jobs: int) -> object:
+    def learn(folders: list[Path], progress: Callable[[str, int, int], None], jobs: int, cluster: object) -> object:
         progress("reading", 1, 2)
-        assert folders == [Path("runs/a"), Path("runs/b")] and jobs == 1
+        assert folders == [Path("runs/a"), Path("runs/b")] and jobs == 1 and cluster is None
         return learned(wrote)
 
     stand_in("traincheck.inference.learn", learn=learn)
@@ -259,7 +271,7 @@ def test_doctor_tells_people_and_programs(monkeypatch: pytest.MonkeyPatch, capsy
 def test_published_infer_and_check(
     tmp_path: Path, book: Path, stand_in: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stand_in("traincheck.inference.learn", learn=lambda folders, progress, jobs: learned())
+    stand_in("traincheck.inference.learn", learn=lambda folders, progress, jobs, cluster: learned())
     assert published.infer(["-f", "a", "b", "-o", "x.jsonl", "--disable-relation", "Y", "Z", "-b", "polars"]) == 0
     assert "not needed any more and left out: --disable-relation, -b" in capsys.readouterr().err
     stand_in("traincheck.checking.offline", check_folder=lambda folder, book, progress=None: Checked(report("error")))

@@ -69,6 +69,12 @@ def test_one_value_may_stand_without_brackets(tmp_path: Path) -> None:
         ({"fail_on": "sometimes"}, {}, "", "--fail-on"),
         ({"compare_ranks": "nonsense"}, {}, "", "--compare-ranks"),
         ({}, {"TRAINCHECK_ON_VIOLATION": "shout"}, "", "TRAINCHECK_ON_VIOLATION"),
+        ({"look_closer": "-1"}, {}, "", "--look-closer"),
+        ({}, {"TRAINCHECK_LOOK_CLOSER": "some"}, "", "TRAINCHECK_LOOK_CLOSER"),
+        ({}, {}, "[tool.traincheck]\nlook-closer = 1.5\n", "look-closer"),
+        ({}, {}, "[tool.traincheck]\nsnapshot = 'perhaps'\n", "snapshot"),
+        ({"callback": "package.module"}, {}, "", "--callback"),
+        ({"callback": "a path/module:f"}, {}, "", "--callback"),
         ({}, {}, "[tool.traincheck]\nfail-on = 3\n", "pyproject.toml"),
         ({}, {}, "[tool.traincheck]\nbooks = [1]\n", "books"),
         ({}, {}, "[tool.traincheck]\nfial-on = 'error'\n", "fial-on"),
@@ -94,3 +100,86 @@ def test_options_of_one_command_line_have_neither_variable_nor_key() -> None:
     for option in OPTIONS.values():
         assert bool(option.variable) == bool(option.key) == option.shared
         assert option.help.rstrip(")]").endswith((".", "DATE-TIME", "jsonl")), option.name
+
+
+def test_numbers_and_switches_may_come_from_anywhere(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.traincheck]\nlook-closer = 7\nsnapshot = true\n")
+    found = load({}, {}, tmp_path)
+    assert (found.look_closer, found.snapshot, found.callback) == (7, True, "")
+    found = load({"look_closer": "0"}, {"TRAINCHECK_SNAPSHOT": "0"}, tmp_path)
+    assert (found.look_closer, found.snapshot) == (0, False)
+    assert load({"callback": "package.module:Class.method"}, {}, tmp_path).callback == "package.module:Class.method"
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "meant"),
+    [
+        ("sample_every", "10", 10),
+        ("warm_up", "0", 0),
+        ("budget", "1%", 0.01),
+        ("budget", "0.5 %", 0.005),
+        ("budget", ".5%", 0.005),
+        ("budget", "0%", 0.0),
+        ("keep_recording", "500 MB", 500e6),
+        ("keep_recording", "10GB", 10e9),
+        ("keep_recording", "1.5 GiB", 1.5 * 2**30),
+        ("keep_recording", "2000 kB", 2e6),
+        ("keep_recording", "all", 0),
+    ],
+)
+def test_numbers_are_read_from_a_flag_a_variable_and_a_file(
+    tmp_path: Path, name: str, given: str, meant: float
+) -> None:
+    option = OPTIONS[name]
+    assert getattr(load({name: given}, {}, tmp_path), name) == pytest.approx(meant)
+    assert getattr(load({}, {option.variable: given}, tmp_path), name) == pytest.approx(meant)
+    plain = given if option.kind not in ("share", "size") else f'"{given}"'
+    project(tmp_path, f"[tool.traincheck]\n{option.key} = {plain}\n")
+    found = load({}, {}, tmp_path)
+    assert getattr(found, name) == pytest.approx(meant) and option.key in found.origin(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("sample_every", "0", "a whole number, 1 or more"),
+        ("sample_every", "-3", "a whole number, 1 or more"),
+        ("sample_every", "2.5", "a whole number, 1 or more"),
+        ("sample_every", "ten", "a whole number, 1 or more"),
+        ("sample_every", "9" * 30, "a whole number, 1 or more"),
+        ("warm_up", "-1", "a whole number, 0 or more"),
+        ("budget", "1", "a share in percent"),
+        ("budget", "0.01", "a share in percent"),
+        ("budget", "100%", "a share in percent"),
+        ("budget", "-1%", "a share in percent"),
+        ("budget", "%", "a share in percent"),
+        ("budget", "nan%", "a share in percent"),
+        ("keep_recording", "1000", "a size of 1 MB or more"),
+        ("keep_recording", "0", "a size of 1 MB or more"),
+        ("keep_recording", "-1 GB", "a size of 1 MB or more"),
+        ("keep_recording", "999 kB", "a size of 1 MB or more"),
+        ("keep_recording", "10 GX", "a size of 1 MB or more"),
+        ("keep_recording", "GB", "a size of 1 MB or more"),
+        ("keep_recording", "nan GB", "a size of 1 MB or more"),
+        ("keep_recording", "none", "a size of 1 MB or more"),
+    ],
+)
+def test_a_number_that_means_nothing_is_told_with_its_place(
+    tmp_path: Path, name: str, given: str, expected: str
+) -> None:
+    option = OPTIONS[name]
+    with pytest.raises(BadOption, match=expected) as caught:
+        load({name: given}, {}, tmp_path)
+    assert str(caught.value).startswith(f"{option.flag} was given '{given}'")
+    with pytest.raises(BadOption, match=rf"{option.variable} .*{expected}"):
+        load({}, {option.variable: given}, tmp_path)
+    project(tmp_path, f'[tool.traincheck]\n{option.key} = "{given}"\n')
+    with pytest.raises(BadOption, match=rf"pyproject\.toml.*{option.key} .*{expected}"):
+        load({}, {}, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["true", "1.5", "[10]"])
+def test_a_value_of_another_type_is_no_number(tmp_path: Path, text: str) -> None:
+    project(tmp_path, f"[tool.traincheck]\nsample-every = {text}\n")
+    with pytest.raises(BadOption, match=r"sample-every .* a whole number, 1 or more"):
+        load({}, {}, tmp_path)

@@ -329,6 +329,43 @@ def test_with_several_schedulers_or_optimizers_nobody_knows_whose_rate_it_is() -
     assert of(script, SCHEDULED) == []
 
 
+def behind_a_gap(script: Script, lost: int) -> list[bool]:
+    """What is said of the windows of a script when one of them is missing."""
+    told = [window for window in script.windows if window.index != lost]
+    return fates(occasions(Consistent, told, SCHEDULED), AGREES)
+
+
+def test_behind_a_gap_a_rate_is_judged_where_optimizer_and_scheduler_agreed_before() -> None:
+    script = Script()
+    script.window().step(rate(0.1))
+    script.schedule(("scheduler.lr", "StepLR", 0.05))
+    script.window().step(rate(0.05))
+    script.window().step()
+    script.window().step(rate(0.05))
+    script.schedule(("scheduler.lr", "StepLR", 0.02))
+    script.window().step(rate(0.05))
+    assert behind_a_gap(script, lost=2) == [True, False]
+
+
+def test_behind_a_gap_a_scheduler_may_be_of_an_optimizer_that_was_not_seen() -> None:
+    """Another optimizer steps in windows that are missing; or it was seen before, so nobody knows whose the rate is."""
+    script = Script()
+    script.window().step(rate(0.1))
+    script.window().step(rate(0.3, "Adam"), receiver="Adam")
+    script.window().step(rate(0.1))
+    script.schedule(("scheduler.lr", "StepLR", 0.2))
+    script.window().step(rate(0.1))
+    assert behind_a_gap(script, lost=1) == []
+    script = Script()
+    script.window().step(rate(0.1))
+    script.step(rate(0.3, "Adam"), receiver="Adam")
+    script.window()
+    script.window().step(rate(0.1))
+    script.schedule(("scheduler.lr", "StepLR", 0.1))
+    script.window().step(rate(0.1))
+    assert behind_a_gap(script, lost=1) == []
+
+
 def test_schedulers_inside_another_do_not_count() -> None:
     script = Script()
     script.window().step(rate(0.1))

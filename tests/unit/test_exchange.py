@@ -18,6 +18,7 @@ from traincheck.checking.digests import lean
 from traincheck.checking.rank_engine import Compared
 from traincheck.runtime import comparing_rank, exchange
 from traincheck.runtime.exchange import Exchange
+from traincheck.runtime.lines import Line
 from traincheck.runtime.place import Place
 from traincheck.sources import job_store, replica_readings
 from traincheck.sources.job_store import JobStore
@@ -300,3 +301,32 @@ def test_strangers_at_the_port_do_not_keep_ranks_apart(begin: Begin) -> None:
         for number, rank in enumerate((first, other)):
             rank.tell(updates(number, 5))
         wait_for(lambda: first.steps == 5)
+
+
+def test_the_port_is_open_where_the_job_finds_the_first_rank_and_nowhere_else() -> None:
+    with exchange._listen("127.0.0.1", 2) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"\xff" * 64,
+        b"\x00\x00\x00\x04\x91\x91\x91\x91",
+        b"\x00\x00\x04\x01" + b"\x91" * 1025,
+        b"\x00\x00\x03\xff" + b"\x91" * 1023,
+    ],
+)
+def test_a_stranger_is_sent_away_whatever_it_says(said: bytes) -> None:
+    """Among others by what claims to be longer than a greeting, and by lists in lists."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        theirs = socket.create_connection(server.getsockname())
+        ours, _ = server.accept()
+    with theirs:
+        theirs.sendall(said)
+        theirs.shutdown(socket.SHUT_WR)
+        line = Line(ours)
+        with pytest.raises(OSError):
+            line.receive(comparing_rank.LARGEST_GREETING, comparing_rank.GREETING)
+        line.close()

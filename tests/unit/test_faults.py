@@ -86,6 +86,17 @@ def test_a_source_that_cannot_attach_is_told_and_the_others_observe(monkeypatch:
     assert len(seen.named(STEP)) == 6
 
 
+def test_what_a_source_has_done_is_taken_back_where_it_cannot_go_on() -> None:
+    from traincheck.sources import autograd
+    from traincheck.testing import faults
+
+    before = process_state()
+    with faults.failing_at(autograd, "replace", after=1) as fault, observing() as seen:
+        train()
+    assert fault.times == 1 and process_state() == before
+    assert [reason.split(":")[0] for reason in seen.missing] == ["autograd"]
+
+
 # -- errors of the program
 
 

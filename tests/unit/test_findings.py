@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from recorded import training
+from traincheck.checking import engine
 from traincheck.checking.causes import cause_of
 from traincheck.checking.checked import conclude
 from traincheck.checking.engine import Outcome, Tried
 from traincheck.checking.findings import Teller, group
+from traincheck.checking.outcome_files import read_outcome, save_outcome
 from traincheck.invariants.book import Book
 from traincheck.vocab.finding import Finding, Violation
-from traincheck.vocab.invariant import Invariant
-from traincheck.vocab.occasion import Property
+from traincheck.vocab.invariant import Clause, Invariant
+from traincheck.vocab.occasion import Property, Subject
 
 NewInvariant = Callable[..., Invariant]
 
@@ -51,6 +55,26 @@ def test_a_finding_is_told_once(new_invariant: NewInvariant) -> None:
     first, again = violation(new_invariant, 0), violation(new_invariant, 0, step=2)
     assert teller.feed([first], [first]) and not teller.feed([again], [first, again]) and not teller.feed([], [first])
     assert [finding.step for finding in told] == [1]
+
+
+def test_what_fails_in_every_step_is_counted_and_not_kept_without_end(
+    new_invariant: NewInvariant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "MOST_IN_ALL", 250)
+    of_each = Subject("torch.optim.Optimizer.step", "parameter.data")
+    clauses = ((), (Clause("held", "none"),), (Clause("held", "this", negated=True),))
+    rules = [new_invariant(clauses=each, subject=of_each) for each in clauses]  # one parameter is frozen
+    checker, steps = engine.Engine(rules), 3 * engine.MOST_VIOLATIONS
+    for window in training(steps):
+        checker.feed(window)
+    found = checker.outcome
+    kept = [sum(one.invariant == rule for one in found.violations) for rule in rules]
+    assert max(kept) <= engine.MOST_VIOLATIONS and min(kept) >= engine.FEW and sum(kept) <= 250 + 3 * engine.FEW
+    save_outcome(tmp_path, found)
+    for outcome in (found, read_outcome(tmp_path / "live-0-0.json", Book(tuple(rules)))):
+        report = conclude(Book(tuple(rules)), rules, [outcome], unobserved={}).report
+        (finding,) = report.findings
+        assert (finding.step, finding.last_step, finding.times) == (1, steps, steps)
 
 
 @pytest.mark.parametrize(("evidence", "told"), [(("here a call of f calls Module.forward",), True), ((), False)])

@@ -7,6 +7,7 @@ import gc
 import io
 import pickle
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -196,3 +197,36 @@ def test_the_program_may_take_our_callables_for_its_own() -> None:
     clip([weight], 1.0)
     assert weight.grad is not None
     assert seen.calls == []
+
+
+def test_threads_that_train_beside_each_other_are_no_fault() -> None:
+    """Each builds, trains and lets go of models, with as many switches between them as can be."""
+    failed: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            for _ in range(6):
+                model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+                optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+                for _ in range(4):
+                    optimizer.zero_grad()
+                    model(torch.ones(4, 4)).sum().backward()
+                    optimizer.step()
+                model.state_dict()
+        except BaseException as error:
+            failed.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with observing() as seen:
+            threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+            for thread in threads:
+                thread.start()
+            work(9)
+            for thread in threads:
+                thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert failed == []
+    assert seen.faults == []

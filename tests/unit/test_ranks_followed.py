@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -16,10 +17,13 @@ from traincheck.checking.ranks import Follower, compare_recorded
 from traincheck.errors import TraceOutOfReach
 from traincheck.runtime.place import Place, place, told_apart
 from traincheck.testing.readable import from_text
-from traincheck.trace.folder import RunFolder
+from traincheck.trace.folder import RunFolder, told_file
+from traincheck.trace.format import TOLD
 from traincheck.trace.notes import Manifest, ProcessNote
 from traincheck.trace.reader import follow_windows
-from traincheck.trace.writer import TOLD, TraceWriter
+from traincheck.trace.rotation import RotatingWriter
+from traincheck.trace.segments import segments
+from traincheck.trace.writer import TraceWriter
 from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
@@ -47,10 +51,10 @@ def rules() -> list[Invariant]:
 class Job:
     """A run folder with ranks that write when they are told to."""
 
-    def __init__(self, home: Path, size: int = 2) -> None:
+    def __init__(self, home: Path, size: int = 2, most: int = 0) -> None:
         self.run = RunFolder.create(home / "run", Manifest(script="train.py"))
-        self.writers = [TraceWriter(self.run.path, rank, 100 + rank) for rank in range(size)]
-        self.tellers = [TraceWriter(self.run.path, rank, 100 + rank, TOLD) for rank in range(size)]
+        self.writers = [RotatingWriter(self.run.path, rank, 100 + rank, most * (1 + rank)) for rank in range(size)]
+        self.tellers = [RotatingWriter(self.run.path, rank, 100 + rank, most, TOLD) for rank in range(size)]
         for rank in range(size):
             self.run.write_note(ProcessNote(rank=rank, process=100 + rank, world_size=size, job="job"))
 
@@ -85,6 +89,27 @@ def test_what_is_found_live_is_what_is_found_afterwards(tmp_path: Path, rules: l
     assert seen(follower.compared) == seen(recorded) and len(seen(recorded)) >= STEPS - 9
     assert [one.outcome.tried for one in follower.compared] == [one.outcome.tried for one in recorded]
     assert [one.not_compared for one in follower.compared] == [()]
+
+
+@pytest.mark.parametrize("apart", [0, 280])
+def test_ranks_whose_recordings_lost_their_middle_are_compared_in_what_is_left(
+    tmp_path: Path, rules: list[Invariant], apart: int
+) -> None:
+    job, told = Job(tmp_path, most=160_000), list[Finding]()
+    ranks = {0: rank_windows(0, 300), 1: rank_windows(1, 300, apart=apart)}
+    with Follower(job.run, rules, told.append, pause=0.01):
+        for begin in range(0, 301, 50):
+            job.write(ranks, begin, begin + 50)
+    assert [finding.step for finding in told] == ([apart] if apart else [])
+    with Follower(job.run, rules, lambda _: None, pause=0.01) as late:  # of the middle it sees nothing
+        pass
+    (recorded,) = compare_recorded(job.run, [rules])
+    for (found,) in (late.compared, recorded):
+        assert {step for step, _, _ in seen([found])} <= set(range(apart, 301)) and bool(seen([found])) == bool(apart)
+        assert found.outcome.steps == 300 and not any("only" in reason for reason in found.not_compared)
+    files = job.run.event_files()
+    assert all(1 < len(segments(file)) < 17 for file in files) and len(job.run.removed()) == len(files)
+    assert all(len(segments(told_file(file))) > 1 for file in files)
 
 
 def test_of_a_rank_that_dies_it_is_told_up_to_where_it_was_compared(tmp_path: Path, rules: list[Invariant]) -> None:
@@ -188,3 +213,23 @@ def test_only_processes_that_trained_are_an_earlier_job(tmp_path: Path) -> None:
     run.write_note(ProcessNote(rank=1, process=9, world_size=2, steps=3, ended=True))
     assert [note.process for note in run.trained_as(1, 7)] == [9]
     assert run.trained_as(1, 9) == run.trained_as(0, 7) == ()
+    run.write_note(ProcessNote(rank=1, process=10, world_size=1, steps=3, ended=True))
+    assert [note.process for note in run.trained_as(1, 7)] == [9], "what is of no job trains as nobody"
+
+
+def test_a_note_that_is_taken_back_at_this_moment_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process takes its note back when it finds out its rank, perhaps while another looks who trained before it."""
+    run = Job(tmp_path).run
+    for process in (8, 9):
+        run.write_note(ProcessNote(rank=1, process=process, world_size=2, steps=3, ended=True))
+    listed = RunFolder._files
+
+    def taken_back_behind(folder: RunFolder, pattern: re.Pattern[str]) -> dict[tuple[int, int], Path]:
+        found = listed(folder, pattern)
+        folder.withdraw_note(1, 8)
+        return found
+
+    monkeypatch.setattr(RunFolder, "_files", taken_back_behind)
+    assert [note.process for note in run.trained_as(1, 7)] == [9]

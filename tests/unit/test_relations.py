@@ -265,3 +265,65 @@ def test_the_template_works() -> None:
     (found,) = ReturnsDtype().occasions(told[0])
     assert found.subject == Subject("torch.add", "dtype")
     assert found.held == {Property(RETURNS, "float32")} and found.failed is None
+
+
+# -- compiled regions ------------------------------------------------------------------------------------------------
+
+MODEL = "torch.nn.Module.forward"
+
+
+def test_what_a_partly_compiled_call_does_not_call_is_no_violation() -> None:
+    told = from_text("""
+window train step=1
+  project train.fit
+    module net.Net.forward < torch.nn.Module.forward receiver=Net
+      module torch.nn.Linear.forward < torch.nn.Module.forward receiver=Net.stem
+        function torch.nn.functional.linear
+      module net.Block.forward < torch.nn.Module.forward receiver=Net.block
+        region torch.compile receiver=Block
+    region torch.compile receiver=loss_of
+  project train.report
+    function torch.Tensor.item
+""")
+    (outer,) = of(EventContain, told, Subject("net.Net.forward", WITHIN))
+    assert outer.failed is None, "all that it calls itself was seen"
+    assert of(EventContain, told, Subject("net.Block.forward", WITHIN)) == [], "nothing was seen inside"
+    (fit,) = of(EventContain, told, Subject("train.fit", WITHIN))
+    assert fit.failed == frozenset() and Property(CALL, MODEL) in fit.held
+    (report,) = of(EventContain, told, Subject("train.report", WITHIN))
+    assert report.failed is None
+
+
+def test_changes_are_judged_where_they_were_seen_around_what_is_compiled() -> None:
+    step = f"""
+    lifecycle torch.optim.SGD.step < {STEP} receiver=SGD
+      region torch.compile
+      change Net.w parameter.data some -> some owner=SGD context={{"held":"this"}}"""
+    seen = from_text(f"window train step=1\n  project train.fit receiver=Loop{step}\n")
+    changes = Property(CHANGE, "parameter.data", "changes")
+    for api in (STEP, "train.fit"):
+        (one,) = of(EventContain, seen, Subject(api))
+        assert changes in (one.failed or ()), api
+    hidden = from_text(f"window train step=1\n  project train.fit receiver=Loop\n    region torch.compile{step}\n")
+    (fit,) = of(EventContain, hidden, Subject("train.fit"))
+    assert fit.failed == frozenset(), "what trained unseen may have changed it"
+    (one,) = of(EventContain, hidden, Subject(STEP))
+    assert changes in (one.failed or ())
+
+
+def test_calls_that_may_have_been_made_inside_are_not_missed() -> None:
+    model = '\n  module net.Net.forward < torch.nn.Module.forward receiver=Net context={"parametric":true}'
+    good = clear() + model + backward() + CLIP + update()
+    computed = clear() + "\n  region torch.compile" + backward() + update()
+    hidden = clear() + '\n  region torch.compile result={"touches":true}' + backward() + update()
+    in_model = clear() + model + "\n    region torch.compile" + backward() + update()
+    clip, forward = Property(PRECEDED, "torch.nn.utils.clip_grad_norm_"), Property(PRECEDED, MODEL)
+    for last, expected in ((computed, {clip}), (hidden, set()), (in_model, {clip})):
+        told = windows(*[good] * (ESTABLISHED + 1), last)
+        *_, occasion = of(APISequence, told, CYCLE)
+        assert occasion.failed is not None
+        assert {prop for prop in occasion.failed if not prop.detail} == expected
+        assert forward in occasion.held or last is not in_model
+    uncleared = backward(before="some") + "\n  region torch.compile" + update()
+    *_, occasion = of(APISequence, windows(*[good] * 2, uncleared), CYCLE)
+    assert CLEARED in (occasion.failed or ()), "what changes shows wherever it was done"

@@ -29,6 +29,9 @@ ATTACKS = (
     "' autofocus onfocus='alert(1)",
     "{{ 7 * 7 }}{% raw %}",
     "<!-- ]]> &lt;b&gt;",
+    "javascript:alert(1)",
+    "data:text/html,<script>alert(1)</script>",
+    "[x](javascript:alert(1)) `code` ${alert(1)}",
 )  # fmt: skip
 
 
@@ -115,6 +118,21 @@ def test_no_text_of_a_report_becomes_part_of_the_page(
     known = {name for _, attributes in page.elements for name in attributes}
     assert {name for _, attributes in attacked.elements for name in attributes} <= known
     assert " ".join(attack.split()) in attacked.text
+
+
+@pytest.mark.parametrize("character", ["\u202e", "\u2066", "\u200f", "\u200b", "\x1b", "\x00", "\x9b", "\ufeff"])
+def test_what_cannot_be_seen_is_written_out(
+    character: str, some_report: Report, new_invariant: Callable[..., Invariant]
+) -> None:
+    page = hostile(f"weight{character}gnp.exe", some_report, new_invariant)
+    assert character not in page and repr(character)[1:-1] in page
+
+
+def test_letters_of_all_languages_stay_as_they_are(
+    some_report: Report, new_invariant: Callable[..., Invariant]
+) -> None:
+    for name in ("träin.py", "训练", "обучение", "تدريب"):
+        assert name in hostile(name, some_report, new_invariant)
 
 
 def test_the_page_loads_nothing(page: Page) -> None:

@@ -45,7 +45,8 @@ def test_a_clean_report_is_read_as_it_was_written(clean_report: Report, tmp_path
 
 def test_the_document_has_exactly_the_promised_fields(path: Path) -> None:
     told = json.loads(path.read_text())
-    assert list(told) == ["version", "verdict", "findings", "counts", "not_observed", "run", "ranks", "partings"]
+    promised = ["version", "verdict", "findings", "counts", "not_observed", "run", "ranks", "partings", "cost"]
+    assert list(told) == promised
     assert told["version"] == 1 and told["verdict"] == "errors"
     assert [" ".join(finding) for finding in told["findings"]] == [FIELDS, FIELDS]
     assert told["findings"][0]["site"] == {"file": "project/train.py", "line": 42, "function": "train_step"}

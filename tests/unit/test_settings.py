@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from traincheck.errors import OutputError, SessionUnreadable
 from traincheck.runtime import children, imports
@@ -29,10 +30,19 @@ FULL = Settings(
 
 
 def test_settings_come_back_as_they_were(tmp_path: Path) -> None:
-    for settings in (FULL, Settings("/r", "collect")):
+    in_folder = replace(FULL, books=(str(tmp_path / "book.jsonl"), "/books/a.jsonl"))
+    for settings in (FULL, in_folder, Settings("/r", "collect")):
         settings.write(tmp_path / "session.json")
-        assert Settings.read(tmp_path / "session.json") == settings
+        assert Settings.read(tmp_path / "session.json") == replace(settings, run_folder=str(tmp_path))
     assert [entry.name for entry in tmp_path.iterdir()] == ["session.json"]
+
+
+def test_settings_name_no_other_run_folder_than_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "session.json"
+    replace(FULL, books=(str(tmp_path / "book.jsonl"),)).write(path)
+    assert "/runs/one" not in path.read_text() and str(tmp_path) not in path.read_text()
+    path.write_text('{"run_folder": "/elsewhere", "mode": "run"}')
+    assert Settings.read(path).run_folder == str(tmp_path)
 
 
 def test_settings_are_frozen_and_know_their_file() -> None:
@@ -44,7 +54,7 @@ def test_settings_are_frozen_and_know_their_file() -> None:
 def test_a_field_of_a_newer_version_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "session.json"
     path.write_text('{"run_folder": "/r", "mode": "run", "tomorrow": 1}')
-    assert Settings.read(path) == Settings("/r", "run")
+    assert Settings.read(path) == Settings(str(tmp_path), "run")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"run_folder": "/r"}', '{"run_folder": "/r", "mode": "watch"}'])
@@ -134,12 +144,12 @@ def test_a_finder_that_asks_all_others_meets_no_end(module: str) -> None:
 
 def test_a_session_is_started_with_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Settings] = []
-    fake = types.ModuleType("traincheck.runtime.session")
+    fake = types.ModuleType("traincheck.runtime.starting")
     fake.start = started.append  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, fake.__name__, fake)
     FULL.write(tmp_path / "session.json")
     children.start(str(tmp_path / "session.json"))
-    assert started == [FULL]
+    assert started == [replace(FULL, run_folder=str(tmp_path))]
 
 
 def test_a_session_that_cannot_start_costs_one_line(

@@ -150,16 +150,19 @@ def test_a_head_that_is_not_called_is_unused_and_one_that_is_cut_off_is_not() ->
 
 
 def test_an_optimizer_at_the_address_of_one_that_is_gone_is_another_one() -> None:
+    def some() -> list[torch.optim.SGD]:
+        return [torch.optim.SGD([torch.zeros(1)], lr=0.1) for _ in range(100)]
+
     catalog = Catalog()
-    names, addresses = [], set()
-    for _ in range(50):
-        optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
-        names.append(catalog.add_optimizer(optimizer))
-        addresses.add(id(optimizer))
-        del optimizer
-        gc.collect()
-        assert list(catalog.optimizers()) == []
-    assert len(addresses) < len(names) == len(set(names))
+    first = some()
+    names, addresses = [catalog.add_optimizer(optimizer) for optimizer in first], {id(each) for each in first}
+    del first
+    gc.collect()
+    assert list(catalog.optimizers()) == []
+    second = some()
+    names += [catalog.add_optimizer(optimizer) for optimizer in second]
+    assert addresses & {id(optimizer) for optimizer in second}
+    assert len(set(names)) == 200
 
 
 def test_an_optimizer_that_holds_replaced_parameters_is_not_just_unused() -> None:

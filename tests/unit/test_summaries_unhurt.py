@@ -151,5 +151,7 @@ def test_a_broken_summary_is_told_once_and_the_rest_goes_on(monkeypatch: pytest.
         monkeypatch.setattr("traincheck.sources.summaries.value_facts", lambda tensors: 1 / 0)
         for _ in range(3):
             assert F.linear(torch.ones(1, 2), torch.ones(1, 2)).item() == 2.0
+            seen.recorder.steps.explicit_step(seen.recorder.next_seq())
     assert [(source, type(error)) for source, error in seen.faults] == [("summaries", ZeroDivisionError)]
-    assert [dict(call.result) for call in seen.named(LINEAR)] == [{"dtype": "float32", "requires_grad": False}] * 3
+    assert [dict(call.result) for call in seen.named(LINEAR)] == [{"dtype": "float32", "requires_grad": False}] * 2
+    assert [list(window.off) for window in seen.windows if window.calls] == [["summaries"]] * 2

@@ -113,6 +113,15 @@ def together(*steps: str) -> Iterator[Window]:
         yield Window(index, int(step), stage, (call,) * int(count[0][1:]) if count else ())
 
 
+def watched(windows: Iterable[Window], *steps: int) -> list[Window]:
+    """Those of these steps, and what comes right before them, as they are where others are not watched."""
+    return [
+        window
+        for window in windows
+        if (window.step if window.stage in ("setup", "train") else window.step + 1) in steps
+    ]
+
+
 def steps_of(*ranks: Iterable[Window]) -> list[tuple[int, ...]]:
     return [tuple(window.step for window in windows) for windows in aligned(ranks)]
 
@@ -134,3 +143,40 @@ def test_a_call_that_falls_into_the_next_window_of_one_rank_shifts_nothing() -> 
 
 def test_ranks_that_make_other_calls_in_each_step_are_compared() -> None:
     assert steps_of(together("train 1 *3", "train 2 *3"), together("train 1 *2", "train 2 *2")) == [(1, 1), (2, 2)]
+
+
+# -- steps that are not watched ----------------------------------------------------------------------------------------
+
+
+def test_ranks_that_watch_other_steps_are_compared_in_those_that_they_share() -> None:
+    run = [f"train {step} *2" for step in range(1, 20)]
+    often, seldom = watched(together(*run), 1, 2, 5, 6, 9, 10, 15, 16), watched(together(*run), 1, 2, 9, 10)
+    assert steps_of(often, seldom) == [(1, 1), (2, 2), (9, 9), (10, 10)]
+    assert steps_of(seldom, often) == [(1, 1), (2, 2), (9, 9), (10, 10)]
+    assert steps_of(together(*run), seldom) == [(1, 1), (2, 2), (9, 9), (10, 10)]
+
+
+def test_counts_that_differ_are_believed_where_the_step_is_known_as_a_whole() -> None:
+    one = [f"train {step} *{3 if step == 6 else 2}" for step in range(1, 20)]
+    other = [f"train {step} *2" for step in range(1, 20)]
+    assert (6, 6) in steps_of(together(*one), together(*other))
+    assert (6, 6) in steps_of(watched(together(*one), 1, 2, 6, 7, 12), watched(together(*other), 1, 2, 6, 7, 12))
+    # What comes after the second step of a burst is not known: the third call may have been made there.
+    assert (6, 6) not in steps_of(watched(together(*one), 1, 2, 5, 6, 12), watched(together(*other), 1, 2, 5, 6, 12))
+
+
+def test_a_call_behind_an_evaluation_that_is_not_watched_is_not_missed() -> None:
+    evaluates = ["train 1 *2", "train 2 *2", "train 3 *1", "eval 3 *1", "train 4 *2", "train 5 *2", "train 6 *2"]
+    waits = ["train 1 *2", "train 2 *2", "train 3 *2", "train 4 *2", "train 5 *2", "train 6 *2"]
+    assert (3, 3) not in steps_of(together(*evaluates), together(*waits))
+    for steps in ((2, 3), (3, 4), (3, 4, 5), (3, 6)):
+        found = steps_of(watched(together(*evaluates), *steps), watched(together(*waits), *steps))
+        assert (3, 3) not in found and all(one == other for one, other in found)
+
+
+def test_a_rank_that_joins_the_others_out_of_sight_is_not_compared_any_more() -> None:
+    alone = ["setup 0", *(f"train {step}" for step in range(1, 31)), *(f"train {step} *2" for step in range(31, 50))]
+    others = ["setup 0 *1", *(f"train {step} *2" for step in range(1, 20))]
+    assert steps_of(together(*alone), together(*others))[0] == (32, 2)
+    steps = (*range(11), 25, 26, 34, 35)
+    assert steps_of(watched(together(*alone), *steps), watched(together(*others), *steps)) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,8 +20,8 @@ from traincheck.errors import (
 )
 from traincheck.testing.readable import from_text
 from traincheck.trace.folder import Job, RunFolder
+from traincheck.trace.format import FORMAT
 from traincheck.trace.notes import Manifest, ProcessNote, StopAsked
-from traincheck.trace.schema import FORMAT
 from traincheck.trace.writer import TraceWriter
 from traincheck.vocab.events import Window
 
@@ -81,7 +82,7 @@ def test_a_folder_without_permission_is_told(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(OutputError, match="Permission denied"):
         RunFolder.create(tmp_path / "run", MANIFEST)
-    monkeypatch.setattr(Path, "iterdir", refuse)
+    monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(TraceOutOfReach, match="Permission denied"):
         RunFolder.open(tmp_path)
 
@@ -217,8 +218,8 @@ def test_processes_are_asked_to_stop_by_a_file(run: RunFolder) -> None:
     assert run.stop_asked() is None
     run.ask_to_stop("Ranks go apart", 12)
     assert run.stop_asked() == StopAsked(title="Ranks go apart", step=12)
-    (run.path / "stop.json").write_text("{")
-    with pytest.raises(TraceUnreadable, match=r"stop\.json"):
+    (run.path / "control.json").write_text("{")
+    with pytest.raises(TraceUnreadable, match=r"control\.json"):
         run.stop_asked()
 
 

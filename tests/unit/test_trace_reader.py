@@ -13,8 +13,9 @@ import pytest
 
 from traincheck.errors import InputError, TraceOutOfReach, TraceTooNew, TraceUnreadable
 from traincheck.testing.readable import from_text
+from traincheck.trace.format import FORMAT
 from traincheck.trace.reader import count_windows, read_windows
-from traincheck.trace.schema import FORMAT, schema
+from traincheck.trace.schema import schema
 from traincheck.trace.writer import TraceWriter
 from traincheck.vocab.events import Window
 

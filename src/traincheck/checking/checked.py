@@ -10,11 +10,13 @@ from traincheck.checking.findings import group
 from traincheck.checking.rank_engine import Compared
 from traincheck.checking.rank_states import partings, with_comparisons
 from traincheck.invariants.book import Book
+from traincheck.vocab.events import MISSING
 from traincheck.vocab.finding import (
     NOT_OBSERVED,
     NOT_TRIGGERED,
     PASSED,
     VIOLATED,
+    Cost,
     Counts,
     Finding,
     RankState,
@@ -44,19 +46,20 @@ def conclude(
     run: Mapping[str, object] | None = None,
     compared: Sequence[Compared] = (),
     ranks: Sequence[RankState] = (),
+    cost: Cost | None = None,
 ) -> Checked:
     """Put outcomes together: those of processes, and what was `compared` of the ranks of jobs.
 
     `rules` are those of `book` that were deployed on this program; `unobserved` maps the id of a rule that could not be
-    judged to the reason. `ranks` tells how each rank of a job fared by itself.
+    judged to the reason. `ranks` tells how each rank of a job fared by itself, `cost` what watching took.
     """
     outcomes = [*outcomes, *(one.outcome for one in compared)]
-    violations = [violation for outcome in outcomes for violation in outcome.violations]
-    violations.sort(key=_when)
-    findings = group(violations, _ranks_judged(outcomes))
+    findings = findings_of(outcomes)
     verdicts = tuple((rule, _verdict(rule, outcomes, unobserved)) for rule in rules)
-    not_compared = (reason for one in compared for reason in one.not_compared)
-    reasons = sorted({*not_observed, *not_compared, *unobserved.values()})
+    told = [reason for one in compared for reason in one.not_compared]
+    told += [str(absence) for outcome in outcomes for absence in outcome.absences if absence.why != MISSING]
+    told += [reason for outcome in outcomes for reason in outcome.resting.values()]
+    reasons = sorted({*not_observed, *told, *unobserved.values()})
     counts = _counts(book, verdicts, findings, outcomes, dropped)
     report = Report(
         findings,
@@ -65,8 +68,22 @@ def conclude(
         dict(run or {}),
         ranks=with_comparisons(ranks, compared),
         partings=partings(compared),
+        cost=cost,
     )
     return Checked(report, verdicts, tuple(outcomes))
+
+
+def findings_of(outcomes: Sequence[Outcome]) -> tuple[Finding, ...]:
+    """What several outcomes show together, the leading finding first."""
+    violations = [violation for outcome in outcomes for violation in outcome.violations]
+    violations.sort(key=_when)
+    failed = {
+        (violation.invariant.id, violation.process): outcome.failed[violation.invariant.id]
+        for outcome in outcomes
+        for violation in outcome.violations
+        if violation.invariant.id in outcome.failed
+    }
+    return group(violations, _ranks_judged(outcomes), failed)
 
 
 def _ranks_judged(outcomes: Iterable[Outcome]) -> dict[str, frozenset[int]]:
@@ -84,12 +101,12 @@ def _when(violation: Violation) -> tuple[object, ...]:
 
 
 def _verdict(rule: Invariant, outcomes: Iterable[Outcome], unobserved: Mapping[str, str]) -> str:
-    tried = [outcome.tried[rule.id] for outcome in outcomes if rule.id in outcome.tried]
-    if any(each.failed for each in tried):
+    told = [(outcome.tried[rule.id], rule.id in outcome.resting) for outcome in outcomes if rule.id in outcome.tried]
+    if any(each.failed for each, _ in told):
         return VIOLATED
-    if any(each.triggered for each in tried):
+    if any(each.triggered and not rests for each, rests in told):
         return PASSED
-    return NOT_OBSERVED if rule.id in unobserved else NOT_TRIGGERED
+    return NOT_OBSERVED if rule.id in unobserved or any(rests for _, rests in told) else NOT_TRIGGERED
 
 
 def _counts(

@@ -24,7 +24,7 @@ import xxhash
 from traincheck import plugins
 from traincheck.vocab.collectives import COLLECTIVES
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import DIGEST, NO_CALL, OF_VALUES, Alike, Call, Change, Reading, Window
+from traincheck.vocab.events import DIGEST, NO_CALL, OF_VALUES, SOURCE, Alike, Call, Change, Reading, Window
 from traincheck.vocab.kinds import kinds_of
 
 MOST_SECTIONS = 256
@@ -55,7 +55,7 @@ def lean(window: Window, demand: Demand) -> Window:
     digests = (Reading(-1, NO_CALL, section, DIGEST, OF_VALUES, value) for section, value in sorted(sums.items()))
     told = {(what, variable) for what, variable, _ in values}
     others = (reading for reading in window.readings if (_thing(reading), reading.variable) not in told)
-    kept = (reading for reading in others if demand.wants_reading(reading.kind, reading.attribute))
+    kept = (one for one in others if one.kind == SOURCE or demand.wants_reading(one.kind, one.attribute))
     return replace(window, calls=_calls(window, demand), changes=(), readings=(*digests, *kept))
 
 
@@ -65,7 +65,9 @@ def full(window: Window, demand: Demand) -> Window:
     readings = tuple(
         reading
         for reading in window.readings
-        if (_thing(reading), reading.variable) in told or demand.wants_reading(reading.kind, reading.attribute)
+        if (_thing(reading), reading.variable) in told
+        or reading.kind == SOURCE
+        or demand.wants_reading(reading.kind, reading.attribute)
     )
     changes = tuple(change for change in window.changes if (_thing(change), change.variable) in told)
     around = {*(change.call for change in changes), *(reading.call for reading in readings)}

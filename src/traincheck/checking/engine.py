@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from traincheck import plugins
+from traincheck.checking.deployed import Deployed, Rule
+from traincheck.checking.deployed import Tried as Tried
 from traincheck.checking.evidence import clipped, concerned, given_back, told
-from traincheck.relations.base import compares_ranks
-from traincheck.vocab.demand import NOTHING, Demand
+from traincheck.checking.outgrown import Memory
+from traincheck.checking.resting import Resting
+from traincheck.relations.base import compares_ranks, needed
+from traincheck.vocab.absence import Absence
+from traincheck.vocab.demand import Demand, joined
 from traincheck.vocab.events import Call, Window
 from traincheck.vocab.finding import Site, Violation
 from traincheck.vocab.invariant import Invariant
-from traincheck.vocab.occasion import Occasion, Subject
+from traincheck.vocab.occasion import Occasion
 from traincheck.vocab.ranks import NOT_APART, Apart
 
 MOST_VIOLATIONS = 200
-"""Violations kept for each invariant and process; beyond that only the count goes on, so that memory is bounded."""
+MOST_IN_ALL, FEW = 5_000, 10
+"""Violations kept for each invariant and process, and in all before it is only a few of each; beyond that the count
+goes on, so that memory is bounded."""
 
 OF_RESULTS = ("returns size", "returns length", "returns width", "returns more", "gives back")
 """Verbs of properties about what a call returned: there its sizes are evidence."""
@@ -32,17 +39,14 @@ OF_STEP = "step"
 """The grain of rules about what a step does to each parameter: the others around the call tell nothing of those."""
 
 
-@dataclass(slots=True)
-class Tried:
-    """How one invariant fared in one process: occasions on which it was judged, and on which it failed."""
-
-    triggered: int = 0
-    failed: int = 0
-
-
 @dataclass
 class Outcome:
-    """What the engine has to say of one process; outcomes of several processes are told together."""
+    """What the engine has to say of one process; outcomes of several processes are told together.
+
+    `failed` tells of each rule in how many windows it failed, and the step of the last one, for not all `violations`
+    are kept. `absences` are sources that observed nothing for a while, `resting` the rules (by id, with the reason)
+    that were not judged in the end.
+    """
 
     rank: int = 0
     process: int = 0
@@ -50,17 +54,16 @@ class Outcome:
     violations: list[Violation] = field(default_factory=list)
     windows: int = 0
     steps: int = 0
-    last_failed_step: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, tuple[int, int]] = field(default_factory=dict)
+    absences: list[Absence] = field(default_factory=list)
+    resting: dict[str, str] = field(default_factory=dict)
 
 
 def demand_of(invariants: Iterable[Invariant]) -> Demand:
     """What must be observed to judge `invariants`."""
     relations = plugins.load("traincheck.relations")
-    demand = NOTHING
-    for rule in invariants:
-        if rule.relation in relations:
-            demand |= relations[rule.relation].needs(rule.subject, rule.property)
-    return demand
+    asked = {(rule.relation, rule.subject, rule.property) for rule in invariants}
+    return joined(needed(relations[name], subject, prop) for name, subject, prop in asked if name in relations)
 
 
 class Engine:
@@ -68,30 +71,44 @@ class Engine:
 
     def __init__(self, invariants: Sequence[Invariant], rank: int = 0, process: int = 0) -> None:
         self.outcome = Outcome(rank, process, {rule.id: Tried() for rule in invariants})
-        self._deployed: dict[str, dict[Subject, list[Invariant]]] = {}
+        self._deployed: dict[str, Deployed] = {}
         for rule in invariants:
-            self._deployed.setdefault(rule.relation, {}).setdefault(rule.subject, []).append(rule)
+            self._deployed.setdefault(rule.relation, Deployed()).add(rule, self.outcome.tried[rule.id])
         self._classes = classes = plugins.load("traincheck.relations")
         self._relations: list[tuple[str, Any]] = [
-            (name, classes[name](frozenset(subjects))) for name, subjects in self._deployed.items() if name in classes
+            (name, classes[name](rules.subjects)) for name, rules in self._deployed.items() if name in classes
         ]
+        self._memories = {name: Memory(relation) for name, relation in self._relations}
         self.unknown = tuple(sorted(set(self._deployed) - set(classes)))
-        self._kept: dict[str, int] = {}
+        self._resting = Resting(invariants, classes)
 
     def feed(self, window: Window) -> list[Violation]:
         """Judge one window; the violations in it, one for each invariant that failed."""
         outcome = self.outcome
         outcome.windows += 1
+        self._rest(window.off, window.step)
         outcome.steps = max(outcome.steps, window.step)
-        return self._judge(window, ((name, relation.occasions(window)) for name, relation in self._relations))
+        told = ((name, relation.occasions(*self._memories[name].shown([window]))) for name, relation in self._relations)
+        return self._judge(window, told)
 
     def feed_ranks(self, windows: Sequence[Window]) -> list[Violation]:
         """Judge what relations say of the same window of several ranks; a violation is told of the first of them."""
         self.outcome.steps = max(self.outcome.steps, windows[0].step)
+        self._rest({name: why for window in windows for name, why in window.off.items()}, windows[0].step)
         comparing = ((name, relation) for name, relation in self._relations if compares_ranks(relation))
-        told = ((name, relation.across(windows)) for name, relation in comparing)
+        told = ((name, relation.across(self._memories[name].shown(windows))) for name, relation in comparing)
         ranks = tuple(window.rank for window in windows)
         return self._judge(windows[0], told, Apart(ranks, len(ranks)))
+
+    def mute(self, muted: Mapping[str, str]) -> None:
+        """From the next window on these rules (by id, with the reason) are not judged, and no others are muted."""
+        self._resting.mute(muted)
+        self.outcome.resting = self._resting.reasons
+
+    def _rest(self, off: Mapping[str, str], step: int) -> None:
+        if off or self.outcome.absences:
+            self._resting.meet(off, step)
+            self.outcome.absences, self.outcome.resting = self._resting.absences, self._resting.reasons
 
     def _judge(
         self, window: Window, told: Iterable[tuple[str, Iterable[Occasion]]], between: Apart = NOT_APART
@@ -101,9 +118,8 @@ class Engine:
         for name, occasions in told:
             deployed = self._deployed[name]
             for occasion in occasions:
-                for rule in deployed.get(occasion.subject, ()):
-                    if self._fails(rule, occasion):
-                        found.setdefault(rule.id, (rule, []))[1].append(occasion)
+                for rule in self._failing(deployed, occasion):
+                    found.setdefault(rule.id, (rule, []))[1].append(occasion)
         violations = [
             _violation(rule, occasions, window, self._instead(rule, occasions), between)
             for rule, occasions in found.values()
@@ -123,24 +139,23 @@ class Engine:
         describe = self._classes[rule.relation].describe
         return tuple(f"here {describe(rule.subject, prop)}" for prop in sorted(alike)[:MOST_ALTERNATIVES])
 
-    def _fails(self, rule: Invariant, occasion: Occasion) -> bool:
-        held = rule.property in occasion.held
-        if not held and occasion.failed is not None and rule.property not in occasion.failed:
-            return False
-        if not rule.applies(occasion.context):
-            return False
-        tried = self.outcome.tried[rule.id]
-        tried.triggered += 1
-        if held:
-            return False
-        tried.failed += 1
-        return True
+    def _failing(self, deployed: Deployed, occasion: Occasion) -> Sequence[Invariant]:
+        """The rules that fail on this occasion, in the order in which they were deployed."""
+        failing: list[Rule] = []
+        for rule, held in deployed.judged(occasion):
+            if rule.invariant.id in self._resting:
+                continue
+            rule.tried.triggered += 1
+            if not held:
+                rule.tried.failed += 1
+                failing.append(rule)
+        return [rule.invariant for rule in sorted(failing, key=lambda rule: rule.place)] if failing else ()
 
     def _keep(self, violation: Violation) -> None:
         name = violation.invariant.id
-        self.outcome.last_failed_step[name] = violation.step
-        self._kept[name] = kept = self._kept.get(name, 0) + 1
-        if kept <= MOST_VIOLATIONS:
+        times, _ = self.outcome.failed.get(name, (0, 0))
+        self.outcome.failed[name] = times + 1, violation.step
+        if times < (MOST_VIOLATIONS if len(self.outcome.violations) < MOST_IN_ALL else FEW):
             self.outcome.violations.append(violation)
 
 

@@ -26,21 +26,31 @@ PLACE = ".param_groups["
 
 
 class Teller:
-    """Tells each new finding once, while violations come in."""
+    """Tells each new finding once, while violations come in.
+
+    A finding is new when none of its invariants was told; an error also when they were told as notices only.
+    """
 
     def __init__(self, on_finding: Callable[[Finding], None]) -> None:
         self._on_finding = on_finding
-        self._told: set[str] = set()
+        self._told: dict[str, str] = {}
 
     def feed(self, violations: Sequence[Violation], all_so_far: Sequence[Violation]) -> bool:
         """Tell the findings that `violations` bring; whether there are any."""
         if all(violation.invariant.id in self._told for violation in violations):
             return False
-        for finding in group(all_so_far):
-            if not self._told.intersection(finding.invariants):
-                self._on_finding(finding)
-            self._told.update(finding.invariants)
+        self.tell(group(all_so_far))
         return True
+
+    def tell(self, findings: Iterable[Finding]) -> None:
+        """Tell those of `findings` that are new."""
+        for finding in findings:
+            told = [self._told[name] for name in finding.invariants if name in self._told]
+            if not told or (finding.severity == ERROR and ERROR not in told):
+                self._on_finding(finding)
+            for name in finding.invariants:
+                if self._told.get(name) != ERROR:
+                    self._told[name] = finding.severity
 
 
 @dataclass
@@ -70,10 +80,20 @@ class _Strand:
 
 
 def group(
-    violations: Iterable[Violation], judged: Mapping[str, frozenset[int]] = MappingProxyType({})
+    violations: Iterable[Violation],
+    judged: Mapping[str, frozenset[int]] = MappingProxyType({}),
+    failed: Mapping[tuple[str, int], tuple[int, int]] = MappingProxyType({}),
 ) -> tuple[Finding, ...]:
-    """The findings behind `violations`, the leading one first; `judged` tells on which ranks a rule (its id) was."""
-    pending = sorted(_strands(violations), key=lambda strand: strand.place)
+    """The findings behind `violations`, the leading one first; `judged` tells on which ranks a rule (its id) was.
+
+    `failed` tells by the id of a rule and the process in how many windows it failed and in which step last, where not
+    all violations are there.
+    """
+    strands = _strands(violations)
+    for strand in strands:
+        times, last = failed.get((strand.first.invariant.id, strand.first.process), (0, 0))
+        strand.times, strand.last_step = max(times, strand.times), max(last, strand.last_step)
+    pending = sorted(strands, key=lambda strand: strand.place)
     findings = []
     while pending:
         leader = pending[0]

@@ -2,73 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
-
-import msgspec
 
 from traincheck.checking.checked import Checked, conclude
-from traincheck.checking.engine import Engine, Outcome, Tried
+from traincheck.checking.engine import Engine, Outcome
 from traincheck.checking.findings import Teller
-from traincheck.checking.offline import recorded_demand, run_facts, unobserved
+from traincheck.checking.offline import cost_of, recorded_demand, run_facts, unobserved
+from traincheck.checking.outcome_files import OF_PROCESSES, OF_RANKS, OfRanks, read_of_ranks, read_outcome, save_outcome
 from traincheck.checking.rank_engine import Compared
 from traincheck.checking.rank_states import recorded_ranks
-from traincheck.errors import InputError
-from traincheck.files import write_whole
 from traincheck.invariants.book import Book
 from traincheck.invariants.selection import deployable
 from traincheck.trace.folder import RunFolder
 from traincheck.vocab.events import Window
-from traincheck.vocab.finding import Finding, Site, Violation
+from traincheck.vocab.finding import Finding, RankState
 from traincheck.vocab.invariant import Invariant
-from traincheck.vocab.ranks import NOT_APART, Apart
-
-SAVE_EVERY = 500
-"""Windows between two savings of a quiet run's outcome: what a killed process loses of its counts."""
-
-
-class _Failed(msgspec.Struct, frozen=True):
-    """A violation as it is stored: the invariant by its id."""
-
-    id: str
-    step: int
-    window: int
-    stage: str
-    seq: int
-    site: str
-    receiver: str
-    variables: tuple[str, ...]
-    occasions: int
-    evidence: tuple[str, ...] = ()
-    note: str = ""
-    apart: Apart = NOT_APART
-
-
-class _Stored(msgspec.Struct, frozen=True):
-    """An outcome as it is stored in live-RANK-PROCESS.json."""
-
-    rank: int
-    process: int
-    windows: int
-    steps: int
-    tried: dict[str, tuple[int, int]]
-    violations: tuple[_Failed, ...]
-
-
-class _OfRanks(msgspec.Struct, frozen=True):
-    """What was found of several ranks, as it is stored in ranks-PROCESS.json by the one that compared them."""
-
-    process: int
-    outcome: _Stored
-    not_compared: tuple[str, ...]
-    job: str
 
 
 class LiveChecker:
     """Checks the windows of one process and tells each new finding once.
 
-    `on_finding` is called on the thread that feeds. The outcome is saved whenever there is something new to lose.
+    `on_finding` is called on the thread that feeds. `unsaved` says that something was found since the last `save`.
     """
 
     def __init__(
@@ -79,57 +34,29 @@ class LiveChecker:
         on_finding: Callable[[Finding], None],
     ) -> None:
         self.engine = Engine(rules, process=process)
+        self.unsaved = False
         self._folder = folder
         self._teller = Teller(on_finding)
+        self._muted: Mapping[str, str] | None = None  # new ones
 
     def feed(self, window: Window) -> None:
         """Judge one window."""
+        muted, self._muted = self._muted, None
+        if muted is not None:
+            self.engine.mute(muted)
         self.engine.outcome.rank = window.rank
         violations = self.engine.feed(window)
-        told = self._teller.feed(violations, self.engine.outcome.violations)
-        if told or self.engine.outcome.windows % SAVE_EVERY == 0:
-            self.save()
+        if self._teller.feed(violations, self.engine.outcome.violations):
+            self.unsaved = True
+
+    def mute(self, muted: Mapping[str, str]) -> None:
+        """From the next window on these rules (by id, with the reason) are not judged, and no others are muted."""
+        self._muted = muted
 
     def save(self) -> None:
         """Store the outcome. Raises OutputError."""
-        outcome = self.engine.outcome
-        file = self._folder / f"live-{outcome.rank}-{outcome.process}.json"
-        write_whole(file, msgspec.json.encode(_stored(outcome)))
-
-
-def save_compared(folder: Path, process: int, compared: Compared) -> None:
-    """Store what was found of several ranks by this process, for `gather`. Raises OutputError."""
-    stored = _OfRanks(process, _stored(compared.outcome), compared.not_compared, compared.job)
-    write_whole(folder / f"ranks-{process}.json", msgspec.json.encode(stored))
-
-
-def _stored(outcome: Outcome) -> _Stored:
-    return _Stored(
-        outcome.rank,
-        outcome.process,
-        outcome.windows,
-        outcome.steps,
-        {name: (tried.triggered, tried.failed) for name, tried in outcome.tried.items()},
-        tuple(_failed(violation) for violation in outcome.violations),
-    )
-
-
-def _failed(violation: Violation) -> _Failed:
-    site = violation.site
-    return _Failed(
-        violation.invariant.id,
-        violation.step,
-        violation.window,
-        violation.stage,
-        violation.seq,
-        f"{site.file}:{site.line}:{site.function}" if site else "",
-        violation.receiver,
-        violation.variables,
-        violation.occasions,
-        violation.evidence,
-        violation.note,
-        violation.apart,
-    )
+        save_outcome(self._folder, self.engine.outcome)
+        self.unsaved = False
 
 
 def gather(folder: Path, book: Book, compared: Sequence[Compared] = ()) -> Checked:
@@ -138,17 +65,34 @@ def gather(folder: Path, book: Book, compared: Sequence[Compared] = ()) -> Check
     A process that left nothing (killed before its first finding) counts as not observed. Raises RunFolderError.
     """
     run = RunFolder.open(folder)
+    outcomes = [read_outcome(path, book) for path in sorted(run.path.glob(OF_PROCESSES))]
+    by_ranks = [read_of_ranks(path, book) for path in sorted(run.path.glob(OF_RANKS))]
+    return put_together(run, book, outcomes, by_ranks, compared)
+
+
+def put_together(
+    run: RunFolder,
+    book: Book,
+    outcomes: Sequence[Outcome],
+    by_ranks: Sequence[OfRanks],
+    compared: Sequence[Compared] = (),
+    ranks: Sequence[RankState] | None = None,
+) -> Checked:
+    """The result of a live run: what its processes found, each of itself, what ranks and what the command found of
+    several of them, and what is known of the run. Raises RunFolderError.
+
+    How the ranks fared is read in their recordings, unless `ranks` tells it.
+    """
     notes = run.notes()
     reasons = [reason for note in notes for reason in note.not_observed]
-    outcomes = [_outcome(_read(path, _Stored), book) for path in sorted(run.path.glob("live-*.json"))]
-    by_ranks = [_read(path, _OfRanks) for path in sorted(run.path.glob("ranks-*.json"))]
-    compared = [*compared, *(Compared(_outcome(one.outcome, book), one.not_compared, one.job) for one in by_ranks)]
     killed = {note.process for note in notes if not note.ended}
     if any(one.process in killed for one in by_ranks):
         reasons.append("the rank that compares the others was killed: of the last steps it may not have told")
     if any(note.exchange for note in notes) and not by_ranks:
         reasons.append("what concerns several ranks is told where rank 0 runs, which compares them")
-    if not outcomes:
+    if run.manifest.deleted:
+        reasons.append("the run folder was deleted while the program ran: what was seen of it is lost")
+    elif not outcomes:
         reasons.append("no training was observed: the program did not import torch, or ended before its first step")
     rules = deployable(book.invariants, run.manifest.script)
     return conclude(
@@ -159,45 +103,7 @@ def gather(folder: Path, book: Book, compared: Sequence[Compared] = ()) -> Check
         not_observed=reasons,
         dropped=sum(note.dropped for note in notes),
         run=run_facts(run, notes),
-        compared=compared,
-        ranks=recorded_ranks(run, notes),
+        compared=[*compared, *(one.compared for one in by_ranks)],
+        ranks=recorded_ranks(run, notes) if ranks is None else ranks,
+        cost=cost_of(notes),
     )
-
-
-_Kind = TypeVar("_Kind", _Stored, _OfRanks)
-
-
-def _read(path: Path, kind: type[_Kind]) -> _Kind:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise InputError(
-            f"{path} cannot be read ({error}). Delete it, or check the run again with `traincheck check`."
-        ) from error
-
-
-def _outcome(stored: _Stored, book: Book) -> Outcome:
-    outcome = Outcome(stored.rank, stored.process, windows=stored.windows, steps=stored.steps)
-    outcome.tried = {name: Tried(*counts) for name, counts in stored.tried.items()}
-    for failed in stored.violations:
-        rule = book.by_id(failed.id)
-        if rule is not None:
-            outcome.violations.append(
-                Violation(
-                    rule,
-                    failed.step,
-                    stored.rank,
-                    stored.process,
-                    failed.window,
-                    failed.stage,
-                    failed.seq,
-                    Site.parse(failed.site),
-                    failed.receiver,
-                    failed.variables,
-                    failed.occasions,
-                    failed.evidence,
-                    failed.note,
-                    failed.apart,
-                )
-            )
-    return outcome

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from traincheck import plugins, redaction
 from traincheck.checking.checked import Checked, conclude
 from traincheck.checking.engine import Engine, Outcome, demand_of
 from traincheck.checking.rank_states import recorded_ranks
@@ -12,15 +14,30 @@ from traincheck.checking.ranks import compare_recorded
 from traincheck.errors import InputError, RunFolderEmpty
 from traincheck.invariants.book import Book, read_book
 from traincheck.invariants.selection import deployable
+from traincheck.relations.base import needed
 from traincheck.trace.folder import RunFolder
+from traincheck.trace.format import BOOK_FILE
 from traincheck.trace.notes import ProcessNote
-from traincheck.vocab.demand import EVERYTHING, Demand
+from traincheck.vocab.demand import EVERYTHING, NOTHING, Demand
+from traincheck.vocab.finding import Cost
 from traincheck.vocab.invariant import Invariant
 
 Progress = Callable[[str, int, int], None]
 
-BOOK_FILE = "book.jsonl"
-"""The book that a run was checked live against, kept in its run folder: what was observed follows from it."""
+INSIDE = "compiled"
+"""What notes say of what was compiled begins with this: calls are told of it as a whole, and nothing inside."""
+
+FROM_OUTSIDE = frozenset(
+    (
+        "torch.nn.Module.forward",
+        "torch.optim.Optimizer.step",
+        "torch.optim.Optimizer.zero_grad",
+        "torch.optim.Optimizer.load_state_dict",
+        "torch.optim.lr_scheduler.LRScheduler.step",
+        "torch.autograd.backward",
+    )
+)
+"""Calls that are told where a model, an optimizer or both are compiled: rules that need no others are judged then."""
 
 
 def check_folder(folder: Path, book: Book, progress: Progress | None = None) -> Checked:
@@ -51,7 +68,7 @@ def check_folder_against(folder: Path, books: Sequence[Book], progress: Progress
     if not all(outcomes):
         raise RunFolderEmpty(folder, "no window was recorded")
     compared = compare_recorded(run, deployed)
-    notes = run.notes()
+    notes, removed = run.notes(), run.removed()
     ranks = recorded_ranks(run, notes)
     return [
         conclude(
@@ -59,11 +76,12 @@ def check_folder_against(folder: Path, books: Sequence[Book], progress: Progress
             rules,
             found,
             unobserved=unobserved(rules, recorded_demand(run), notes),
-            not_observed=[reason for note in notes for reason in note.not_observed],
+            not_observed=[*(reason for note in notes for reason in note.not_observed), *removed],
             dropped=sum(note.dropped for note in notes),
             run=run_facts(run, notes),
             compared=of_ranks,
             ranks=ranks,
+            cost=cost_of(notes),
         )
         for book, rules, found, of_ranks in zip(books, deployed, outcomes, compared, strict=True)
     ]
@@ -73,21 +91,30 @@ def recorded_demand(run: RunFolder) -> Demand:
     """What was asked of the sources when the run was recorded."""
     if run.manifest.mode == "collect":
         return EVERYTHING
+    book = run.path / BOOK_FILE
     try:
-        return demand_of(deployable(read_book(run.path / BOOK_FILE).invariants, run.manifest.script))
+        return demand_of(deployable(read_book(book).invariants, run.manifest.script)) if book.is_file() else EVERYTHING
     except InputError:
         return EVERYTHING  # recorded by hand or by an older version: nothing says that less was asked for
 
 
 def unobserved(rules: Sequence[Invariant], recorded: Demand, notes: Sequence[ProcessNote]) -> dict[str, str]:
     """The invariants that this run could not judge, with the reason."""
+    missing = {reason.split(":", 1)[0] for note in notes for reason in note.not_observed}
+    faulty = sorted(missing - {INSIDE})
     found: dict[str, str] = {}
-    faulty = sorted({reason.split(":", 1)[0] for note in notes for reason in note.not_observed})
+    if recorded.everything and not missing:
+        return found
+    relations = plugins.load("traincheck.relations")
     for rule in rules:
-        if not recorded.everything and not _covers(recorded, demand_of([rule])):
+        relation = relations.get(rule.relation)
+        wanted = NOTHING if relation is None else needed(relation, rule.subject, rule.property)
+        if not recorded.everything and not _covers(recorded, wanted):
             found[rule.id] = "recorded selectively, for other invariants"
         elif faulty:
             found[rule.id] = f"a source did not observe: {', '.join(faulty)}"
+        elif INSIDE in missing and not wanted.apis <= FROM_OUTSIDE:
+            found[rule.id] = "what is compiled is not observed inside"
     return found
 
 
@@ -95,11 +122,26 @@ def _covers(recorded: Demand, needed: Demand) -> bool:
     return needed.apis <= recorded.apis and needed.states <= recorded.states
 
 
+def cost_of(notes: Sequence[ProcessNote]) -> Cost | None:
+    """What watching took in the processes that trained, None where none of them says so."""
+    told = [note for note in notes if note.steps and note.seconds]
+    if not told:
+        return None
+    longest = max(told, key=lambda note: note.steps)
+    sources: Counter[str] = Counter()
+    background: Counter[str] = Counter()
+    for note in told:
+        sources.update(note.cost)
+        background.update(note.background)
+    seconds = sum(note.seconds for note in told)
+    return Cost(longest.steps, longest.watched, seconds, dict(sources), dict(background))
+
+
 def run_facts(run: RunFolder, notes: Sequence[ProcessNote]) -> Mapping[str, object]:
     """What a report tells of the run itself."""
     manifest = run.manifest
     return {
-        "folder": str(run.path),
+        "folder": redaction.text(str(run.path)),
         "script": manifest.script,
         "mode": manifest.mode,
         "started": manifest.started,
@@ -109,5 +151,6 @@ def run_facts(run: RunFolder, notes: Sequence[ProcessNote]) -> Mapping[str, obje
         "python": manifest.python,
         "torch": next((note.torch for note in notes if note.torch), manifest.torch),
         "processes": len(notes),
+        **({"full": full} if (full := sorted({each for note in notes for each in note.full})) else {}),
         "crashed": [f"rank {note.rank}, process {note.process}" for note in notes if not note.ended],
     }

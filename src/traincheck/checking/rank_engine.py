@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from traincheck import plugins
@@ -51,6 +51,11 @@ class RankEngine:
     def __init__(self, deployed: Sequence[Sequence[Invariant]], in_full: InFull) -> None:
         self.engines = [Engine(comparable(rules)) for rules in deployed]
         self.classes = Classes(in_full)
+
+    def mute(self, muted: Mapping[str, str]) -> None:
+        """From now on these rules (by id, with the reason) are not judged, and no others are muted."""
+        for engine in self.engines:
+            engine.mute(muted)
 
     @property
     def steps(self) -> int:

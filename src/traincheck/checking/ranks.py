@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 
 from traincheck.checking.digests import full, lean
 from traincheck.checking.engine import Outcome
 from traincheck.checking.findings import Teller
+from traincheck.checking.outcome_files import save_followed
 from traincheck.checking.rank_engine import Compared, RankEngine, comparable, not_compared, told_demand
-from traincheck.errors import TrainCheckError
+from traincheck.errors import OutputError, TrainCheckError
 from traincheck.trace.alignment import aligned
+from traincheck.trace.control import ControlFile
 from traincheck.trace.folder import Job, RunFolder, told_file
 from traincheck.trace.reader import follow_windows, read_windows
 from traincheck.vocab.demand import Demand
@@ -76,6 +79,8 @@ class Follower:
         self._lock = threading.Lock()
         self._followed: dict[str, threading.Thread] = {}
         self._faults: list[str] = []
+        self._control = ControlFile(run.path)
+        self._muted: Mapping[str, str] = {}
         self._watch = threading.Thread(target=self._look_out, name="traincheck-ranks", daemon=True)
 
     def __enter__(self) -> Follower:
@@ -112,9 +117,16 @@ class Follower:
                 break
             if last:
                 break
+            self._look_for_mutes()
             self._over.wait(self._pause)
         for thread in self._followed.values():
             thread.join(PATIENCE)
+
+    def _look_for_mutes(self) -> None:
+        with suppress(TrainCheckError):  # the processes that train say so
+            control = self._control.news()
+            if control is not None:
+                self._muted = control.muted
 
     def _follow(self, job: Job) -> None:
         thread = threading.Thread(target=self._compare, args=(job,), name=f"traincheck-ranks-{job.name}", daemon=True)
@@ -127,17 +139,28 @@ class Follower:
         (engine,) = ranks.engines
         streams = {rank: _Stream(files.told(rank)) for rank in sorted(job.files)}
         faults: tuple[str, ...] = ()
+        muted: Mapping[str, str] = {}
         try:
             for windows in aligned(list(streams.values())):
                 if self._gone.is_set():
                     break
+                if muted is not self._muted:
+                    muted = self._muted
+                    ranks.mute(muted)
                 (violations,) = ranks.feed(windows)
-                teller.feed(violations, engine.outcome.violations)
+                if teller.feed(violations, engine.outcome.violations):
+                    self._save(job, Compared(engine.outcome, (), job.name))
         except Exception as error:  # a thread of ours must not end without a word
             faults = (f"ranks were compared up to step {ranks.steps} only: {type(error).__name__}: {error}",)
         with self._lock:
             reasons = faults or _left_out(job, streams, ranks)
             self.compared.append(Compared(engine.outcome, reasons, job.name))
+        self._save(job, Compared(engine.outcome, reasons, job.name))
+
+    def _save(self, job: Job, compared: Compared) -> None:
+        """For those who look from outside; what is reported at the end does not come from there."""
+        with suppress(OutputError):
+            save_followed(self._run.path, list(self._followed).index(job.name), compared)
 
     def _tell(self, finding: Finding) -> None:
         with self._lock:
@@ -177,6 +200,7 @@ class _Files:
         self._pause = pause
         self._events: dict[int, Iterator[Window]] = {}
         self._asked: dict[int, int] = {}
+        self._ahead: dict[int, Window] = {}
 
     def told(self, rank: int) -> Iterator[Window]:
         """What a rank tells; where it left nothing of that kind, what its events say."""
@@ -189,18 +213,23 @@ class _Files:
         else:
             yield from (lean(window, self._demand) for window in follow_windows(events, self._ended, self._pause))
 
-    def in_full(self, windows: Sequence[Window]) -> list[Window]:
-        return [full(self._at(window.rank, window.index), self._demand) for window in windows]
+    def in_full(self, windows: Sequence[Window]) -> list[Window | None]:
+        found = [self._at(window.rank, window.index) for window in windows]
+        return [None if window is None else full(window, self._demand) for window in found]
 
-    def _at(self, rank: int, index: int) -> Window:
+    def _at(self, rank: int, index: int) -> Window | None:
+        """The window of this index, None where it was removed from the recording before it was asked for."""
         self._asked[rank] = index
         if rank not in self._events:
             self._events[rank] = follow_windows(
                 self._job.files[rank], self._ended, self._pause, lambda found: found >= self._asked[rank]
             )
-        found = next(self._events[rank])
-        if found.index != index:
-            raise LookupError(f"rank {rank} told of a window that it has not recorded")
+        ahead = self._ahead.pop(rank, None)
+        found = ahead if ahead is not None and ahead.index >= index else next(self._events[rank], None)
+        if found is None or found.index != index:
+            if found is not None:
+                self._ahead[rank] = found
+            return None
         return found
 
 

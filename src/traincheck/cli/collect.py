@@ -13,6 +13,8 @@ from traincheck import config as configs
 from traincheck.cli import flags, recording
 from traincheck.cli.console import amount, remark, size
 from traincheck.config import Config
+from traincheck.errors import BadOption
+from traincheck.options import OPTIONS, RECORDED_WHOLE
 from traincheck.runtime.target import Target
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   traincheck collect train.py --lr 1e-3
-  traincheck collect -o runs/cnn train.py
+  traincheck collect -o runs/cnn --keep-recording 10GB train.py
   traincheck collect -o runs/gpt --package mylib -m package.train --epochs 1
   traincheck collect -o runs/ddp -- torchrun --nproc-per-node 2 train.py
 
@@ -35,9 +37,16 @@ def command(
     run_folder: flags.RunFolder = None,
     packages: flags.Packages = None,
     runs: flags.Runs = None,
+    keep_recording: flags.KeepRecording = None,
+    sample_every: flags.NoSampleEvery = None,
+    warm_up: flags.NoWarmUp = None,
+    budget: flags.NoBudget = None,
 ) -> None:
     """Record a run of a program in full."""
-    said = {"packages": tuple(packages or ()), "runs": str(runs) if runs else None}
+    for name, value in (("sample_every", sample_every), ("warm_up", warm_up), ("budget", budget)):
+        if value is not None:
+            raise BadOption(OPTIONS[name].flag, value, RECORDED_WHOLE)
+    said = {"packages": tuple(packages or ()), "runs": str(runs) if runs else None, "keep_recording": keep_recording}
     config = configs.load(said, os.environ, Path.cwd())
     raise typer.Exit(collect(Target.parse(target or ()), config, run_folder))
 
@@ -50,7 +59,7 @@ def collect(target: Target, config: Config, run_folder: Path | None = None) -> i
         for line in summary(done.folder):
             remark(line)
     else:
-        recording.tell_nothing(done.path)
+        recording.tell_nothing(done.folder)
     return done.status.code
 
 
@@ -61,9 +70,11 @@ def summary(folder: RunFolder) -> Iterator[str]:
     steps, dropped = max(one.steps for one in counts), sum(note.dropped for note in notes)
     windows = amount(sum(one.windows for one in counts), "window")
     events = amount(sum(one.events for one in counts), "event")
-    per_step = f" ({size(folder.size / steps)} a step)" if steps else ""
+    removed = folder.removed()
+    per_step = f" ({size(folder.size / steps)} a step)" if steps and not removed else ""
     processes = f" in {len(counts)} processes" if len(counts) > 1 else ""
     yield f"recorded {amount(steps, 'step')}{processes}: {windows}, {events}, {size(folder.size)}{per_step}"
+    yield from removed
     if dropped:
         yield f"{amount(dropped, 'window')} could not be written in time and were left out"
     for reason in dict.fromkeys(reason for note in notes for reason in note.not_observed):
@@ -82,18 +93,21 @@ class Count(NamedTuple):
 
 
 def count(path: Path) -> Count:
-    """The contents of an event file, up to where a killed process may have torn it.
+    """The contents of a recording, up to where a killed process may have torn it.
 
     The process's own note says this too, but that of a killed process is old or missing.
     """
     import pyarrow as pa
 
+    from traincheck.trace.segments import segments
+
     found = Count()
     try:
-        with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as batches:
-            for batch in batches:  # one to a window, whose own row is the first
-                step = batch.column("step")[0].as_py()
-                found = Count(max(found.steps, step), found.windows + 1, found.events + batch.num_rows - 1)
+        for segment in segments(path):
+            with pa.OSFile(str(segment)) as file, pa.ipc.open_stream(file) as batches:
+                for batch in batches:  # one to a window, whose own row is the first
+                    step = batch.column("step")[0].as_py()
+                    found = Count(max(found.steps, step), found.windows + 1, found.events + batch.num_rows - 1)
     except (pa.ArrowException, OSError):
         return found
     return found

@@ -9,22 +9,25 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from traincheck import redaction
+from traincheck.printable import json_text, lines
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
     from traincheck.vocab.finding import Report
 
-FINDINGS = 3
-"""Exit code for findings at or above --fail-on."""
+FINDINGS, INTERRUPTED = 3, 130
+"""Exit codes: for findings at or above --fail-on, and of a command that Ctrl-C ended."""
 
 QUIET_SECONDS = 5.0
 """Between two plain lines about the same work: often enough to see that it lives, seldom enough for a log."""
 
 
 def say(text: str = "") -> None:
-    """A line about the work, on stderr."""
-    sys.stderr.write(f"{text}\n")
+    """A line about the work, on stderr: without what is secret, and without what would steer a terminal."""
+    sys.stderr.write(f"{lines(redaction.text(text))}\n")
     sys.stderr.flush()
 
 
@@ -34,13 +37,13 @@ def remark(text: str) -> None:
 
 
 def out(text: str) -> None:
-    """A line of a result, on stdout."""
-    sys.stdout.write(f"{text}\n")
+    """A line of a result, on stdout, without what would steer a terminal."""
+    sys.stdout.write(f"{lines(text)}\n")
 
 
 def out_json(value: object) -> None:
     """A result as JSON, on stdout."""
-    out(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    out(json_text(json.dumps(value, indent=2, ensure_ascii=False, default=str)))
 
 
 def columns(rows: Iterable[Sequence[str]], indent: str = "  ") -> list[str]:

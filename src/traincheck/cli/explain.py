@@ -114,12 +114,13 @@ def told(rule: Invariant) -> list[tuple[str, str]]:
 def observed(rule: Invariant) -> list[str]:
     """What must be observed to judge it: the calls, and what of them."""
     from traincheck import plugins
+    from traincheck.relations.base import needed
     from traincheck.vocab.demand import ARGUMENTS, READINGS, TENSORS, VALUES
 
     relation = plugins.load("traincheck.relations").get(rule.relation)
     if relation is None:
         return [f"the relation {rule.relation} is not installed here, so it cannot be judged"]
-    demand = relation.needs(rule.subject, rule.property)
+    demand = needed(relation, rule.subject, rule.property)
     said = {ARGUMENTS: "arguments of", TENSORS: "tensors of", VALUES: "values in tensors of", READINGS: "readings of"}
     asked: dict[str, list[str]] = {}
     for api, what in sorted(demand.states):

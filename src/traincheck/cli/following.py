@@ -10,7 +10,6 @@ from traincheck.cli import reports
 from traincheck.cli.console import exit_code, remark
 from traincheck.config import Config
 from traincheck.errors import RunFolderEmpty, RunFolderNotFound
-from traincheck.vocab.finding import Finding
 
 
 def follow(
@@ -23,12 +22,12 @@ def follow(
     """
     from rich.console import Console
 
+    from traincheck.checking.findings import Teller
     from traincheck.checking.offline import check_folder
     from traincheck.reporting.terminal import TerminalSink
 
     book = reports.books_of(config.books)
-    sink = TerminalSink(Console(stderr=True, highlight=False))
-    told: set[tuple[object, ...]] = set()
+    teller = Teller(TerminalSink(Console(stderr=True, highlight=False)).show)
     remark(f"watching {run}")
     while True:
         last = pause == 0 or has_ended(run)  # asked first, so that what is written meanwhile is not missed
@@ -38,10 +37,7 @@ def follow(
             if last:
                 raise
         else:
-            for finding in checked.report.findings:
-                if _identity(finding) not in told:
-                    told.add(_identity(finding))
-                    sink.show(finding)
+            teller.tell(checked.report.findings)
             if last:
                 break
         sleep(pause)
@@ -49,11 +45,6 @@ def follow(
     reports.write_reports(checked.report, checked.verdicts, files[:1], files[1:])
     reports.show_summary(checked.report, files)
     return exit_code(checked.report, config.fail_on)
-
-
-def _identity(finding: Finding) -> tuple[object, ...]:
-    """What stays the same of a finding while it grows."""
-    return finding.step, finding.rank, finding.title, finding.site
 
 
 def has_ended(run: Path) -> bool:

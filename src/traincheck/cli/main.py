@@ -11,13 +11,28 @@ from typing import Annotated
 
 import typer
 
-from traincheck.cli import check, collect, diff, doctor, explain, flags, infer, merge, mute, report, run, show
-from traincheck.cli.console import out, remark, say
+from traincheck.cli import (
+    check,
+    collect,
+    ctl,
+    diff,
+    doctor,
+    explain,
+    flags,
+    infer,
+    merge,
+    mute,
+    report,
+    run,
+    show,
+    watch,
+)
+from traincheck.cli.console import INTERRUPTED, out, remark, say
 from traincheck.cli.targets import TargetCommand
 from traincheck.errors import TrainCheckError
 from traincheck.version import __version__
 
-FAILED, INTERRUPTED = 1, 130
+FAILED = 1
 DEBUG_VARIABLE = "TRAINCHECK_DEBUG"
 
 EPILOG = """\b
@@ -45,12 +60,14 @@ app = typer.Typer(
 app.command("collect", cls=TargetCommand, epilog=collect.EPILOG)(collect.command)
 app.command("infer", epilog=infer.EPILOG)(infer.command)
 app.command("run", cls=TargetCommand, epilog=run.EPILOG)(run.command)
+app.command("watch", epilog=watch.EPILOG)(watch.command)
 app.command("check", epilog=check.EPILOG)(check.command)
 app.command("show", epilog=show.EPILOG)(show.command)
 app.command("diff", epilog=diff.EPILOG)(diff.command)
 app.command("mute", epilog=mute.EPILOG)(mute.command)
 app.command("merge", epilog=merge.EPILOG)(merge.command)
 app.command("explain", epilog=explain.EPILOG)(explain.command)
+app.command("ctl", epilog=ctl.EPILOG)(ctl.command)
 app.command("report", epilog=report.EPILOG)(report.command)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.command)
 
@@ -123,7 +140,7 @@ def _code_of(end: SystemExit) -> int:
 
 def _show_traceback(debug: bool) -> None:
     if debug:
-        traceback.print_exc()
+        say(traceback.format_exc().rstrip())
 
 
 def wants_debug(words: Sequence[str]) -> bool:

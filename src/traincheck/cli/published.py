@@ -144,7 +144,7 @@ def _infer(words: Sequence[str]) -> int:
     _add_folders(parser)
     parser.add_argument("-o", "--output", default="invariants.json", help="book to write (default: %(default)s)")
     found = _parsed(parser, words)
-    return ours([Path(folder) for folder in found.folders], Path(found.output))
+    return ours(found.folders, Path(found.output))
 
 
 def check(argv: Sequence[str] | None = None) -> int:

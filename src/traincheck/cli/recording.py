@@ -11,9 +11,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from traincheck import redaction
 from traincheck.cli.console import remark
 from traincheck.config import Config
-from traincheck.errors import OutputError
+from traincheck.errors import TrainCheckError
 from traincheck.runtime.target import Target
 
 if TYPE_CHECKING:
@@ -61,10 +62,10 @@ def record(
 
     Raises UsageError, RunFolderError or OutputError before the program is started, and nothing of ours afterwards.
     """
-    from traincheck.checking.offline import BOOK_FILE
     from traincheck.invariants.book import write_book
     from traincheck.runtime.launch import launch
     from traincheck.trace.folder import RunFolder
+    from traincheck.trace.format import BOOK_FILE
 
     target.check(environ)
     mode: Literal["collect", "run"] = "run" if book is not None else "collect"
@@ -73,11 +74,15 @@ def record(
     if book is not None:  # kept with the run, where no later change reaches it
         write_book(book, folder.path / BOOK_FILE)
         books = (str((folder.path / BOOK_FILE).absolute()),)
+    begun = folder.manifest
     with beside(folder):
         status = launch(target, settings(target, config, folder.path.absolute(), mode, books), environ)
     try:
-        folder.update(ended=now_in_words(), exit_code=status.code)
-    except OutputError as error:
+        if deleted := not folder.path.exists():  # somebody tidied up
+            folder = RunFolder.create(folder.path, begun)
+            remark(f"run folder {folder.path} was deleted while the program ran; what was seen of it is lost")
+        folder.update(deleted=deleted, ended=now_in_words(), exit_code=status.code)
+    except TrainCheckError as error:
         remark(str(error))
     return Recording(folder, status)
 
@@ -89,7 +94,7 @@ def manifest(target: Target, config: Config, mode: Literal["collect", "run"]) ->
     return Manifest(
         mode=mode,
         argv=target.words,
-        script=target.script,
+        script=redaction.text(target.script),
         script_digest=target.digest,
         python=platform.python_version(),
         started=now_in_words(),
@@ -107,13 +112,24 @@ def settings(
         run_folder=str(folder),
         mode=mode,
         books=books,
-        on_violation="stop" if config.on_violation == "stop" else "warn",
+        on_violation=_either(config.on_violation),
+        callback=config.callback,
+        look_closer=config.look_closer,
+        snapshot=config.snapshot,
+        keep_recording=config.keep_recording,
         compare_ranks=config.compare_ranks,
+        sample_every=config.sample_every if mode == "run" else 1,
+        warm_up=config.warm_up,
+        budget=config.budget if mode == "run" else 0.0,
         fail_on="notice" if config.fail_on == "notice" else "never" if config.fail_on == "never" else "error",
         project=target.project(Path.cwd()),
         packages=config.packages,
-        script=target.script,
+        script=redaction.text(target.script),
     )
+
+
+def _either(on_violation: str) -> Literal["warn", "stop", "callback"]:
+    return "stop" if on_violation == "stop" else "callback" if on_violation == "callback" else "warn"
 
 
 def now_in_words() -> str:
@@ -129,8 +145,16 @@ def tell_end(status: ExitStatus) -> None:
         remark(f"the program ended with exit code {status.code}; what was recorded is kept")
 
 
-def tell_nothing(path: Path) -> None:
+def tell_removed(folder: RunFolder) -> None:
+    """Which steps were removed from recordings that grew too large."""
+    for words in folder.removed():
+        remark(words)
+
+
+def tell_nothing(folder: RunFolder) -> None:
     """Nothing was observed, and what that usually means."""
+    if folder.manifest.deleted:
+        return  # it was, and this was told
     remark("nothing was observed: no Python process of the program came to train (was torch imported at all?)")
     remark("`traincheck doctor` tells what can be observed here")
-    remark(f"run folder: {path}")
+    remark(f"run folder: {folder.path}")

@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING
 import typer
 
 from traincheck import config as configs
-from traincheck.cli import flags, recording, reports
-from traincheck.cli.console import FINDINGS, exit_code
+from traincheck.cli import flags, guarding, recording, reports
+from traincheck.cli.console import FINDINGS, exit_code, remark
 from traincheck.config import Config
+from traincheck.errors import TrainCheckError
 from traincheck.options import AUTO, FILES
+from traincheck.runtime.complaint import in_words
 from traincheck.runtime.target import Target
 from traincheck.vocab.invariant import ERROR
 
 if TYPE_CHECKING:
     from traincheck.checking.ranks import Follower
+    from traincheck.cli.recording import Recording
     from traincheck.invariants.book import Book
     from traincheck.trace.folder import RunFolder
     from traincheck.vocab.finding import Finding
@@ -26,7 +29,9 @@ EPILOG = """\b
 Examples:
   traincheck run --book good.jsonl train.py --lr 1e-3
   traincheck run -b good.jsonl --on-violation stop -m package.train --epochs 3
-  traincheck run -b good.jsonl -- torchrun --nproc-per-node 2 train.py
+  traincheck run -b good.jsonl --budget 1% --keep-recording 200MB train.py
+  traincheck run -b good.jsonl --sample-every 10 -- torchrun --nproc-per-node 2 train.py
+  traincheck run -b good.jsonl --alert-command "notify-send TrainCheck" --metrics-port 9100 train.py
 
 Options of TrainCheck come before the program; everything after it is the program's own. Report and recording are
 left in the run folder: report.html, report.json.
@@ -41,12 +46,27 @@ def command(
     books: flags.Books = None,
     run_folder: flags.RunFolder = None,
     on_violation: flags.OnViolation = None,
+    callback: flags.Callback = None,
+    look_closer: flags.LookCloser = None,
+    snapshot: flags.Snapshot = False,
+    keep_recording: flags.KeepRecording = None,
     fail_on: flags.FailOn = None,
     compare_ranks: flags.CompareRanks = None,
+    sample_every: flags.SampleEvery = None,
+    warm_up: flags.WarmUp = None,
+    budget: flags.Budget = None,
     json_file: flags.JsonFile = None,
     html_file: flags.HtmlFile = None,
     packages: flags.Packages = None,
     runs: flags.Runs = None,
+    webhook: flags.Webhook = None,
+    alert_command: flags.AlertCommand = None,
+    alert_on: flags.AlertOn = None,
+    silent_after: flags.SilentAfter = None,
+    metrics_port: flags.MetricsPort = None,
+    metrics_host: flags.MetricsHost = None,
+    metrics_token: flags.MetricsToken = None,
+    otlp: flags.Otlp = None,
 ) -> None:
     """Run a program and check it while it trains.
 
@@ -55,10 +75,25 @@ def command(
     said = {
         "books": tuple(map(str, books or ())),
         "on_violation": on_violation,
+        "callback": callback,
+        "look_closer": look_closer,
+        "snapshot": snapshot or None,
+        "keep_recording": keep_recording,
         "fail_on": fail_on,
         "compare_ranks": compare_ranks,
+        "sample_every": sample_every,
+        "warm_up": warm_up,
+        "budget": budget,
         "packages": tuple(packages or ()),
         "runs": str(runs) if runs else None,
+        "webhook": webhook,
+        "alert_command": alert_command,
+        "alert_on": alert_on,
+        "silent_after": silent_after,
+        "metrics_port": metrics_port,
+        "metrics_host": metrics_host,
+        "metrics_token": metrics_token,
+        "otlp": otlp,
     }
     config = configs.load(said, os.environ, Path.cwd())
     raise typer.Exit(run(Target.parse(target or ()), config, run_folder, json_file, html_file))
@@ -73,27 +108,48 @@ def run(
 ) -> int:
     """Run it, gather what its processes found, report; the exit code of program or findings."""
     book = reports.books_of(config.books)  # a bad book stops us before the program starts
+    target.check(os.environ)  # before a port is opened
     following: list[Follower] = []
 
     def follow(folder: RunFolder) -> Follower:
         following.append(_follower(folder, book, config))
+        guard.begin(folder.path)
         return following[0]
 
-    done = recording.record(target, config, run_folder, book, os.environ, follow)
+    with guarding.guard(config) as guard:
+        done = recording.record(target, config, run_folder, book, os.environ, follow)
+        try:
+            return _conclude(done, book, config, following[0], json_file, html_file)
+        except Exception as error:
+            if not done.status.code:
+                raise
+            remark(in_words(error))  # a program that failed has its own exit code, whatever becomes of us
+            return done.status.code
 
+
+def _conclude(
+    done: Recording,
+    book: Book,
+    config: Config,
+    follower: Follower,
+    json_file: Path | None,
+    html_file: Path | None,
+) -> int:
+    """Gather and report what was found; the exit code."""
     from traincheck.checking.live import gather
 
-    checked = gather(done.path, book, following[0].compared)
+    checked = gather(done.path, book, follower.compared)
     json_files = [done.path / reports.JSON_NAME, *reports.given(json_file)]
     html_files = [done.path / reports.HTML_NAME, *reports.given(html_file)]
     try:
         reports.write_reports(checked.report, checked.verdicts, json_files, html_files)
     finally:  # what was found is told even where it cannot be written
         recording.tell_end(done.status)
+        recording.tell_removed(done.folder)
         if checked.outcomes:
             reports.show_summary(checked.report, [*json_files, *html_files], is_result=False)
         else:
-            recording.tell_nothing(done.path)
+            recording.tell_nothing(done.folder)
     if done.folder.manifest.stopped_by_us:
         return FINDINGS
     return done.status.code or exit_code(checked.report, config.fail_on)
@@ -104,13 +160,21 @@ def _follower(folder: RunFolder, book: Book, config: Config) -> Follower:
     from traincheck.checking.ranks import Follower
     from traincheck.invariants.selection import deployable
     from traincheck.reporting.terminal import TerminalSink
+    from traincheck.trace.control import change_control
+    from traincheck.trace.control import found as tell_found
 
     sink = TerminalSink()
 
     def found(finding: Finding) -> None:
         sink.show(finding)
-        if config.on_violation == "stop" and finding.severity == ERROR:
-            folder.ask_to_stop(finding.title, finding.step)
+        if finding.severity != ERROR:
+            return
+        try:  # the ranks look closer, and do what else is to be done
+            change_control(folder.path, lambda control: tell_found(control, finding))
+            if config.on_violation == "stop":
+                folder.ask_to_stop(finding.title, finding.step)
+        except TrainCheckError as error:
+            remark(str(error))
 
     rules = deployable(book.invariants, folder.manifest.script) if config.compare_ranks in (AUTO, FILES) else []
     return Follower(folder, rules, found)

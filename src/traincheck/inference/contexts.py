@@ -182,7 +182,7 @@ class _Sum:
             total[bit] = total.get(bit, 0) + weight
         planes: dict[int, int] = {}
         for bit, weight in total.items():
-            while weight:
+            while weight > 0:
                 lowest = weight & -weight
                 planes[lowest] = planes.get(lowest, 0) | bit
                 weight ^= lowest

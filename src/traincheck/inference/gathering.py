@@ -8,12 +8,13 @@ matter. A repetition of the same program is another run, for it began at another
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import xxhash
 
@@ -24,10 +25,11 @@ from traincheck.inference.tally import Tally
 from traincheck.inference.workers import cores, spread
 from traincheck.relations.base import compares_ranks
 from traincheck.trace.alignment import aligned
-from traincheck.trace.folder import RunFolder
+from traincheck.trace.folder import RunFolder, bytes_of
 from traincheck.trace.notes import Manifest
 from traincheck.trace.reader import read_windows
-from traincheck.vocab.events import Window
+from traincheck.trace.segments import segments
+from traincheck.vocab.events import MISSING, Window
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done and how much there is."""
@@ -57,14 +59,15 @@ class _Part(NamedTuple):
 
     @property
     def size(self) -> int:
-        return sum(file.stat().st_size for file in self.files)
+        return sum(map(bytes_of, self.files))
 
 
 class _Done(NamedTuple):
-    """The tally of a part, and a digest of the file that it was made of (empty where ranks were compared)."""
+    """The tally of some parts of a run, and the name and digest of each file that it was made of (none where ranks were
+    compared)."""
 
     tally: Tally
-    content: str
+    contents: tuple[str, ...] = ()
 
 
 @dataclass
@@ -74,22 +77,44 @@ class _Recorded:
     path: Path
     manifest: Manifest
     parts: tuple[_Part, ...]
-    done: dict[_Part, _Done] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+    done: list[_Done] = field(default_factory=list)
 
 
-def gather(sources: Sequence[Path], progress: Progress | None = None, jobs: int = 1) -> Gathered:
+class Cluster(Protocol):
+    """What tallies parts of runs on other machines."""
+
+    def reduced(
+        self,
+        work: Callable[[Any], Any],
+        joined: Callable[[Sequence[Any]], Any],
+        groups: Sequence[Sequence[Any]],
+        progress: Callable[[int, int], None],
+    ) -> list[Any]:
+        """For each group `work` of each of its members, joined in a tree, in any order and grouping."""
+
+
+def gather(
+    sources: Sequence[Path], progress: Progress | None = None, jobs: int = 1, cluster: Cluster | None = None
+) -> Gathered:
     """The tallies of all runs in `sources`, which are run folders and tally files; event files are read by up to `jobs`
-    processes at a time.
+    processes at a time, or on a cluster.
 
-    Neither the order of the sources nor the number of jobs matters. With more than one job, the program that calls this
+    Neither the order of the sources nor who reads them matters. With more than one job, the program that calls this
     must be one that multiprocessing can start again (`if __name__ == "__main__"`). Raises RunFolderError, TallyError
     and WorkerLost.
     """
     # All are opened before one is read: whatever is wrong with one of them shall not come out after an hour.
     found = [read_tallies(source) if source.is_file() else _recorded(source) for source in sources]
-    _read([one for one in found if isinstance(one, _Recorded)], progress, jobs)
+    recorded = [one for one in found if isinstance(one, _Recorded)]
+    if cluster is None:
+        _read(recorded, progress, jobs)
+    else:
+        _read_on(cluster, recorded, progress)
     tallies = [[_merged(one)] if isinstance(one, _Recorded) else one for one in found]
-    return each_run_once((source, tally) for source, own in zip(sources, tallies, strict=True) for tally in own)
+    gathered = each_run_once((source, tally) for source, own in zip(sources, tallies, strict=True) for tally in own)
+    removed = [f"{one.path}: {words}" for one in found if isinstance(one, _Recorded) for words in one.removed]
+    return replace(gathered, remarks=(*removed, *gathered.remarks))
 
 
 def each_run_once(told: Iterable[tuple[Path, Tally]]) -> Gathered:
@@ -132,6 +157,8 @@ def tally_windows(windows: Iterable[Window], tally: Tally) -> bool:
     relations = [relation() for relation in plugins.load("traincheck.relations").values()]
     part = Tally(tally.script, tally.digest, tally.run)
     for window in windows:
+        if _in_part(window):
+            continue
         part.add_window(window)
         for relation in relations:
             part.add_occasions(relation.name, relation.occasions(window), window.index)
@@ -145,9 +172,16 @@ def tally_ranks(windows_of: Sequence[Iterable[Window]], tally: Tally) -> None:
     relations = _comparing()
     part = Tally(tally.script, tally.digest, tally.run)
     for windows in aligned(windows_of):
+        if any(map(_in_part, windows)):
+            continue
         for relation in relations:
             part.add_occasions(relation.name, relation.across(windows), windows[0].index)
     tally.merge(part)
+
+
+def _in_part(window: Window) -> bool:
+    """Whether a source was lost or switched off: what is not told then was not left out by the program."""
+    return any(why != MISSING for why in window.off.values())
 
 
 def _comparing() -> list[Any]:
@@ -157,7 +191,7 @@ def _comparing() -> list[Any]:
 
 def suitable_jobs(sources: Sequence[Path]) -> int:
     """As many jobs as there are cores and as the recordings are worth, see `WORTH_A_WORKER`."""
-    sizes = [file.stat().st_size for source in sources if source.is_dir() for file in RunFolder(source).event_files()]
+    sizes = [bytes_of(file) for source in sources if source.is_dir() for file in RunFolder(source).event_files()]
     return max(1, min(cores(), len(sizes), sum(sizes) // WORTH_A_WORKER))
 
 
@@ -168,7 +202,7 @@ def _recorded(path: Path) -> _Recorded:
     ranks = [tuple(file for _, file in sorted(job.files.items())) for job in folder.jobs()]
     told = [*files, *(job for job in ranks if len(job) > 1 and _comparing())]
     parts = (_Part(one, manifest.script, manifest.script_digest) for one in told)
-    return _Recorded(path, manifest, tuple(parts))
+    return _Recorded(path, manifest, tuple(parts), folder.removed())
 
 
 def _read(folders: Sequence[_Recorded], progress: Progress | None, jobs: int) -> None:
@@ -180,10 +214,28 @@ def _read(folders: Sequence[_Recorded], progress: Progress | None, jobs: int) ->
         progress(f"reading {work[0][0].path}", 0, len(work))
     finished = spread(_tally_part, [part for _, part in work], jobs)
     for number, (place, done) in enumerate(finished, start=1):
-        folder, part = work[place]
-        folder.done[part] = done
+        folder, _ = work[place]
+        folder.done.append(done)
         if progress:  # of what comes next, as far as that is known
             progress(f"reading {work[min(number, len(work) - 1)][0].path}", number, len(work))
+
+
+def _read_on(cluster: Cluster, folders: Sequence[_Recorded], progress: Progress | None) -> None:
+    """Tally every part of the folders on a cluster."""
+    groups = [folder.parts for folder in folders if folder.parts]
+    told = progress or (lambda what, done, total: None)
+    found = cluster.reduced(_tally_part, _joined, groups, functools.partial(told, "reading on the cluster"))
+    for folder, done in zip((folder for folder in folders if folder.parts), found, strict=True):
+        folder.done.append(done)
+
+
+def _joined(several: Sequence[_Done]) -> _Done:
+    """What was made of several parts of one run, in one."""
+    first = several[0].tally
+    whole = Tally(first.script, first.digest)
+    for done in several:
+        whole.merge(done.tally)
+    return _Done(whole, tuple(name for done in several for name in done.contents))
 
 
 def _tally_part(part: _Part) -> _Done:
@@ -191,17 +243,18 @@ def _tally_part(part: _Part) -> _Done:
     tally = Tally(part.script, part.digest)
     if len(part.files) > 1:
         tally_ranks([read_windows(file) for file in part.files], tally)
-        return _Done(tally, "")
+        return _Done(tally)
     tally_windows(read_windows(part.files[0]), tally)
-    return _Done(tally, _content(part.files[0]))
+    return _Done(tally, (f"{part.files[0].name} {_content(part.files[0])}",))
 
 
 def _content(path: Path) -> str:
     state = xxhash.xxh3_128()
     try:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                state.update(block)
+        for segment in segments(path):
+            with segment.open("rb") as file:
+                while block := file.read(1 << 20):
+                    state.update(block)
     except OSError as error:
         raise TraceOutOfReach(path, error.strerror or str(error)) from error
     return str(state.hexdigest())
@@ -210,11 +263,11 @@ def _content(path: Path) -> str:
 def _merged(folder: _Recorded) -> Tally:
     """The tally of a run out of those of its processes."""
     manifest = folder.manifest
-    contents = [f"{part.files[0].name} {done.content}" for part, done in folder.done.items() if done.content]
+    contents = [name for done in folder.done for name in done.contents]
     known = "\x1f".join((manifest.script, manifest.script_digest, manifest.started, *manifest.argv, *sorted(contents)))
     run = hashlib.sha256(known.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     whole = Tally(manifest.script, manifest.script_digest, run)
-    for done in folder.done.values():
+    for done in folder.done:
         whole.merge(done.tally)
     if not whole.windows:
         raise RunFolderEmpty(folder.path, "no window was recorded")

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from traincheck.errors import JournalUnreadable
-from traincheck.files import write_whole
+from traincheck.files import read_bounded, write_whole
 
 KEPT, DROPPED = "kept", "dropped"
 
@@ -70,7 +70,7 @@ class Journal:
     def read(cls, path: str | os.PathLike[str]) -> Journal:
         """The journal in the file `path`. Raises JournalUnreadable."""
         try:
-            first, _, rest = Path(path).read_bytes().partition(b"\n")
+            first, _, rest = read_bounded(path).partition(b"\n")
         except OSError as error:
             raise JournalUnreadable(path, error.strerror or str(error)) from error
         if not _is_header(first):
@@ -79,7 +79,7 @@ class Journal:
             raise JournalUnreadable(path, "a newer TrainCheck wrote it")
         try:
             return cls(msgspec.json.Decoder(Entry).decode_lines(rest))
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise JournalUnreadable(path, f"a line of it is no entry ({error})") from error
 
     def find(self, text: str, most: int = 10) -> list[Entry]:
@@ -113,7 +113,7 @@ def is_journal(path: Path) -> bool:
 def _is_header(line: bytes) -> bool:
     try:
         return msgspec.json.decode(line, type=_Header).kind == KIND
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return False
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from traincheck.inference.gathering import Progress, gather
+from traincheck.inference.gathering import Cluster, Progress, gather
 from traincheck.inference.gathering import tally_folder as tally_folder
 from traincheck.inference.gathering import tally_windows as tally_windows
 from traincheck.inference.journal import Journal
@@ -27,14 +27,16 @@ class Learned:
     remarks: tuple[str, ...] = ()
 
 
-def learn(sources: Sequence[Path], progress: Progress | None = None, jobs: int = 1) -> Learned:
+def learn(
+    sources: Sequence[Path], progress: Progress | None = None, jobs: int = 1, cluster: Cluster | None = None
+) -> Learned:
     """Learn a book from recorded good runs (run folders, or tally files of them), in one streaming pass over each.
 
-    Neither the order of `sources` nor the number of processes (`jobs`) that read them matters. Raises what `gather`
+    Neither the order of `sources` nor who reads them (`jobs` processes, or a cluster) matters. Raises what `gather`
     raises.
     """
     began = time.perf_counter()
-    gathered = gather(sources, progress, jobs)
+    gathered = gather(sources, progress, jobs, cluster)
     if progress:
         progress("weighing candidates", 0, 0)
     book, journal = weigh(gathered.tallies)

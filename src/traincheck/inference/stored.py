@@ -11,16 +11,16 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
 from traincheck.errors import TallyTooNew, TallyUnreadable
-from traincheck.files import write_whole
+from traincheck.files import LARGEST, write_whole
 from traincheck.inference.contexts import SKETCH
 from traincheck.inference.tally import Cell, Count, Reach, Tally
 from traincheck.invariants.lines import KIND as BOOK_KIND
+from traincheck.trace.addresses import place
 from traincheck.trace.encoding import facts_to_text, text_to_facts, valid
 from traincheck.version import __version__
 from traincheck.vocab.occasion import Property, Subject
@@ -41,6 +41,9 @@ KIND = "traincheck tally"
 _GZIP = b"\x1f\x8b"
 _AS_GZIP = 31
 """zlib's number for a gzip wrapper with the largest window; the header that it writes tells no time and no name."""
+FEW, MOST_PACKED = 1 << 24, 200
+"""Bytes that any file may unpack to, and how many more for each of its own. Tallies pack to a tenth or so; zeros, which
+a stranger may send, to a thousandth."""
 _ENOUGH = 1 << 16
 """Bytes of a file that are sure to hold its first line."""
 
@@ -136,7 +139,7 @@ def is_tally_file(path: PathLike) -> bool:
     try:
         text = zlib.decompressobj(wbits=_AS_GZIP).decompress(data, _ENOUGH)
         return msgspec.json.decode(text.split(b"\n", 1)[0], type=_Header).kind == KIND
-    except (zlib.error, msgspec.MsgspecError):
+    except (zlib.error, msgspec.MsgspecError, RecursionError):
         return False
 
 
@@ -207,14 +210,14 @@ def _told(context: int, cell: Cell, places: dict[Property, int], sketches: dict[
 
 def _read(path: PathLike, most: int = -1) -> bytes:
     try:
-        with Path(path).open("rb") as file:
+        with place(path).open("rb") as file:
             return file.read(most)
     except OSError as error:
         raise TallyUnreadable(path, error.strerror or str(error)) from error
 
 
 def _unpacked(path: PathLike) -> bytes:
-    data = _read(path)
+    data = _read(path, LARGEST)
     if not data:
         raise TallyUnreadable(path, "it is empty")
     if not data.startswith(_GZIP):
@@ -222,11 +225,13 @@ def _unpacked(path: PathLike) -> bytes:
         raise TallyUnreadable(path, "it is a book (`traincheck merge` joins books)" if book else "it is another file")
     packer = zlib.decompressobj(wbits=_AS_GZIP)
     try:
-        text = packer.decompress(data) + packer.flush()
+        text = packer.decompress(data, min(LARGEST, FEW + MOST_PACKED * len(data)))
     except zlib.error as error:
         if not is_tally_file(path):
             raise TallyUnreadable(path, f"it cannot be decompressed ({error})") from None
         raise TallyUnreadable(path, f"it was damaged ({error})") from None
+    if packer.unconsumed_tail:
+        raise TallyUnreadable(path, f"what it unpacks to is more than {MOST_PACKED} times as large, as no tallies are")
     if not packer.eof and is_tally_file(path):
         raise TallyUnreadable(path, "the end of the file is missing")
     return text
@@ -248,7 +253,7 @@ class _Reading:
     def header(self) -> _Header:
         try:
             header = msgspec.json.decode(self._next(), type=_Header)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise TallyUnreadable(self._path, f"its first line is not the header of one ({error})") from None
         if header.kind != KIND:
             raise TallyUnreadable(self._path, f'its first line does not say "kind": "{KIND}"')
@@ -270,7 +275,7 @@ class _Reading:
                 subject = self._decode_subject(self._next())
                 cells = [(contexts[told.context], _cell(told, line.properties, sketches)) for told in subject.cells]
                 tally.cells[subject.relation, subject.subject] = dict(cells)
-        except (msgspec.MsgspecError, LookupError, ValueError) as error:
+        except (msgspec.MsgspecError, LookupError, ValueError, RecursionError, TypeError) as error:
             raise TallyUnreadable(self._path, f"line {self._number} of it is wrong ({error})") from None
         return tally
 

@@ -156,7 +156,7 @@ class Tally:
             reach.calls += 1
             if call.seq in effective:
                 reach.effects += 1
-            elif value_of(call.result, "dtype") is not None or _returned(call):
+            elif _returned(call) or value_of(call.result, "dtype") is not None:
                 reach.tensors += 1
 
     def add_occasions(self, relation: str, occasions: Iterable[Occasion], window: int) -> None:

@@ -16,6 +16,7 @@ from traincheck.inference.salience import why_dull
 from traincheck.inference.suppression import suppress
 from traincheck.inference.tally import Key, Tally, candidates
 from traincheck.invariants.book import Book, LearnedRun
+from traincheck.relations.base import UNKNOWN
 from traincheck.vocab.facts import Facts
 from traincheck.vocab.invariant import ERROR, NOTICE, PIPELINE, Invariant, Precondition, Support
 from traincheck.vocab.occasion import Property
@@ -34,7 +35,10 @@ def weigh(tallies: Sequence[Tally]) -> tuple[Book, Journal]:
         relation = relations.get(key[0])
         if relation is None:
             continue  # tallied where another relation was installed; it cannot be described or checked here
-        candidate = _Candidate(key, prop, relation, tallies, journal)
+        try:
+            candidate = _Candidate(key, prop, relation, tallies, journal)
+        except UNKNOWN:
+            continue  # the relation here does not know of this
         rules = list(candidate.settings() if relation.is_setting(prop) else candidate.rules())
         seen.update((rule.id, candidate.bearing_out(rule)) for rule in rules)
         kept.extend(rules)

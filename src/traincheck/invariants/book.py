@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from traincheck.errors import BookConflict, BookNotFound, BookTooNew, BookUnreadable, BookUnrecognised, OutputError
-from traincheck.files import write_whole
+from traincheck.files import read_bounded, write_whole
 from traincheck.invariants.lines import FORMAT, KIND, HeaderLine, InvariantLine, KindLine, RunEntry, tellable
 from traincheck.version import __version__
 from traincheck.vocab.invariant import Invariant, Support, identity
@@ -133,7 +133,7 @@ class _Line(NamedTuple):
 
 def _lines_of(path: PathLike) -> list[_Line]:
     try:
-        data = Path(path).read_bytes()
+        data = read_bounded(path) if Path(path).is_file() else Path(path).read_bytes()  # a pipe may be named, too
     except FileNotFoundError:
         raise BookNotFound(path) from None
     except IsADirectoryError:
@@ -156,7 +156,7 @@ def _lines_of(path: PathLike) -> list[_Line]:
 def _read_header(path: PathLike, line: _Line) -> HeaderLine:
     try:
         kind = msgspec.json.decode(line.text, type=KindLine)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         if line.last and line.text.startswith(b'{"format":'):
             raise BookUnreadable(path, line.number, "the file ends in the middle of this line") from None
         raise BookUnrecognised(path, f"its first line is not the header of a book ({error})") from None
@@ -187,7 +187,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 def _decoded(path: PathLike, line: _Line, kind: type[S]) -> S:
     try:
         return msgspec.json.decode(line.text, type=kind)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, RecursionError) as error:
         raise BookUnreadable(path, line.number, str(error)) from None
     except msgspec.DecodeError as error:
         why = "the file ends in the middle of this line" if line.last else f"it is not JSON ({error})"

@@ -55,7 +55,7 @@ class APIArg:
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         if window.index != self._next_index:
-            self._workers, self._switches = WorkerStates(), Switches()
+            self._workers = WorkerStates()  # what was switched on in training is known for good
         self._next_index = window.index + 1
         if self._asks_for(ARGUMENT):
             yield from self._of_arguments(window)

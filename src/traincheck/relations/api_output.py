@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import ClassVar, NamedTuple
 
 from traincheck.relations import call_results as results
-from traincheck.relations.base import context_of, ended, short
+from traincheck.relations.base import context_of, ended, short, varies
 from traincheck.relations.call_results import Flow
 from traincheck.relations.expectations import Expectations
 from traincheck.relations.parts import FORWARD
@@ -43,6 +43,7 @@ from traincheck.vocab.collectives import STARTERS, WAIT
 from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
 from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, PROJECT, SETUP, Call, Window
 from traincheck.vocab.facts import Facts, merged, value_of
+from traincheck.vocab.kept import Kept
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 GRAIN = "result"
@@ -51,8 +52,8 @@ _Judge = Callable[[Flow], results.Judged]
 _OF_SIZES: tuple[_Judge, ...] = (results.sizes, results.lengths, results.values, results.untouched)
 _IMPLIED = ((results.SHAPE, results.BATCH), (results.EQUAL_TO, results.AT_MOST))
 """Beginnings of what is said of sizes: whoever keeps the shape of an input keeps its batch."""
-_MOST_KEPT = 50_000
-"""The cache is emptied beyond this: arguments that are new in each call would fill it."""
+_MOST_KEPT = 10_000
+"""Judgements kept: of a kilobyte each."""
 
 
 class _Levels(NamedTuple):
@@ -82,7 +83,7 @@ class APIOutput:
     def __init__(self, interest: Set[Subject] | None = None) -> None:
         self._interest = interest
         self._levels: dict[tuple[str, tuple[str, ...]], _Levels | None] = {}
-        self._kept: dict[tuple[object, ...], tuple[_Group, ...]] = {}
+        self._kept: Kept[tuple[object, ...], tuple[_Group, ...]] = Kept(_MOST_KEPT)
         self._expectations = Expectations()
         self._grains = None if interest is None else {subject.grain for subject in interest}
 
@@ -133,15 +134,13 @@ class APIOutput:
 
     def _groups(self, call: Call, levels: _Levels) -> tuple[_Group, ...]:
         """What the call is judged on. Equal calls are, so it is worked out once, but for those whose values differ."""
-        if any(tensor.facts for tensor in call.tensors):
+        if varies(call):
             return tuple(_judge(call, levels))
         kinds = tuple(type(value) for _, value in call.args)  # 1 and True are equal, and here they are not
         key = (levels, call.kind, call.levels, call.context, call.args, kinds, call.result, call.tensors)
         found = self._kept.get(key)
         if found is None:
-            if len(self._kept) > _MOST_KEPT:
-                self._kept.clear()
-            found = self._kept[key] = tuple(_judge(call, levels))
+            found = self._kept.put(key, tuple(_judge(call, levels)))
         return found
 
     @staticmethod
@@ -226,8 +225,8 @@ def _parameters(call: Call) -> tuple[str, ...]:
 
 
 def _containers(window: Window) -> set[int]:
-    """The calls of modules that called other modules."""
-    found: set[int] = set()
+    """The calls of modules that called other modules, or did so for all that was seen of them."""
+    found: set[int] = set(window.hidden)
     for call in window.calls:
         if call.kind == MODULE:
             found.update(around.seq for around in window.ancestors(call) if around.kind == MODULE)

@@ -34,7 +34,7 @@ from traincheck.relations.base import (
     without_argument,
 )
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import LIFECYCLE, MODULE, Call, Change, Window
+from traincheck.vocab.events import COMPILED, LIFECYCLE, MODULE, REGION, TOUCHES, Call, Change, Window
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
@@ -52,10 +52,14 @@ ACCUMULATES = Property(PRECEDED, "parameter.grad", "accumulates")
 EMPTIED = Property(PRECEDED, "parameter.grad", "is emptied")
 """A gradient was set to none. No property: it tells that a backward must fill it. (Zeros that stay zeros may be a
 backward that added nothing, of a loss at its floor.)"""
+HIDDEN, COMPUTED = Property(PRECEDED, COMPILED, TOUCHES), Property(PRECEDED, COMPILED)
+"""A compiled function ran in which gradients or parameters changed, or only something was computed (which may be what
+models do). No properties: they tell that not all calls were seen."""
 
 OPTIMIZER = "torch.optim.Optimizer"
 UPDATE = f"{OPTIMIZER}.step"
 BACKWARD = "torch.autograd.backward"
+FORWARD = "torch.nn.Module.forward"
 
 
 ESTABLISHED = 3
@@ -115,10 +119,17 @@ class _Cycle:
         for variable in token.variables:
             self.variables[variable] = None
 
+    def missing(self, expected: Set[Property]) -> set[Property]:
+        """What of `expected` did not happen, as far as it would have been seen."""
+        found = set(expected - self.last.keys())
+        if HIDDEN in self.last:  # what has changed shows at the next call
+            return found & set(STATE_TOKENS)
+        return {token for token in found if COMPUTED not in self.last or token.object != FORWARD}
+
     def close(self) -> None:
-        happened = set(self.last) - {ACCUMULATES, EMPTIED}
-        self.regular = happened if self.count == 0 else self.regular & happened
-        self.count += 1
+        happened = self.last.keys() - {ACCUMULATES, EMPTIED, HIDDEN, COMPUTED}
+        self.regular = set(happened) if self.count == 0 else self.regular - self.missing(self.regular)
+        self.count += HIDDEN not in self.last
         if self.count >= ESTABLISHED:
             self.established |= self.regular
         self.last.clear()
@@ -225,7 +236,7 @@ def _judged(cycle: _Cycle, itself: Property) -> tuple[Set[Property], Set[Propert
         expected |= {CLEARED} & happened if ACCUMULATES not in happened else {CLEARED}
         expected |= {FILLED} if EMPTIED in happened else {FILLED} & happened
     held = expected & happened
-    failed = expected - happened
+    failed = cycle.missing(expected)
     effective = [token for token in happened if cycle.effects[token] and not token.detail]
     for one in effective:
         for other in effective:
@@ -268,10 +279,15 @@ def _timeline(window: Window) -> list[_Token]:
 def _drives(call: Call, window: Window) -> bool:
     if call.kind == MODULE:
         return value_of(call.context, "parametric") is True
+    if call.kind == REGION:  # what is compiled of a model or an optimizer drives nothing else
+        parent = window.by_seq.get(call.parent)
+        return call.name == COMPILED and (parent is None or parent.kind not in (MODULE, LIFECYCLE))
     return call.kind == LIFECYCLE and not any(around.kind == MODULE for around in window.ancestors(call))
 
 
 def _names(call: Call) -> tuple[Property, ...]:
     """A call by its most general name, and by that with each fixed argument."""
     general = call.levels[-1]
+    if call.kind == REGION:
+        return (HIDDEN if value_of(call.result, TOUCHES) is True else COMPUTED,)
     return (Property(PRECEDED, general), *(Property(PRECEDED, general, given) for given in fixed_arguments(call)))

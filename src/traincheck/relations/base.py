@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
-from traincheck.vocab.demand import ARGUMENTS, Demand
+from traincheck.vocab.demand import ARGUMENTS, NOTHING, Demand
 from traincheck.vocab.events import Call, Window
 from traincheck.vocab.facts import Facts, merged
+from traincheck.vocab.kept import Kept
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 
@@ -76,9 +77,7 @@ def compares_ranks(relation: object) -> bool:
     return hasattr(relation, "across")
 
 
-_contexts: dict[tuple[Facts, str], Facts] = {}
-_MOST_CONTEXTS = 100_000
-"""The cache is emptied beyond this: contexts are of a closed vocabulary, so more means that something is wrong."""
+_contexts: Kept[tuple[Facts, str], Facts] = Kept()
 
 
 def context_of(told: Facts, stage: str) -> Facts:
@@ -86,9 +85,7 @@ def context_of(told: Facts, stage: str) -> Facts:
     key = (told, stage)
     found = _contexts.get(key)
     if found is None:
-        if len(_contexts) > _MOST_CONTEXTS:
-            _contexts.clear()
-        found = _contexts[key] = merged(told, stage=stage)
+        found = _contexts.put(key, merged(told, stage=stage))
     return found
 
 
@@ -129,6 +126,11 @@ def family(api: str) -> str:
     return api.rsplit(".", 1)[0]
 
 
+def varies(call: Call) -> bool:
+    """Whether the call tells values that hardly come again: of tensors, or a number with a fraction as its result."""
+    return any(tensor.facts for tensor in call.tensors) or any(type(value) is float for _, value in call.result)
+
+
 def ended(call: Call) -> bool:
     """Whether the call ran to its end (one that raised is no occasion)."""
     return call.end >= 0
@@ -162,3 +164,17 @@ def transitions(before: str, after: str, changed: bool) -> tuple[str, ...]:
 def possible(before: str) -> tuple[str, ...]:
     """Which transitions a variable in this state can make: what is there cannot be filled, what is not not cleared."""
     return ("changes", "does not change", "is cleared" if before == "some" else "is filled")
+
+
+UNKNOWN = (LookupError, ValueError, TypeError)
+"""What a relation raises when it is asked about a subject or a property that is none of its own: those of a newer
+version, or of a book that somebody made up."""
+
+
+def needed(relation: Any, subject: Subject, prop: Property) -> Demand:
+    """What must be observed to judge this; nothing where the relation does not know of it."""
+    try:
+        found: Demand = relation.needs(subject, prop)
+    except UNKNOWN:
+        return NOTHING
+    return found

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from traincheck.relations.base import varies
 from traincheck.relations.comparison import is_result
 from traincheck.vocab.events import FUNCTION, Call, TensorSummary
 from traincheck.vocab.facts import Facts, value_of
+from traincheck.vocab.kept import Kept
 from traincheck.vocab.occasion import Property
 
 VALUES_OF, SIZE = "argument values", "argument size"
@@ -28,26 +30,33 @@ class Judged(NamedTuple):
     failed: frozenset[Property]
 
 
-_MOST_KEPT = 50_000
-"""The cache is emptied beyond this: arguments that are new in each call would fill it."""
+_MOST_KEPT = 10_000
+"""Judgements kept: of a kilobyte each."""
 
-_kept: dict[tuple[object, ...], tuple[Judged, ...]] = {}
+_kept: Kept[tuple[object, ...], tuple[Judged, ...]] = Kept(_MOST_KEPT)
 
 _Fates = Iterator[tuple[Property, bool]]
 
 
 def judge_arguments(call: Call, api: str) -> tuple[Judged, ...]:
     """What can be said of the arguments of `call`, known as `api`; it is worked out once for equal ones."""
-    if any(tensor.facts for tensor in call.tensors):
+    if not _may_mean(call, api):
+        return ()
+    if varies(call):
         return tuple(_judge(call, api))
     kinds = tuple(type(value) for _, value in call.args)  # 0, 0.0 and False are equal, and here they are not
     key = (api, call.kind, call.levels, call.context, call.args, kinds, call.tensors, call.result)
     found = _kept.get(key)
     if found is None:
-        if len(_kept) > _MOST_KEPT:
-            _kept.clear()
-        found = _kept[key] = tuple(_judge(call, api))
+        found = _kept.put(key, tuple(_judge(call, api)))
     return found
+
+
+def _may_mean(call: Call, api: str) -> bool:
+    """False where `_meant` has nothing to say, by a look that costs less than to find out what was said before."""
+    if api == BACKWARD or (len(call.tensors) == 2 and call.kind == FUNCTION):
+        return True
+    return len(call.tensors) > 1 and any(tensor.shape == () for tensor in call.tensors)
 
 
 def _judge(call: Call, api: str) -> Iterator[Judged]:

@@ -10,6 +10,10 @@ most specific name: `Linear.forward` calls `linear`, which says nothing of modul
 parameters and gradients is what the call is for, so changes are offered at every level: `Adam.step` changes parameters
 as an `Optimizer.step`. (Of modules in general it is not said that they change their buffers: batch norms are for that.)
 
+Note [Insides that were not seen]
+What a compiled region computes is not observed. So of the call that it is made in, it can be told what that call
+calls, but not what it does not; and that nothing changes in it only where the changes around the region were seen.
+
 Note [Updates that need not show]
 What an optimizer makes of a gradient of zeros (it may have momentum, or decay weights), of a parameter that nothing was
 computed with, or of an update that is lost in rounding is no occasion: such a parameter may change or not.
@@ -17,6 +21,7 @@ computed with, or of an update that is lost in rounding is no occasion: such a p
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Set
 from typing import ClassVar
@@ -63,10 +68,11 @@ class EventContain:
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         inner_calls, inner_changes = _calls_inside(window), _changes_inside(window)
+        partly = _partly_seen(window)
         for call in window.calls:
             if not ended(call):
                 continue
-            yield from self._of_calls(call, window, inner_calls.get(call.seq))
+            yield from self._of_calls(call, window, inner_calls.get(call.seq), seen=call.seq not in partly)
             if call.kind != FUNCTION:
                 yield from self._of_changes(call, window, inner_changes.get(call.seq))
         yield from self._of_variables(window)
@@ -74,14 +80,15 @@ class EventContain:
     def _wanted(self, subject: Subject) -> bool:
         return self._interest is None or subject in self._interest
 
-    def _of_calls(self, call: Call, window: Window, inside: set[Property] | None) -> Iterator[Occasion]:
+    def _of_calls(self, call: Call, window: Window, inside: set[Property] | None, *, seen: bool) -> Iterator[Occasion]:
         subject = Subject(call.name, WITHIN)
         # A call that never contains another is nobody's container; saying nothing of it keeps the tallies small, and
         # one that sometimes does is told from its first containing call on.
         if call.kind == REGION or (inside is None and call.kind == FUNCTION):
             return
-        if self._wanted(subject):
-            yield Occasion(subject, context_of(call.context, window.stage), inside or frozenset(), None, call.seq)
+        if self._wanted(subject) and (seen or inside):
+            failed = None if seen else frozenset[Property]()
+            yield Occasion(subject, context_of(call.context, window.stage), inside or frozenset(), failed, call.seq)
 
     def _of_changes(self, call: Call, window: Window, inside: list[Change] | None) -> Iterator[Occasion]:
         if inside is None:
@@ -94,6 +101,7 @@ class EventContain:
         # A backward that adds zeros to zeros changes nothing and is right; where there was none, it leaves something.
         sure = inside if call.receiver else [change for change in inside if change.before == "none"]
         could = {prop for change in sure for prop in _could(change) if prop.detail in told}
+        could -= {prop for prop in could if not _all_seen(call, prop, window)}
         context = context_of(call.context, window.stage)
         for level in _answerable(call):
             subject = Subject(level)
@@ -156,20 +164,23 @@ class EventContain:
         return f"in a call of {short(subject.api)}, the {what} {prop.detail}"
 
 
-def _as_content(call: Call, parent: Call) -> Iterator[Property]:
+def _as_content(call: Call, parent: Call) -> frozenset[Property]:
     """The ways to name a call inside another: by its own and its most general name, with each fixed argument.
 
     Which layers a container of torch holds is a matter of its construction, so torch's modules have no name of their
     own here; and so are the arguments that its layers hand to functions.
     """
     if call.kind == REGION:
-        return  # a block is no call; what is in it belongs to the function around it
-    own = () if call.kind == MODULE and call.name.startswith("torch.") else (call.name,)
-    arguments = () if call.kind == FUNCTION and parent.name.startswith("torch.") else fixed_arguments(call)
-    for name in {*own, call.levels[-1]}:
-        yield Property(CALL, name)
-        for argument in arguments:
-            yield Property(CALL, name, argument)
+        return frozenset()  # a block is no call; what is in it belongs to the function around it
+    of_torch = call.kind == MODULE and call.name.startswith("torch.")
+    arguments = () if call.kind == FUNCTION and parent.name.startswith("torch.") else tuple(fixed_arguments(call))
+    return _named("" if of_torch else call.name, call.levels[-1], arguments)
+
+
+@functools.lru_cache(10_000)
+def _named(own: str, general: str, arguments: tuple[str, ...]) -> frozenset[Property]:
+    names = {own, general} - {""}
+    return frozenset(Property(CALL, name, argument) for name in names for argument in ("", *arguments))
 
 
 def _as_change(change: Change) -> Iterator[Property]:
@@ -200,6 +211,26 @@ def _could(change: Change) -> Iterator[Property]:
 def _told_of_call(call: Call) -> dict[str, FactValue]:
     """What of the call's context bears on each variable."""
     return {name: value for name, value in call.context if name in ("training", "grad_mode", "set_to_none", "closure")}
+
+
+def _partly_seen(window: Window) -> set[int]:
+    """The calls of which not all that they call themselves was seen, see Note [Insides that were not seen]."""
+    found: set[int] = set()
+    for region in (regions[0] for seq, regions in window.hidden.items() if regions[0].seq == seq):
+        around = next((call for call in window.ancestors(region) if call.kind != REGION), None)
+        if around is not None:
+            found.add(around.seq)
+    return found
+
+
+def _all_seen(call: Call, prop: Property, window: Window) -> bool:
+    """Whether all changes of this kind inside a call were seen, if there were any."""
+    for region in window.hidden.get(call.seq, ()):
+        around = [one for one in (region, *window.ancestors(region)) if one.seq >= call.seq]
+        told = (change for one in around for change in window.changes_of.get(one.seq, ()))
+        if not any(f"{change.kind}.{change.attribute}" == prop.object for change in told):
+            return False
+    return True
 
 
 def _calls_inside(window: Window) -> dict[int, set[Property]]:

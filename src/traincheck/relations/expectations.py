@@ -12,7 +12,7 @@ told by what they are for:
 * a batch of a data loader: its largest tensor has several rows where others have, and does not hold the samples in a
   single row (a whole batch that was taken for a sample);
 * a model called under autocast: most of its matrix products give the data type of autocast. (A few are kept in full
-  precision on purpose, as those of a router are.)
+  precision on purpose, as those of a router are; of one that is compiled in part, not all are seen.)
 * a constructor that is given a number of layers: what it builds has as many modules of some class, or a multiple
   of it (so many in each stage), or one more (where only those between the first and the last are counted).
 
@@ -199,13 +199,16 @@ def _has_several_rows(call: Call) -> bool | None:
 
 def _of_products(window: Window) -> Iterator[Occasion]:
     """One occasion for each call of a model under autocast in which matrices are multiplied."""
+    if not any(call.kind == MODULE and value_of(call.context, "autocast") in FLOATING for call in window.calls):
+        return
     found: dict[int, list[bool]] = {}
     models: dict[int, Call] = {}
     for call in window.calls:
         if call.kind != FUNCTION or call.name not in PRODUCTS or not ended(call):
             continue
         model = next((one for one in reversed(window.ancestors(call)) if one.kind == MODULE), None)
-        kind = value_of(model.context, "autocast") if model is not None and ended(model) else None
+        seen = model is not None and ended(model) and model.seq not in window.hidden
+        kind = value_of(model.context, "autocast") if model is not None and seen else None
         result = Flow.of(call).main
         if model is not None and kind in FLOATING and result is not None and result.dtype in FLOATING:
             models[model.seq] = model

@@ -5,8 +5,12 @@ A schedule may lower the rate at any time, by a factor of ten at the end of an e
 it does not: a rate that falls by more than half there was not the one to begin with (a warm-up that was applied a step
 too late). So the first `FIRST_STEPS` of each optimizer are looked at, whoever sets the rate.
 
-Known limitations: with several optimizers or several schedulers it is not known which belongs to which, so nothing is
-said of their agreement; of several parameter groups the first is compared, since that is what a scheduler tells.
+Note [Who belongs to whom]
+With several optimizers or several schedulers it is not known which belongs to which, so nothing is said of their
+agreement. Behind dropped windows not all of them need have been seen: there it is only judged of those that agreed
+before.
+
+Known limitations: of several parameter groups the first is compared, since that is what a scheduler tells.
 """
 
 from __future__ import annotations
@@ -37,11 +41,12 @@ class Rates:
     def __init__(self) -> None:
         self._from_start = True
         self._clear()
+        self._steps: dict[str, int] = {}
+        self._schedulers: set[str] = set()
+        self._agreed: set[tuple[str, str]] = set()  # optimizers and schedulers
 
     def _clear(self) -> None:
         self._rates: dict[str, float] = {}
-        self._steps: dict[str, int] = {}
-        self._schedulers: set[str] = set()
         self._announced: float | None = None
 
     def forget(self) -> None:
@@ -75,6 +80,12 @@ class Rates:
             yield _occasion(START, Property(BEGINS, LR), now >= LEAST_SHARE * old, call, window, group)
         if self._announced is not None and len(self._schedulers) == len(self._steps) == 1:
             agrees = math.isclose(now, self._announced, rel_tol=1e-6, abs_tol=1e-12)
+            (scheduler,) = self._schedulers
+            pair = optimizer, scheduler
+            if not (self._from_start or agrees or pair in self._agreed):
+                return
+            if agrees:
+                self._agreed.add(pair)
             yield _occasion(GRAIN, Property(AGREES, SCHEDULED_LR), agrees, call, window, group)
 
     @staticmethod

@@ -56,9 +56,11 @@ class Switches:
         """Whether a figure of a call in evaluation was not zero when the same module made it in training."""
         if mode and not isinstance(value, float):
             return False  # a count or a dimension
+        if mode and not value:
+            return False
         around = next((one.receiver for one in window.ancestors(call) if one.kind == MODULE), "")
         key = (call.name, name, around)
-        if mode and value:
+        if mode:
             self._on.add(key)
         return not mode and key in self._on
 

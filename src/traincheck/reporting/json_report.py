@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from traincheck.errors import ReportNotFound, ReportTooNew, ReportUnreadable
-from traincheck.files import PathLike, write_whole
-from traincheck.vocab.finding import REPORT_VERSION, Counts, Finding, Parting, RankState, Report
+from traincheck.files import PathLike, read_bounded, write_whole
+from traincheck.printable import json_text
+from traincheck.vocab.finding import REPORT_VERSION, Cost, Counts, Finding, Parting, RankState, Report
 
 
 class _Document(msgspec.Struct):
@@ -24,6 +24,7 @@ class _Document(msgspec.Struct):
     run: dict[str, Any]
     ranks: tuple[RankState, ...] = ()
     partings: tuple[Parting, ...] = ()
+    cost: Cost | None = None
 
 
 class _Version(msgspec.Struct):
@@ -66,9 +67,14 @@ def json_of(report: Report) -> str:
         run=report.run,
         ranks=report.ranks,
         partings=report.partings,
+        cost=report.cost,
     )
-    plain = _tellable(msgspec.to_builtins(document, enc_hook=str, str_keys=True))
-    return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode() + "\n"
+    return json_text(msgspec.json.format(msgspec.json.encode(tellable(document)), indent=2).decode()) + "\n"
+
+
+def tellable(value: object) -> Any:
+    """`value` (a finding, a status) as JSON can tell it: dicts, lists, texts and numbers, as `json_of` has it."""
+    return _tellable(msgspec.to_builtins(value, enc_hook=str, str_keys=True))
 
 
 def _tellable(value: Any) -> Any:
@@ -88,7 +94,7 @@ def read_json(path: PathLike) -> Report:
     version does not know are passed over.
     """
     try:
-        data = Path(path).read_bytes()
+        data = read_bounded(path)
     except FileNotFoundError:
         raise ReportNotFound(path) from None
     except IsADirectoryError:
@@ -104,9 +110,10 @@ def read_json(path: PathLike) -> Report:
         told = msgspec.json.decode(data, type=_Document)
     except msgspec.ValidationError as error:
         raise ReportUnreadable(path, str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ReportUnreadable(path, f"it is not JSON ({error})") from None
-    report = Report(told.findings, told.counts, told.not_observed, told.run, told.version, told.ranks, told.partings)
+    ranks, partings = told.ranks, told.partings
+    report = Report(told.findings, told.counts, told.not_observed, told.run, told.version, ranks, partings, told.cost)
     if report.verdict != told.verdict:
         raise ReportUnreadable(path, f"its verdict is {told.verdict!r} and its findings amount to {report.verdict!r}")
     return report

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
-from traincheck.vocab.finding import STOPPED, Counts, Finding, Parting, RankState, Report
+from traincheck.printable import plain as plain
+from traincheck.vocab.finding import STOPPED, Cost, Counts, Finding, Parting, RankState, Report
 from traincheck.vocab.invariant import ERROR, NOTICE, Support
 from traincheck.vocab.ranks import Apart, named_ranks, numbers_of
 
@@ -57,6 +59,28 @@ def seen(counts: Counts) -> str:
     if counts.windows_dropped:
         said += f"; {number(counts.windows_dropped, 'window')} dropped, and not checked"
     return said
+
+
+MOST_SOURCES = 3
+"""Sources that are named among those that watching took the time for."""
+
+
+def cost(told: Cost) -> str:
+    """How many steps were watched, and which share of the run that took, on the program's threads and beside them."""
+    said = f"watched {told.watched:,} of {number(told.steps, 'step')}"
+    total = told.share(sum(told.sources.values()))
+    most = sorted(told.sources.items(), key=lambda entry: -entry[1])[:MOST_SOURCES]
+    by_source = ", ".join(f"{source} {percent(told.share(seconds))}" for source, seconds in most)
+    beside = percent(told.share(sum(told.background.values())))
+    return (
+        f"{said}; it took {percent(total)} of the run{f' ({by_source})' if by_source else ''}, and {beside} beside it"
+    )
+
+
+def percent(share: float) -> str:
+    """`12%`, `0.9%`, `0.04%`."""
+    digits = 0 if share >= 0.1 else 1 if share >= 0.001 else 2
+    return f"{100 * share:.{digits}f}%"
 
 
 def steps(finding: Finding) -> str:
@@ -121,19 +145,6 @@ def confidence(told: float) -> str:
     return f"{math.floor(told * 1000) / 1000:.3f}"
 
 
-def plain(text: str) -> str:
-    """`text` on one line, without characters that would steer a terminal: those are written out instead."""
-    if text.isprintable():
-        return text
-    return "".join(map(_harmless, text))
-
-
-def _harmless(character: str) -> str:
-    if character.isprintable():
-        return character
-    return " " if character.isspace() else repr(character)[1:-1]
-
-
 def shortened(path: str, most: int) -> str:
     """`path` with its first folders left out where it is longer than `most` characters; the file's name stays whole."""
     if len(path) <= most:
@@ -142,3 +153,10 @@ def shortened(path: str, most: int) -> str:
     while len(parts) > 1 and len("/".join(parts)) + 4 > most:
         parts = parts[1:]
     return "/".join(["...", *parts])
+
+
+def in_full(report: Report) -> str:
+    """`steps 11-15 were recorded in full`, empty where nothing was told beyond what was asked for."""
+    told: Any = report.run.get("full", ())
+    spans = [f"{first}-{last}" if first != last else str(first) for first, last in told]
+    return f"steps {', '.join(spans)} were recorded in full" if spans else ""

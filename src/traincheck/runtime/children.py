@@ -54,8 +54,8 @@ def attach() -> None:
 def start(session: str) -> None:
     """Start observing this process. What goes wrong costs the user's program one line on stderr, nothing else."""
     try:
-        from traincheck.runtime.session import start as start_session
         from traincheck.runtime.settings import Settings
+        from traincheck.runtime.starting import start as start_session
 
         start_session(Settings.read(session))
     except Exception as error:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from traincheck.checking.digests import full
 from traincheck.checking.findings import Teller
 from traincheck.checking.rank_engine import Compared, RankEngine, not_compared, told_demand
+from traincheck.runtime.background import background
 from traincheck.runtime.held_windows import HeldWindows
 from traincheck.runtime.lines import Asked, Ended, Hello, InFull, Line, Message, Told
 from traincheck.runtime.place import Place
@@ -71,10 +72,8 @@ class ComparingRank:
         self._over = False
         self._judged = False
         self._fault = ""
-        self._reading = threading.Thread(target=self._listen, name="traincheck-lines", daemon=True)
-        self._judging = threading.Thread(target=self._compare, name="traincheck-ranks", daemon=True)
-        self._reading.start()
-        self._judging.start()
+        self._reading = background(self._listen, "traincheck-lines")
+        self._judging = background(self._compare, "traincheck-ranks")
 
     def tell(self, window: Window, told: Window) -> None:
         """What this rank itself has to tell of a window; waits while the others are far behind."""

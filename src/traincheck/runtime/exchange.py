@@ -15,12 +15,13 @@ import queue
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from traincheck.checking.digests import full
 from traincheck.checking.rank_engine import Compared
+from traincheck.runtime.background import background
 from traincheck.runtime.comparing_rank import ComparingRank
 from traincheck.runtime.held_windows import HeldWindows
 from traincheck.runtime.lines import Asked, Ended, Hello, InFull, Line, Stop, Told
@@ -86,11 +87,11 @@ class Exchange:
         self._held = HeldWindows()
         self._failed = False
         self._first: ComparingRank | None = None
+        self._muted: Mapping[str, str] = {}
         self._line: Line | None = None
-        self._thread = threading.Thread(target=self._work, name="traincheck-exchange", daemon=True)
         self.left_out = 0
         """Windows that were not told, as they came too fast or cannot be written."""
-        self._thread.start()
+        self._thread = background(self._work, "traincheck-exchange")
 
     def tell(self, window: Window, told: Window) -> None:
         """Hand over a window and what is told of it; never blocks."""
@@ -111,6 +112,12 @@ class Exchange:
             self._line.close()
         self._thread.join(GRACE)
         return self.compared()
+
+    def mute(self, muted: Mapping[str, str]) -> None:
+        """From now on these rules are not judged, where this is the first rank."""
+        self._muted = muted
+        if self._first is not None:
+            self._first.ranks.mute(muted)
 
     @property
     def sent(self) -> dict[str, int]:
@@ -165,6 +172,7 @@ class Exchange:
         word = secrets.token_hex(16)
         with _listen(store.host, self._place.world_size) as listener:
             self._first = first = ComparingRank(self._place, self._rules, self._on_finding, listener, word)
+            first.ranks.mute(self._muted)
             store.put("address", f"{listener.getsockname()[1]} {word}".encode())
             self._on_decided()
             while (both := self._next()) is not None:
@@ -184,8 +192,7 @@ class Exchange:
         self._line = line = Line(socket.create_connection((store.host, int(port)), CONNECT))
         self._on_decided()
         line.send(Hello(self._place.rank, word))
-        answering = threading.Thread(target=self._answer, args=(line,), name="traincheck-answers", daemon=True)
-        answering.start()
+        answering = background(self._answer, "traincheck-answers", line)
         while (both := self._next()) is not None:
             window, told = both
             self._held.add(window)

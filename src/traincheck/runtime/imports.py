@@ -26,9 +26,12 @@ class PostImport:
     (a class, as for frozen modules), leaves the import unseen.
     """
 
-    def __init__(self, name: str, callback: Callable[[], None]) -> None:
+    def __init__(
+        self, name: str, callback: Callable[[], None], around: Callable[[], Callable[[], None]] | None
+    ) -> None:
         self.name = name
         self._callback = callback
+        self._around = around
         self._asking: set[int] = set()
 
     def find_spec(
@@ -69,7 +72,12 @@ class PostImport:
                 execute(module)
                 return
             vars(loader).pop("exec_module", None)
-            execute(module)
+            leave = self._around() if self._around is not None and self in sys.meta_path else None
+            try:
+                execute(module)
+            finally:
+                if leave is not None:
+                    leave()
             self._finished()
 
         try:
@@ -83,9 +91,22 @@ class PostImport:
             self._callback()
 
 
-def when_imported(name: str, callback: Callable[[], None]) -> None:
-    """Call `callback` once when the module `name` has been imported: at once if it has. One hook for each name."""
+def when_imported(
+    name: str, callback: Callable[[], None], around: Callable[[], Callable[[], None]] | None = None
+) -> Callable[[], None]:
+    """Call `callback` once when the module `name` has been imported: at once if it has. One hook for each name.
+
+    `around` is called before the module's body runs, and what it returns afterwards. What is returned here takes it all
+    back, if the module was not imported meanwhile.
+    """
+    hook = PostImport(name, callback, around)
     if name in sys.modules:
         callback()
     elif not any(isinstance(finder, PostImport) and finder.name == name for finder in sys.meta_path):
-        sys.meta_path.insert(0, PostImport(name, callback))
+        sys.meta_path.insert(0, hook)
+
+    def take_back() -> None:
+        if hook in sys.meta_path:
+            sys.meta_path.remove(hook)
+
+    return take_back

@@ -5,22 +5,26 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from traincheck import redaction
 from traincheck.checking.live import gather
-from traincheck.checking.offline import BOOK_FILE
+from traincheck.config import checked_number
 from traincheck.errors import BadOption
 from traincheck.files import PathLike
 from traincheck.invariants.book import Book, read_books, write_book
+from traincheck.options import OPTIONS, RECORDED_WHOLE
 from traincheck.reporting.html.sink import render_html
 from traincheck.reporting.json_report import write_json
-from traincheck.runtime import session
+from traincheck.runtime import starting
+from traincheck.runtime.complaint import complain, in_words
 from traincheck.runtime.settings import Settings
 from traincheck.trace.folder import RunFolder
+from traincheck.trace.format import BOOK_FILE
 from traincheck.trace.notes import Manifest
 from traincheck.vocab.events import EVAL, STAGES, TRAIN
 
@@ -41,25 +45,39 @@ def observe(
     run_folder: PathLike,
     book: PathLike | Sequence[PathLike] = (),
     *,
-    on_violation: Literal["warn", "stop"] = "warn",
+    on_violation: Literal["warn", "stop", "callback"] = "warn",
+    look_closer: int = 5,
+    snapshot: bool = False,
+    keep_recording: str = "1 GB",
     packages: Sequence[str] = (),
     name: str = "",
+    sample_every: int = 1,
+    warm_up: int = 20,
+    budget: str = "",
 ) -> Iterator[Observation]:
     """Observe the training inside the block, for a notebook or a library.
 
     Without a book the run is recorded in full into `run_folder`, as `traincheck collect` does. With one or more books
     it is checked while it trains, as `traincheck run` does: findings are shown on stderr as they are made, report.json
     and report.html are left in the folder, and `Observation.report` holds the report when the block is left. `name` is
-    what the run is called (the running script by default).
+    what the run is called (the running script by default). `sample_every`, `warm_up` and `budget` ("1%") are the
+    options of `traincheck run`: which steps are watched. A recording is of all of them.
 
     Raises TrainCheckError before the block is entered where the folder or a book cannot be used, and StopTraining
-    inside it with `on_violation="stop"`. Inside a program that is observed already, the block only yields.
+    inside it with `on_violation="stop"`; `look_closer`, `snapshot` and `keep_recording` are as the options of
+    `traincheck run`. Nothing is raised when the block is left: what could not be written then (a full disk) is said on
+    stderr, and `report` is None where it could not be made. Inside a program that is observed already, the block only
+    yields.
     Known limitations: torch functions are seen only in the thread that enters the block. In a process with several
     threads a model that exists already has its name from its first use on, unless global variables lead to it.
     """
-    if on_violation not in ("warn", "stop"):
-        raise BadOption("on_violation", on_violation, "'warn' or 'stop'")
-    outer = session.current
+    if on_violation not in ("warn", "stop", "callback"):
+        raise BadOption("on_violation", on_violation, "'warn', 'stop' or 'callback'")
+    if type(look_closer) is not int or look_closer < 0:
+        raise BadOption("look_closer", look_closer, "a whole number, 0 or more")
+    keep = int(checked_number(OPTIONS["keep_recording"], keep_recording, "keep_recording"))
+    share = _sampled(sample_every, warm_up, budget, checked=not isinstance(book, Sequence) or bool(book))
+    outer = starting.current
     if outer is not None and outer.running:
         yield Observation(Path(outer.settings.run_folder))
         return
@@ -71,21 +89,39 @@ def observe(
         mode="collect" if rules is None else "run",
         books=() if rules is None else (str((folder.path / BOOK_FILE).absolute()),),
         on_violation=on_violation,
+        look_closer=look_closer,
+        snapshot=snapshot,
+        keep_recording=keep,
         project=(str(Path.cwd()),),
         packages=tuple(packages),
+        sample_every=sample_every,
+        warm_up=warm_up,
+        budget=share,
         script=folder.manifest.script,
     )
     observation = Observation(folder.path)
-    running = session.start(settings)
+    running = starting.start(settings)
     failed = True
     try:
         yield observation
         failed = False
     finally:
-        running.stop()
-        folder.update(ended=_now(), exit_code=int(failed))
-        if rules is not None:
-            observation.report = _report(folder.path, rules)
+        try:
+            running.stop()
+        finally:
+            _conclude(observation, folder, rules, failed=failed)
+
+
+def _sampled(sample_every: int, warm_up: int, budget: str, *, checked: bool) -> float:
+    """The budget as a share of one, where the three can be. Raises BadOption."""
+    checked_number(OPTIONS["sample_every"], sample_every, "sample_every")
+    checked_number(OPTIONS["warm_up"], warm_up, "warm_up")
+    share = float(checked_number(OPTIONS["budget"], budget or "0%", "budget"))
+    if not checked and (sample_every > 1 or share):
+        if sample_every > 1:
+            raise BadOption("sample_every", sample_every, RECORDED_WHOLE)
+        raise BadOption("budget", budget, RECORDED_WHOLE)
+    return share
 
 
 def _prepare(path: PathLike, book: Book | None, books: tuple[str, ...], name: str) -> RunFolder:
@@ -95,7 +131,7 @@ def _prepare(path: PathLike, book: Book | None, books: tuple[str, ...], name: st
         Manifest(
             mode="collect" if book is None else "run",
             argv=tuple(sys.argv),
-            script=script,
+            script=redaction.text(script),
             python=platform.python_version(),
             started=_now(),
             books=books,
@@ -106,11 +142,23 @@ def _prepare(path: PathLike, book: Book | None, books: tuple[str, ...], name: st
     return folder
 
 
-def _report(folder: Path, book: Book) -> Report:
+def _conclude(observation: Observation, folder: RunFolder, book: Book | None, *, failed: bool) -> None:
+    """Write down how it ended and what was found. What fails here (a full disk) is said: the program goes on."""
+    parts: list[Callable[[], object]] = [lambda: folder.update(ended=_now(), exit_code=int(failed))]
+    if book is not None:
+        parts.append(lambda: _report(observation, folder.path, book))
+    for part in parts:
+        try:
+            part()
+        except Exception as error:
+            complain(f"{in_words(error)} (the program goes on)")
+
+
+def _report(observation: Observation, folder: Path, book: Book) -> None:
     checked = gather(folder, book)
+    observation.report = checked.report
     write_json(checked.report, folder / "report.json")
     render_html(checked.report, checked.verdicts, folder / "report.html")
-    return checked.report
 
 
 def _now() -> str:
@@ -119,10 +167,10 @@ def _now() -> str:
 
 def step() -> None:
     """Say that a training step ends here. From the first call on, only these calls end steps. No effect unobserved."""
-    running = session.current
+    running = starting.current
     if running is not None and running.running:
         recorder = running.recorder
-        recorder.steps.explicit_step(recorder.next_seq())
+        recorder.guarded("steps", recorder.steps.explicit_step)(recorder.next_seq())
 
 
 @contextmanager
@@ -133,12 +181,12 @@ def stage(name: str) -> Iterator[None]:
     """
     if name not in (TRAIN, EVAL):
         raise BadOption("stage", name, f"one of {', '.join(repr(known) for known in STAGES[1:3])}")
-    running = session.current
+    running = starting.current
     recorder = running.recorder if running is not None and running.running else None
     if recorder is not None:
-        recorder.steps.stage_begins(name, recorder.next_seq())
+        recorder.guarded("steps", recorder.steps.stage_begins)(name, recorder.next_seq())
     try:
         yield
     finally:
         if recorder is not None:
-            recorder.steps.stage_ends(recorder.next_seq())
+            recorder.guarded("steps", recorder.steps.stage_ends)(recorder.next_seq())

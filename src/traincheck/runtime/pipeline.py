@@ -1,66 +1,221 @@
-"""The pipeline: takes closed windows off the training thread and hands them to the trace and the live checker."""
+"""The pipeline: takes closed windows off the training thread and hands them to the trace and the live checker.
+
+Note [Never wait for the background]
+The training thread only puts a window into a queue, which takes no lock of Python's own, so that a handler of a signal
+may do so in the middle of that. What waits there is bounded, in windows and in memory; beyond that whole windows are
+dropped and counted. The end of the program waits for what is left, but not for a stage that has stopped moving.
+
+Note [No thread in a fork]
+A process that is forked while another thread holds a lock (of stderr, of an allocator) has that lock for good. So the
+thread rests while the program forks.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
 
+from traincheck.runtime.background import NAME, background
+from traincheck.runtime.complaint import complain
 from traincheck.vocab.events import Window
 
 MOST_WAITING = 256
 """Windows that may wait; beyond that whole windows are dropped, and counted, so that training never waits for us."""
 
-DRAIN_SECONDS = 60.0
-"""How long the end of the program waits for what is still queued."""
+MOST_BYTES = 512 << 20
+BYTES_OF_AN_EVENT = 400
+"""The memory that waiting windows may take, and about what an event takes (half of it is shared with others)."""
+
+END_SECONDS, STILL_SECONDS = 60.0, 20.0
+"""How long the end of the program waits for what is left: in all, and while nothing gets done. (Ranks that compare
+themselves take up to 17 seconds to end, see exchange.py.)"""
+
+PATIENCE = 3.0
+"""Seconds after which the end says what it waits for."""
+
+FORK_SECONDS = 1.0
+"""How long a fork waits for the stages to come to rest: about what the largest windows take."""
 
 Stage = tuple[str, Callable[[Window], None]]
 """A name and what to do with each window."""
+Last = tuple[str, Callable[[], object]]
+"""A name and what to do in the end."""
+
+
+class Idle(Protocol):
+    """Has something to do while no window comes."""
+
+    def rest(self) -> float:
+        """Seconds until then."""
+
+    def beat(self) -> None:
+        """Do it."""
 
 
 class Pipeline:
-    """One background thread. A stage that raises is switched off and told through `on_fault`; the others go on."""
+    """One background thread. A stage that raises is switched off and told through `on_fault`; the others go on.
 
-    def __init__(self, stages: Sequence[Stage], on_fault: Callable[[str, BaseException], None]) -> None:
+    `last` is what is done when all windows are: it is done in the background too, as it may have to wait for a disk.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        on_fault: Callable[[str, BaseException], None],
+        idle: Idle | None = None,
+        last: Sequence[Last] = (),
+    ) -> None:
         self._stages = list(stages)
+        self._last = list(last)
         self._on_fault = on_fault
-        self._queue: queue.Queue[Window | None] = queue.Queue(MOST_WAITING)
-        self._thread = threading.Thread(target=self._work, name="traincheck", daemon=True)
+        self._idle = idle
+        self._waiting: queue.SimpleQueue[Window | Callable[[], object]] = queue.SimpleQueue()
+        self._sizes: deque[int] = deque()  # of the windows that wait, and of the one at work
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._resting = False
+        self._ended = False
+        self._patient = True
+        self._done = 0
+        self._at = ""  # the stage at work
         self.closed = 0
         self.dropped = 0
         self.steps = 0
         self.seconds: dict[str, float] = {name: 0.0 for name, _ in stages}
 
     def start(self) -> None:
-        self._thread.start()
+        """Start the thread. Raises RuntimeError where there can be no more threads."""
+        if not self._starting.acquire(blocking=False):
+            return  # somebody does it at this moment
+        try:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = background(self._work, NAME)
+        finally:
+            self._starting.release()
 
     def put(self, window: Window) -> None:
-        """Hand over a window; never blocks."""
+        """Hand over a window; never blocks and never raises."""
         self.closed += 1
         self.steps = max(self.steps, window.step)
-        try:
-            self._queue.put_nowait(window)
-        except queue.Full:
+        size = BYTES_OF_AN_EVENT * (len(window.calls) + len(window.changes) + len(window.readings))
+        sizes = list(self._sizes)
+        if len(sizes) > MOST_WAITING or (sizes and sum(sizes) + size > MOST_BYTES):
             self.dropped += 1
+            return
+        self._sizes.append(size)
+        self._waiting.put(window)
+        with suppress(RuntimeError):  # no more threads now; the window waits for the next one
+            self.start()
 
-    def close(self) -> None:
-        """Work off what waits, then end the thread (or give up after `DRAIN_SECONDS`)."""
-        if self._thread.is_alive():
-            self._queue.put(None, timeout=DRAIN_SECONDS)
-            self._thread.join(DRAIN_SECONDS)
+    def say(self, text: str) -> None:
+        """Complain, in the background: stderr may be a pipe that nobody reads."""
+        thread = self._thread
+        if thread is None or not thread.is_alive() or thread is threading.current_thread():
+            complain(text)
+        else:
+            self._waiting.put(lambda: complain(text))
+
+    def rest(self) -> None:
+        """End the thread until `start`, unless it is busy for long: a fork comes, see Note [No thread in a fork]."""
+        thread = self._thread
+        if thread is None or thread is threading.current_thread() or not (self._patient and thread.is_alive()):
+            return
+        self._resting = True
+        try:
+            self._waiting.put(_nothing)
+            thread.join(FORK_SECONDS)
+            self._patient = not thread.is_alive()
+        finally:
+            self._resting = False
+
+    def close(self) -> str:
+        """Work off what waits, do what is last, and end the thread; returns why that was given up, if it was.
+
+        An interrupt (Ctrl-C) ends the waiting at once, and is raised.
+        """
+        self._waiting.put(self._end)
+        with suppress(RuntimeError):
+            self.start()
+        began = moved = time.monotonic()
+        done, told = self._done, False
+        while self._thread is not None and self._thread.is_alive() and not self._ended:
+            self._thread.join(0.1)
+            now = time.monotonic()
+            if self._done != done:
+                done, moved = self._done, now
+            if now - began > END_SECONDS or now - moved > STILL_SECONDS:
+                return self._unfinished(f"in {now - began:.0f} s")
+            if now - began > PATIENCE and not told:
+                told = True
+                with suppress(RuntimeError):
+                    background(complain, NAME, f"waiting for {self.left} to be written and checked (Ctrl-C ends that)")
+        return "" if self._ended else self._unfinished("at all")
+
+    @property
+    def left(self) -> str:
+        """How much is not done yet, in words."""
+        waiting = len(self._sizes)
+        return "the end" if not waiting else "1 window" if waiting == 1 else f"{waiting} windows"
+
+    def _unfinished(self, when: str) -> str:
+        return f"{self.left} could not be written and checked {when}" + (self._at and f" ({self._at})")
+
+    def give_up(self) -> None:
+        """Let the thread end, and do nothing more."""
+        self._stages.clear()
+        self._last.clear()
+        self._waiting.put(self._end)
+
+    # -- in the background -----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while True:
-            window = self._queue.get()
-            if window is None:
-                return
+        while not (self._ended or self._resting):
+            item = self._next()
+            if not isinstance(item, Window):
+                self._try("", item)
+                continue
             for stage in list(self._stages):
                 name, work = stage
                 began = time.thread_time()
-                try:
-                    work(window)
-                except Exception as error:
+                if not self._try(name, lambda work=work, item=item: work(item)):  # type: ignore[misc]
                     self._stages.remove(stage)
-                    self._on_fault(name, error)
                 self.seconds[name] += time.thread_time() - began
+            self._sizes.popleft()
+            self._done += 1
+
+    def _next(self) -> Window | Callable[[], object]:
+        while self._idle is not None:
+            try:
+                return self._waiting.get(timeout=self._idle.rest())
+            except queue.Empty:
+                if not self._try("idle", self._idle.beat):
+                    self._idle = None
+        return self._waiting.get()
+
+    def _try(self, name: str, work: Callable[[], object]) -> bool:
+        """Whether it went well. Nothing that is raised in here, an exit included, ends the thread."""
+        self._at = name
+        try:
+            work()
+        except BaseException as error:
+            with suppress(BaseException):  # no memory to say so
+                self._on_fault(name, error)
+            return False
+        finally:
+            self._at = ""
+        return True
+
+    def _end(self) -> None:
+        for name, work in self._last:
+            self._try(name, work)
+            self._done += 1
+        self._ended = True
+
+
+def _nothing() -> None:
+    """Wakes the thread."""

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from traincheck.errors import TrainCheckError
+from traincheck.trace.folder import RunFolder
 from traincheck.trace.notes import ProcessNote
 
 JOB_VARIABLES = (
@@ -75,3 +77,33 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
 def here() -> Place:
     """The place of this process."""
     return place(os.environ)
+
+
+class Standing:
+    """The place of this process among those that left recordings in the run folder before. It is `settled` from the end
+    of its first window on: where there are ranks, they are known by then."""
+
+    def __init__(self, folder: RunFolder, process: int) -> None:
+        self._folder = folder
+        self._process = process
+        self._told = here()
+        self.place = self._among_others()
+        self.settled = False
+
+    def settle(self) -> bool:
+        """Find out for good; whether it is another place than it was, whose note is taken back then."""
+        self.settled = True
+        before, self._told = self._told, here()
+        if before == self._told:
+            return False
+        self._folder.withdraw_note(before.rank, self._process)
+        self.place = self._among_others()
+        return True
+
+    def _among_others(self) -> Place:
+        if self._told.world_size < 2:
+            return self._told
+        try:
+            return told_apart(self._told, self._folder.trained_as(self._told.rank, self._process))
+        except TrainCheckError:  # a folder that was deleted; the writer will say so
+            return self._told

@@ -2,92 +2,104 @@
 
 from __future__ import annotations
 
-import atexit
+import functools
 import os
 import platform
-import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from traincheck.checking.engine import demand_of
 from traincheck.checking.live import LiveChecker
-from traincheck.errors import StopTraining, TrainCheckError
+from traincheck.errors import TrainCheckError
 from traincheck.invariants.book import Book, read_books
 from traincheck.invariants.selection import deployable
-from traincheck.reporting.base import Sink
 from traincheck.runtime import place
-from traincheck.runtime.complaint import complain
-from traincheck.runtime.pipeline import Pipeline, Stage
+from traincheck.runtime.background import background, others
+from traincheck.runtime.before_update import BeforeUpdate
+from traincheck.runtime.closer import Closer
+from traincheck.runtime.complaint import complain, in_words
+from traincheck.runtime.control import Controlled, State
+from traincheck.runtime.heartbeat import Heartbeat
+from traincheck.runtime.imports import when_imported
+from traincheck.runtime.keeping import Keeping
+from traincheck.runtime.pipeline import Last, Pipeline, Stage
+from traincheck.runtime.redacting import without_secrets
+from traincheck.runtime.sampling import Sampling
 from traincheck.runtime.settings import Settings
+from traincheck.runtime.steering import Steering, snapshot
 from traincheck.runtime.telling import Telling
+from traincheck.runtime.terminal import import_terminal, shown_live
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.notes import ProcessNote, StopAsked
-from traincheck.trace.writer import TraceWriter
 from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import ERROR
 
-current: Session | None = None
-"""The session of this process. (A process has one interpreter to observe, hence one session at a time.)"""
+if TYPE_CHECKING:
+    from traincheck.sources.attachment import Attachment
+    from traincheck.sources.steps import Cut
 
-
-def start(settings: Settings, show: Callable[[Finding], None] | None = None) -> Session:
-    """Start observing this process. `show` tells live findings; by default they go to stderr.
-
-    Raises TrainCheckError where the run folder or the book cannot be used.
-    """
-    global current
-    if current is not None and current.running:
-        return current
-    session = Session(settings, show)
-    try:
-        session.start()
-    except BaseException:
-        session.detach()
-        raise
-    current = session
-    return session
+NOTE_SECONDS = 2.0
+"""How long the end of a session that could not be worked off waits for its note: the disk may be the reason."""
 
 
 class Session:
-    """Observes this process until `stop`, which the interpreter calls at its end."""
+    """Observes this process until `stop`, which the interpreter calls at its end.
+
+    Note [What goes wrong here stays here]
+    Nothing of the session reaches the program: a fault of a source or of a stage is told once, and the rest goes on.
+    The end takes each of its parts by itself, so that one which fails leaves the others to be done. Only an interrupt
+    (Ctrl-C, an exit that a handler of a signal asks for) is the program's own: it ends our waiting, and goes on.
+    """
 
     def __init__(self, settings: Settings, show: Callable[[Finding], None] | None = None) -> None:
         self.settings = settings
         self.running = False
-        self._show = show or _terminal(settings)
+        self.on_end: Callable[[], object] = lambda: None
+        self._show: Callable[[Finding], None] | None = show or shown_live(settings)
         self._folder = RunFolder.open(settings.run_folder)
         self._process = os.getpid()
-        self._told_place = place.here()  # what the process was told of it by now
-        self._place = self._in_folder()
-        self._placed = False  # known for good: the first window has ended
+        self._began = time.monotonic()
+        self._ended = False  # the last note is written
+        self._standing = place.Standing(self._folder, self._process)
         self._faults: list[str] = []
         self._missing: list[str] = []
-        self._stop_because: StopAsked | None = None
+        self._state = State()
+        self._controlled: Controlled | None = None
+        self._snapshot_due = settings.snapshot
+        self.sampling = Sampling(settings.sample_every, settings.budget, settings.warm_up)
         self._undo = ExitStack()
         self._lock = threading.Lock()
         self._noting = threading.Lock()
 
     def start(self) -> None:
         """Attach the sources. Imports torch."""
+        from traincheck.sources import snapshots  # noqa: F401  # it keeps torch.save as it was
+        from traincheck.sources.attachment import Attachment
         from traincheck.sources.recorder import Recorder
-        from traincheck.sources.registry import attach, build
+        from traincheck.sources.registry import build_all
         from traincheck.sources.sites import Sites
 
         book = read_books([Path(path) for path in self.settings.books]) if self.settings.books else Book(())
         rules = deployable(book.invariants, self.settings.script)
         demand = EVERYTHING if self.settings.mode == "collect" else demand_of(rules)
-        self._writer: TraceWriter | None = None
+        keep_told = self.settings.keep_recording // 8 if self.settings.mode == "run" else 0
         self._telling: Telling | None = None
-        stages: list[Stage] = [("trace", self._write)]
+        most = self.settings.keep_recording - keep_told
+        self._keeping = Keeping(self._folder.path, self._process, most, lambda: self.recorder.tell_anew())
+        stages: list[Stage] = [("trace", self._keeping.feed)]
         self._checker: LiveChecker | None = None
         if self.settings.mode == "run":
+            import_terminal()
             self._checker = LiveChecker(rules, self._folder.path, self._process, self._found)
             stages.append(("checking", self._checker.feed))
-            self._telling = Telling(
+            self._telling = telling = Telling(
                 self._folder,
                 self._process,
                 rules,
@@ -96,127 +108,271 @@ class Session:
                 on_finding=self._found_of_ranks,
                 on_stop=self._stop_for,
                 on_fault=self._fault,
+                keep=keep_told,
             )
-            stages.append(("ranks", self._tell))
-            if self.settings.on_violation == "stop":
-                stages.append(("stopping", self._look_for_stop))
-        self._pipeline = Pipeline(stages, self._fault)
+            stages.append(("ranks", lambda window: telling.feed(window, self._place)))
+        heartbeat = Heartbeat(self._tell_outside, lambda: self._checker is not None and self._checker.unsaved, _untold)
+        stages.append(("heartbeat", heartbeat.feed))
+        self._pipeline = Pipeline(without_secrets(stages), self._fault, heartbeat, self._last())
         self.recorder = Recorder(Sites(self.settings.project), self._window, self._fault, process=self._process)
         self.recorder.find_rank = self._find_rank
-        sources = build(self.recorder, self._may_step)
-        undo, self._missing = attach(sources, demand, self.recorder)
-        self._undo.enter_context(undo)
+        self._sample()
+        self._before_update = BeforeUpdate(
+            step=lambda: self.recorder.steps.coming,
+            snapshot=self._snapshot,
+            on_stop=self._tell_stop,
+            callback=self.settings.callback if self.settings.on_violation == "callback" else "",
+        )
+        built = build_all(self.recorder, self._may_step, when_imported)
+        self._catalog = built.catalog
+        attached = Attachment(built.sources, demand, self.recorder, lambda: bool(built.surroundings.flags))
+        self._missing = attached.missing
+        self._undo.enter_context(attached.undo)
+        self._steer(attached)
         self._pipeline.start()
         self.running = True
         self._write_note(ended=False)
-        atexit.register(self.stop)
-        os.register_at_fork(after_in_child=self._forked)
+        if self._controlled is not None:
+            self._controlled.start()
+
+    def _sample(self) -> None:
+        """Have the recorder ask which steps are watched, and say what they took."""
+        import torch
+
+        self.sampling.budget.background = lambda: sum(self._pipeline.seconds.values())
+        self.sampling.budget.waits = torch.cuda.is_available()
+        self.recorder.gaps.watches = self.sampling.watches
+        self.recorder.gaps.took = lambda stage, watched, lap: self.sampling.took(stage, watched, *lap)
 
     def stop(self) -> None:
-        """Detach, write what is left, and end. Never raises."""
+        """Detach, write what is left, and end. Raises nothing but an interrupt of the program's, when all is done."""
+        interrupt = self._stop()
+        if interrupt is not None:
+            raise interrupt
+
+    def exits(self) -> None:
+        """The interpreter ends; nobody is there any more to whom an interrupt could be told."""
+        self._stop(detach=not others())  # a thread that trains on is not to have its hooks taken away under its hands
+
+    def _stop(self, *, detach: bool = True) -> BaseException | None:
+        """End; what interrupted it, if anything did."""
         with self._lock:
             if not self.running:
-                return
+                return None
             self.running = False
+        found = [self._try("session", self.recorder.finish)]
+        self.recorder.active = False
+        if detach:
+            found.append(self._try("session", self._undo.close))
+        if not any(found):
+            found.append(self._try("session", self._finish))
+        interrupt = next((one for one in found if one is not None), None)
+        if interrupt is not None:
+            self._give_up(f"{self._pipeline.left} could not be written and checked: {in_words(interrupt)}")
+        self.on_end()
+        return interrupt
+
+    def _try(self, name: str, part: Callable[[], object]) -> BaseException | None:
+        """Do a part of the end; an interrupt that came meanwhile."""
         try:
-            self.recorder.finish()
-            self._undo.close()
-            self._pipeline.close()
-            if self._writer is not None:
-                self._writer.close()
+            part()
+        except Exception as error:
+            self._fault(name, error)
+        except BaseException as interrupt:
+            return interrupt
+        return None
+
+    def _last(self) -> list[Last]:
+        """What is done in the background when all windows are, in this order."""
+
+        def steered() -> None:
+            if self._controlled is not None:
+                self._controlled.close()
+
+        def told() -> None:
             if self._telling is not None:
                 self._telling.close()
+
+        def saved() -> None:
             if self._checker is not None:
                 self._checker.save()
-            self._write_note(ended=True)
-        except Exception as error:
-            self._fault("session", error)
-        atexit.unregister(self.stop)
+
+        noted = functools.partial(self._write_note, ended=True)
+        return [
+            ("control", steered),
+            ("trace", self._keeping.close),
+            ("ranks", told),
+            ("checking", saved),
+            ("session", noted),
+        ]
+
+    def _finish(self) -> None:
+        why = self._pipeline.close()
+        if why:
+            self._give_up(why)
+
+    def _give_up(self, why: str) -> None:
+        """Go on without what is still to be done, and say so, also in the note if the disk takes it."""
+        self._faults.append(f"session: {why}")
+        complain(why)
+        with suppress(RuntimeError):  # no more threads
+            background(lambda: self._write_note(ended=True), "traincheck-note").join(NOTE_SECONDS)
 
     def detach(self) -> None:
         """Take every hook back; what was recorded so far stays."""
         self.running = False
-        self._undo.close()
+        with suppress(Exception):  # an earlier error is being told, and perhaps there is no pipeline yet
+            self._undo.close()
+            self._pipeline.give_up()
+
+    def rest(self) -> None:
+        """The process is about to fork."""
+        self._pipeline.rest()
+
+    def go_on(self) -> None:
+        """The process has forked."""
+        with suppress(RuntimeError):  # no more threads now; the next window tries again
+            self._pipeline.start()
+
+    def forked(self) -> None:
+        """In a forked child (a data loader worker): its threads are gone and its files are the parent's; be quiet."""
+        self.running = False
+        self.recorder.active = False
+
+    # -- what is asked on the way ----------------------------------------------------------------------------------
+
+    def _steer(self, attached: Attachment) -> None:
+        """Let others look closer, switch and stop, see Note [Two threads] in control.py."""
+        recorder, settings, state = self.recorder, self.settings, self._state
+        self._closer: Closer | None = None
+        if settings.mode == "run":  # a collection records everything anyway
+            self._closer = closer = Closer(attached, recorder, state, settings.look_closer, self.sampling.closer)
+            recorder.at_rest = self._safe("closer", closer.at_rest)
+        telling, checker = self._telling, self._checker
+        found = self._react
+        orders = Steering(recorder, self._closer, self._before_update, checker, telling, found, self.sampling)
+        self._controlled = Controlled(self._folder, self._process, lambda: self._place, orders, state)
+        recorder.at_border = self._safe("control", self._at_border)
+
+    def _at_border(self, cut: Cut) -> None:
+        self._state.step, self._state.training = cut.step, True
+        if self._controlled is not None:
+            self._controlled.at_border()
+        if self._closer is not None:
+            self._closer.at_border(cut.step, cut.stage)
+
+    def _safe(self, name: str, function: Callable[..., None]) -> Callable[..., None]:
+        """`function`, which tells a fault once and does nothing from then on."""
+        failed: list[BaseException] = []
+
+        def safe(*args: object) -> None:
+            if self.running and not failed:
+                try:
+                    function(*args)
+                except Exception as error:
+                    failed.append(error)
+                    self._fault(name, error)
+
+        return safe
+
+    def _tell_stop(self) -> None:
+        with suppress(Exception):  # the folder may be gone, the disk full; what is raised next says the rest
+            self._folder.update(stopped_by_us=True)
+
+    def _snapshot(self) -> None:
+        snapshot(self._folder.path, self._catalog, self._state, self.recorder.steps.coming, self._place.rank)
 
     # -- what happens on the way -----------------------------------------------------------------------------------
 
     def _find_rank(self) -> int:
         """The rank of this process, asked when a window ends: by the first one it is known, where there are ranks."""
-        if not self._placed:
-            self._placed = True
-            told, self._told_place = self._told_place, place.here()
-            if told != self._told_place:
-                self._folder.withdraw_note(told.rank, self._process)
-                self._place = self._in_folder()
+        if not self._standing.settled:
+            with self._noting:  # the heartbeat may be writing a note
+                moved = self._standing.settle()
+            if moved:
                 self._write_note(ended=False)
         return self._place.rank
 
-    def _in_folder(self) -> place.Place:
-        """The place of this process among those that left recordings in the run folder before."""
-        found = self._told_place
-        if found.world_size < 2:
-            return found
-        try:
-            return place.told_apart(found, self._folder.trained_as(found.rank, self._process))
-        except TrainCheckError:  # a folder that was deleted; the writer will say so
-            return found
+    @property
+    def _place(self) -> place.Place:
+        return self._standing.place
 
     def _window(self, window: Window) -> None:
+        dropped = self._pipeline.dropped
         self._pipeline.put(window)
-
-    def _write(self, window: Window) -> None:
-        if self._writer is None:
-            self._writer = TraceWriter(self._folder.path, window.rank, self._process)
-        self._writer.write(window)
-
-    def _tell(self, window: Window) -> None:
-        if self._telling is not None:
-            self._telling.feed(window, self._place)
-
-    def _look_for_stop(self, window: Window) -> None:
-        """Whether the process that started us asks to stop, for what several ranks together have shown."""
-        if self._stop_because is None:
-            self._stop_because = self._folder.stop_asked()
+        if self._pipeline.dropped != dropped:
+            self.recorder.gaps.forget()
+        self._keeping.closed(window)
 
     def _found(self, finding: Finding) -> None:
-        self._show(finding)
-        if self.settings.on_violation == "stop" and finding.severity == ERROR and self._stop_because is None:
-            self._stop_because = StopAsked(title=finding.title, step=finding.step)
+        self._react(finding)
+        if self._show is not None:
+            try:
+                self._show(finding)
+            except Exception as error:  # a stderr of the program's own, say
+                self._show = None
+                self._fault("terminal", error, "findings are no longer shown; they are in the report")
+
+    def _react(self, finding: Finding) -> None:
+        """Do what is to be done for a finding: of this process, or of several ranks."""
+        if finding.severity != ERROR:
+            return
+        self._keeping.keep()
+        if self._closer is not None:
+            self._closer.violated(finding.invariants)
+        if self._snapshot_due:
+            self._snapshot_due = False
+            self._before_update.ask_snapshot()
+        if self.settings.on_violation == "stop":
+            self._before_update.stop(StopAsked(title=finding.title, step=finding.step))
+        elif self.settings.on_violation == "callback":
+            self._before_update.tell(finding)
 
     def _found_of_ranks(self, finding: Finding) -> None:
         self._found(finding)
-        if self._stop_because is not None and self._telling is not None:
-            self._telling.ask_to_stop(self._stop_because)
+        because = self._before_update.because
+        if because is not None and self._telling is not None:
+            self._telling.ask_to_stop(because)
 
     def _stop_for(self, because: StopAsked) -> None:
         """The rank that compares them all asks to stop."""
-        if self.settings.on_violation == "stop" and self._stop_because is None:
-            self._stop_because = because
+        if self.settings.on_violation == "stop":
+            self._before_update.stop(because)
 
     def _may_step(self) -> None:
         """Called before each optimizer step, on the training thread: the one place where we raise, on request."""
-        because = self._stop_because
-        if because is not None and self.running:
-            self._folder.update(stopped_by_us=True)
-            raise StopTraining(because.title, because.step)
+        if self.running:
+            self._before_update()
 
-    def _fault(self, source: str, error: BaseException) -> None:
-        """A stage of ours failed: say so once, and go on without it."""
-        told = f"{source}: {type(error).__name__}: {error}"
+    def _fault(self, source: str, error: BaseException, so: str = "this part of it is no longer observed") -> None:
+        """A part of ours failed: say so once, and go on without it. Raises nothing."""
+        told = f"{source}: {in_words(error)}"
         self._faults.append(told)
-        complain(f"{told} (the training goes on; this part of it is no longer observed)")
+        self._pipeline.say(f"{told} (the training goes on; {so})")
         if os.environ.get("TRAINCHECK_DEBUG"):
-            sys.excepthook(type(error), error, error.__traceback__)
+            traceback.print_exception(type(error), error, error.__traceback__)
 
-    def _forked(self) -> None:
-        """In a forked child (a data loader worker): its threads are gone and its files are the parent's; be quiet."""
-        self.running = False
-        self.recorder.active = False
+    def _tell_outside(self) -> None:
+        """How this process fares and what was found so far, for those who look from outside. Raises OutputError."""
+        with self._noting:
+            if self._ended:
+                return
+            self._folder.write_note(self._note(ended=False))  # first: it does not make a folder anew that was deleted
+        if self._checker is not None and self._checker.engine.outcome.windows:
+            self._checker.save()
 
     def _write_note(self, *, ended: bool) -> None:
+        try:
+            with self._noting:  # the exchange has a thread of its own, and so has the heartbeat
+                self._ended = ended
+                self._folder.write_note(self._note(ended=ended))
+        except TrainCheckError as error:
+            complain(str(error))
+
+    def _note(self, *, ended: bool) -> ProcessNote:
         import torch
 
-        note = ProcessNote(
+        return ProcessNote(
             rank=self._place.rank,
             process=self._process,
             world_size=self._place.world_size,
@@ -226,31 +382,17 @@ class Session:
             python=platform.python_version(),
             windows=self._pipeline.closed,
             dropped=self._pipeline.dropped + self.recorder.dropped,
-            steps=self._pipeline.steps,
+            steps=max(self._pipeline.steps, self.recorder.steps.completed),
+            watched=self.recorder.watched_steps,
+            seconds=time.monotonic() - self._began,
             not_observed=tuple(self._missing + self._faults + self.recorder.missed),
-            cost=dict(self._pipeline.seconds),
+            cost=self.recorder.meter.seconds(),
+            background=dict(self._pipeline.seconds),
             sent=self._telling.sent if self._telling is not None else {},
+            full=tuple(self._state.full),
             ended=ended,
         )
-        try:
-            with self._noting:  # the exchange has a thread of its own
-                self._folder.write_note(note)
-        except TrainCheckError as error:
-            complain(str(error))
 
 
-def _terminal(settings: Settings) -> Callable[[Finding], None]:
-    """Shows live findings on stderr, without importing the terminal library before there is something to show."""
-
-    sinks: list[Sink] = []
-
-    def show(finding: Finding) -> None:
-        if not settings.live_terminal:
-            return
-        if not sinks:
-            from traincheck.reporting.terminal import TerminalSink
-
-            sinks.append(TerminalSink())
-        sinks[0].show(finding)
-
-    return show
+def _untold(error: Exception) -> None:
+    complain(f"how this process fares cannot be seen from outside for now: {error} (the training goes on)")

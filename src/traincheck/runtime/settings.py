@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from traincheck.errors import SessionUnreadable
-from traincheck.files import write_whole
+from traincheck.files import read_bounded, write_whole
 
 FILE_NAME = "session.json"
 
@@ -17,16 +17,26 @@ FILE_NAME = "session.json"
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     """What every observed process of one run must know; frozen, so that all of them do the same.
 
-    `run_folder` is absolute. `project` holds absolute folders of the user's own code, `packages` the names of further
-    packages whose functions are observed. `live_terminal` says whether findings are shown on stderr as they are made.
+    `run_folder` is absolute; it is the folder that the file lies in, which is not said in it. `project` holds absolute
+    folders of the user's own code, `packages` the names of further packages whose functions are observed.
+    `live_terminal` says whether findings are shown on stderr as they are made.
+    `keep_recording` is how many bytes a process may record, 0 for no limit.
+    `sample_every`, `warm_up` and `budget` (a share of one; 0 is none) are those of `Sampling`.
     Fields may be added: a process that knows fewer of them reads the file all the same.
     """
 
     run_folder: str
     mode: Literal["collect", "run"]
     books: tuple[str, ...] = ()
-    on_violation: Literal["warn", "stop"] = "warn"
+    on_violation: Literal["warn", "stop", "callback"] = "warn"
+    callback: str = ""
+    look_closer: int = 5
+    snapshot: bool = False
+    keep_recording: int = 0
     compare_ranks: str = "auto"
+    sample_every: int = 1
+    warm_up: int = 20
+    budget: float = 0.0
     fail_on: Literal["error", "notice", "never"] = "error"
     project: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
@@ -42,10 +52,16 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     def read(cls, path: str | os.PathLike[str]) -> Settings:
         """The settings in `path`. Raises SessionUnreadable."""
         try:
-            return msgspec.json.decode(Path(path).read_bytes(), type=cls)
-        except (OSError, msgspec.MsgspecError) as error:
+            found = msgspec.json.decode(read_bounded(path), type=cls)
+        except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise SessionUnreadable(path, str(error)) from error
+        here = Path(path).absolute().parent
+        books = tuple(str(here / book) for book in found.books)
+        return msgspec.structs.replace(found, run_folder=str(here), books=books)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Put the settings into `path` as a whole or not at all. Raises OutputError."""
-        write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=2))
+        here = Path(path).absolute().parent
+        books = tuple(str(Path(book).relative_to(here)) if here in Path(book).parents else book for book in self.books)
+        told = msgspec.structs.replace(self, run_folder="", books=books)
+        write_whole(path, msgspec.json.format(msgspec.json.encode(told), indent=2))

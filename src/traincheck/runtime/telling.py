@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from traincheck.checking.digests import lean
-from traincheck.checking.live import SAVE_EVERY, save_compared
+from traincheck.checking.outcome_files import save_compared
 from traincheck.checking.rank_engine import Compared, comparable, told_demand
 from traincheck.options import EXCHANGE, FILES, OFF
 from traincheck.runtime.exchange import Exchange
 from traincheck.runtime.place import Place
 from traincheck.trace.folder import RunFolder
+from traincheck.trace.format import TOLD
 from traincheck.trace.notes import StopAsked
-from traincheck.trace.writer import TOLD, TraceWriter
+from traincheck.trace.rotation import RotatingWriter
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import Invariant
+
+SAVE_EVERY = 500
+"""Windows between two savings of what ranks that tell each other found: what a killed process loses of its counts."""
 
 
 class Telling:
@@ -32,7 +36,9 @@ class Telling:
         on_finding: Callable[[Finding], None],
         on_stop: Callable[[StopAsked], None],
         on_fault: Callable[[str, BaseException], None],
+        keep: int = 0,
     ) -> None:
+        self._keep = keep
         self._folder = folder
         self._process = process
         self._rules = [] if how == OFF else comparable(rules)
@@ -42,8 +48,9 @@ class Telling:
         self._on_finding = on_finding
         self._on_stop = on_stop
         self._on_fault = on_fault
-        self._writer: TraceWriter | None = None
+        self._writer: RotatingWriter | None = None
         self._exchange: Exchange | None = None
+        self._muted: Mapping[str, str] = {}
         self._windows = 0
         self.exchanging = False
         """Whether the ranks compare themselves, as far as that is known."""
@@ -55,7 +62,7 @@ class Telling:
         if not self._rules or place.world_size < 2:
             return
         if self._writer is None:
-            self._writer = TraceWriter(self._folder.path, window.rank, self._process, TOLD)
+            self._writer = RotatingWriter(self._folder.path, window.rank, self._process, self._keep, TOLD)
             if self._how != FILES:
                 self._begin(place)
         told = lean(window, self._demand)
@@ -78,6 +85,12 @@ class Telling:
         if self._writer is not None:
             self._writer.close()
 
+    def mute(self, muted: Mapping[str, str]) -> None:
+        """From now on these rules are not judged where this process compares the ranks."""
+        self._muted = muted
+        if self._exchange is not None:
+            self._exchange.mute(muted)
+
     def ask_to_stop(self, because: StopAsked) -> None:
         """Ask the other ranks to stop, where this one compares them."""
         if self._exchange is not None:
@@ -94,6 +107,7 @@ class Telling:
             on_stop=self._on_stop,
             on_fault=self._on_fault,
         )
+        self._exchange.mute(self._muted)
 
     def _decided(self) -> None:
         self.exchanging = True

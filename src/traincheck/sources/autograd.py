@@ -12,6 +12,7 @@ from traincheck.sources.circumstances import Surroundings, circumstances_with
 from traincheck.sources.gradients import Gradients, Snapshot, summary
 from traincheck.sources.names import parameter_names
 from traincheck.sources.recorder import OpenCall, Recorder
+from traincheck.sources.replaced import Undo
 from traincheck.sources.summaries import Asked, Before, Summaries, asked
 from traincheck.sources.tensors import unseen
 from traincheck.vocab.demand import SCALE, Demand
@@ -61,14 +62,16 @@ class AutogradSource:
             levels: asked(demand, levels, parameter_names(function))
             for levels, function in ((BACKWARD, torch.autograd.backward), (GRAD, torch.autograd.grad))
         }
-        undo = ExitStack()
+        undo = Undo()
         guarded = recorder.guarded
         replace(
             undo,
             torch.autograd,
             "backward",
             wrapping(
-                guarded(self.name, self._begins), guarded(self.name, self._ends), guarded(self.name, self._failed)
+                guarded(self.name, self._begins, always=True),
+                guarded(self.name, self._ends),
+                guarded(self.name, self._failed),
             ),
         )
         if demand.wants_call(GRAD):
@@ -86,9 +89,10 @@ class AutogradSource:
 
     def _begins(self, *args: Any, **kwargs: Any) -> _Open | None:
         recorder = self._recorder
+        recorder.at_rest()
         recorder.steps.backward(recorder.next_seq())
         self._gradients.backward_begins()
-        if not self._calls:
+        if not self._calls or not recorder.watching:
             return None
         snapshot = None
         grads = "none"

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
+from traincheck.sources.replaced import Replaced, Undo
+
 if TYPE_CHECKING:
     from traincheck.sources.recorder import Recorder
     from traincheck.vocab.demand import Demand
@@ -18,8 +20,9 @@ class Source(Protocol):
     """Observes one aspect of a training process.
 
     `offers` says whether it can work here, with the reason when it cannot. `attach` observes what `demand` asks for,
-    hands it to `recorder` and returns the undo stack that takes everything back. A source never raises into the
-    program, never replaces an object of the program and never changes a result.
+    hands it to `recorder` and returns the undo stack that takes everything back, from a variable `undo`: where `attach`
+    does not come to its end, that one is closed. A source never raises into the program, never replaces an object of
+    the program and never changes a result.
     """
 
     name: str
@@ -31,7 +34,7 @@ class Source(Protocol):
         """Start observing; closing the returned stack ends it and leaves no trace."""
 
 
-def replace(undo: ExitStack, holder: Any, attribute: str, make: Callable[[Any], Any]) -> None:
+def replace(undo: Undo, holder: Any, attribute: str, make: Callable[[Any], Any]) -> None:
     """Replace `holder.attribute` by `make(original)` until `undo` is closed.
 
     Does nothing where the attribute is missing (another version of torch). When somebody has replaced it again after
@@ -42,25 +45,62 @@ def replace(undo: ExitStack, holder: Any, attribute: str, make: Callable[[Any], 
         return
     original = namespace[attribute]
     replacement = make(original)
+    _put(undo, holder, attribute, original, replacement)
+
+
+def _put(undo: Undo, holder: Any, attribute: str, original: Any, replacement: Any) -> None:
+    undo.note(Replaced(holder, attribute, original, replacement))  # first: an interrupt may come after the next lines
+    _compile_as(undo, original, replacement)
     setattr(holder, attribute, replacement)
 
-    def put_back() -> None:
-        if vars(holder).get(attribute) is replacement:
-            setattr(holder, attribute, original)
 
-    undo.callback(put_back)
+def _compile_as(undo: ExitStack, original: Any, replacement: Any) -> None:
+    """Have the compiler of TorchScript take a replacement for what it stands for: it knows operators by identity."""
+    builtins = sys.modules.get("torch.jit._builtins")
+    known: dict[int, str] = getattr(builtins, "_get_builtin_table", dict)()
+    operator = known.get(id(original))
+    if operator is not None:
+        known[id(replacement)] = operator
+        undo.callback(known.pop, id(replacement), None)
 
 
-def replace_everywhere(undo: ExitStack, home: str, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace the function `home.name` in every loaded module of the same package that holds it under its name."""
+def replace_everywhere(undo: Undo, home: str, name: str, make: Callable[[Any], Any]) -> None:
+    """Replace the function `home.name` in every loaded module of the same package that holds it under its name; put it
+    back also in those that are loaded meanwhile."""
     original = getattr(importlib.import_module(home), name, None)
     if original is None:
         return
     package = home.split(".", 1)[0]
     replacement = make(original)
-    for module_name, module in list(sys.modules.items()):
-        if module_name.split(".", 1)[0] == package and getattr(module, "__dict__", {}).get(name) is original:
-            replace(undo, module, name, lambda _: replacement)
+
+    def put_back_in_others() -> None:
+        for module in _holding(package, name, replacement):
+            setattr(module, name, original)
+
+    undo.callback(put_back_in_others)
+    for module in _holding(package, name, original):
+        _put(undo, module, name, original, replacement)
+
+
+def _holding(package: str, name: str, function: Any) -> list[Any]:
+    """The loaded modules of a package that hold `function` under this name."""
+    found = map(sys.modules.get, _loaded(package))
+    return [module for module in found if getattr(module, "__dict__", {}).get(name) is function]
+
+
+_all: list[str] = []
+_of_package: dict[str, list[str]] = {}
+
+
+def _loaded(package: str) -> list[str]:
+    """The names of the loaded modules of a package. (Asked for each function that is replaced, of thousands.)"""
+    loaded = list(sys.modules)
+    if loaded != _all:
+        _all[:] = loaded
+        _of_package.clear()
+    if package not in _of_package:
+        _of_package[package] = [name for name in loaded if name.split(".", 1)[0] == package]
+    return _of_package[package]
 
 
 def wrapping(
@@ -91,3 +131,38 @@ def wrapping(
         return wrapper
 
     return decorate
+
+
+def around_block(undo: Undo, cls: type, entered: Callable[[Any], object], left: Callable[[Any], object]) -> None:
+    """Have `entered(manager)` called when a block under a context manager of this class has begun, and `left(manager)`
+    when it is about to end.
+
+    An interrupt (Ctrl-C) may come while these run. A block that has begun by then is ended, and one that ends does.
+    """
+
+    def around_enter(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def enter(manager: Any) -> Any:
+            result = function(manager)
+            try:
+                entered(manager)
+            except BaseException:  # the program never comes to its block, and will not end it
+                manager.__exit__(*sys.exc_info())
+                raise
+            return result
+
+        return enter
+
+    def around_exit(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def leave(manager: Any, *error: Any) -> Any:
+            try:
+                left(manager)
+            finally:
+                result = function(manager, *error)
+            return result
+
+        return leave
+
+    replace(undo, cls, "__enter__", around_enter)
+    replace(undo, cls, "__exit__", around_exit)

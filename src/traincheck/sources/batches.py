@@ -34,9 +34,13 @@ class BatchReadings:
     """Takes the readings; there are none where there is no other rank."""
 
     def __init__(self, demand: Demand, recorder: Recorder) -> None:
-        self._wanted = demand.wants_reading(KIND, BATCH)
         self._recorder = recorder
         self._frozen: dict[str, int] = {}
+        self.ask(demand)
+
+    def ask(self, demand: Demand) -> None:
+        """From now on take the readings that `demand` asks for."""
+        self._wanted = demand.wants_reading(KIND, BATCH)
 
     @property
     def wanted(self) -> bool:

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
+from traincheck.sources.module_calls import ModuleCalls
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.replica_readings import several_ranks
 from traincheck.sources.tensors import fingerprints, unseen
@@ -37,7 +37,8 @@ class BufferSource:
 
     name = "buffers"
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, calls: ModuleCalls, catalog: Catalog) -> None:
+        self._calls = calls
         self._catalog = catalog
         self._window = -1
         self._read: set[int] = set()
@@ -47,10 +48,9 @@ class BufferSource:
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
-        undo = ExitStack()
         if demand.wants_reading(KIND, USED_DATA):
-            undo.callback(register_module_forward_pre_hook(recorder.guarded(self.name, self._begins)).remove)
-        return undo
+            self._calls.listen(recorder.guarded(self.name, self._begins))
+        return ExitStack()
 
     def _begins(self, module: nn.Module, args: Any) -> None:
         if not module._buffers or not module.training or not torch.is_grad_enabled() or not several_ranks():

@@ -17,8 +17,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from traincheck.sources.base import replace, replace_everywhere, wrapping
 from traincheck.sources.circumstances import circumstances
 from traincheck.sources.hyperparameters import OptimizerReadings, settings
+from traincheck.sources.known_modules import without_compiler
 from traincheck.sources.names import levels
 from traincheck.sources.recorder import OpenCall, Recorder
+from traincheck.sources.replaced import Undo
 from traincheck.sources.state_dicts import Candidate, Owned, mappings, members, owners, under, wrapped
 from traincheck.sources.state_readings import StateReadings
 from traincheck.sources.tensors import unseen
@@ -72,7 +74,8 @@ class CheckpointSource:
         self._recorder = recorder
         self._states = StateReadings(self._catalog, demand, recorder)
         self._settings = OptimizerReadings(self._catalog, demand, recorder)
-        self._undo = undo = ExitStack()
+        self._undo = undo = Undo()
+        self._safetensors = False
         if demand.wants_call(SAVE):
             replace_everywhere(undo, "torch", "save", self._around(self._save_begins, self._ends))
         if demand.everything or any(api.endswith(".state_dict") for api in demand.apis) or self._wants_saves():
@@ -87,7 +90,8 @@ class CheckpointSource:
                 self._around(self._optimizer_load_begins, self._optimizer_loaded),
             )
         if self._wants_saves():
-            undo.callback(register_optimizer_step_post_hook(recorder.guarded(self.name, self._stepped)).remove)
+            stepped = recorder.guarded(self.name, self._stepped, always=True)
+            recorder.hooks.add(undo, register_optimizer_step_post_hook(stepped), stepped)
             self._look_for_safetensors()
         return undo
 
@@ -209,7 +213,7 @@ class CheckpointSource:
 
     def _state_begins(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[OpenCall | None, Any]:
         self._look_for_safetensors()
-        call_levels = levels(type(module), "state_dict", nn.Module)
+        call_levels = levels(type(without_compiler(module)), "state_dict", nn.Module)
         prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
         call = None
         if self._demand.wants_call(call_levels):
@@ -244,7 +248,7 @@ class CheckpointSource:
     def _load_begins(
         self, module: nn.Module, state: Any = None, *args: Any, **kwargs: Any
     ) -> tuple[OpenCall, tuple[nn.Module, Any]] | None:
-        call_levels = levels(type(module), "load_state_dict", nn.Module)
+        call_levels = levels(type(without_compiler(module)), "load_state_dict", nn.Module)
         state = kwargs.get("state_dict", state)
         if not isinstance(state, dict) or not self._demand.wants_call(call_levels):
             return None

@@ -7,6 +7,7 @@ import threading
 import torch
 
 from traincheck.vocab.facts import Facts, FactValue, facts, merged
+from traincheck.vocab.kept import Kept
 
 
 class Surroundings(threading.local):
@@ -85,16 +86,16 @@ def circumstances_amid(surroundings: Surroundings) -> Facts:
     return found
 
 
-_more: dict[tuple[object, ...], Facts] = {}
+_more: Kept[tuple[object, ...], Facts] = Kept()
 
 
 def circumstances_with(**extra: str | int | float | bool | None) -> Facts:
     """`circumstances()` and further facts; equal ones are the same object."""
     base = circumstances()
-    key = (base, *extra.items())
+    key = (id(base), *extra.items())  # of these there are few, and they stay
     found = _more.get(key)
     if found is None:
-        found = _more[key] = merged(base, **extra)
+        found = _more.put(key, merged(base, **extra))
     return found
 
 
@@ -122,10 +123,9 @@ def length(value: object) -> int | None:
     return None
 
 
-_MOST_RESULTS = 10_000
-"""The cache is emptied beyond this: what a call returns may be another number each time."""
+_Unseen = torch._C.DisableTorchFunction
 
-_results: dict[tuple[object, ...], Facts] = {}
+_results: Kept[tuple[object, ...], Facts] = Kept()
 
 
 def result_facts(result: object) -> Facts:
@@ -136,7 +136,8 @@ def result_facts(result: object) -> Facts:
     kind = type(result)
     key: tuple[object, ...]
     if issubclass(kind, torch.Tensor):
-        key = (torch.Tensor, result.dtype, result.requires_grad)  # type: ignore[attr-defined]
+        with _Unseen():  # to look at a tensor is seen by modes and subclasses of the program
+            key = (torch.Tensor, result.dtype, result.requires_grad)  # type: ignore[attr-defined]
     elif plain(result):
         key = (kind, result)
     elif (count := length(result)) is not None:
@@ -145,9 +146,7 @@ def result_facts(result: object) -> Facts:
         return ()
     found = _results.get(key)
     if found is None:
-        if len(_results) > _MOST_RESULTS:
-            _results.clear()
-        found = _results[key] = _result_facts(key)
+        found = _results.put(key, _result_facts(key))
     return found
 
 

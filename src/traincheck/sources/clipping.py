@@ -15,6 +15,7 @@ from traincheck.sources.base import replace_everywhere
 from traincheck.sources.circumstances import circumstances
 from traincheck.sources.gradients import Gradients, Snapshot
 from traincheck.sources.recorder import OpenCall, Recorder
+from traincheck.sources.replaced import Undo
 from traincheck.sources.tensors import local, unseen
 from traincheck.vocab.demand import VALUES, Demand
 from traincheck.vocab.events import LIFECYCLE
@@ -47,7 +48,7 @@ class ClippingSource:
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
-        undo = ExitStack()
+        undo = Undo()
         for name, limit in FUNCTIONS.items():
             api = (f"{HOME}.{name}",)
             if demand.wants_call(api):

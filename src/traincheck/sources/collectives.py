@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch.distributed
@@ -18,6 +19,7 @@ from traincheck.sources.circumstances import LONGEST_TEXT, Surroundings, circums
 from traincheck.sources.frames import argument_names, local_values
 from traincheck.sources.names import parameter_names
 from traincheck.sources.recorder import OpenCall, Recorder
+from traincheck.sources.replaced import Undo
 from traincheck.sources.requests import Requests
 from traincheck.sources.sites import Sites, qualified_name
 from traincheck.sources.summaries import Asked, Before, Summaries, asked
@@ -69,13 +71,19 @@ _SENDS, _RECEIVES, _BLOCKING = ("send", "isend"), ("recv", "irecv"), (f"{HOME}.s
 
 class _Open(NamedTuple):
     """A call under way: its arguments as they were, and those that its result is written into. `told` says between
-    which ranks it is, `message` is what a request sends or receives."""
+    which ranks it is, `message` is what a request sends or receives. One that is not watched has no `call`."""
 
-    call: OpenCall
+    call: OpenCall | None
     before: Before | None
     written: Any
     told: Facts = ()
     message: Any = None
+
+
+class _Messaging(threading.local):
+    """Whether a thread is in a function that sends or receives."""
+
+    now = False
 
 
 class CollectiveSource:
@@ -93,12 +101,13 @@ class CollectiveSource:
         self._requests = Requests(surroundings)
         self._messages: Counter[tuple[bool, int, object]] = Counter()
         self._mirrors = threading.local()
+        self._messaging = _Messaging()
 
     def offers(self) -> str | None:
         return None if torch.distributed.is_available() else "this build of torch has no torch.distributed"
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
-        undo = ExitStack()
+        undo = Undo()
         # The compiler knows collectives by identity: the table in which it looks is to hold the originals.
         importlib.import_module(f"{HOME}._functional_collectives")
         for name in WRITTEN:
@@ -129,16 +138,23 @@ class CollectiveSource:
         mirrors = self._mirrors
         levels, names = (f"{HOME}.{name}",), parameter_names(function)
         what: Asked | None = asked(demand, levels, names)
+        counted, messaging = name in (*_SENDS, *_RECEIVES), self._messaging
 
         def begins(*args: Any, **kwargs: Any) -> _Open | None:
-            around = recorder.innermost()
+            if not recorder.watching:
+                if messaging.now:
+                    return None
+                self._between(name, names, args, kwargs)
+                messaging.now = True
+                return _Open(None, None, None)
             if getattr(mirrors, "here", False):
                 return None
+            around = recorder.innermost()
             if around is not None and around.levels is levels:
                 return None  # torch asks the modes of the program first, and they call the function once more
             call = recorder.enter(LIFECYCLE, levels, "", circumstances_amid(surroundings))
             nested = around is not None and around.levels[0] in _BLOCKING
-            if name not in (*_SENDS, *_RECEIVES):
+            if not counted:
                 told = (*_group(names, args, kwargs), (PURPOSE, _purpose(recorder.sites)))
             else:
                 told = () if nested else self._between(name, names, args, kwargs)
@@ -152,17 +168,22 @@ class CollectiveSource:
 
         def ends(opened: _Open, result: Any) -> None:
             call, before, written, told, message = opened
+            if call is None:
+                messaging.now = False
+                return
             found = result_facts(result) if what is None else summaries.ends(call, what, before, result, written)
             if message is not None:
                 requests.follow(result, call, message, sends=name == "isend", read=before is not None)
             recorder.leave(call, merged(found, **dict(told)) if told else found)
 
-        guarded = recorder.guarded
-        return wrapping(
-            guarded(self.name, begins),
-            guarded(self.name, ends),
-            guarded(self.name, lambda opened: recorder.abandon(opened.call)),
-        )
+        def failed(opened: _Open) -> None:
+            messaging.now = False
+            if opened.call is not None:
+                recorder.abandon(opened.call)
+
+        # Both ends number their messages from the start of the run, so that they find each other.
+        guarded = partial(recorder.guarded, self.name, always=counted)
+        return wrapping(guarded(begins), guarded(ends), guarded(failed))
 
     def _between(self, name: str, names: tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Facts:
         """The other rank of a message, and the message's number."""

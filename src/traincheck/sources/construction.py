@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -12,12 +11,15 @@ from torch import nn
 from torch.nn.modules.module import register_module_buffer_registration_hook, register_module_module_registration_hook
 
 from traincheck.sources.base import replace, wrapping
+from traincheck.sources.known_modules import plain_name, without_compiler, wraps_compiled
 from traincheck.sources.recorder import Recorder
+from traincheck.sources.replaced import Undo
 from traincheck.sources.tensors import fingerprints, local, unseen
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import ANNOUNCED, LIVE, Reading
 from traincheck.vocab.facts import FactValue, facts
+from traincheck.vocab.kept import Kept
 
 SOURCE = "module_state"
 MODULE, BUFFER = "module", "buffer"
@@ -50,6 +52,9 @@ class _OfModules(Generic[_T]):
         key = id(module)
         self._kept[key] = weakref.ref(module, lambda _: self._kept.pop(key, None)), value
 
+    def clear(self) -> None:
+        self._kept.clear()
+
     def get(self, module: nn.Module) -> _T | None:
         found = self._kept.get(id(module))
         return found[1] if found is not None and found[0]() is module else None
@@ -77,34 +82,44 @@ class ConstructionReadings:
     def __init__(self, catalog: Catalog, demand: Demand, recorder: Recorder) -> None:
         self._catalog = catalog
         self._recorder = recorder
-        self._attributes = demand.wants_reading(MODULE, ATTRIBUTES)
-        self._own_train = demand.wants_reading(MODULE, OWN_TRAIN)
-        self._made = demand.wants_reading(BUFFER, MADE)
         self._built: _OfModules[dict[str, FactValue]] = _OfModules()
         self._buffers: _OfModules[dict[str, torch.Tensor]] = _OfModules()
         self._switched: _OfModules[bool] = _OfModules()
         self._trees: dict[int, _Tree] = {}
+        self.ask(demand)
+
+    def ask(self, demand: Demand) -> None:
+        """From now on take the readings that `demand` asks for."""
+        self._attributes = demand.wants_reading(MODULE, ATTRIBUTES)
+        self._own_train = demand.wants_reading(MODULE, OWN_TRAIN)
+        self._made = demand.wants_reading(BUFFER, MADE)
 
     @property
     def wanted(self) -> bool:
         """Whether any of these readings is to be taken."""
         return self._attributes or self._own_train or self._made
 
-    def attach(self, undo: ExitStack) -> None:
+    def attach(self, undo: Undo) -> None:
         """Watch how modules are put together, and their `train`."""
         guarded = self._recorder.guarded
         if self._attributes:
             undo.callback(register_module_module_registration_hook(guarded(SOURCE, self._joins)).remove)
         if self._made:
             undo.callback(register_module_buffer_registration_hook(guarded(SOURCE, self._gets_buffer)).remove)
+        self._recorder.after_gap(SOURCE, self._forget)
         if self._own_train:
-            noted, nothing = guarded(SOURCE, self._switches), lambda *_: None
+            noted, nothing = guarded(SOURCE, self._switches, always=True), lambda *_: None
             replace(undo, nn.Module, "train", wrapping(noted, nothing, nothing))
+
+    def _forget(self) -> None:
+        """A model may have been used meanwhile: what was built until now is not as it was built, with good reason."""
+        self._built.clear()
+        self._buffers.clear()
 
     # -- while a model is built ------------------------------------------------------------------------------------
 
     def _joins(self, parent: nn.Module, name: str, module: Any) -> None:
-        if module is not None and module not in self._built:
+        if module is not None and module not in self._built and without_compiler(parent) is parent:
             self._built.put(module, _plain(module))
 
     def _gets_buffer(self, module: nn.Module, name: str, buffer: Any) -> None:
@@ -139,7 +154,7 @@ class ConstructionReadings:
                 if has_own_train(type(inner)) and not _switched_off(inner)
             ]
             self._trees[id(module)] = _Tree(weakref.ref(module), waiting)
-            self._trees = {key: tree for key, tree in self._trees.items() if tree.module() is not None}
+            self._trees = {key: tree for key, tree in list(self._trees.items()) if tree.module() is not None}
             for _, name in waiting:
                 self._tell(call, name, MODULE, OWN_TRAIN, False)
 
@@ -194,7 +209,8 @@ class ConstructionReadings:
 
 def _named(module: nn.Module, outermost: str) -> Iterator[tuple[str, nn.Module]]:
     for name, inner in module.named_modules():
-        yield (f"{outermost}.{name}" if name else outermost), inner
+        if not wraps_compiled(inner):
+            yield (f"{outermost}.{plain_name(name)}" if name else outermost), inner
 
 
 def _plain(module: nn.Module) -> dict[str, FactValue]:
@@ -240,7 +256,7 @@ def _switched_off(module: nn.Module) -> bool:
 
 
 _FREEZES = frozenset(("eval", "requires_grad", "requires_grad_"))
-_own: dict[type, bool] = {}
+_own: Kept[type, bool] = Kept()
 
 
 def has_own_train(cls: type) -> bool:
@@ -251,7 +267,7 @@ def has_own_train(cls: type) -> bool:
     found = _own.get(cls)
     if found is None:
         own = any({"train"} < (names := _names_in(function)) and names & _BASE for function in _own_trains(cls))
-        found = _own[cls] = own and bool(_mentioned(cls) & _FREEZES)
+        found = _own.put(cls, own and bool(_mentioned(cls) & _FREEZES))
     return found
 
 

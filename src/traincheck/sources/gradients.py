@@ -11,20 +11,28 @@ head is not of the task at hand. It is `unused` then, which is no reason to expe
 trained and is not what the model computes with (a copy, one that was replaced) has no gradient either. So it counts as
 unused only if no backward ran at all since the optimizer's last step, or if the module that owns it was not called
 since then while the model around it was (or had given this parameter a gradient before).
+
+Note [Threads that train]
+A backward replaces gradients without Python's lock. To look at one at that moment may crash the process. So a thread
+looks at gradients only of modules that it has called itself, once several threads call modules; and where two threads
+train one module, nothing is observed any more.
 """
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from traincheck.sources.circumstances import autocast_dtype
 from traincheck.sources.kept_gradients import KeptGradients
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.tensors import NONE, SOME, fingerprints, states
-from traincheck.sources.variables import Catalog, Variable
+from traincheck.sources.variables import SLACK, Catalog, Variable
 from traincheck.vocab.events import NO_CALL, Change
 
 Held = tuple[Variable, torch.Tensor]
@@ -53,6 +61,11 @@ class Gradients:
         self._recorder = recorder
         self._kept = KeptGradients(catalog)
         self._last: dict[Variable, str] = {}
+        self._thread = threading.get_ident()  # the first one
+        self._several = False
+        self._threads: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
+        self._steps: dict[str, int] = {}  # the thread in which an optimizer stepped last
+        self._known = 0  # entries of it when those of what is gone were let go last
         self._backwards = 0
         self._clips = 0
         self._updates = 0
@@ -62,6 +75,12 @@ class Gradients:
         """Whether a module was called under float16 autocast since a backward ran last."""
         self.fresh: set[Variable] = set()
         """Variables whose gradients a backward has made since an optimizer stepped last; others are of earlier work."""
+        recorder.after_gap("gradients", self._forget)
+
+    def _forget(self) -> None:
+        self._last.clear()
+        self.fresh.clear()
+        self.half = False
 
     def backward_begins(self) -> None:
         """Note that a backward runs."""
@@ -75,16 +94,50 @@ class Gradients:
         """How many backwards, calls that clip and updates there were."""
         return self._backwards, self._clips, self._updates
 
-    def module_called(self, module: object) -> None:
+    def module_called(self, module: nn.Module) -> None:
         """Note that a module that has parameters is called with gradients on."""
         if len(self._called) > _MOST_MODULES:
             self._called.clear()
+        me = threading.get_ident()
+        if self._several or me != self._thread:
+            self._meet_thread(module, me)
         self._called[id(module)] = self._updates
         self.half = self.half or autocast_dtype() == "float16"
+
+    def _meet_thread(self, module: nn.Module, me: int) -> None:
+        """Note who calls a module, see Note [Threads that train]."""
+        self._several = True
+        if "_is_replica" in module.__dict__:
+            return  # made anew for every call by DataParallel, in threads of its own
+        if len(self._threads) > _MOST_MODULES:
+            self._threads.clear()
+        known = self._threads.get(id(module))
+        if known is None or known[0]() is not module:
+            found = (self._catalog.find(one) for one in module._parameters.values() if one is not None)
+            trained = any(variable is not None and variable.graded for variable in found)  # before there were several
+            known = self._threads[id(module)] = weakref.ref(module), self._thread if trained else me
+        if known[1] != me:
+            self._recorder.fault(
+                "gradients", RuntimeError("several threads train one module, which cannot be followed")
+            )
+            self._recorder.active = False
+
+    def may_look(self, variable: Variable) -> bool:
+        """Whether this thread may look at the gradient of a variable."""
+        if not self._several:
+            return True
+        module = None if variable.module is None else variable.module()
+        known = self._threads.get(id(module))
+        if module is None or known is None or known[0]() is not module:
+            who = next((self._steps[name] for name in tuple(variable.holders) if name in self._steps), self._thread)
+        else:
+            who = known[1]
+        return who == threading.get_ident()
 
     def step_ends(self, optimizer: str) -> None:
         """Note that an optimizer has used its gradients."""
         self._updates += 1
+        self._steps[optimizer] = threading.get_ident()
         self._seen[optimizer] = (self._backwards, self._updates)
         self.fresh.clear()
 
@@ -110,7 +163,16 @@ class Gradients:
     def trainable(self) -> list[Held]:
         """All living variables that require a gradient or are held by an optimizer."""
         self._catalog.refresh_holders()
-        return [(v, t) for v, t in self._catalog.living() if t.requires_grad or v.holders]
+        if len(self._last) > 2 * self._known + SLACK:
+            self._let_go()
+        return [(v, t) for v, t in self._catalog.living() if (t.requires_grad or v.holders) and self.may_look(v)]
+
+    def _let_go(self) -> None:
+        """Forget variables and optimizers that are gone: a program may make new ones all the time."""
+        self._last = {variable: state for variable, state in list(self._last.items()) if variable.tensor() is not None}
+        living = {name for name, _ in self._catalog.optimizers()}
+        self._seen = {name: seen for name, seen in list(self._seen.items()) if name in living}
+        self._known = len(self._last)
 
     def read(self, held: Sequence[Held], *, values: bool, kept: bool = False) -> Snapshot:
         """States of the gradients now; with `values` also fingerprints of those that are not zero.

@@ -15,6 +15,7 @@ from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, LOADED, SAVED, Reading
 from traincheck.vocab.facts import Facts, FactValue, facts, merged
+from traincheck.vocab.kept import Kept
 
 HYPERPARAMETER, OPTIMIZER, STATE = "hyperparameter", "optimizer", "optimizer_state"
 PARAMETER_ATTRIBUTES = ("dtype", "requires_grad")
@@ -67,13 +68,24 @@ class OptimizerReadings:
 
     def __init__(self, catalog: Catalog, demand: Demand, recorder: Recorder) -> None:
         self._catalog = catalog
-        self._demand = demand
         self._recorder = recorder
         self._last: weakref.WeakKeyDictionary[Any, list[dict[str, FactValue]]] = weakref.WeakKeyDictionary()
+        self.ask(demand)
+        recorder.after_gap("optimizers", self._tell_anew, only_tells=True)
+
+    def ask(self, demand: Demand) -> None:
+        """From now on take the readings that `demand` asks for."""
+        self._demand = demand
         self._settings = demand.wants_readings(HYPERPARAMETER)
         self._class = demand.wants_reading(OPTIMIZER, "class")
         self._counters = [name for name in (STEP, LOWEST_STEP) if demand.wants_reading(STATE, name)]
         self._attributes = [name for name in PARAMETER_ATTRIBUTES if demand.wants_reading("parameter", name)]
+
+    def _tell_anew(self) -> None:
+        self._last.clear()
+        for variable, _ in self._catalog.living():
+            for attribute in self._attributes:
+                variable.read.pop(attribute, None)
 
     def step_begins(self, optimizer: Any, name: str, call: int) -> None:
         """Read the hyperparameters and how the parameters of the program stand, before a step."""
@@ -159,14 +171,14 @@ class OptimizerReadings:
         self._recorder.reading(Reading(self._recorder.next_seq(), call, variable, kind, attribute, value, role, told))
 
 
-_parameters: dict[Facts, Facts] = {}
+_parameters: Kept[Facts, Facts] = Kept()
 
 
 def _of_parameter(base: Facts) -> Facts:
     """`base` with the kind; equal ones are the same object."""
     found = _parameters.get(base)
     if found is None:
-        found = _parameters[base] = merged(base, kind="parameter")
+        found = _parameters.put(base, merged(base, kind="parameter"))
     return found
 
 

@@ -6,7 +6,6 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch.nn.modules.module import (
 )
 
 from traincheck.sources.base import replace, wrapping
+from traincheck.sources.replaced import Undo
 
 Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -45,16 +45,18 @@ class KnownModules:
 
     def add(self, module: nn.Module) -> None:
         """Meet a module; what is inside it comes with it."""
-        if module not in self:
+        module = without_compiler(module)
+        if module is not None and module not in self:
             self._met[id(module)] = module
 
-    def attach(self, undo: ExitStack, guarded: Guard) -> None:
-        """Meet the modules that are built from now on, and those that exist already, see `_existing`."""
+    def attach(self, undo: Undo, guarded: Guard, *, again: bool = False) -> None:
+        """Meet the modules that are built from now on, and at first those that exist already, see `_existing`."""
         met, nothing = guarded(self._gets), lambda *_: None
         undo.callback(register_module_parameter_registration_hook(met).remove)
         undo.callback(register_module_module_registration_hook(met).remove)
         replace(undo, nn.Module, "__setstate__", wrapping(met, nothing, nothing))
-        guarded(self._look_around)(sys._getframe())
+        if not again:
+            guarded(self._look_around)(sys._getframe())
 
     def _gets(self, module: nn.Module, *_: Any) -> None:
         self.add(module)
@@ -80,7 +82,32 @@ class KnownModules:
 
 def children(module: nn.Module) -> list[Any]:
     """What a module has for children; none while it is being built."""
-    return list(module.__dict__.get("_modules", {}).values())
+    return [without_compiler(child) for child in list(module.__dict__.get("_modules", {}).values())]
+
+
+# -- what torch.compile puts around a module -------------------------------------------------------------------------
+
+_INSIDE, _COMPILER = "_orig_mod", "torch._dynamo.eval_frame"
+
+
+def wraps_compiled(module: Any) -> bool:
+    """Whether this is what `torch.compile` gives for a module: another one around it, which the program did not write.
+    (Asked at every call of a module: nearly none has a child of this name.)"""
+    return _INSIDE in module._modules and type(module).__module__ == _COMPILER
+
+
+def without_compiler(module: Any) -> Any:
+    """The module inside of what `torch.compile` makes of it (None while it is made); any other as it is."""
+    if type(module).__module__ != _COMPILER:
+        return module
+    return module.__dict__.get("_modules", {}).get(_INSIDE)
+
+
+def plain_name(name: str) -> str:
+    """The qualified name of a module or parameter, without the modules that `torch.compile` has put in between."""
+    if _INSIDE not in name:
+        return name
+    return ".".join(part for part in name.split(".") if part != _INSIDE)
 
 
 # -- modules that exist already --------------------------------------------------------------------------------------

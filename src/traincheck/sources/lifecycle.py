@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from traincheck.sources.base import replace, replace_everywhere, wrapping
+from traincheck.sources.base import around_block, replace, replace_everywhere, wrapping
 from traincheck.sources.circumstances import circumstances
 from traincheck.sources.gradients import Gradients, Snapshot
 from traincheck.sources.names import levels
 from traincheck.sources.recorder import OpenCall, Recorder
+from traincheck.sources.replaced import Undo
 from traincheck.sources.schedules import ScheduleReadings
 from traincheck.sources.tensors import unseen
 from traincheck.sources.variables import Catalog
@@ -62,6 +63,7 @@ class LifecycleSource:
         self._regions: dict[int, OpenCall] = {}
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._counts: dict[str, int] = {}
+        self._schedules: ScheduleReadings
 
     def offers(self) -> str | None:
         return None
@@ -69,7 +71,7 @@ class LifecycleSource:
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._demand = demand
         self._recorder = recorder
-        undo = ExitStack()
+        undo = Undo()
         for home, name in FUNCTIONS:
             if demand.wants_call((f"{home}.{name}",)):
                 self._wrap_function(undo, home, name)
@@ -78,11 +80,15 @@ class LifecycleSource:
                 self._wrap_region(undo, home, name, told)
         self._wrap_schedulers(undo)
         self._wrap_scaler(undo)
+        for key, call in list(self._regions.items()):
+            if not demand.wants_call(call.levels):  # entered while more was asked for
+                recorder.let_go(self._regions.pop(key))
+        recorder.after_gap(self.name, self._regions.clear)
         return undo
 
     # -- functions -------------------------------------------------------------------------------------------------
 
-    def _wrap_function(self, undo: ExitStack, home: str, name: str) -> None:
+    def _wrap_function(self, undo: Undo, home: str, name: str) -> None:
         call_levels = (f"{home}.{name}",)
         recorder = self._recorder
 
@@ -98,7 +104,7 @@ class LifecycleSource:
 
     # -- regions ---------------------------------------------------------------------------------------------------
 
-    def _wrap_region(self, undo: ExitStack, home: str, name: str, told: str) -> None:
+    def _wrap_region(self, undo: Undo, home: str, name: str, told: str) -> None:
         cls = getattr(importlib.import_module(home), name)
         recorder, regions = self._recorder, self._regions
 
@@ -111,25 +117,20 @@ class LifecycleSource:
             if call is not None:
                 recorder.leave(call)
 
-        safe_entered, safe_left = recorder.guarded(self.name, entered), recorder.guarded(self.name, left)
-
-        def wrap_enter(enter: Any) -> Any:
-            return wrapping(lambda me: me, lambda me, _: safe_entered(me), lambda me: None)(enter)
-
-        def wrap_exit(leave: Any) -> Any:
-            return wrapping(lambda me, *a: safe_left(me) or me, lambda me, _: None, lambda me: None)(leave)
-
-        replace(undo, cls, "__enter__", wrap_enter)
-        replace(undo, cls, "__exit__", wrap_exit)
+        around_block(undo, cls, recorder.guarded(self.name, entered), recorder.guarded(self.name, left))
 
     # -- schedulers ------------------------------------------------------------------------------------------------
 
-    def _wrap_schedulers(self, undo: ExitStack) -> None:
+    def _wrap_schedulers(self, undo: Undo) -> None:
         from torch.optim import lr_scheduler
 
         base = lr_scheduler.LRScheduler
         recorder = self._recorder
-        readings = ScheduleReadings(self._demand, recorder)
+        if recorder.changing:
+            self._schedules.ask(self._demand)
+        else:
+            self._schedules = ScheduleReadings(self._demand, recorder)
+        readings = self._schedules
 
         def begins(scheduler: Any, *args: Any, **kwargs: Any) -> tuple[OpenCall, Any] | None:
             call_levels = levels(type(scheduler), "step", base)
@@ -148,7 +149,13 @@ class LifecycleSource:
         def failed(token: tuple[OpenCall, Any]) -> None:
             recorder.abandon(token[0])
 
+        def after(scheduler: Any) -> None:
+            token = begins(scheduler)
+            if token is not None:
+                ends(token, None)
+
         guarded = recorder.guarded
+        recorder.after_schedule = guarded(self.name, after)
         decorate = wrapping(guarded(self.name, begins), guarded(self.name, ends), guarded(self.name, failed))
         for cls in _family(base):
             replace(undo, cls, "step", decorate)
@@ -164,14 +171,14 @@ class LifecycleSource:
 
     # -- gradient scaler -------------------------------------------------------------------------------------------
 
-    def _wrap_scaler(self, undo: ExitStack) -> None:
+    def _wrap_scaler(self, undo: Undo) -> None:
         scaler_class = torch.amp.GradScaler
         recorder, gradients = self._recorder, self._gradients
         for method in SCALER_METHODS:
             begins = functools.partial(self._scaler_begins, method)
 
             def ends(scaling: _Scaling, result: Any) -> None:
-                if scaling.call is not None and scaling.before is not None:
+                if scaling.call is not None and scaling.before is not None and recorder.watching:
                     with unseen():
                         gradients.compare(scaling.before, scaling.call.seq)
                 if scaling.call is not None:
@@ -185,9 +192,8 @@ class LifecycleSource:
                 if scaling.optimizer:
                     recorder.steps.update_fails()
 
-            guarded = recorder.guarded
-            decorate = wrapping(guarded(self.name, begins), guarded(self.name, ends), guarded(self.name, failed))
-            replace(undo, scaler_class, method, decorate)
+            guarded = functools.partial(recorder.guarded, self.name, always=True)
+            replace(undo, scaler_class, method, wrapping(guarded(begins), guarded(ends), guarded(failed)))
 
     def _scaler_begins(
         self, method: str, scaler: Any, optimizer: Any = None, *args: Any, **kwargs: Any
@@ -197,7 +203,7 @@ class LifecycleSource:
         if method == "step":  # steps are counted whatever is demanded
             name = self._catalog.add_optimizer(optimizer)
             recorder.steps.update_begins(name, recorder.next_seq())
-        if self._demand.wants_call(told):
+        if recorder.watching and self._demand.wants_call(told):
             if method == "unscale_" and self._demand.wants_state(told, "parameter.grad"):
                 with unseen():
                     before = self._gradients.read(self._gradients.trainable(), values=True)

@@ -30,6 +30,7 @@ from traincheck.sources.passes import (
 )
 from traincheck.sources.random_states import STREAMS, stream_fingerprint
 from traincheck.sources.recorder import OpenCall, Recorder
+from traincheck.sources.replaced import Undo
 from traincheck.sources.tensors import fingerprints, unseen
 from traincheck.sources.values import readable, value_facts
 from traincheck.sources.workers import KIND as WORKER
@@ -58,12 +59,13 @@ _LAST = {flag: facts(last_batch=flag) for flag in (False, True)}
 
 class _Fetch(NamedTuple):
     """A fetch under way: where it began, its call (where it is recorded), the pass it belongs to, and the site of the
-    fetch that it is a part of."""
+    fetch that it is a part of. One that is not watched has no call, and is only counted."""
 
     began: int
     call: OpenCall | None
     of: Pass
     outer: str | None
+    watched: bool = True
 
 
 class _Opened(threading.local):
@@ -102,28 +104,36 @@ class LoaderSource:
         read_at_next = self._results or self._tensors or demand.wants_readings(WORKER)
         self._next_wanted = demand.wants_call(NEXT) or bool(read_at_next)
         self._iter_wanted = demand.wants_call(ITER) or bool(self._sizes or self._streams)
-        undo = ExitStack()
+        undo = Undo()
         undo.enter_context(self._workers.attach(demand, recorder))
-        self._wrap(undo, DataLoader, "__iter__", self._iter_begins, self._iter_ends, self._iter_fails)
-        self._wrap(undo, _BaseDataLoaderIter, "__init__", self._pass_begins, self._about_to_fork, _nothing)
-        self._wrap(undo, _BaseDataLoaderIter, "_reset", self._pass_begins_again, _nothing, _nothing)
-        self._wrap(undo, _BaseDataLoaderIter, "__next__", self._next_begins, self._next_ends, self._next_fails)
+        # A pass is followed from its beginning to its end, through steps that are watched and others.
+        wrap, iterator = self._wrap, _BaseDataLoaderIter
+        wrap(undo, DataLoader, "__iter__", self._iter_begins, self._iter_ends, self._iter_fails)
+        wrap(undo, iterator, "__init__", self._pass_begins, self._about_to_fork, _nothing, always=True)
+        wrap(undo, iterator, "_reset", self._pass_begins_again, _nothing, _nothing, always=True)
+        wrap(undo, iterator, "__next__", self._next_begins, self._next_ends, self._next_fails, always=True)
         if ORDER in self._results:
-            self._wrap(undo, _BaseDataLoaderIter, "_next_index", self._index_begins, self._index_ends, _nothing)
+            wrap(undo, iterator, "_next_index", self._index_begins, self._index_ends, _nothing)
+        recorder.after_gap(self.name, self._forget)
         recorder.at_end(recorder.guarded(self.name, self._at_end))
         return undo
 
     def _wrap(
         self,
-        undo: ExitStack,
+        undo: Undo,
         holder: type,
         method: str,
         begins: Callable[..., Any],
         ends: Callable[..., None],
         fails: Callable[..., None],
+        *,
+        always: bool = False,
     ) -> None:
-        guarded = [self._recorder.guarded(self.name, function) for function in (begins, ends, fails)]
+        guarded = [self._recorder.guarded(self.name, function, always=always) for function in (begins, ends, fails)]
         replace(undo, holder, method, wrapping(*guarded))
+
+    def _forget(self) -> None:
+        self._opened = _Opened()
 
     def _name(self, loader: Any) -> str:
         return self._names.of(loader)
@@ -157,7 +167,7 @@ class LoaderSource:
             number, foreign = next(self._numbers), is_foreign(loader)
             made = Pass(receiver, number, loader.num_workers, batch_size(loader), foreign=foreign)
         key = id(iterator)
-        gone = self._recorder.guarded(self.name, lambda _: self._gone(key))
+        gone = self._recorder.guarded(self.name, lambda _: self._gone(key), always=True)
         self._passes[key] = weakref.ref(iterator, gone), made
         return (loader.multiprocessing_context, made) if made.workers else None
 
@@ -179,6 +189,8 @@ class LoaderSource:
             found.rounds = self._workers.about_to_fork(found.number, found.turn, found.workers, context)
 
     def _read_loader(self, loader: Any, receiver: str) -> None:
+        if not self._recorder.watching:
+            return
         opened = self._opened.call
         call = NO_CALL if opened is None else opened.seq
         for attribute in self._streams:
@@ -215,20 +227,21 @@ class LoaderSource:
         if found is None:
             found = Pass(UNKNOWN, 0, whole=False)
             self._passes[id(iterator)] = weakref.ref(iterator), found
+        if not recorder.watching:
+            return _Fetch(began, None, found, None, watched=False)
         call = (
             recorder.enter(LIFECYCLE, NEXT, found.receiver, circumstances(), found.args) if self._next_wanted else None
         )
         outer, recorder.fetching = recorder.fetching, recorder.sites.here()
         if found.foreign:
-            recorder.profiler.look_away()
+            recorder.aside.begin()
         return _Fetch(began, call, found, outer)
 
     def _next_ends(self, fetch: _Fetch, batch: Any) -> None:
         found, call = fetch.of, fetch.call
-        self._recorder.profiler.look_again()
-        self._recorder.fetching = fetch.outer
+        self._fetched(fetch)
         found.batches += 1
-        if found.batches == 1 and found.order is None and ORDER in self._results:
+        if call is not None and found.batches == 1 and found.order is None and ORDER in self._results:
             found.order = order_of_batch(batch)
         if call is not None:
             if self._tensors:
@@ -236,11 +249,11 @@ class LoaderSource:
             self._tell_workers(found, call.seq)
             self._recorder.leave(call, _LAST[False])
         self._recorder.steps.fetch_ends(fetch.began)
+        self._recorder.at_rest()
 
     def _next_fails(self, fetch: _Fetch) -> None:
         recorder, call, found = self._recorder, fetch.call, fetch.of
-        recorder.profiler.look_again()
-        recorder.fetching = fetch.outer
+        self._fetched(fetch)
         if not isinstance(sys.exc_info()[1], StopIteration):
             recorder.steps.fetch_fails(fetch.began)
             if call is not None:
@@ -253,6 +266,13 @@ class LoaderSource:
                 self._tell_pass(found, call.seq)
             recorder.leave(call, _LAST[True])
         recorder.steps.fetch_ends(fetch.began, exhausted_at=recorder.next_seq())
+
+    def _fetched(self, fetch: _Fetch) -> None:
+        if fetch.watched:
+            self._recorder.aside.end()
+            self._recorder.fetching = fetch.outer
+        elif fetch.of.rounds is not None:
+            self._workers.pass_over(fetch.of.rounds, fetch.of.batches + 1, fetch.of.over)
 
     def _tell_workers(self, found: Pass, call: int) -> None:
         if found.rounds is not None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from traincheck.sources.construction import ConstructionReadings
+from traincheck.sources.known_modules import plain_name
+from traincheck.sources.module_calls import ModuleCalls
 from traincheck.sources.names import class_name
 from traincheck.sources.recorder import Recorder
+from traincheck.sources.replaced import Undo
 from traincheck.sources.tensors import unseen
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import Demand
@@ -26,10 +27,6 @@ TRAINING, PARAMETERS, CLASS, INPUT = "training", "parameters", "class", "input"
 _CONTEXT = facts(kind=KIND)
 
 _traced = torch._C._get_tracing_state
-
-
-class _Depth(threading.local):
-    value = 0
 
 
 class _Tree:
@@ -53,10 +50,11 @@ class ModuleStateSource:
 
     name = "module_state"
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, calls: ModuleCalls, catalog: Catalog) -> None:
+        self._calls = calls
         self._catalog = catalog
-        self._depth = _Depth()
         self._trees: dict[int, _Tree] = {}
+        self._construction: ConstructionReadings
 
     def offers(self) -> str | None:
         return None
@@ -64,18 +62,19 @@ class ModuleStateSource:
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
         self._wanted = [name for name in (CLASS, INPUT, PARAMETERS, TRAINING) if demand.wants_reading(KIND, name)]
-        self._construction = ConstructionReadings(self._catalog, demand, recorder)
-        undo = ExitStack()
+        if recorder.changing:
+            self._construction.ask(demand)
+        else:
+            self._construction = ConstructionReadings(self._catalog, demand, recorder)
+        undo = Undo()
         if self._wanted or self._construction.wanted:
-            guarded = recorder.guarded
             self._construction.attach(undo)
-            undo.callback(register_module_forward_pre_hook(guarded(self.name, self._begins)).remove)
-            undo.callback(register_module_forward_hook(guarded(self.name, self._ends), always_call=True).remove)
+            self._calls.listen(recorder.guarded(self.name, self._begins))
+            recorder.after_gap(self.name, self._tell_anew, only_tells=True)
         return undo
 
     def _begins(self, module: nn.Module, args: Any) -> None:
-        self._depth.value += 1
-        if self._depth.value > 1 or next(module.parameters(), None) is None or "_is_replica" in module.__dict__:
+        if self._calls.depth > 1 or next(module.parameters(), None) is None or "_is_replica" in module.__dict__:
             return  # (a replica is made anew for every call by DataParallel)
         if _traced() is not None:
             return  # sizes are tensors then, and looking at them is told to the program as a fault of its own
@@ -92,11 +91,12 @@ class ModuleStateSource:
         if torch.is_grad_enabled() and module.training:
             self._construction.trains(module, self._call)
 
-    def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._depth.value = max(0, self._depth.value - 1)
+    def _tell_anew(self) -> None:
+        for tree in list(self._trees.values()):
+            tree.flags, tree.told = [], {}
 
     def _forget_dead(self) -> None:
-        self._trees = {key: tree for key, tree in self._trees.items() if tree.module() is not None}
+        self._trees = {key: tree for key, tree in list(self._trees.items()) if tree.module() is not None}
 
     def _introduce(self, module: nn.Module, args: Any) -> None:
         name, call = self._catalog.module_name(module), self._call()
@@ -114,7 +114,8 @@ class ModuleStateSource:
 
     def _tell_flags(self, module: nn.Module, tree: _Tree) -> None:
         outermost, call = self._catalog.module_name(module), self._call()
-        now = {f"{outermost}.{name}" if name else outermost: inner.training for name, inner in module.named_modules()}
+        named = ((plain_name(name), inner.training) for name, inner in module.named_modules())
+        now = {f"{outermost}.{name}" if name else outermost: training for name, training in named}
         for name, flag in now.items():
             if tree.told.get(name) is not flag:
                 self._tell(call, name, TRAINING, flag)

@@ -6,21 +6,24 @@ import functools
 import math
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import ExitStack
 from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.batches import BatchReadings
 from traincheck.sources.circumstances import Surroundings, circumstances_with, result_facts
 from traincheck.sources.frames import local_values
 from traincheck.sources.gradients import Gradients, Snapshot, summary
+from traincheck.sources.known_modules import without_compiler
+from traincheck.sources.module_calls import ModuleCalls
 from traincheck.sources.names import levels, parameter_names
 from traincheck.sources.recorder import OpenCall, Recorder
+from traincheck.sources.replaced import Undo
 from traincheck.sources.summaries import Asked, Before, Summaries, asked
 from traincheck.sources.tensors import SOME, fingerprints, local, unseen
 from traincheck.sources.values import readable
@@ -28,6 +31,7 @@ from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE, MODULE, Change
 from traincheck.vocab.facts import Facts, FactValue, facts, merged
+from traincheck.vocab.kept import Kept
 from traincheck.vocab.kinds import kinds_of_module
 
 BUFFER_DATA, PARAMETER_GRAD = "buffer.data", "parameter.grad"
@@ -52,6 +56,19 @@ class _Open(NamedTuple):
     handled: int = 0
 
 
+class _Class(NamedTuple):
+    """A class of modules: the names of its calls, whether they are told, and what of them."""
+
+    levels: tuple[str, ...]
+    wanted: bool
+    asked: Asked | None
+    buffers: bool
+
+
+_COUNTED = OpenCall(-1, -1, "", (), "", "", (), ())
+"""Stands for a switch inside another one, and any other that is not told."""
+
+
 class _Depth(threading.local):
     def __init__(self) -> None:
         self.modules: list[_Open] = []
@@ -64,14 +81,21 @@ class ModuleSource:
     name = "modules"
 
     def __init__(
-        self, catalog: Catalog, gradients: Gradients, summaries: Summaries, surroundings: Surroundings
+        self,
+        calls: ModuleCalls,
+        catalog: Catalog,
+        gradients: Gradients,
+        summaries: Summaries,
+        surroundings: Surroundings,
     ) -> None:
+        self._calls = calls
         self._catalog = catalog
         self._gradients = gradients
         self._summaries = summaries
         self._surroundings = surroundings
         self._depth = _Depth()
-        self._asked: dict[type, Asked | None] = {}
+        self._classes: Kept[type, _Class] = Kept()
+        self._batches: BatchReadings
 
     def offers(self) -> str | None:
         return None
@@ -79,21 +103,25 @@ class ModuleSource:
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._demand = demand
         self._recorder = recorder
-        self._batches = BatchReadings(demand, recorder)
-        undo = ExitStack()
-        undo.callback(self._summaries.forget)
+        self._classes.clear()
+        if recorder.changing:
+            self._batches.ask(demand)
+        else:
+            self._batches = BatchReadings(demand, recorder)
+        undo = Undo()
+        recorder.when_over(undo, self._summaries.forget)
         guarded = recorder.guarded
-        self._catalog.known.attach(undo, functools.partial(guarded, NAMING))
-        undo.callback(register_module_forward_pre_hook(guarded(self.name, self._begins)).remove)
-        undo.callback(register_module_forward_hook(guarded(self.name, self._ends), always_call=True).remove)
+        self._catalog.known.attach(undo, functools.partial(guarded, NAMING, always=True), again=recorder.changing)
+        begins, ends = guarded(self.name, self._begins, always=True), guarded(self.name, self._ends, always=True)
+        self._calls.attach(undo, recorder, begins, ends, self._passed)
         replace(
             undo,
             nn.Module,
             "train",
             wrapping(
-                guarded(self.name, self._switch_begins),
-                guarded(self.name, self._switch_ends),
-                guarded(self.name, self._switch_failed),
+                guarded(self.name, self._switch_begins, always=True),
+                guarded(self.name, self._switch_ends, always=True),
+                guarded(self.name, self._switch_failed, always=True),
             ),
         )
         replace(
@@ -112,40 +140,48 @@ class ModuleSource:
 
     def _begins(self, module: nn.Module, args: Any) -> None:
         opened = self._depth.modules
-        outermost = not opened
+        outermost = self._calls.depth == 1
+        if outermost:
+            self._interrupted(opened, len(opened))
+            self._surroundings.flags.clear()
         training = module.training
         recorder = self._recorder
         # A loss without parameters is never put into evaluation mode, and tells nothing of what the program does.
-        parametric = outermost and next(module.parameters(), None) is not None
+        parametric = outermost and _has_parameters(module)
         if parametric:
             self._catalog.meet(module)
-        if (parametric or module._parameters) and torch.is_grad_enabled():
-            self._gradients.module_called(module)
-        if parametric:
             recorder.steps.forward(recorder.next_seq(), training, torch.is_grad_enabled())
         self._surroundings.flags.append(training)
-        call_levels = levels(type(module), "forward", nn.Module)
-        if not self._demand.wants_call((*call_levels, *kinds_of_module(type(module).__name__))):
+        opened = self._depth.modules  # looked up anew: where a gap ends here, it is another list
+        if not recorder.watching:
+            opened.append(_Open())
+            return
+        if (parametric or module._parameters) and torch.is_grad_enabled():
+            self._gradients.module_called(module)
+        known = self._classes.get(type(module)) or self._learn(type(module))
+        if not known.wanted:
             opened.append(_Open())
             return
         context = circumstances_with(training=training, outermost=outermost, parametric=parametric)
-        call = recorder.enter(MODULE, call_levels, self._catalog.module_name(module), context, _TRAINING[training])
-        what = self._asked_of(type(module), call_levels)
-        before = self._summaries.begins(call, what, args, _keywords()) if what is not None else None
+        call = recorder.enter(MODULE, known.levels, self._catalog.module_name(module), context, _TRAINING[training])
+        what = known.asked
+        before = self._summaries.begins(call, what, args, _keywords(recorder)) if what is not None else None
         if parametric and training and torch.is_grad_enabled() and self._batches.wanted:
-            self._batches.read(call.seq, call.receiver, module, args, _keywords())
+            self._batches.read(call.seq, call.receiver, module, args, _keywords(recorder))
         buffers = None
-        if module._buffers and self._demand.wants_state(call_levels, BUFFER_DATA):
+        if known.buffers and module._buffers:
             buffers = self._read_buffers(module)
         opened.append(_Open(call, what, before, buffers, id(sys.exc_info()[1])))
 
     def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
         opened = self._depth.modules
+        self._interrupted(opened, self._calls.ended - 1)
         if not opened:
             return
         call, what, before, buffers, handled = opened.pop()
-        self._surroundings.flags.pop()
-        if call is None:
+        if self._surroundings.flags:
+            self._surroundings.flags.pop()
+        if call is None or not self._recorder.watching:
             return
         if output is None and id(sys.exc_info()[1]) != handled:  # torch asks us while it handles what was raised
             self._recorder.abandon(call)
@@ -162,18 +198,34 @@ class ModuleSource:
             told = merged(told, **scales(module))
         self._recorder.leave(call, told)
 
-    def _asked_of(self, cls: type, call_levels: tuple[str, ...]) -> Asked | None:
+    def _passed(self, *, everywhere: bool) -> None:
+        """Of the calls that are open in this thread, or in all, the ends will not be told."""
+        if everywhere:
+            self._depth = _Depth()
+        self._depth.modules.clear()
+        self._surroundings.flags.clear()
+
+    def _interrupted(self, opened: list[_Open], count: int) -> None:
+        """The innermost `count` calls never came to their end, see Note [Calls that never end]."""
+        for _ in range(min(count, len(opened))):
+            call = opened.pop().call
+            if self._surroundings.flags:
+                self._surroundings.flags.pop()
+            if call is not None:
+                self._recorder.abandon(call)
+
+    def _learn(self, cls: type) -> _Class:
         """What is to be told of the calls of modules of this class."""
-        if cls not in self._asked:
-            names = parameter_names(getattr(cls, "forward", None))[1:]  # scripted ones have none in their class
-            what = asked(self._demand, call_levels, names)
-            kinds = kinds_of_module(cls.__name__)
-            of_kind = asked(self._demand, kinds, names) if kinds else None
-            if of_kind is not None and (what is None or not what.values):
-                # There are many of them in a model, and the first steps show as much as each further one.
-                what = of_kind._replace(arguments=what is not None and what.arguments, sampled=True)
-            self._asked[cls] = what
-        return self._asked[cls]
+        call_levels, kinds = levels(cls, "forward", nn.Module), kinds_of_module(cls.__name__)
+        names = parameter_names(getattr(cls, "forward", None))[1:]  # scripted ones have none in their class
+        what = asked(self._demand, call_levels, names)
+        of_kind = asked(self._demand, kinds, names) if kinds else None
+        if of_kind is not None and (what is None or not what.values):
+            # There are many of them in a model, and the first steps show as much as each further one.
+            what = of_kind._replace(arguments=what is not None and what.arguments, sampled=True)
+        wanted = self._demand.wants_call((*call_levels, *kinds))
+        buffers = self._demand.wants_state(call_levels, BUFFER_DATA)
+        return self._classes.put(cls, _Class(call_levels, wanted, what, buffers))
 
     def _read_buffers(self, module: nn.Module) -> list[int | None]:
         with unseen():
@@ -190,7 +242,7 @@ class ModuleSource:
                 Change(
                     seq=self._recorder.next_seq(),
                     call=call.seq,
-                    variable=f"{call.receiver}.{name}",
+                    variable=sys.intern(f"{call.receiver}.{name}"),
                     kind="buffer",
                     attribute="data",
                     before=SOME,
@@ -205,9 +257,10 @@ class ModuleSource:
     def _switch_begins(self, module: nn.Module, mode: bool = True) -> OpenCall | None:
         depth = self._depth
         depth.switching += 1
+        module = without_compiler(module)
         call_levels = levels(type(module), "train" if mode else "eval", nn.Module)
-        if depth.switching > 1 or not self._demand.wants_call(call_levels):
-            return OpenCall(-1, -1, "", (), "", "", (), ())  # inside another switch: only counted
+        if depth.switching > 1 or not self._recorder.watching or not self._demand.wants_call(call_levels):
+            return _COUNTED
         context = circumstances_with(training=module.training)
         return self._recorder.enter(LIFECYCLE, call_levels, self._catalog.module_name(module), context)
 
@@ -224,6 +277,8 @@ class ModuleSource:
     # -- zero_grad -------------------------------------------------------------------------------------------------
 
     def _clear_begins(self, module: nn.Module, set_to_none: bool = True) -> tuple[OpenCall, Snapshot] | None:
+        self._recorder.at_rest()
+        module = without_compiler(module)
         call_levels = levels(type(module), "zero_grad", nn.Module)
         if not self._demand.wants_call(call_levels) and not self._demand.wants_state(call_levels, PARAMETER_GRAD):
             return None
@@ -246,9 +301,13 @@ class ModuleSource:
 
 def _has_parameters(module: nn.Module) -> bool:
     """Whether the module or one inside it has parameters. (`parameters()` would build a name for each.)"""
-    if any(parameter is not None for parameter in module._parameters.values()):
-        return True
-    return any(_has_parameters(child) for child in module._modules.values() if child is not None)
+    for parameter in module._parameters.values():  # asked at every call: a generator is as dear as all else here
+        if parameter is not None:
+            return True
+    for child in module._modules.values():  # noqa: SIM110
+        if child is not None and _has_parameters(child):
+            return True
+    return False
 
 
 @functools.lru_cache(maxsize=4096)
@@ -276,11 +335,13 @@ _DEEPEST = 6
 """Frames between our hook and the function of torch that calls it: our guard, and what a tool may have put between."""
 
 
-def _keywords() -> dict[str, Any]:
+def _keywords(recorder: Recorder) -> Mapping[str, Any]:
     """The keyword arguments of the module call whose hook is running.
 
     torch hands only the positional ones to global hooks; they are a variable of the function that calls the hook.
     """
+    if recorder.hooks.keywords is not None:
+        return recorder.hooks.keywords
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_DEEPEST):
         if frame is None:

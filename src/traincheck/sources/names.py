@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from traincheck.vocab.kept import Kept
+
 _PUBLIC_HOMES = (
     "torch.optim",
     "torch.optim.lr_scheduler",
@@ -30,14 +32,14 @@ def main_name() -> str:
     return Path(file).stem if file else "main"
 
 
-_class_names: dict[type, str] = {}
+_class_names: Kept[type, str] = Kept()
 
 
 def class_name(cls: type) -> str:
     """The public, qualified name of a class; `__main__` is replaced by the script's name."""
     found = _class_names.get(cls)
     if found is None:
-        found = _class_names[cls] = _class_name(cls)
+        found = _class_names.put(cls, _class_name(cls))
     return found
 
 
@@ -52,7 +54,7 @@ def _class_name(cls: type) -> str:
     return f"{module}.{cls.__qualname__}"
 
 
-_levels: dict[tuple[type, str, type], tuple[str, ...]] = {}
+_levels: Kept[tuple[type, str, type], tuple[str, ...]] = Kept()
 
 
 def levels(cls: type, method: str, top: type) -> tuple[str, ...]:
@@ -61,7 +63,7 @@ def levels(cls: type, method: str, top: type) -> tuple[str, ...]:
     found = _levels.get(key)
     if found is None:
         line = [base for base in cls.__mro__ if issubclass(base, top)]
-        found = _levels[key] = tuple(f"{class_name(base)}.{method}" for base in line)
+        found = _levels.put(key, tuple(f"{class_name(base)}.{method}" for base in line))
     return found
 
 

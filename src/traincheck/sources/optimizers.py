@@ -7,8 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -19,7 +18,9 @@ from traincheck.sources.circumstances import circumstances_with
 from traincheck.sources.gradients import Gradients, Held, Snapshot, summary
 from traincheck.sources.hyperparameters import KEYS, OptimizerReadings, settings
 from traincheck.sources.names import class_name, levels
+from traincheck.sources.open_steps import Before, OpenStep, closure_of, hooked, is_torchs
 from traincheck.sources.recorder import OpenCall, Recorder
+from traincheck.sources.replaced import Undo
 from traincheck.sources.replica_readings import ReplicaReadings
 from traincheck.sources.settling import Settling
 from traincheck.sources.tensors import SOME, fingerprints, unseen
@@ -27,50 +28,9 @@ from traincheck.sources.variables import NOBODY, Catalog, Variable
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE, TRAIN, Change
 from traincheck.vocab.facts import Facts, facts, merged
+from traincheck.vocab.kept import Kept
 
 PARAMETER_DATA, PARAMETER_GRAD, STATE_DATA = "parameter.data", "parameter.grad", "optimizer_state.data"
-
-
-class _Before:
-    """What a step found: the variables concerned, their gradients and their fingerprints."""
-
-    __slots__ = ("data", "gradients", "held", "rates", "state")
-
-    def __init__(self, held: Sequence[Held], gradients: list[str], rates: dict[int, float]) -> None:
-        self.held = held
-        self.gradients = gradients
-        self.rates = rates
-        self.data: list[int | None] = []
-        self.state: dict[tuple[int, str], int | None] = {}
-
-
-class _Open(NamedTuple):
-    """A step under way. `frame` is of the function which called our hook: torch tells us of no step that raised."""
-
-    call: OpenCall
-    optimizer: str
-    before: _Before
-    frame: FrameType
-    thread: int
-
-    def runs(self) -> bool:
-        """Whether the step is still on the stack (of another thread that is not known, so it is taken to be)."""
-        return threading.get_ident() != self.thread or _on_stack(self.frame)
-
-
-def _hooked() -> FrameType:
-    """The frame that called our hook: the one of `step` itself."""
-    frame = sys._getframe(1)
-    while frame.f_globals.get("__name__", "").startswith("traincheck.") and frame.f_back is not None:
-        frame = frame.f_back
-    return frame
-
-
-def _on_stack(wanted: FrameType) -> bool:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame is not wanted:
-        frame = frame.f_back
-    return frame is wanted
 
 
 class OptimizerSource:
@@ -82,7 +42,9 @@ class OptimizerSource:
         self._catalog = catalog
         self._gradients = gradients
         self._may_step = may_step
-        self._open: list[_Open] = []
+        self._open: list[OpenStep] = []
+        self._readings: OptimizerReadings
+        self._living: dict[str, weakref.ref[Any]] = {}
 
     def offers(self) -> str | None:
         return None
@@ -90,21 +52,27 @@ class OptimizerSource:
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._demand = demand
         self._recorder = recorder
-        self._readings = OptimizerReadings(self._catalog, demand, recorder)
+        if recorder.changing:
+            self._readings.ask(demand)
+        else:
+            self._readings = OptimizerReadings(self._catalog, demand, recorder)
+            self._settling = Settling(self._gradients, recorder)
         self._replicas = ReplicaReadings(demand, recorder)
-        self._settling = Settling(self._gradients, recorder)
         recorder.late_changes = settle = recorder.guarded(self.name, self._settling.tell)
         recorder.at_end(lambda: settle(TRAIN))
-        undo = ExitStack()
-        begin = recorder.guarded(self.name, self._step_begins)
+        recorder.after_gap(self.name, self._catalog.refresh_holders)
+        undo = Undo()
+        recorder.when_over(undo, self._living.clear)
+        begin = recorder.guarded(self.name, self._step_begins, always=True)
+        end = recorder.guarded(self.name, self._step_ends, always=True)
 
         def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             self._may_step()
             begin(optimizer, args, kwargs)
 
-        undo.callback(register_optimizer_step_pre_hook(before_step).remove)
-        undo.callback(register_optimizer_step_post_hook(recorder.guarded(self.name, self._step_ends)).remove)
-        built = recorder.guarded(self.name, self._built)
+        recorder.hooks.add(undo, register_optimizer_step_pre_hook(before_step), begin)
+        recorder.hooks.add(undo, register_optimizer_step_post_hook(end), end)
+        built = recorder.guarded(self.name, self._built, always=True)
         replace(undo, Optimizer, "__init__", wrapping(lambda me, *a, **k: me, lambda me, _: built(me), lambda me: None))
         replace(
             undo,
@@ -124,9 +92,10 @@ class OptimizerSource:
         name = self._catalog.add_optimizer(optimizer)
         steps = self._recorder.steps
         steps.optimizer_built(name, self._recorder.next_seq())
-        weakref.finalize(optimizer, steps.optimizer_gone, name).atexit = False
+        gone = self._recorder.guarded(self.name, lambda _: self._gone(name))
+        self._living[name] = weakref.ref(optimizer, gone)
         call_levels = levels(type(optimizer), "__init__", Optimizer)
-        if self._demand.wants_call(call_levels):
+        if self._recorder.watching and self._demand.wants_call(call_levels):
             with unseen():
                 told = settings(optimizer.param_groups[0]) if optimizer.param_groups else {}
             told.pop(KEYS, None)
@@ -139,6 +108,10 @@ class OptimizerSource:
                     self._replicas.built(held, call.seq)
             self._recorder.leave(call)
 
+    def _gone(self, name: str) -> None:
+        self._living.pop(name, None)
+        self._recorder.steps.optimizer_gone(name)
+
     # -- step ------------------------------------------------------------------------------------------------------
 
     def _step_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -147,15 +120,30 @@ class OptimizerSource:
         call_levels = levels(type(optimizer), "step", Optimizer)
         if self._open and self._open[-1].optimizer == name and self._runs(self._open[-1]):
             return  # the step of a subclass that calls its base class's
-        opened: list[_Open] = []
+        opened: list[OpenStep] = []
         recorder.steps.update_begins(name, recorder.next_seq(), lambda: any(map(self._runs, opened)))
+        told = self._tell_begins(optimizer, name, call_levels, args, kwargs) if recorder.watching else (None, None)
+        # What an optimizer of torch's computes is its own affair; one with a closure calls what is not.
+        aside = recorder.watching and is_torchs(optimizer) and closure_of(args, kwargs) is None
+        opened.append(OpenStep(told[0], name, told[1], hooked(), threading.get_ident(), aside))
+        self._open.extend(opened)
+        if aside:
+            recorder.aside.begin()
+
+    def _tell_begins(
+        self, optimizer: Any, name: str, call_levels: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[OpenCall, Before]:
+        """Read what a step finds."""
+        recorder, catalog = self._recorder, self._catalog
         with unseen():
             catalog.refresh_holders()
-            held = [(v, t) for v, t in catalog.living() if name in v.holders or (not v.holders and t.requires_grad)]
+            free = self._gradients.may_look
+            living = catalog.living()
+            held = [(v, t) for v, t in living if name in v.holders or (not v.holders and t.requires_grad and free(v))]
             found = self._gradients.read(held, values=False).states
             rates = _learning_rates(optimizer)
-        closure = any(arg is not None for arg in (*args[1:], kwargs.get("closure")))  # args[0] is the optimizer
-        before = _Before(held, self._gradients.used(name, held, found, closure=closure), rates)
+        closure = closure_of(args, kwargs) is not None
+        before = Before(held, self._gradients.used(name, held, found, closure=closure), rates)
         own = [state for (v, _), state in zip(held, before.gradients, strict=True) if name in v.holders]
         context = circumstances_with(
             closure=closure,
@@ -174,23 +162,36 @@ class OptimizerSource:
             if before.data and self._replicas.wanted:
                 self._replicas.step_begins(held, before.data, before.gradients, call.seq)
         self._readings.step_begins(optimizer, name, call.seq)
-        opened.append(_Open(call, name, before, _hooked(), threading.get_ident()))
-        self._open.extend(opened)
+        return call, before
 
-    def _runs(self, step: _Open) -> bool:
+    def _runs(self, step: OpenStep) -> bool:
         """Whether `step` still runs; the call of one that raised is closed."""
         if step.runs():
             return True
         if step in self._open:
             self._open.remove(step)
-            self._recorder.abandon(step.call)
+            if step.aside:
+                self._recorder.aside.end()
+            if step.call is not None:
+                self._recorder.abandon(step.call)
         return False
 
     def _step_ends(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = self._catalog.add_optimizer(optimizer)
-        if not self._open or self._open[-1].optimizer != name or self._open[-1].frame is not _hooked():
+        if not self._open or self._open[-1].optimizer != name or self._open[-1].frame is not hooked():
             return
-        call, _, before, *_ = self._open.pop()
+        call, _, before, _, _, aside = self._open.pop()
+        if aside:
+            self._recorder.aside.end()
+        if call is not None and before is not None and self._recorder.watching:
+            self._tell_end(call, name, before, optimizer)
+        self._gradients.step_ends(name)
+        if call is not None:
+            self._recorder.leave(call)
+        self._recorder.steps.update_ends(name)
+
+    def _tell_end(self, call: OpenCall, name: str, before: Before, optimizer: Any) -> None:
+        """Read what a step leaves."""
         with unseen():
             if before.data:
                 self._tell_data(call, name, before)
@@ -198,11 +199,8 @@ class OptimizerSource:
                 self._tell_state(call, name, before, optimizer)
         self._readings.step_ends(optimizer, name, call.seq)
         self._settling.update_ends()
-        self._gradients.step_ends(name)
-        self._recorder.leave(call)
-        self._recorder.steps.update_ends(name)
 
-    def _tell_data(self, call: OpenCall, name: str, before: _Before) -> None:
+    def _tell_data(self, call: OpenCall, name: str, before: Before) -> None:
         after = fingerprints([tensor for _, tensor in before.held])
         own: set[str] = set()
         wanted = self._demand.wants_state(call.levels, PARAMETER_DATA)
@@ -238,7 +236,7 @@ class OptimizerSource:
         an earlier model was left with is nobody's concern.)"""
         return variable in self._gradients.fresh if gradient == SOME else variable.owned
 
-    def _tell_state(self, call: OpenCall, name: str, before: _Before, optimizer: Any) -> None:
+    def _tell_state(self, call: OpenCall, name: str, before: Before, optimizer: Any) -> None:
         after = _state_fingerprints(optimizer, before.held)
         for (place, entry), digest in after.items():
             variable, tensor = before.held[place]
@@ -247,7 +245,7 @@ class OptimizerSource:
                 Change(
                     seq=self._recorder.next_seq(),
                     call=call.seq,
-                    variable=f"{variable.name}:{entry}",
+                    variable=sys.intern(f"{variable.name}:{entry}"),  # one object in all steps, as other names are
                     kind="optimizer_state",
                     attribute="data",
                     before="none" if old is None else SOME,
@@ -262,6 +260,7 @@ class OptimizerSource:
     # -- zero_grad -------------------------------------------------------------------------------------------------
 
     def _clear_begins(self, optimizer: Any, set_to_none: bool = True) -> tuple[OpenCall, str, Snapshot] | None:
+        self._recorder.at_rest()
         catalog = self._catalog
         call_levels = levels(type(optimizer), "zero_grad", Optimizer)
         if not self._demand.wants_call(call_levels) and not self._demand.wants_state(call_levels, PARAMETER_GRAD):
@@ -315,7 +314,7 @@ def _lost_in_rounding(tensor: torch.Tensor, rate: float | None) -> bool:
     return bool(((gradient.to(tensor.dtype) * rate).abs() <= smallest).all())
 
 
-_told: dict[tuple[Facts, str, str, bool], Facts] = {}
+_told: Kept[tuple[Facts, str, str, bool], Facts] = Kept()
 
 
 def _step_facts(
@@ -332,7 +331,7 @@ def _step_facts(
     key = (base, gradient, lr, lost)
     found = _told.get(key)
     if found is None:
-        found = _told[key] = merged(base, grad=gradient, lr=lr, lost=lost)
+        found = _told.put(key, merged(base, grad=gradient, lr=lr, lost=lost))
     return found
 
 

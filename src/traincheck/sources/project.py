@@ -21,12 +21,14 @@ from traincheck.sources.frames import argument_names, further_names, local_value
 from traincheck.sources.names import main_name
 from traincheck.sources.own_clipping import CLIP, OwnClipping
 from traincheck.sources.own_clipping import Begun as Clipping
+from traincheck.sources.profiler import ThreadProfiler
 from traincheck.sources.recorder import OpenCall, Recorder
-from traincheck.sources.sites import Sites, qualified_name
+from traincheck.sources.sites import MOST_CODE, Sites, qualified_name
 from traincheck.sources.summaries import Asked, Before, Summaries, asked
 from traincheck.vocab.demand import VALUES, Demand
 from traincheck.vocab.events import PROJECT
 from traincheck.vocab.facts import facts
+from traincheck.vocab.kept import KeptOf
 from traincheck.vocab.kinds import LAYERED, is_layer_count, kinds_of_function
 
 _HIDDEN = ("<module>", "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<lambda>")
@@ -85,7 +87,9 @@ class ProjectSource:
         self._summaries = summaries
         self._surroundings = surroundings
         self._clipping = clipping
-        self._known: dict[CodeType, _Known | None] = {}
+        self._known: KeptOf[_Known | None] = KeptOf(MOST_CODE)
+        self._stack = _Stack()  # on Python 3.12 and later
+        self._opened: list[_Open] = []  # before
         self._window = -1
         self._often: Counter[tuple[str, ...]] = Counter()  # in that window, by the levels of the function
 
@@ -98,9 +102,11 @@ class ProjectSource:
         self._demand = demand
         self._recorder = recorder
         self._clips = demand.wants_state((CLIP,), VALUES)
+        self._known.clear()
         undo = ExitStack()
         cheap = sys.version_info >= (3, 12)
         if not any((demand.everything, self._clips and cheap, *map(_may_be_project, demand.apis))):
+            self._let_go(self._opened if sys.version_info < (3, 12) else self._stack.opened)
             return undo
         if sys.version_info >= (3, 12):
             self._monitor(undo)
@@ -108,10 +114,19 @@ class ProjectSource:
             self._profile(undo)
         return undo
 
+    def _let_go(self, opened: list[_Open]) -> None:
+        """Nobody will see the end of these calls."""
+        for one in reversed(opened):
+            if one.call is None:
+                self._recorder.profiler.helpers -= 1
+            else:
+                self._recorder.let_go(one.call)
+        opened.clear()
+
     def _learn(self, code: CodeType, module: str) -> _Known | None:
         """What is known of a project function, None for code that is not observed."""
         if not self._sites.file_of(code) or code.co_name in _HIDDEN or code.co_flags & _GENERATOR:
-            self._known[code] = None  # nearly all code is somebody else's
+            self._known.put_of(code, None)  # nearly all code is somebody else's
             return None
         names = (*argument_names(code), *further_names(code))
         receiver = code.co_varnames[0] if _builds_layers(code) else ""
@@ -122,8 +137,7 @@ class ProjectSource:
             what = asked(self._demand, (*levels, *kinds), ())
             limit = self._clipping.limit_of(code) if self._clips and not receiver else ""
             known = _Known(levels, what, names, returning(code), receiver, limit)
-        self._known[code] = known
-        return known
+        return self._known.put_of(code, known)
 
     def _told(self, code: CodeType, module: str, kinds: tuple[str, ...]) -> tuple[str, ...] | None:
         """The levels of a project function, None for code that is not observed."""
@@ -172,6 +186,8 @@ class ProjectSource:
         if call is None:
             self._recorder.profiler.helpers -= 1
             return
+        if not self._recorder.watching:
+            return
         if opened.clipping is not None:
             self._clipping.ends(opened.clipping, result, self._recorder)
         module = opened.built() if opened.built is not None else None
@@ -191,16 +207,17 @@ class ProjectSource:
     # -- before Python 3.12 ----------------------------------------------------------------------------------------
 
     def _profile(self, undo: ExitStack) -> None:
-        recorder, functions, learn = self._recorder, self._known, self._learn
-        opened: list[_Open] = []
+        recorder, functions = self._recorder, self._known
+        opened = self._opened
         guarded = recorder.guarded
-        begins, ends, fails = (guarded(self.name, f) for f in (self._begins, self._ends, self._fails))
+        begins, learn = guarded(self.name, self._begins), guarded(self.name, self._learn)
+        ends, fails = (guarded(self.name, f, always=True) for f in (self._ends, self._fails))
 
         def profile(frame: FrameType, event: str, arg: Any) -> None:
             # Python calls this for everything that the thread does, C functions included: the common case goes first.
             if event == "call":
                 code = frame.f_code
-                known = functions.get(code, _UNKNOWN)
+                known = functions.get(id(code), _UNKNOWN)
                 if known is _UNKNOWN:
                     if not recorder.active:
                         return  # the interpreter may be shutting down, with half of its modules gone
@@ -219,12 +236,22 @@ class ProjectSource:
 
         sys.setprofile(profile)
         recorder.profiler.ours = profile
+        recorder.gaps.costly.append(ThreadProfiler(recorder.profiler, opened))
 
         def stop() -> None:
             recorder.profiler.ours = None
             if sys.getprofile() is profile:  # a profiler that came after us is not ours to remove
                 sys.setprofile(None)
 
+        def switch(off: bool) -> None:
+            self._let_go(opened)
+            if off:
+                stop()
+            elif sys.getprofile() is None:
+                sys.setprofile(profile)
+                recorder.profiler.ours = profile
+
+        recorder.switches[self.name] = switch
         undo.callback(stop)
 
     # -- Python 3.12 and later -------------------------------------------------------------------------------------
@@ -236,17 +263,20 @@ class ProjectSource:
             return
         events = monitoring.events
         recorder, functions = self._recorder, self._known
-        stack = _Stack()
+        stack = self._stack
         guarded = recorder.guarded
-        begins, ends, fails = (guarded(self.name, f) for f in (self._begins, self._ends, self._fails))
+        begins, learn = guarded(self.name, self._begins), guarded(self.name, self._learn)
+        ends, fails = (guarded(self.name, f, always=True) for f in (self._ends, self._fails))
 
         def started(code: CodeType, offset: int) -> Any:
-            known = functions.get(code, _UNKNOWN)
+            if recorder.hooks.here.aside:
+                return None  # the compiler runs code of its own making under the names of the project's
+            known = functions.get(id(code), _UNKNOWN)
             frame = sys._getframe(1)
             if known is _UNKNOWN:
                 if not recorder.active:
                     return None
-                known = self._learn(code, frame.f_globals.get("__name__", ""))
+                known = learn(code, frame.f_globals.get("__name__", ""))
             if known is None:
                 return monitoring.DISABLE
             call = begins(known, code, frame)
@@ -255,21 +285,29 @@ class ProjectSource:
             return None
 
         def returned(code: CodeType, offset: int, value: Any) -> Any:
-            if functions.get(code) is None:
+            if functions.get(id(code), _UNKNOWN) is None:  # what was known may have been let go, see `Kept`
                 return monitoring.DISABLE
-            if stack.opened and stack.opened[-1].of is code:
+            if not recorder.hooks.here.aside and stack.opened and stack.opened[-1].of is code:
                 ends(stack.opened.pop(), value)
             return None
 
         def unwound(code: CodeType, offset: int, error: BaseException) -> None:
-            if stack.opened and stack.opened[-1].of is code:
+            if not recorder.hooks.here.aside and stack.opened and stack.opened[-1].of is code:
                 fails(stack.opened.pop())
 
         monitoring.use_tool_id(tool, "traincheck")
         monitoring.register_callback(tool, events.PY_START, started)
         monitoring.register_callback(tool, events.PY_RETURN, returned)
         monitoring.register_callback(tool, events.PY_UNWIND, unwound)
-        monitoring.set_events(tool, events.PY_START | events.PY_RETURN | events.PY_UNWIND)
+        all_events = events.PY_START | events.PY_RETURN | events.PY_UNWIND
+        monitoring.set_events(tool, all_events)
+        monitoring.restart_events()  # code that was of no interest to another demand
+
+        def switch(off: bool) -> None:
+            self._let_go(stack.opened)
+            monitoring.set_events(tool, 0 if off else all_events)
+
+        recorder.switches[self.name] = switch
 
         def stop() -> None:
             monitoring.set_events(tool, 0)

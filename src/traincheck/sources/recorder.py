@@ -1,76 +1,47 @@
-"""The recorder: where sources put the events of this process, and where windows are cut from them."""
+"""The recorder: where sources put the events of this process, and where windows are cut from them.
+
+Note [Windows that are not watched]
+Not every step need be watched. In one that is not, `guarded` functions return at once; those that count steps, or
+follow what is still true in a later step, are guarded with `always`. What is costly merely by being there is taken off,
+see gaps.py. Whether a window is watched is known when it begins, and then by the number of the step to come. But a cut
+may be backdated, and a window is handed on as a whole or not at all. So events are taken from where the next window
+*may* begin (`_opens`), and thrown away where it did not. After a gap the sources forget what was, and tell anew what
+they tell once.
+"""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from torch.compiler import is_compiling
-
+from traincheck.sources.absences import Absences
+from traincheck.sources.aside import Aside
+from traincheck.sources.gaps import Gaps
+from traincheck.sources.guard import guard
+from traincheck.sources.hooks import Hooks
+from traincheck.sources.meter import Meter
+from traincheck.sources.open_calls import Doing, OpenCalls
+from traincheck.sources.open_calls import OpenCall as OpenCall
+from traincheck.sources.open_window import MOST_EVENTS, OpenWindow
 from traincheck.sources.profiler import Profiler
 from traincheck.sources.sites import Sites
 from traincheck.sources.steps import Cut, StepTracker
 from traincheck.sources.tensors import unseen
-from traincheck.vocab.events import MODULE, NO_CALL, Call, Change, Reading, TensorSummary, Window
+from traincheck.vocab.events import END, MODULE, NO_CALL, TRAIN, Call, Change, Reading, TensorSummary, Window
 from traincheck.vocab.facts import Facts
 
 R = TypeVar("R")
 
 
-MOST_EVENTS = 500_000
-"""Events of one window: some 200 MB. An epoch of evaluation of a large model may come near; a program in which no step
-is ever seen to end would grow without bound."""
-
-
-class OpenCall:
-    """A call that has begun and not yet ended."""
-
-    __slots__ = ("args", "context", "kind", "levels", "note", "parent", "receiver", "seq", "site", "tensors")
-
-    def __init__(
-        self,
-        seq: int,
-        parent: int,
-        kind: str,
-        levels: tuple[str, ...],
-        receiver: str,
-        site: str,
-        context: Facts,
-        args: Facts,
-    ) -> None:
-        self.seq = seq
-        self.parent = parent
-        self.kind = kind
-        self.levels = levels
-        self.receiver = receiver
-        self.site = site
-        self.context = context
-        self.args = args
-        self.note: Any = None
-        self.tensors: tuple[TensorSummary, ...] = ()  # of its arguments first, those of its result are added at its end
-
-
-class _PerThread(threading.local):
-    """The open calls of a thread, and its number in order of appearance."""
-
-    numbers = itertools.count()
-
-    def __init__(self) -> None:
-        self.stack: list[OpenCall] = []
-        self.asking = False
-        self.fetching: str | None = None
-        self.number = next(self.numbers)
-
-
 class Recorder:
     """Collects calls and changes and hands whole windows to `on_window`.
 
-    All methods are cheap enough for the training loop and may be called from any thread. A fault in a source is
-    counted by `fault` and reported through `on_fault` once per source; nothing here raises into the program.
+    All methods are cheap enough for the training loop and may be called from any thread. A fault in a source is counted
+    and told through `on_fault` once per source; nothing here raises into the program.
     """
 
     def __init__(
@@ -82,29 +53,41 @@ class Recorder:
         process: int = 0,
     ) -> None:
         self.sites = sites
+        self.hooks = Hooks()
         self.profiler = Profiler()
-        self.steps = StepTracker(self._cut)
-        self.rank = rank
-        self.process = process
+        self.aside = Aside(self.hooks, self.profiler)
+        self.meter = Meter()
+        self.gaps = Gaps()
+        self.steps = StepTracker(self._cut, self._opens)
+        self.absences = Absences()
+        self.changing = False  # sources are attached anew, for another demand
+        self.at_rest: Callable[[], None] = lambda: None  # called between the calls of a step, see `Attachment`
+        self.at_border: Callable[[Cut], None] = lambda cut: None  # called when a window was cut
+        self.switches: dict[str, Callable[[bool], object]] = {}  # called when a source is silenced, or goes on
+        self.rank, self.process = rank, process
         self.active = True
+        self.watching = True  # whether events are taken now
+        self.watched_steps = 0  # training steps that were handed on
         self.window = 0  # the index of the one that is open
-        self.dropped = 0  # windows that grew beyond MOST_EVENTS
+        self.dropped = 0  # windows that grew beyond what memory may be taken
         self.find_rank: Callable[[], int] = lambda: self.rank  # asked when a window ends
         self.late_names: Callable[[str], dict[str, str] | None] = lambda stage: None  # see `Storages.late_names`
         self.late_changes: Callable[[str], object] = lambda stage: None  # see `Settling.tell`
+        self.after_schedule: Callable[[Any], object] = lambda scheduler: None  # tells of one that stepped unseen
         self._on_window = on_window
         self._on_fault = on_fault
         self._seq = itertools.count()
-        self._local = _PerThread()
-        self._calls: list[Call] = []
-        self._changes: list[Change] = []
-        self._readings: list[Reading] = []
-        self._overflowed = False
-        self._start = 0
-        self._faulty: set[str] = set()
-        self._last_words: list[Callable[[], object]] = []
+        self._local = Doing()
+        self._open = OpenCalls()
+        self._told = OpenWindow()
+        self._whole = True  # whether the open window is watched from its beginning on
+        self._since = 0  # from where on all events were taken, while they are
+        self._ends_at = -1  # where the end began
+        self._unseen = -1  # where something was trained that could not be observed
+        self.last_words: list[Callable[[], object]] = []
         self.missed: list[str] = []  # what could not be observed, as found out on the way
-        self._cutting = threading.Lock()
+        self._cutting = threading.RLock()
+        self._cutter = 0  # the thread that cuts
 
     # -- events ----------------------------------------------------------------------------------------------------
 
@@ -122,7 +105,7 @@ class Recorder:
         site: str | None = None,
     ) -> OpenCall:
         """Note that a call begins; hand the result to `leave` or `abandon`."""
-        stack = self._local.stack
+        stack = self._open.stack
         parent = stack[-1].seq if stack else NO_CALL
         if site is None:
             site = self.sites.here()
@@ -139,14 +122,13 @@ class Recorder:
         self._record(call, NO_CALL, ())
 
     def _record(self, call: OpenCall, end: int, result: Facts) -> None:
-        local = self._local
-        stack = local.stack
+        stack = self._open.stack
         if stack and stack[-1] is call:
             stack.pop()
         elif call in stack:
             del stack[stack.index(call) :]
         # A call that began before this window spans several; no window could judge it (Note [One window per step]).
-        if call.seq >= self._start and self._has_room():
+        if call.seq >= self._told.start and self._has_room():
             told = (
                 call.seq,
                 end,
@@ -158,29 +140,28 @@ class Recorder:
                 call.context,
                 call.args,
                 result,
-                local.number,
+                self._local.number,
                 call.tensors,
             )
-            self._calls.append(Call._make(told))  # twice as fast as to name the fields, and done for every call
+            self._told.calls.append(Call._make(told))  # twice as fast as to name the fields, and done for every call
 
     def change(self, change: Change) -> None:
         """Note what a variable was before and after."""
         if self._has_room():
-            self._changes.append(change)
+            self._told.changes.append(change)
 
     def reading(self, reading: Reading) -> None:
         """Note the value of something."""
         if self._has_room():
-            self._readings.append(reading)
+            self._told.readings.append(reading)
 
     def _has_room(self) -> bool:
-        """Whether the window can take another event; one that cannot is given up as a whole."""
-        if self._overflowed:
-            return False
-        if len(self._calls) + len(self._changes) + len(self._readings) >= MOST_EVENTS:
-            self._overflowed = True
-            self._calls, self._changes, self._readings = [], [], []
-        return not self._overflowed
+        """Whether events are taken; a window that cannot take another one is given up as a whole."""
+        if self.watching and len((told := self._told).calls) + len(told.changes) + len(told.readings) >= MOST_EVENTS:
+            self.dropped += self._whole
+            self._whole = self.watching = False
+            told.throw_away()
+        return self.watching
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -193,18 +174,23 @@ class Recorder:
             self._local.asking = False
 
     @property
+    def start(self) -> int:
+        """The place at which the open window begins."""
+        return self._told.start
+
+    @property
     def asks(self) -> bool:
         """Whether this thread runs code of the program because we ask it something, see `asking`."""
         return self._local.asking
 
     @property
     def updating(self) -> bool:
-        """Whether an optimizer is stepping: what it computes inside is its own affair."""
+        """Whether an optimizer is stepping."""
         return self.steps.updating
 
     def innermost(self) -> OpenCall | None:
         """The call of this thread that began last and has not ended."""
-        stack = self._local.stack
+        stack = self._open.stack
         return stack[-1] if stack else None
 
     @property
@@ -222,55 +208,152 @@ class Recorder:
 
     def amid_module(self) -> bool:
         """Whether the innermost call of this thread is that of a module."""
-        call = self.innermost()
-        return call is not None and call.kind == MODULE
+        stack = self._open.stack
+        return bool(stack) and stack[-1].kind == MODULE
 
     # -- windows ---------------------------------------------------------------------------------------------------
 
     def told_of_tensors(self) -> Iterator[TensorSummary]:
         """What was told of tensors so far in the window that is open."""
-        calls: list[Call | OpenCall] = [*self._calls, *self._local.stack]
-        for call in calls:
-            if call.seq >= self._start:
-                yield from call.tensors
+        return self._told.tensors(self._open.stack)
+
+    def lose_sight(self, seq: int) -> None:
+        """Note that something was trained at `seq` that could not be observed: the window that it happened in is cut
+        off from those around it, as if some had been dropped between."""
+        self._unseen = seq
 
     def _cut(self, cut: Cut) -> None:
+        """Close the current window, or give it up where that fails (for want of memory, say)."""
+        me = threading.get_ident()
+        if self._cutter == me:
+            return  # a handler of a signal trains in the midst of this; what it does goes into the next window
+        try:
+            self._cutter = me
+            self._close(cut)
+        except Exception as error:
+            self._told.throw_away()
+            self.window, self.dropped = self.window + 1, self.dropped + 1
+            self.fault("windows", error)
+        finally:
+            self._cutter = 0
+
+    def _close(self, cut: Cut) -> None:
         """Close the current window: what began before `cut.seq` belongs to it, the rest to the next."""
-        self.late_changes(cut.stage)
-        names = self.late_names(cut.stage)
+        whole, window, unseen = self._whole, None, 0 <= self._unseen < cut.seq
         with self._cutting:
-            calls, changes, readings = self._calls, self._changes, self._readings
-            if names:
-                calls = [_renamed(call, names) for call in calls]
-            self._calls = [call for call in calls if call.seq >= cut.seq]
-            self._changes = [change for change in changes if change.seq >= cut.seq]
-            self._readings = [reading for reading in readings if reading.seq >= cut.seq]
-            self._start = cut.seq
-            self.window += 1
-            if self._overflowed:
-                self._overflowed = False
-                self.dropped += 1
+            self.window += unseen
+            if whole or 0 <= self._ends_at < cut.seq:
+                window = self._closed(cut, whole)
+            elif self.watching:
+                self._told.keep_from(cut.seq)
+            absent = self.absences.cut(cut.seq)
+            if absent is None:  # see Note [Silence is not absence]
+                self.dropped += whole
+                window = None
+            elif absent and window is not None:
+                window = replace(window, readings=(*absent, *window.readings))
+            self.window += 1 + unseen
+            self._unseen = -1 if unseen else self._unseen
+        self.gaps.took(cut.stage, whole, self.meter.lap())
+        self._next_window(cut.seq)
+        if absent is None or unseen:
+            self.gaps.forget()
+        if window is not None:
+            self.watched_steps += whole and cut.stage == TRAIN
+            self._on_window(window)
+        self.at_border(cut)
+
+    def _closed(self, cut: Cut, whole: bool) -> Window:
+        """The window that ends at the cut; of one that was not watched all that is told is how the run ended."""
+        if whole:
+            self.late_changes(cut.stage)
+        names = self.late_names(cut.stage) if whole else None
+        calls, changes, readings = self._told.take_until(cut.seq, names)
+        return Window(
+            index=self.window,
+            step=cut.step,
+            stage=cut.stage if whole else END,
+            calls=calls,
+            changes=changes,
+            rank=self.find_rank(),
+            process=self.process,
+            readings=readings,
+        )
+
+    # -- gaps, see Note [Windows that are not watched] -------------------------------------------------------------
+
+    def after_gap(self, source: str, forget: Callable[[], object], *, only_tells: bool = False) -> None:
+        """Have `forget` called whenever events are taken again after some were not.
+
+        Then nothing may be told to have changed, or not to have, since before the gap; and what is told once, or only
+        when it changes, has to be told again, for whoever follows the windows forgets as well. Where `forget` only
+        tells again, it is called at other times, too.
+        """
+        forget = self.guarded(source, forget, always=True)
+        self.gaps.forgetting.append(forget)
+        self.gaps.telling += [forget] if only_tells else []
+
+    def tell_anew(self) -> None:
+        """Someone may begin to read with the next window: sources tell anew what they tell once."""
+        self.gaps.tell_anew()
+
+    def _opens(self, seq: int) -> None:
+        """What begins at `seq` may be of the next window: take events if that is to be watched."""
+        if not self._whole and self.gaps.is_watched(self.steps.step + 1):
+            self._take_from(seq)
+
+    def _next_window(self, begins: int) -> None:
+        """The window before `begins` is closed: find out whether the one that begins there is watched."""
+        whole, self._whole = self._whole, False
+        if not (self._ends_at >= 0 or self.gaps.is_watched(self.steps.coming)):
+            if self.watching:
+                self.watching = False
+                self._told.throw_away()
+            self.gaps.take_off()
+        elif whole:
+            self._whole = self.watching
+        elif (self.watching and self._since <= begins) or next(self._seq) == begins + 1:  # nothing was missed
+            self._take_from(begins)
+            self._whole = self.watching
+
+    def _take_from(self, seq: int) -> None:
+        """Take events from `seq` on."""
+        if self.watching and self._since == seq:
+            return
+        if not self.watching:
+            if not self.gaps.put_on():
                 return
-            window = Window(
-                index=self.window - 1,
-                step=cut.step,
-                stage=cut.stage,
-                calls=tuple(sorted(call for call in calls if call.seq < cut.seq and call.end < cut.seq)),
-                changes=tuple(sorted(change for change in changes if change.seq < cut.seq)),
-                rank=self.find_rank(),
-                process=self.process,
-                readings=tuple(sorted(reading for reading in readings if reading.seq < cut.seq)),
-            )
-        self._on_window(window)
+            self._told.throw_away()
+            self._open = OpenCalls()  # the end of what was open may have been missed
+            self.watching = True
+        self._since = seq
+        self._told.keep_from(seq)
+        self.gaps.forget()
+
+    def when_over(self, undo: ExitStack, function: Callable[[], object]) -> None:
+        """Have `undo` call a function, but not where the source is only attached anew."""
+        undo.callback(lambda: None if self.changing else function())
+
+    def let_go(self, call: OpenCall) -> None:
+        """Note that nobody will see the end of an open call of this thread; what is open inside it stays."""
+        stack = self._open.stack
+        if call in stack:
+            inner = stack[stack.index(call) + 1 :]
+            self._record(call, NO_CALL, ())
+            stack.extend(inner)
 
     def at_end(self, tell: Callable[[], object]) -> None:
         """Have `tell` (guarded) called when the run ends: what it notes is in the last window."""
-        self._last_words.append(tell)
+        self.last_words.append(tell)
 
     def finish(self) -> None:
         """Close the last window."""
-        began = self.next_seq()
-        for tell in self._last_words:
+        self._ends_at = began = self.next_seq()
+        if not self.watching:  # what is told last is told, whether the step is watched or not
+            self._told.throw_away()
+            self._open, self._since, self._told.start, self.watching = OpenCalls(), began, began, True
+            self.gaps.forget()
+        for tell in self.last_words:
             tell()
         self.active = False
         self.steps.finish(began, self.next_seq())
@@ -284,37 +367,34 @@ class Recorder:
 
     def fault(self, source: str, error: BaseException) -> None:
         """Note that a source failed; it is told once and the source observes no more (see `guarded`)."""
-        if source not in self._faulty:
-            self._faulty.add(source)
-            self._on_fault(source, error)
+        with self._cutting:  # two threads may meet the same fault at one moment
+            first = self.absences.fails(source, self._told.start, self.next_seq())
+        if first:
+            self._forget_open(source)
+            with suppress(Exception):
+                self._on_fault(source, error)
 
-    def guarded(self, source: str, function: Callable[..., R]) -> Callable[..., R | None]:
-        """`function`, made safe for the training loop.
+    def switch(self, source: str, *, off: bool) -> None:
+        """Have a source tell nothing from here on, or tell again. Call on the thread that trains, between windows."""
+        places = self._told.start, self.next_seq()
+        absences = self.absences
+        if absences.silence(source, *places) if off else absences.resume(source, *places):
+            self._forget_open(source)
+            if source in self.switches:
+                self.switches[source](off)
 
-        It returns None where it fails, after its source has failed before, and once observation has ended.
+    def _forget_open(self, source: str) -> None:
+        """What is under way in this thread may not be told to its end; its window is left out anyway."""
+        self._open.stack.clear()
+        if source == "loaders":
+            self._local.fetching = None
+            self.aside.end()
+            self.steps.fetch_lost()
+
+    def guarded(self, source: str, function: Callable[..., R], *, always: bool = False) -> Callable[..., R | None]:
+        """`function`, made safe for the training loop, and its time counted.
+
+        It returns None where it fails, after its source has failed before, and once observation has ended; and in what
+        is not watched, unless it is to be called `always`.
         """
-        faulty, profiler = self._faulty, self.profiler
-
-        @functools.wraps(function)
-        def safe(*args: Any, **kwargs: Any) -> R | None:
-            if is_compiling() or not self.active or source in faulty:
-                return None  # the compiler traces this far and no further: a compiled region is not observed inside
-            paused = profiler.pause()
-            try:
-                return function(*args, **kwargs)
-            except Exception as error:
-                self.fault(source, error)
-                return None
-            finally:
-                if paused:
-                    profiler.resume()
-
-        return safe
-
-
-def _renamed(call: Call, names: dict[str, str]) -> Call:
-    """`call` with other names for the memory of its tensors."""
-    if not any(tensor.storage in names for tensor in call.tensors):
-        return call
-    tensors = (tensor._replace(storage=names.get(tensor.storage, tensor.storage)) for tensor in call.tensors)
-    return call._replace(tensors=tuple(tensors))
+        return guard(self, source, function, always=always)

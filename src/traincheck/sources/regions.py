@@ -10,6 +10,7 @@ the compiler follows the context managers of programs into it, and cannot follow
 
 from __future__ import annotations
 
+import functools
 import importlib
 import threading
 from collections.abc import Callable, Iterator
@@ -18,9 +19,10 @@ from typing import Any
 
 import torch
 
-from traincheck.sources.base import replace, replace_everywhere, wrapping
+from traincheck.sources.base import around_block, replace, replace_everywhere, wrapping
 from traincheck.sources.circumstances import Surroundings
 from traincheck.sources.recorder import Recorder
+from traincheck.sources.replaced import Undo
 from traincheck.vocab.demand import Demand
 
 GENERATORS: tuple[tuple[str, str, str], ...] = (
@@ -67,7 +69,7 @@ class RegionSource:
         return None
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
-        undo = ExitStack()
+        undo = Undo()
         if not (demand.everything or demand.apis or demand.states):
             return undo
         for home, name, told in GENERATORS:
@@ -86,7 +88,7 @@ class RegionSource:
             if inner is not None:
                 manager.gen = _watched(inner, around, told)
 
-        safe_made = recorder.guarded(self.name, made)
+        safe_made = recorder.guarded(self.name, made, always=True)  # a region may outlast the step that enters it
         watching = wrapping(lambda *args, **kwargs: True, lambda token, manager: safe_made(manager), lambda token: None)
 
         def decorate(function: Any) -> Any:
@@ -97,7 +99,7 @@ class RegionSource:
 
         return decorate
 
-    def _watch_class(self, undo: ExitStack, recorder: Recorder, cls: type, told: str) -> None:
+    def _watch_class(self, undo: Undo, recorder: Recorder, cls: type, told: str) -> None:
         around, entered = self._surroundings, self._entered
 
         def enters(region: Any) -> None:
@@ -109,14 +111,11 @@ class RegionSource:
                 entered.regions.remove(id(region))
                 around.leaves(told)
 
-        safe_enters, safe_leaves = recorder.guarded(self.name, enters), recorder.guarded(self.name, leaves)
-        enter = wrapping(lambda me: me, lambda me, result: safe_enters(me), lambda me: None)
-        leave = wrapping(lambda me, *args: safe_leaves(me) or me, lambda me, result: None, lambda me: None)
-        replace(undo, cls, "__enter__", enter)
-        replace(undo, cls, "__exit__", leave)
+        guarded = functools.partial(recorder.guarded, self.name, always=True)
+        around_block(undo, cls, guarded(enters), guarded(leaves))
 
 
-def wrap_in(undo: ExitStack, home: str, name: str, make: Callable[[Any], Any]) -> None:
+def wrap_in(undo: Undo, home: str, name: str, make: Callable[[Any], Any]) -> None:
     """Replace the function or method `name` of the module `home`, wherever torch holds it."""
     module: Any = importlib.import_module(home)
     owner, _, attribute = name.rpartition(".")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import NamedTuple
 
+from traincheck.sources.attachment import Attachment
 from traincheck.sources.autograd import AutogradSource
 from traincheck.sources.base import Source
 from traincheck.sources.buffers import BufferSource
@@ -13,9 +14,11 @@ from traincheck.sources.checkpoints import CheckpointSource
 from traincheck.sources.circumstances import Surroundings
 from traincheck.sources.clipping import ClippingSource
 from traincheck.sources.collectives import CollectiveSource
+from traincheck.sources.compiled import CompiledSource, WhenImported, never
 from traincheck.sources.gradients import Gradients
 from traincheck.sources.lifecycle import LifecycleSource
 from traincheck.sources.loaders import LoaderSource
+from traincheck.sources.module_calls import ModuleCalls
 from traincheck.sources.module_state import ModuleStateSource
 from traincheck.sources.modules import ModuleSource
 from traincheck.sources.optimizers import OptimizerSource
@@ -39,17 +42,31 @@ class Offer(NamedTuple):
     reason: str
 
 
-def build(recorder: Recorder, may_step: Callable[[], None]) -> list[Source]:
-    """All sources, in the order in which they attach. `may_step` is called before each optimizer step and may raise."""
-    catalog = Catalog()
+class Built(NamedTuple):
+    """All sources, in the order in which they attach, and what they share."""
+
+    sources: list[Source]
+    catalog: Catalog
+    surroundings: Surroundings
+
+
+def build(recorder: Recorder, may_step: Callable[[], None], when_imported: WhenImported = never) -> list[Source]:
+    """All sources, in the order in which they attach. `may_step` is called before each optimizer step and may raise;
+    `when_imported` calls a function once a module has been imported."""
+    return build_all(recorder, may_step, when_imported).sources
+
+
+def build_all(recorder: Recorder, may_step: Callable[[], None], when_imported: WhenImported = never) -> Built:
+    """As `build`, with the catalog of variables and what the sources know of calls under way."""
+    catalog, calls = Catalog(), ModuleCalls()
     gradients = Gradients(catalog, recorder)
     summaries, surroundings = Summaries(catalog, recorder), Surroundings()
-    return [
+    sources: list[Source] = [
         RegionSource(surroundings),
         OptimizerSource(catalog, gradients, may_step),
-        ModuleSource(catalog, gradients, summaries, surroundings),
-        ModuleStateSource(catalog),
-        BufferSource(catalog),
+        ModuleSource(calls, catalog, gradients, summaries, surroundings),
+        ModuleStateSource(calls, catalog),
+        BufferSource(calls, catalog),
         AutogradSource(gradients, summaries, surroundings),
         LifecycleSource(catalog, gradients),
         ClippingSource(gradients),
@@ -58,25 +75,16 @@ def build(recorder: Recorder, may_step: Callable[[], None]) -> list[Source]:
         CollectiveSource(summaries, surroundings),
         FunctionSource(summaries, surroundings),
         RunSource(),
+        CompiledSource(catalog, gradients, surroundings, may_step, when_imported),
         ProjectSource(recorder.sites, summaries, surroundings, OwnClipping(gradients)),
     ]
+    return Built(sources, catalog, surroundings)
 
 
 def attach(sources: list[Source], demand: Demand, recorder: Recorder) -> tuple[ExitStack, list[str]]:
     """Attach what can be attached; returns the undo stack and, for each source that could not, its name and reason."""
-    undo = ExitStack()
-    missing = []
-    for source in sources:
-        reason = source.offers()
-        if reason is None:
-            try:
-                undo.enter_context(source.attach(demand, recorder))
-            except Exception as error:
-                recorder.fault(source.name, error)
-                reason = f"{type(error).__name__}: {error}"
-        if reason is not None:
-            missing.append(f"{source.name}: {reason}")
-    return undo, missing
+    attachment = Attachment(sources, demand, recorder)
+    return attachment.undo, attachment.missing
 
 
 def offers() -> list[Offer]:

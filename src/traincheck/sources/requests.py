@@ -12,7 +12,6 @@ not seen. A request that the program only asks whether it has ended is not looke
 from __future__ import annotations
 
 import weakref
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +20,7 @@ import torch.distributed
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.circumstances import Surroundings, circumstances_amid
 from traincheck.sources.recorder import OpenCall, Recorder
+from traincheck.sources.replaced import Undo
 from traincheck.sources.tensors import fingerprints, unseen
 from traincheck.sources.values import readable
 from traincheck.vocab.collectives import STARTED, WAIT
@@ -56,13 +56,14 @@ class Requests:
         self._pending: dict[int, _Pending] = {}
         self._recorder: Recorder | None = None
 
-    def attach(self, demand: Demand, recorder: Recorder, undo: ExitStack) -> None:
+    def attach(self, demand: Demand, recorder: Recorder, undo: Undo) -> None:
         """Watch waits, as far as they are asked for."""
         kind = getattr(torch.distributed, "Work", None)
         asked = any(demand.wants_state(_LEVELS, what) for what in (TENSORS, VALUES))
         if kind is None or not demand.wants_call(_LEVELS) or not asked:
             return
         self._recorder = recorder
+        recorder.after_gap(self.name, self._pending.clear)
         guarded = recorder.guarded
         waiting = wrapping(
             guarded(self.name, self._wait_begins),
@@ -72,7 +73,7 @@ class Requests:
         polling = wrapping(guarded(self.name, self._pending_of), guarded(self.name, self._polled), _nothing)
         replace(undo, kind, "wait", waiting)
         replace(undo, kind, "is_completed", polling)
-        undo.callback(self._pending.clear)
+        recorder.when_over(undo, self._pending.clear)
 
     def follow(self, request: Any, call: OpenCall, tensor: Any, *, sends: bool, read: bool) -> None:
         """Follow a message that `call` has started; `read` is True where values are read of this call."""

@@ -32,8 +32,13 @@ class ScheduleReadings:
 
     def __init__(self, demand: Demand, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._wanted = [name for name in ("lr", "last_epoch", "total", "span") if demand.wants_reading(SCHEDULER, name)]
         self._announced: weakref.WeakSet[Any] = weakref.WeakSet()
+        recorder.after_gap("lifecycle", self._announced.clear, only_tells=True)
+        self.ask(demand)
+
+    def ask(self, demand: Demand) -> None:
+        """From now on take the readings that `demand` asks for."""
+        self._wanted = [name for name in ("lr", "last_epoch", "total", "span") if demand.wants_reading(SCHEDULER, name)]
 
     def step_ends(self, scheduler: Any, name: str, call: int) -> None:
         """Read a scheduler that has just stepped; `call` is the position of that step."""

@@ -41,6 +41,10 @@ class Settling:
         self._awaited: dict[Variable, _Awaited] = {}
         self._seqs: list[int] = []
         self._last: dict[Variable, int] = {}
+        recorder.after_gap("settling", self._forget)
+
+    def _forget(self) -> None:
+        self._awaited, self._seqs, self._last = {}, [], {}
 
     def update_begins(
         self, optimizer: str, held: Sequence[Held], data: Sequence[int | None], states: Sequence[str], rate: float

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+from traincheck.vocab.kept import Kept, KeptOf
 
 _OURS = str(Path(__file__).resolve().parent.parent)
 
@@ -12,6 +15,20 @@ _OURS = str(Path(__file__).resolve().parent.parent)
 def qualified_name(code: CodeType) -> str:
     """The function's qualified name where this Python tells it (3.11 and later), else its name."""
     return str(getattr(code, "co_qualname", code.co_name))
+
+
+MOST_CODE = 20_000
+"""Functions and places in them that are kept: a large program has some thousands, one that makes code has no end."""
+
+
+class _Code(NamedTuple):
+    """Code of the project: the path to tell for it, and the sites in it by their lines."""
+
+    file: str
+    sites: dict[int, str]
+
+
+_UNKNOWN = _Code("", {})
 
 
 class Sites:
@@ -24,19 +41,24 @@ class Sites:
     def __init__(self, project: tuple[str, ...]) -> None:
         self._roots = tuple(str(Path(root).resolve()) for root in project)
         self._cwd = Path.cwd()
-        self._files: dict[CodeType, str] = {}
-        self._judged: dict[str, str] = {}  # by the name that code has of its file: to look at a path takes a while
-        self._texts: dict[tuple[CodeType, int], str] = {}
+        self._known: KeptOf[_Code | None] = KeptOf(MOST_CODE)  # None for code that is not of the project
+        self._judged: Kept[str, str] = Kept(
+            MOST_CODE
+        )  # by the name that code has of its file: to look at a path takes a while
 
     def file_of(self, code: CodeType) -> str:
         """The path to tell for `code`, empty when it is not of the project."""
-        found = self._files.get(code)
-        if found is None:
-            name = code.co_filename
-            if name not in self._judged:
-                self._judged[name] = self._judge(name)
-            found = self._files[code] = self._judged[name]
-        return found
+        found = self._known.get(id(code), _UNKNOWN)
+        if found is _UNKNOWN:
+            found = self._learn(code)
+        return "" if found is None else found.file
+
+    def _learn(self, code: CodeType) -> _Code | None:
+        name = code.co_filename
+        judged = self._judged.get(name)
+        if judged is None:
+            judged = self._judged.put(name, self._judge(name))
+        return self._known.put_of(code, _Code(judged, {}) if judged else None)
 
     def _judge(self, filename: str) -> str:
         if filename.startswith("<") or filename.startswith(_OURS):
@@ -55,18 +77,18 @@ class Sites:
 
     def here(self) -> str:
         """The site of the nearest project frame above the caller, empty when there is none."""
-        frame = sys._getframe(2)
-        files = self._files
+        frame: FrameType | None = sys._getframe(2)
+        known = self._known
         while frame is not None:
             code = frame.f_code
-            file = files.get(code)
-            if file is None:
-                file = self.file_of(code)
-            if file:
+            found = known.get(id(code), _UNKNOWN)
+            if found is _UNKNOWN:
+                found = self._learn(code)
+            if found is not None:
                 line = frame.f_lineno
-                text = self._texts.get((code, line))
+                text = found.sites.get(line)
                 if text is None:
-                    text = self._texts[code, line] = f"{file}:{line}:{qualified_name(code)}"
+                    text = found.sites[line] = f"{found.file}:{line}:{qualified_name(code)}"
                 return text
-            frame = frame.f_back  # type: ignore[assignment]
+            frame = frame.f_back
         return ""

@@ -14,6 +14,7 @@ from traincheck.sources.variables import NOBODY, THIS, Catalog
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, SAVED, Reading
 from traincheck.vocab.facts import Facts, FactValue, facts, merged
+from traincheck.vocab.kept import Kept
 
 DATA, DTYPE, SHAPE, REQUIRES_GRAD, PRESENT = "data", "dtype", "shape", "requires_grad", "present"
 ATTRIBUTES = (DATA, DTYPE, SHAPE, REQUIRES_GRAD, PRESENT)
@@ -31,7 +32,7 @@ class StateReadings:
     def __init__(self, catalog: Catalog, demand: Demand, recorder: Recorder) -> None:
         self._catalog = catalog
         self._recorder = recorder
-        self._told: dict[tuple[Any, ...], Facts] = {}
+        self._told: Kept[tuple[Any, ...], Facts] = Kept()
         self._attributes = {
             kind: frozenset(name for name in ATTRIBUTES if demand.wants_reading(kind, name))
             for kind in (PARAMETER, BUFFER)
@@ -103,7 +104,7 @@ class StateReadings:
         found = self._told.get(key)
         if found is None:
             extra: dict[str, FactValue] = {} if fresh is None else {"fresh": fresh}
-            found = self._told[key] = merged(base, kind=member.kind, **extra)
+            found = self._told.put(key, merged(base, kind=member.kind, **extra))
         return found
 
 

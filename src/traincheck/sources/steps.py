@@ -16,11 +16,15 @@ An update that raises is none: the step goes on until one succeeds. An optimizer
 stepped begins a new phase, so it closes the step as well (it would be waited for otherwise).
 An outermost forward in evaluation mode without gradients makes an evaluation window; one in evaluation mode *with*
 gradients is either evaluation that forgot no_grad or training in the wrong mode: the backward that follows tells.
+
+Where the next window may begin is told as soon as it is seen (`on_opening`), and again where that turns out to have
+been too early: what comes from there on is all that there is of it, should a cut be backdated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from traincheck.vocab.events import END, EVAL, SETUP, TRAIN
@@ -47,8 +51,10 @@ class StepTracker:
     `step` is the step under way: 0 until the first training activity, then 1, 2, ... Optimizers are known by a name.
     """
 
-    def __init__(self, on_cut: Callable[[Cut], None]) -> None:
+    def __init__(self, on_cut: Callable[[Cut], None], on_opening: Callable[[int], None] = lambda seq: None) -> None:
         self._on_cut = on_cut
+        self._on_opening = on_opening
+        self.on_change: Callable[[], None] = lambda: None  # called when `awaits_forward` may have become True
         self._last_step_of: dict[str, int] = {}  # optimizer -> step of its last update (or of its making)
         self._stepped: set[str] = set()  # stepped in this window
         self.updates: list[Callable[[], bool]] = []  # update calls under way: whether each still runs
@@ -81,6 +87,16 @@ class StepTracker:
         """Whether the window that is open is known to be an evaluation."""
         return self._kind == EVAL
 
+    @property
+    def awaits_forward(self) -> bool:
+        """Whether the next call of an outermost module tells something; in the midst of a step it does not."""
+        return self._kind == UNDECIDED or bool(self._stepped)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it is not known yet what the window that is open is about."""
+        return self._kind == UNDECIDED
+
     def optimizer_built(self, name: str, seq: int) -> None:
         """An optimizer exists; steps wait for it."""
         if self._all_stepped():
@@ -95,6 +111,8 @@ class StepTracker:
         """A batch is about to be fetched; what the data set computes on the way belongs to it."""
         if self._fetching < 0 and not self._still_updating():
             self._fetching = seq
+            if self._stepped and self._reopened < 0:
+                self._on_opening(seq)
 
     def fetch_ends(self, began: int, exhausted_at: int = -1) -> None:
         """The fetch that began at `began` gave a batch, or (at `exhausted_at`) found none.
@@ -107,6 +125,7 @@ class StepTracker:
             self._activity(seq)
             if self._fetched < 0:
                 self._fetched = seq
+            self.on_change()
 
     def fetch_fails(self, began: int) -> bool:
         """The fetch that began at `began` raised; whether it was the one that counts."""
@@ -114,6 +133,10 @@ class StepTracker:
             return False
         self._fetching = -1
         return True
+
+    def fetch_lost(self) -> None:
+        """Nobody will tell the end of a fetch that is under way."""
+        self._fetching = -1
 
     def forward(self, seq: int, training: bool, grad: bool) -> None:
         """An outermost module is about to be called."""
@@ -131,6 +154,11 @@ class StepTracker:
             self._maybe = begin if self._maybe < 0 else self._maybe
         elif not training:
             self._evaluate_from(begin)
+
+    def computes(self, seq: int) -> None:
+        """Something is about to run of which it is not known what it is (a function that was compiled)."""
+        if not self._still_updating():
+            self._activity(self._begun(seq))
 
     def backward(self, seq: int) -> None:
         """A backward is about to run."""
@@ -160,11 +188,13 @@ class StepTracker:
             self._stepped.add(name)
             self._last_step_of[name] = self.step
             self._reopened = self._fetched = self._fetching = -1
+            self.on_change()
 
     def update_fails(self) -> bool:
         """The update raised; whether another is still under way around it."""
         if self._still_updating():
-            self.updates.pop()
+            with suppress(IndexError):  # another thread was faster
+                self.updates.pop()
         return bool(self.updates)
 
     def explicit_step(self, seq: int) -> None:
@@ -213,6 +243,7 @@ class StepTracker:
             return
         if self._reopened < 0:
             self._reopened = seq
+            self._on_opening(seq)
         if self._all_stepped():
             self._close(self._reopened, TRAIN)
 
@@ -221,13 +252,14 @@ class StepTracker:
         if not self._stepped or self._explicit:
             return False
         return all(
-            name in self._stepped for name, step in self._last_step_of.items() if self.step - step <= ACTIVE_STEPS
+            name in self._stepped for name, step in list(self._last_step_of.items()) if self.step - step <= ACTIVE_STEPS
         )
 
     def _still_updating(self) -> bool:
         """Whether an update is under way; those that raised are forgotten."""
-        while self.updates and not self.updates[-1]():
-            self.updates.pop()
+        with suppress(IndexError):  # another thread was faster
+            while self.updates and not self.updates[-1]():
+                self.updates.pop()
         return bool(self.updates)
 
     def _train_from(self, begin: int) -> None:
@@ -251,3 +283,4 @@ class StepTracker:
         self._reopened = self._maybe = -1
         self._kind = UNDECIDED
         self._on_cut(Cut(seq, self.step, stage))
+        self.on_change()

@@ -34,6 +34,7 @@ class Storages:
         self.names: dict[int, str] = {}
         self._unfilled: set[int] = set()
         self._numbers: Iterator[int] = count(1)
+        recorder.after_gap("storages", self.forget)
 
     def name(self, tensor: torch.Tensor) -> str:
         """What the memory of `tensor` is called; empty for a tensor without one (sparse, a wrapper)."""
@@ -68,7 +69,7 @@ class Storages:
         """
         self._window = self._recorder.window
         used = {tensor.storage for tensor in self._recorder.told_of_tensors()}
-        self._let_go({address: name for address, name in self.names.items() if name not in used})
+        self._let_go({address: name for address, name in list(self.names.items()) if name not in used})
         self._numbers = _numbers_beside(used)
         self._name_variables()
 
@@ -98,6 +99,7 @@ class Storages:
     def forget(self) -> None:
         """Let go of all records."""
         self._let_go(self.names)
+        self._unfilled.clear()
 
     def _let_go(self, names: dict[int, str]) -> None:
         for address in list(names):

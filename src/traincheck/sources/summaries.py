@@ -25,6 +25,7 @@ from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
 from traincheck.vocab.events import PROJECT, RESULT, TensorSummary
 from traincheck.vocab.facts import Facts, FactValue
+from traincheck.vocab.kept import Kept
 
 MOST_INSIDE = 8
 """Tensors told of one list, tuple or dict: a batch has a handful, a list of all parameters hundreds."""
@@ -39,8 +40,8 @@ of them, and the first ones say nothing of the others."""
 FIRST_STEPS, EVERY = 6, 8
 """The steps in which it does: the first, where most errors show and nothing is known yet, and each eighth."""
 
-_MOST_KEPT = 100_000
-"""Caches of equal summaries are emptied beyond this: shapes or arguments that are new each time would fill them."""
+_MOST_KEPT = 8192
+"""Summaries kept, so that equal ones are one object: more than a step of a large model has, see `Kept`."""
 
 _LATER = ("async_op", "non_blocking")
 """Arguments that say that the result is not there yet when the call returns."""
@@ -73,7 +74,9 @@ def asked(demand: Demand, levels: Sequence[str], names: tuple[str, ...]) -> Aske
     if not (arguments or tensors or values):
         return None
     unfilled = "empty" in levels[0].rsplit(".", 1)[-1].split("_")
-    return Asked(names, arguments, tensors or values, values, demand.everything, unfilled)
+    # What a rule rests on is read of each call, also where everything is asked for besides.
+    sampled = demand.everything and not any((level, VALUES) in demand.states for level in levels)
+    return Asked(names, arguments, tensors or values, values, sampled, unfilled)
 
 
 class _Argument(NamedTuple):
@@ -109,12 +112,13 @@ class Summaries:
     def __init__(self, catalog: Catalog, recorder: Recorder) -> None:
         self._recorder = recorder
         self._storages = Storages(catalog, recorder)
-        self._kept_facts: dict[tuple[object, ...], Facts] = {}
-        self._kept: dict[tuple[object, ...], TensorSummary] = {}
+        self._kept_facts: Kept[tuple[object, ...], Facts] = Kept(_MOST_KEPT)
+        self._kept: Kept[tuple[object, ...], TensorSummary] = Kept(_MOST_KEPT)
         self._window = -1
         self._scheduled = False  # whether values are read in the open window
         self._reads: dict[str, int] = {}  # in the open window, by API
         self._off = False
+        recorder.after_gap(self.name, self._begin_anew)
         recorder.late_names = recorder.guarded(self.name, self._storages.late_names)
 
     def begins(
@@ -177,6 +181,9 @@ class Summaries:
 
     # -- windows ---------------------------------------------------------------------------------------------------
 
+    def _begin_anew(self) -> None:
+        self._window = -1
+
     def _renew(self) -> None:
         """Begin a new window."""
         self._window = self._recorder.window
@@ -188,12 +195,12 @@ class Summaries:
 
     def _in_sample(self, call: OpenCall) -> bool:
         """Whether this call is one of those of which a full collection reads values."""
+        if not self._scheduled and not self._recorder.steps.evaluating:
+            return False
         name = call.levels[0]
         count = self._reads.get(name, 0)
         most = MOST_AT_START if call.kind == PROJECT and self._recorder.steps.setting_up else MOST_READ
         if count >= most or self._recorder.updating:
-            return False
-        if not self._scheduled and not self._recorder.steps.evaluating:
             return False
         self._reads[name] = count + 1
         return True
@@ -243,9 +250,7 @@ class Summaries:
         key = (*told.items(), *map(type, told.values()))
         found = self._kept_facts.get(key)
         if found is None:
-            if len(self._kept_facts) > _MOST_KEPT:
-                self._kept_facts.clear()
-            found = self._kept_facts[key] = tuple(sorted(told.items()))
+            found = self._kept_facts.put(key, tuple(sorted(told.items())))
         return found
 
     def _summaries(self, tensors: Named) -> tuple[TensorSummary, ...]:
@@ -267,10 +272,8 @@ class Summaries:
             if summary is None:
                 if not all(type(size) is int for size in key[2]):
                     continue
-                if len(kept) > _MOST_KEPT:
-                    kept.clear()
                 dtype = str(key[1]).removeprefix("torch.")
-                summary = kept[key] = TensorSummary(role, dtype, tuple(key[2]), key[3], storage)
+                summary = kept.put(key, TensorSummary(role, dtype, tuple(key[2]), key[3], storage))
             found.append(summary)
         return tuple(found)
 

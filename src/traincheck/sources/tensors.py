@@ -13,8 +13,9 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 NONE, ZERO, SOME = "none", "zero", "some"
 
-_PEEK = 16
-"""Elements looked at before a whole tensor is reduced: one that is not zero settles that the tensor is not."""
+_FEW, _SOME, _ALL = 64, 256, 4096
+"""Bytes looked at before a whole tensor is reduced: one that is not zero settles that the tensor is not. First a few in
+a row, then some all over it (of the gradient of an embedding most rows are zero); of small tensors all of them."""
 
 
 @contextmanager
@@ -22,8 +23,8 @@ def unseen() -> Iterator[None]:
     """What we compute in here is seen by no mode of the program (nor by our own) and records no gradient."""
     grad = torch.is_grad_enabled()
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        torch._C._set_grad_enabled(False)
-        try:
+        try:  # also around the next line, after which an interrupt of the program's may come
+            torch._C._set_grad_enabled(False)
             yield
         finally:
             torch._C._set_grad_enabled(grad)
@@ -34,7 +35,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor | None:
     shard = getattr(tensor, "_local_tensor", None)
     if shard is not None:
         tensor = shard
-    if tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized or tensor.is_nested:
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
         return None
     if is_functorch_wrapped_tensor(tensor) or not _has_memory(tensor):
         return None
@@ -58,7 +59,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def is_empty(tensor: torch.Tensor) -> bool:
-    """Whether nothing of the tensor is here: of a parameter in shards a rank may have none. Call under `unseen`."""
+    """Whether nothing of the tensor is here: of one in shards a rank may have none. Call where no mode is asked."""
     if type(tensor) not in _PLAIN:
         tensor = getattr(tensor, "_local_tensor", tensor)
     return bool(tensor.numel() == 0)
@@ -88,7 +89,7 @@ def fingerprints(tensors: Sequence[torch.Tensor]) -> list[int | None]:
         dense = local(tensor)
         if dense is None:
             continue
-        if dense.device.type == "cpu":
+        if dense.is_cpu:
             found[position] = _cpu_fingerprint(dense)
         else:
             pending.setdefault(dense.device, []).append((position, dense))
@@ -148,8 +149,8 @@ def device_fingerprint(tensor: torch.Tensor) -> torch.Tensor:
 def states(tensors: Sequence[torch.Tensor | None]) -> list[str]:
     """`none`, `zero` or `some` for each tensor; one that cannot be read counts as `some`. Call under `unseen`.
 
-    A few elements settle nearly all that are not zero, and on the CPU the fingerprint of zeros all that are; only the
-    rest (zeros of either sign among others) is reduced, in one batched call for each device.
+    Some bytes settle nearly all that are not zero, and on the CPU the fingerprint of zeros all that are; only the rest
+    (zeros of either sign among others) is reduced, in one batched call for each device.
     """
     found = [SOME] * len(tensors)
     rest: dict[tuple[torch.device, torch.dtype], list[tuple[int, torch.Tensor]]] = {}
@@ -162,9 +163,9 @@ def states(tensors: Sequence[torch.Tensor | None]) -> list[str]:
             continue
         if dense.numel() == 0:
             found[position] = ZERO
-        elif dense.device.type == "cpu" and _peek(dense):
+        elif dense.is_cpu and _peek(dense):
             continue
-        elif dense.device.type == "cpu" and _cpu_fingerprint(dense) == _zero_fingerprint(dense):
+        elif dense.is_cpu and _cpu_fingerprint(dense) == _zero_fingerprint(dense):
             found[position] = ZERO
         else:
             rest.setdefault((dense.device, dense.dtype), []).append((position, dense))
@@ -176,12 +177,16 @@ def states(tensors: Sequence[torch.Tensor | None]) -> list[str]:
 
 
 def _peek(tensor: torch.Tensor) -> bool:
-    """Whether one of a few elements in memory order is not zero (cheap, CPU only)."""
-    if not tensor.is_contiguous() or tensor.numel() < 4 * _PEEK:
+    """Whether some bytes of its memory are not those of zeros (cheap, CPU only)."""
+    if not tensor.is_contiguous():
         return False
-    size = _PEEK * tensor.element_size()
-    middle = tensor.data_ptr() + (tensor.numel() // 2) * tensor.element_size()
-    return bool(ctypes.string_at(middle, size).translate(None, _ZERO_BYTES))
+    size, begins = tensor.numel() * tensor.element_size(), tensor.data_ptr()
+    if size <= _ALL:
+        return bool(ctypes.string_at(begins, size).lstrip(_ZERO_BYTES))
+    if ctypes.string_at(begins + size // 2, _FEW).lstrip(_ZERO_BYTES):
+        return True
+    memory = memoryview((ctypes.c_char * size).from_address(begins)).cast("B")
+    return bool(memory[:: size // _SOME | 1].tobytes().lstrip(_ZERO_BYTES))  # odd: of elements now this byte, now that
 
 
 _ZERO_BYTES = b"\x00\x80"

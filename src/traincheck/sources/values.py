@@ -61,7 +61,7 @@ def _measured(dense: torch.Tensor) -> list[torch.Tensor]:
         dense = dense.to(torch.float32)
     numbers = [torch.linalg.vector_norm(dense).to(wide)]
     if _has_rows(dense):
-        if dense.device.type == "cpu" and abs(float(dense[(0,) * (dense.dim() - 1)].sum()) - 1) > tolerance:
+        if dense.is_cpu and abs(float(dense[(0,) * (dense.dim() - 1)].sum()) - 1) > tolerance:
             numbers.append(torch.zeros((), dtype=wide))  # the first row settles it for nearly all that have others
         else:
             off = (dense.sum(-1) - 1).abs().amax()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from traincheck.sources.known_modules import KnownModules, children
+from traincheck.sources.known_modules import KnownModules, children, plain_name, without_compiler
 from traincheck.sources.tensors import is_empty
 from traincheck.vocab.facts import Facts, FactValue, facts
 
@@ -99,6 +99,10 @@ def marks(tensor: torch.Tensor) -> str:
     return "+".join(sorted(found))
 
 
+SLACK = 64
+"""Entries of what is gone that may lie about: to look for them each time would cost more than they do."""
+
+
 class Catalog:
     """Knows the variables of the program by the identity of their tensors.
 
@@ -120,7 +124,7 @@ class Catalog:
 
     def add_optimizer(self, optimizer: Any) -> str:
         """The name of `optimizer`, given at first sight: its class, numbered from the second on."""
-        known = next((name for name, reference in self._optimizers.items() if reference() is optimizer), None)
+        known = next((name for name, reference in list(self._optimizers.items()) if reference() is optimizer), None)
         if known is not None:
             return known
         base = type(optimizer).__name__
@@ -139,9 +143,9 @@ class Catalog:
                 yield name, optimizer
 
     def _forget_optimizer(self, name: str) -> None:
-        del self._optimizers[name]
+        self._optimizers.pop(name, None)
         self._sizes.pop(name, None)
-        for variable in self._variables.values():
+        for variable in list(self._variables.values()):
             variable.holders.discard(name)
 
     def refresh_holders(self) -> None:
@@ -161,7 +165,7 @@ class Catalog:
     def _take(self, name: str, groups: list[dict[str, Any]]) -> None:
         if any(self.find(param) is None for group in groups for param in group["params"]):
             self.refresh_modules()
-        for variable in self._variables.values():
+        for variable in list(self._variables.values()):
             variable.holders.discard(name)
         for number, group in enumerate(groups):
             for place, param in enumerate(group["params"]):
@@ -172,6 +176,7 @@ class Catalog:
 
     def module_name(self, module: Any) -> str:
         """The qualified name of a module (its class for an outermost one), looked up at first sight."""
+        module = without_compiler(module)
         known = self._modules.get(id(module))
         if known is not None and known[0]() is module:
             return known[1]
@@ -191,6 +196,8 @@ class Catalog:
     def refresh_modules(self) -> None:
         """Find the outermost modules of the program and name what they own."""
         modules = self.known.living()
+        if len(self._modules) > 2 * len(modules) + SLACK:
+            self._let_go()
         inner = {id(child) for module in modules for child in children(module)}
         roots = [root for root in modules if id(root) not in inner and "_modules" in root.__dict__]
         taken = {name for root in roots if (name := self._told_name(root))}
@@ -199,7 +206,16 @@ class Catalog:
             if not prefix:
                 prefix = self._name_outermost(root, taken.__contains__)
                 taken.add(prefix)
-            self._name_tree(root, prefix)
+            try:
+                self._name_tree(root, prefix)
+            except RuntimeError as error:
+                if "changed size during iteration" not in str(error):
+                    raise  # else another thread builds this one; it is named when it is used
+
+    def _let_go(self) -> None:
+        """Forget modules that are gone: a program may make new ones all the time."""
+        self._modules = {key: known for key, known in list(self._modules.items()) if known[0]() is not None}
+        self._taken = {name: reference for name, reference in list(self._taken.items()) if reference() is not None}
 
     def _name_outermost(self, root: Any, is_taken: Callable[[str], bool]) -> str:
         """Name an outermost module by its class, numbered from the second on."""
@@ -224,11 +240,13 @@ class Catalog:
         owners: dict[int, weakref.ref[Any]] = {}
         for name, module in root.named_modules():
             reference = weakref.ref(module)
+            name = plain_name(name)
             self._modules[id(module)] = (reference, f"{prefix}.{name}" if name else prefix)
             for param in module._parameters.values():
                 owners.setdefault(id(param), reference)
         aliases: dict[int, list[str]] = {}
-        for name, param in root.named_parameters(remove_duplicate=False):
+        for told, param in root.named_parameters(remove_duplicate=False):
+            name = plain_name(told)
             aliases.setdefault(id(param), []).append(f"{prefix}.{name}")
             found = self.find(param)
             if found is None:
@@ -246,7 +264,7 @@ class Catalog:
 
     def _disown(self, root: Any, still: Collection[int]) -> None:
         """Parameters that `root` no longer has, since it was given others in their place, are nobody's."""
-        for key, variable in self._variables.items():
+        for key, variable in list(self._variables.items()):
             if key not in still and variable.owned and variable.root is not None and variable.root() is root:
                 variable.owned, variable.name = False, f"{variable.name} ({REPLACED})"
                 variable.told.clear()
@@ -268,15 +286,17 @@ class Catalog:
         variable = self._variables[id(tensor)] = Variable(name, weakref.ref(tensor), owned)
         return variable
 
-    def living(self) -> Iterable[tuple[Variable, torch.Tensor]]:
+    def living(self) -> list[tuple[Variable, torch.Tensor]]:
         """All variables whose tensors are alive and not empty: such a one has no value to speak of."""
-        dead = []
+        dead, found = [], []
         tracing = torch.jit.is_tracing()  # to ask for a size would be traced
-        for key, variable in list(self._variables.items()):
-            tensor = variable.tensor()
-            if tensor is None:
-                dead.append(key)
-            elif tracing or not is_empty(tensor):
-                yield variable, tensor
+        with torch._C.DisableTorchFunction():
+            for key, variable in list(self._variables.items()):
+                tensor = variable.tensor()
+                if tensor is None:
+                    dead.append(key)
+                elif tracing or not is_empty(tensor):
+                    found.append((variable, tensor))
         for key in dead:
-            del self._variables[key]
+            self._variables.pop(key, None)  # another thread may have done it
+        return found

@@ -26,6 +26,7 @@ from torch.utils.data._utils import fetch
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.random_states import STREAMS, combined, fingerprint, generators_in, stream_fingerprint
 from traincheck.sources.recorder import Recorder
+from traincheck.sources.replaced import Undo
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Reading
 
@@ -168,15 +169,15 @@ class Workers:
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         """Have workers that are forked from now on tell their random states, where they are demanded."""
-        undo = ExitStack()
+        undo = Undo()
         self._recorder = recorder
         self._wanted = tuple(state for state in STATES if demand.wants_reading(KIND, f"random.{state}"))
+        recorder.when_over(undo, self._close)
         if not self._wanted:
             return undo
         watching = wrapping(self._quiet(self._fetch_begins), self._quiet(self._fetch_ends), self._fetch_fails)
         for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
             replace(undo, fetcher, "fetch", watching)
-        undo.callback(self._close)
         return undo
 
     # -- in the main process ---------------------------------------------------------------------------------------
@@ -208,6 +209,12 @@ class Workers:
                     if common >> place & 1:
                         self._read(f"{name} worker {message.worker}", attribute, message.states[place], call)
         self._lost, rounds.lost = self._lost + rounds.lost, 0
+
+    def pass_over(self, rounds: Rounds, fetched: int, over: bool) -> None:
+        """Let go of the rounds that are ready; nobody asks for them."""
+        self._receive()
+        rounds.ready(fetched, over)
+        rounds.lost = 0
 
     def _read(self, variable: str, attribute: str, value: int, call: int) -> None:
         recorder = self._recorder

@@ -6,6 +6,13 @@ a while (the first pretrains what all then share), its steps are ahead of the ot
 all ranks make together: a rank that makes none in a step in which others do, nor makes up for it in the next one, is
 alone, and its steps are left out up to the one in which it joins the others. Where windows differ only in which of them
 a call fell into (behind an evaluation of one rank alone), they are left out until the counts agree again.
+
+Note [Windows that are missing]
+Not all windows need be there: some were dropped, some steps were not watched, on some ranks more than on others. What
+was called in them is not known. So nothing follows from how many calls were made up to a window behind a gap; a rank is
+taken to be alone only where two steps are known as a whole, and where one that was alone joins the others behind a gap,
+it is not known in which step, and no more is compared. Counts that differ are believed where the step is known with all
+that follows it up to the next.
 """
 
 from __future__ import annotations
@@ -14,6 +21,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from traincheck.vocab.absence import WITHOUT_COLLECTIVES
 from traincheck.vocab.collectives import COLLECTIVES, group_of
 from traincheck.vocab.events import EVAL, STAGES, TRAIN, Window
 
@@ -47,7 +55,7 @@ def aligned(windows_of: Sequence[Iterable[Window]]) -> Iterator[tuple[Window, ..
             for rank in lone:
                 rank.skip_to_others(together.place[0], together.together)
             continue
-        if len({rank.owed for rank in ranks}) > 1:
+        if len({rank.owed for rank in ranks}) > 1 and not any(rank.missed for rank in ranks):
             for rank in ranks:  # in step again from the next ones on
                 rank.take()
         elif _elsewhere(ranks):
@@ -63,6 +71,7 @@ class _Head(NamedTuple):
     place: Place
     window: Window
     together: int
+    gap: bool  # windows are missing before it
 
 
 class _Rank:
@@ -70,17 +79,28 @@ class _Rank:
     ranks made together in windows that were left out since it was in step with them."""
 
     def __init__(self, windows: Iterable[Window]) -> None:
-        self._stream = _placed(windows)
+        # Where collectives are not told, nobody knows which windows of the others these go with.
+        self._stream = _counted(window for window in windows if WITHOUT_COLLECTIVES.isdisjoint(window.off))
         self._heads: deque[_Head] = deque()
+        self._gaps = False  # whether any windows are missing
+        self._lost = False
+        self._missed = False
         self.ahead = 0
         self.owed = 0
 
     @property
     def head(self) -> _Head | None:
         """The next window, None where there is none."""
+        if self._lost:
+            return None
         if not self._heads:
-            self._heads.extend(_counted(next(self._stream, None)))
+            self._read()
         return self._heads[0] if self._heads else None
+
+    @property
+    def missed(self) -> bool:
+        """Whether windows are missing since the last that was taken."""
+        return self._missed or self._next.gap
 
     @property
     def place(self) -> Place:
@@ -100,23 +120,35 @@ class _Rank:
         """How many calls all ranks made together in the next window."""
         return self._next.together
 
-    def in_two_steps(self) -> int:
-        """How many they made from here to the end of the following step."""
-        last = self._next.place[0] + 1
+    def within(self, steps: int) -> tuple[int, bool]:
+        """How many they made from here to the end of so many steps, and whether all windows until then are there."""
+        last = self._next.place[0] + steps - 1
         while self._heads[-1].place[0] <= last:
-            found = _counted(next(self._stream, None))
-            if not found:
+            if not self._read():
                 break
-            self._heads.extend(found)
-        return self.owed + sum(head.together for head in self._heads if head.place[0] <= last)
+        inside = [head for head in self._heads if head.place[0] <= last]
+        known = not any(head.gap for head in list(self._heads)[1 : len(inside) + 1])
+        if len(inside) == len(self._heads):  # it is over: where windows are missing anyway, the last may be, too
+            known = known and not self._gaps
+        return self.owed + sum(head.together for head in inside), known
+
+    def _read(self) -> bool:
+        """Read another window; whether there is one."""
+        found = next(self._stream, None)
+        if found is not None:
+            self._heads.append(found)
+            self._gaps = self._gaps or found.gap
+        return found is not None
 
     def drop(self) -> None:
         """Leave the next window out."""
-        self.owed += self._heads.popleft().together
+        head = self._heads.popleft()
+        self.owed += head.together
+        self._missed = self._missed or head.gap
 
     def take(self) -> Window:
         """The next window; from the one behind it on the ranks are in step."""
-        self.owed = 0
+        self.owed, self._missed = 0, False
         return self._heads.popleft().window
 
     def skip_to_others(self, step: int, calls: int) -> None:
@@ -126,6 +158,7 @@ class _Rank:
         """
         while self.head is not None and not self.together:
             self.drop()
+            self._lost = self.head is not None and self._next.gap
         if self.head is not None:
             self.ahead = self._next.place[0] - (step if self.together == calls else max(step, 1))
 
@@ -135,21 +168,31 @@ def _alone(ranks: Sequence[_Rank]) -> list[_Rank]:
     lone = [rank for rank in ranks if not rank.together]
     if not lone or len(lone) == len(ranks):
         return []
-    most = max(rank.in_two_steps() for rank in ranks)
-    return [rank for rank in lone if rank.in_two_steps() < most]
+    made = {id(rank): rank.within(2) for rank in ranks}
+    if not all(known for _, known in made.values()):
+        return []
+    most = max(count for count, _ in made.values())
+    return [rank for rank in lone if made[id(rank)][0] < most]
 
 
 def _elsewhere(ranks: Sequence[_Rank]) -> bool:
-    """Whether the next windows differ only in which of them a call fell into."""
-    counts = {rank.together for rank in ranks}
-    return len(counts) > 1 and len({rank.in_two_steps() for rank in ranks}) == 1
+    """Whether the next windows differ only in which of them a call fell into, as far as it is known."""
+    if len({rank.together for rank in ranks}) == 1:
+        return False
+    one, two = ([rank.within(steps) for rank in ranks] for steps in (1, 2))
+    if len({count for count, _ in two}) == 1:
+        return True
+    if all(known for _, known in two):
+        return False
+    return len({count for count, _ in one}) == 1 or not all(known for _, known in one)
 
 
-def _counted(placed: tuple[Place, Window] | None) -> list[_Head]:
-    if placed is None:
-        return []
-    place, window = placed
-    return [_Head(place, window, sum(call.name in COLLECTIVES and not group_of(call) for call in window.calls))]
+def _counted(windows: Iterable[Window]) -> Iterator[_Head]:
+    following = 0
+    for place, window in _placed(windows):
+        together = sum(call.name in COLLECTIVES and not group_of(call) for call in window.calls)
+        yield _Head(place, window, together, window.index != following)
+        following = window.index + 1
 
 
 def _placed(windows: Iterable[Window]) -> Iterator[tuple[Place, Window]]:

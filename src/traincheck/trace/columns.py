@@ -21,10 +21,14 @@ from traincheck.trace.encoding import facts_to_text, levels_to_text, norm_apart,
 from traincheck.trace.schema import CALL, CHANGE, EVENTS, READING, TENSOR, WINDOW
 from traincheck.vocab.events import Call, Change, Reading, TensorSummary, Window
 from traincheck.vocab.facts import Facts
+from traincheck.vocab.kept import KeptOf
 
-ENTRIES_KEPT = 1 << 16
-"""A dictionary that has outgrown this starts anew, so that a job that runs for weeks with ever new values (a loss
-that was asked for its value) needs bounded memory; the names in a large model are about a tenth of it."""
+ENTRIES_KEPT = 1 << 12
+MOST_WINDOWS = 8
+"""A dictionary that has outgrown the former, and that many times what the first window in it needed, starts anew. So a
+job that runs for weeks with ever new values (a loss that was asked for its value) needs bounded memory and time: a
+dictionary that grows is copied as a whole. The names of a large model, which come in every window, are seldom told
+again."""
 
 
 class Columns:
@@ -83,14 +87,14 @@ class Columns:
             self._attribute.column(rows(CHANGE, READING), change["attribute"] + reading["attribute"]),
             self._before.column(changes, change["before"]),
             self._after.column(changes, change["after"]),
-            changes.objects(pa.bool_(), change["changed"]),
-            rows(CHANGE, TENSOR).objects(pa.uint64(), change["fingerprint"] + prints + tensor["fingerprint"]),
+            changes.bits(change["changed"]),
+            rows(CHANGE, TENSOR).uint64(change["fingerprint"] + prints + tensor["fingerprint"]),
             calls.int32(counts),
             self._role.column(rows(READING, TENSOR), reading["role"] + tensor["role"]),
             self._type.column(tensors, types),
             self._storage.column(tensors, tensor["storage"]),
-            rows(READING, TENSOR).objects(pa.float64(), numbers + norms),
-            readings.objects(pa.uint64(), integers),
+            rows(READING, TENSOR).float64(numbers + norms),
+            readings.uint64(integers),
             self._value.column(readings, texts),
         ]
 
@@ -121,23 +125,46 @@ class Rows:
 
     def int64(self, values: Iterable[int]) -> pa.Array:
         """A column with `values` in these rows and null elsewhere."""
-        return self._numbers(pa.int64(), "q", values)
+        return self._numbers(pa.int64(), "q", values, self._validity)
 
     def int32(self, values: Iterable[int]) -> pa.Array:
         """As `int64`, in half the space."""
-        return self._numbers(pa.int32(), "i", values)
+        return self._numbers(pa.int32(), "i", values, self._validity)
 
-    def objects(self, kind: pa.DataType, values: Iterable[Any]) -> pa.Array:
-        """As `int64`, for kinds that are packed in bits or have nulls of their own."""
-        start, stop, total = self.place
-        return pa.concat_arrays([pa.nulls(start, kind), pa.array(values, kind), pa.nulls(total - stop, kind)])
+    def uint64(self, values: Sequence[int | None]) -> pa.Array:
+        """As `int64`, for numbers of which some are None."""
+        return self._numbers(pa.uint64(), "Q", *self._filled(values))
 
-    def _numbers(self, kind: pa.DataType, letter: str, values: Iterable[int]) -> pa.Array:
+    def float64(self, values: Sequence[float | None]) -> pa.Array:
+        """As `uint64`."""
+        return self._numbers(pa.float64(), "d", *self._filled(values))
+
+    def codes(self, values: Sequence[int | None]) -> pa.Array:
+        """As `uint64`, in half the space."""
+        return self._numbers(pa.int32(), "i", *self._filled(values))
+
+    def bits(self, values: Iterable[bool]) -> pa.Array:
+        """A column with truth values in these rows and null elsewhere."""
+        return pa.Array.from_buffers(pa.bool_(), self.place[2], [self._validity, self._packed(values)])
+
+    def _filled(self, values: Sequence[Any]) -> tuple[Iterable[Any], pa.Buffer | None]:
+        """The values with something for each None, and which of the rows have one."""
+        if None not in values:
+            return values, self._validity
+        return [0 if value is None else value for value in values], self._packed(value is not None for value in values)
+
+    def _packed(self, flags: Iterable[bool]) -> pa.Buffer:
+        """A bit for each of all rows; 0 in those that are not these."""
+        start, _, total = self.place
+        bits = int("".join(["1" if flag else "0" for flag in flags])[::-1] or "0", 2) << start
+        return pa.py_buffer(bits.to_bytes((total + 7) // 8, "little"))
+
+    def _numbers(self, kind: pa.DataType, letter: str, values: Iterable[Any], validity: pa.Buffer | None) -> pa.Array:
         start, stop, total = self.place
         width = struct.calcsize(letter)
         filled = struct.pack(f"={stop - start}{letter}", *values)  # five times faster than pa.array
         data = bytes(width * start) + filled + bytes(width * (total - stop))
-        return pa.Array.from_buffers(kind, total, [self._validity, pa.py_buffer(data)])
+        return pa.Array.from_buffers(kind, total, [validity, pa.py_buffer(data)])
 
 
 class Texts(dict[Any, int]):
@@ -154,6 +181,7 @@ class Texts(dict[Any, int]):
     def _begin(self) -> None:
         self.clear()
         self._new: list[str] = []
+        self._most = 0
         self._dictionary = pa.array([], pa.utf8())
         self._last: tuple[Any, ...] = ()
         self._last_place: tuple[int, int, int] | None = None
@@ -168,9 +196,11 @@ class Texts(dict[Any, int]):
     def column(self, rows: Rows, values: tuple[Any, ...]) -> pa.DictionaryArray:
         """A column with `values` in these rows and null elsewhere."""
         if self._column is None or rows.place != self._last_place or not self._same(values):
-            if len(self) > ENTRIES_KEPT:
+            if len(self) > self._most:
                 self._begin()
             codes = self._column_of_codes(rows, values)
+            if len(self._dictionary) == 0:
+                self._most = max(ENTRIES_KEPT, MOST_WINDOWS * len(self))
             if self._new:  # otherwise the dictionary stays the same object, and Arrow writes nothing for it
                 self._dictionary = pa.concat_arrays([self._dictionary, pa.array(self._new, pa.utf8())])
                 self._new = []
@@ -195,10 +225,18 @@ class FactTexts(Texts):
     circumstances are mostly one object, so that few tuples of a window have to be told.
     """
 
+    def _begin(self) -> None:
+        super()._begin()
+        self._known: KeptOf[int] = KeptOf()
+
     def _codes(self, values: tuple[Facts, ...]) -> Iterable[int]:
         distinct = dict(zip(map(id, values), values, strict=True))
-        code_of = {key: self[facts_to_text(facts)] for key, facts in distinct.items()}
+        code_of = {key: self._code_of(facts) for key, facts in distinct.items()}
         return map(code_of.__getitem__, map(id, values))
+
+    def _code_of(self, facts: Facts) -> int:
+        found = self._known.get(id(facts))
+        return self._known.put_of(facts, self[facts_to_text(facts)]) if found is None else found
 
     def _same(self, values: tuple[Facts, ...]) -> bool:
         return len(values) == len(self._last) and all(map(operator.is_, values, self._last))
@@ -208,4 +246,4 @@ class TextsOfSome(Texts):
     """The dictionary of a column in which some of the values are None: these rows are null."""
 
     def _column_of_codes(self, rows: Rows, values: tuple[str | None, ...]) -> pa.Array:
-        return rows.objects(pa.int32(), [None if value is None else self[value] for value in values])
+        return rows.codes([None if value is None else self[value] for value in values])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
+from traincheck.vocab.events import STAGES
 from traincheck.vocab.facts import Facts, FactValue
 
 LEVELS_JOINED_BY = " < "
@@ -20,12 +21,23 @@ DATA = "data"
 TensorType = tuple[str, tuple[int, ...], bool]
 """Dtype, shape, and whether a gradient is required."""
 
+MOST_DIGITS = 18
+"""Of the number of a line."""
+
 Placed = tuple[str | None, float | None, int | None, int | None]
 """A value in one of the columns value, number, integer and fingerprint; None in the others."""
 
 _encoder = msgspec.json.Encoder(enc_hook=str)  # a value outside the vocabulary is told by its text; no run ends over it
-_decoder = msgspec.json.Decoder(dict[str, Any])
-_value_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
+
+
+class _Float(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A float that JSON has no number for."""
+
+    float: Literal["nan", "inf", "-inf"]
+
+
+_decoder = msgspec.json.Decoder(dict[str, FactValue | _Float])
+_value_decoder: msgspec.json.Decoder[FactValue | _Float] = msgspec.json.Decoder(FactValue | _Float)
 
 
 def valid(text: str) -> str:
@@ -58,9 +70,9 @@ def _storable(value: FactValue) -> object:
 
 def text_to_facts(text: str) -> Facts:
     """The facts that `facts_to_text` told. Raises msgspec.DecodeError or ValueError for any other text."""
-    found = _decoder.decode(text)
+    found: dict[str, Any] = _decoder.decode(text)
     if '{"float":' in text:
-        found = {name: float(value["float"]) if isinstance(value, dict) else value for name, value in found.items()}
+        found = {name: float(value.float) if isinstance(value, _Float) else value for name, value in found.items()}
     return tuple(found.items())
 
 
@@ -72,9 +84,7 @@ def value_to_text(value: FactValue) -> str:
 def text_to_value(text: str) -> FactValue:
     """The value that `value_to_text` told. Raises msgspec.DecodeError or ValueError for any other text."""
     found = _value_decoder.decode(text)
-    if isinstance(found, dict):
-        found = float(found.get("float", ""))
-    return found  # type: ignore[no-any-return]
+    return float(found.float) if isinstance(found, _Float) else found
 
 
 def placed(attribute: str, value: FactValue) -> Placed:
@@ -136,3 +146,19 @@ def levels_to_text(levels: tuple[str, ...]) -> str:
 def text_to_levels(text: str) -> tuple[str, ...]:
     """The names that `levels_to_text` told."""
     return tuple(text.split(LEVELS_JOINED_BY))
+
+
+def text_to_site(text: str) -> str:
+    """The site as it is told, `file:line:function`; empty for none. Raises ValueError for any other text."""
+    if text:
+        _, line, _ = text.rsplit(":", 2)
+        if not line.isdecimal() or len(line) > MOST_DIGITS:
+            raise ValueError(f"{text!r} is no site")
+    return text
+
+
+def text_to_stage(text: str) -> str:
+    """The stage as it is told. Raises ValueError for one that there is not."""
+    if text not in STAGES:
+        raise ValueError(f"{text!r} is no stage")
+    return text

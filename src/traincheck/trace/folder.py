@@ -6,23 +6,29 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from traincheck import redaction
 from traincheck.errors import OutputError, RunFolderEmpty, RunFolderInUse, RunFolderNotFound, TraceOutOfReach
+from traincheck.trace.addresses import Address, place
+from traincheck.trace.control import change_control, read_control, stopped
+from traincheck.trace.format import EVENTS, MANIFEST, TOLD
 from traincheck.trace.notes import Manifest, ProcessNote, StopAsked, from_json, to_json
-from traincheck.trace.reader import count_windows, read_windows
-from traincheck.trace.writer import EVENTS, TOLD
+from traincheck.trace.segments import segments
 from traincheck.vocab.events import Window
 
-MANIFEST, STOP = "run.json", "stop.json"
+WHY = "(--keep-recording says how large one may grow)"
 
-_EVENTS = re.compile(r"events-(-?\d+)-(\d+)\.arrows")
-_NOTE = re.compile(r"process-(-?\d+)-(\d+)\.json")
+_Owner = tuple[int, int]
+"""The rank of a process, and its number."""
+
+_EVENTS = re.compile(r"events-(-?[0-9]{1,18})-([0-9]{1,18})\.arrows")
+_NOTE = re.compile(r"process-(-?[0-9]{1,18})-([0-9]{1,18})\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,9 @@ class RunFolder:
             if any(folder.path.iterdir()):
                 raise RunFolderInUse(path)
             with (folder.path / MANIFEST).open("xb") as file:  # exclusively: two runs may start at one moment
-                file.write(to_json(msgspec.structs.replace(manifest, id=manifest.id or secrets.token_hex(8))))
+                argv = redaction.arguments(manifest.argv)
+                named = msgspec.structs.replace(manifest, argv=argv, id=manifest.id or secrets.token_hex(8))
+                file.write(to_json(named))
         except FileExistsError as error:
             if folder.path.is_dir():
                 raise RunFolderInUse(path) from error
@@ -76,7 +84,7 @@ class RunFolder:
 
         Raises RunFolderNotFound, or RunFolderEmpty when it holds neither run.json nor events.
         """
-        folder = cls(Path(path))
+        folder = cls(place(path))
         try:
             if not folder.path.is_dir():
                 raise RunFolderNotFound(path)
@@ -107,12 +115,12 @@ class RunFolder:
 
     def ask_to_stop(self, title: str, step: int) -> None:
         """Ask the processes of the run to end their training before the next update."""
-        self._replace(STOP, to_json(StopAsked(title=title, step=step)))
+        because = StopAsked(title=title, step=step)
+        change_control(self.path, lambda control: stopped(control, because))
 
     def stop_asked(self) -> StopAsked | None:
         """What the processes of the run were asked to stop for, if they were."""
-        file = self.path / STOP
-        return from_json(file, StopAsked) if file.exists() else None
+        return read_control(self.path).stop
 
     def withdraw_note(self, rank: int, process: int) -> None:
         """Take back a note that was written before the process knew its rank."""
@@ -121,29 +129,39 @@ class RunFolder:
 
     def notes(self) -> tuple[ProcessNote, ...]:
         """What each process says of itself, by rank, then by process."""
-        return tuple(from_json(file, ProcessNote) for file in self._files(_NOTE).values())
+        return tuple(self._notes().values())
 
     def trained_as(self, rank: int, process: int) -> tuple[ProcessNote, ...]:
-        """What other processes say of themselves that have trained as this rank of their job, or have begun to."""
+        """What other processes say of themselves that have trained as this rank of their job, or have begun to.
+
+        A process of no job, which may start others, has trained as nobody.
+        """
         events = self._files(_EVENTS)
-        others = [
-            (owner, file) for owner, file in self._files(_NOTE).items() if owner[0] == rank and owner[1] != process
-        ]
-        notes = [(owner, from_json(file, ProcessNote)) for owner, file in others]
-        return tuple(note for owner, note in notes if note.steps or (not note.ended and owner in events))
+        others = self._notes(lambda owner: owner[0] == rank and owner[1] != process)
+        begun = (note for owner, note in others.items() if note.steps or (not note.ended and owner in events))
+        return tuple(note for note in begun if note.world_size > 1)
 
     def event_files(self) -> tuple[Path, ...]:
         """The event file of each process, by rank, then by process."""
         return tuple(self._files(_EVENTS).values())
+
+    def removed(self) -> tuple[str, ...]:
+        """Which training steps were removed from recordings that grew too large, as sentences."""
+        from traincheck.trace.reader import removed_steps  # here and below: it takes a while, and few need it
+
+        found = sorted({steps for file in self.event_files() for steps in removed_steps(file)})
+        return tuple(f"steps {first:,} to {last:,} are no longer in the recording {WHY}" for first, last in found)
 
     def windows(self) -> Iterator[tuple[ProcessNote | None, Iterator[Window]]]:
         """For each process with events, by rank, then by process: its note if it wrote one, and its windows.
 
         The windows are read as they are asked for (see `read_windows`).
         """
-        notes = self._files(_NOTE)
+        from traincheck.trace.reader import read_windows
+
+        notes = self._notes()
         for owner, file in self._files(_EVENTS).items():
-            yield from_json(notes[owner], ProcessNote) if owner in notes else None, read_windows(file)
+            yield notes.get(owner), read_windows(file)
 
     def jobs(self) -> tuple[Job, ...]:
         """The jobs of several ranks, in the order of their names, so far as their processes have written events.
@@ -152,12 +170,12 @@ class RunFolder:
         one with most windows trains (of two with as many, the one that wrote more). A process without a note belongs to
         the job without a name.
         """
-        notes = self._files(_NOTE)
+        notes = self._notes()
         sizes: dict[str, int] = {}
         found: dict[str, dict[int, list[Path]]] = {}
         exchanging: set[str] = set()
         for owner, file in self._files(_EVENTS).items():
-            note = from_json(notes[owner], ProcessNote) if owner in notes else None
+            note = notes.get(owner)
             if note is not None and note.world_size < 2:
                 continue  # a launcher, which has the rank of nobody
             name = "" if note is None else note.job
@@ -188,10 +206,37 @@ class RunFolder:
         except OSError as error:
             raise TraceOutOfReach(self.path, error.strerror or str(error)) from error
 
-    def _files(self, pattern: re.Pattern[str]) -> dict[tuple[int, int], Path]:
+    def _notes(self, wanted: Callable[[_Owner], bool] = lambda owner: True) -> dict[_Owner, ProcessNote]:
+        """The notes of wanted processes, without those that are taken back at this moment (see `withdraw_note`)."""
+        found = {}
+        for owner, file in self._files(_NOTE).items():
+            if wanted(owner):
+                try:
+                    found[owner] = from_json(file, ProcessNote)
+                except TraceOutOfReach:
+                    if file.exists():
+                        raise
+        return found
+
+    def _files(self, pattern: re.Pattern[str]) -> dict[_Owner, Path]:
         """The files of this kind by (rank, process), sorted."""
-        matches = [(pattern.fullmatch(entry.name), entry) for entry in self._entries()]
-        return dict(sorted(((int(match[1]), int(match[2])), entry) for match, entry in matches if match))
+        found = {}
+        try:
+            for name, file in self._listed():
+                match = pattern.fullmatch(name)
+                if match:
+                    found[int(match[1]), int(match[2])] = file
+        except OSError as error:
+            raise TraceOutOfReach(self.path, error.strerror or str(error)) from error
+        return dict(sorted(found.items()))
+
+    def _listed(self) -> Iterator[tuple[str, Path]]:
+        """The files in the folder: neither pipes nor devices, which would keep us (at an address there are none)."""
+        if isinstance(self.path, Address):
+            yield from ((entry.name, entry) for entry in self.path.iterdir())
+            return
+        with os.scandir(self.path) as entries:
+            yield from ((entry.name, Path(entry.path)) for entry in entries if entry.is_file())
 
     def _replace(self, name: str, data: bytes) -> None:
         file = self.path / name
@@ -200,6 +245,8 @@ class RunFolder:
             unfinished.write_bytes(data)
             unfinished.replace(file)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
             raise OutputError(file, error.strerror or str(error)) from error
 
 
@@ -210,4 +257,11 @@ def told_file(events: Path) -> Path:
 
 def _extent(file: Path) -> tuple[int, int]:
     """How many windows an event file holds, and its bytes."""
-    return count_windows(file), file.stat().st_size
+    from traincheck.trace.reader import count_windows
+
+    return count_windows(file), bytes_of(file)
+
+
+def bytes_of(recording: Path) -> int:
+    """Bytes that a recording takes. Raises FileNotFoundError for one that is not there."""
+    return sum(segment.stat().st_size for segment in segments(recording))

@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+MOST = 1 << 24
+"""Bytes that are asked for at a time: room is made for as many before there are any."""
+
 PAUSE = 0.2
 """Seconds between two looks at a file that has nothing new."""
 
@@ -42,7 +45,7 @@ class GrowingFile(io.RawIOBase):
         """`size` bytes, fewer only at the end of the file (all that is left for a negative size)."""
         found = b""
         while size < 0 or len(found) < size:
-            more = self._file.read(size - len(found) if size >= 0 else -1)
+            more = self._file.read(min(size - len(found), MOST) if size >= 0 else -1)
             if more:
                 found += more
             elif self._over:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from traincheck import redaction
 from traincheck.errors import TraceOutOfReach, TraceTooNew, TraceUnreadable
-from traincheck.trace.schema import FORMAT
+from traincheck.trace.addresses import contents
+from traincheck.trace.format import FORMAT
 from traincheck.version import __version__
+
+LARGEST_JOB = 1 << 18
+"""Ranks of a job: several times those of the largest machines. A note of a stranger may claim any number."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+Number = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=1 << 62)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_JOB)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +30,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     package.train`, or the command of a launcher), `script_digest` the SHA-256 of its text, empty where there is none.
     `torch` is empty until a process says which version it has. `started` and `ended` are in ISO 8601, `ended` empty
     while the run goes on or when it was killed; `exit_code` is None then. `stopped_by_us` tells a training that was
-    stopped on request from one that failed.
+    stopped on request from one that failed. `deleted` says that the run folder was deleted while the run went on, so
+    that what was seen of it is lost.
     """
 
     format: int = FORMAT
@@ -35,46 +45,56 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     torch: str = ""
     started: str = ""
     ended: str = ""
-    exit_code: int | None = None
+    exit_code: Number | None = None
     stopped_by_us: bool = False
+    deleted: bool = False
     books: tuple[str, ...] = ()
 
 
 class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
     """What one observed process says of itself.
 
-    `windows` counts the windows that it closed, `dropped` those of them that were not written; `steps` is the last
-    training step. `not_observed` says what could not be observed and why, `notes` what else a reader should know.
-    `cost` is what observing took, in seconds by part, `sent` what went to rank 0. `ended` is False for a process
-    that was killed. `job` tells the processes that train together from those of another job, or of another attempt of
-    an elastic one; it is empty where no launcher gave it a name. `exchange` says that its ranks tell each other what
-    they hold, as not all of them have this run folder.
+    `windows` counts the windows that it handed on, `dropped` those of them that were not written; `steps` is the last
+    training step, `watched` counts those that were watched. `not_observed` says what could not be observed and why,
+    `notes` what else a reader should know. `cost` is what observing took on the program's threads, in seconds by
+    source, `background` what it took beside them, by stage, and `seconds` how long it went on; `sent` is what went to
+    rank 0. `ended` is False for a process that goes on or was killed. `full` are steps (the first and the last of each
+    time) that were recorded in full although less was asked for. `job` tells the processes that train together from
+    those of another job, or of another attempt of an elastic one; it is empty where no launcher gave it a name.
+    `exchange` says that its ranks tell each other what they hold, as not all of them have this run folder.
     """
 
     format: int = FORMAT
-    rank: int = 0
-    process: int = 0
-    world_size: int = 1
+    rank: Number = 0
+    process: Number = 0
+    world_size: Size = 1
     job: str = ""
     exchange: bool = False
     torch: str = ""
     python: str = ""
-    windows: int = 0
-    dropped: int = 0
-    steps: int = 0
+    windows: Count = 0
+    dropped: Count = 0
+    steps: Count = 0
+    watched: Count = 0
+    seconds: Seconds = 0.0
     not_observed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    cost: dict[str, float] = {}
-    sent: dict[str, int] = {}
+    cost: dict[str, Seconds] = {}
+    background: dict[str, Seconds] = {}
+    sent: dict[str, Count] = {}
+    full: tuple[tuple[Count, Count], ...] = ()
     ended: bool = False
 
 
 class StopAsked(msgspec.Struct, frozen=True, kw_only=True):
-    """What stop.json says: that the training is to end before its next update, for this finding of this step."""
+    """Why the training is to end before its next update: a finding of `step`, or the word of somebody (0).
 
-    format: int = FORMAT
+    Where several ranks are to stop in the same step, `at` is the one whose update is not made any more.
+    """
+
     title: str
-    step: int
+    step: Count = 0
+    at: Count | None = None
 
 
 class _Header(msgspec.Struct):
@@ -83,15 +103,15 @@ class _Header(msgspec.Struct):
     format: int
 
 
-Note = TypeVar("Note", Manifest, ProcessNote, StopAsked)
+Note = TypeVar("Note", bound=msgspec.Struct)
 
 
-def to_json(note: Manifest | ProcessNote | StopAsked) -> bytes:
-    """The note as JSON to be read by people.
+def to_json(note: msgspec.Struct) -> bytes:
+    """The note as JSON to be read by people, without what is secret in it.
 
     Known limitations: bytes of a name that are not valid in its encoding (in `argv`, say) are told as question marks.
     """
-    found: dict[str, Any] = msgspec.to_builtins(note)
+    found: Any = redaction.everything(msgspec.to_builtins(note))
     return (json.dumps(found, ensure_ascii=False, indent=2) + "\n").encode("utf-8", "replace")
 
 
@@ -101,12 +121,12 @@ def from_json(path: str | os.PathLike[str], kind: type[Note]) -> Note:
     Raises TraceOutOfReach, TraceTooNew for a newer format, or TraceUnreadable when it is no such note.
     """
     try:
-        data = Path(path).read_bytes()
+        data = contents(path)
         version = msgspec.json.decode(data, type=_Header).format
         if version > FORMAT:
             raise TraceTooNew(path, version, FORMAT)
         return msgspec.json.decode(data, type=kind)
     except OSError as error:
         raise TraceOutOfReach(path, error.strerror or str(error)) from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise TraceUnreadable(path, str(error)) from error

@@ -1,26 +1,52 @@
-"""The reader: the windows of one event file, in order, without holding more than one of them."""
+"""The reader: the windows of one recording, in order, without holding more than one of them.
+
+A recording is an event file, with the further segments that a long run has (see segments.py). What was removed of it is
+missing in the order of `Window.index`, as windows are that were dropped.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, islice
 from operator import itemgetter
-from typing import Any, Literal
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple
 
 import msgspec
 import pyarrow as pa
 
 from traincheck.errors import TraceOutOfReach, TraceUnreadable
-from traincheck.trace.encoding import text_to_facts, text_to_levels, text_to_type, text_to_value, with_norm
+from traincheck.trace.addresses import at_hand
+from traincheck.trace.bounds import Bounds
+from traincheck.trace.encoding import (
+    text_to_facts,
+    text_to_levels,
+    text_to_site,
+    text_to_stage,
+    text_to_type,
+    text_to_value,
+    with_norm,
+)
 from traincheck.trace.growing import PAUSE, GrowingFile
-from traincheck.trace.schema import COLUMNS, EVENTS, TEXT, owner
+from traincheck.trace.schema import COLUMNS, EVENTS, TEXT, owner, removed_before
+from traincheck.trace.segments import is_gone, segments, segments_in_turn
 from traincheck.vocab.events import Call, Change, Reading, TensorSummary, Window
 from traincheck.vocab.facts import FactValue
 
-_GARBLED = (pa.ArrowException, OSError, ValueError, LookupError, TypeError, msgspec.MsgspecError)
+_GARBLED = (
+    pa.ArrowException,
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    msgspec.MsgspecError,
+    RecursionError,
+    MemoryError,
+)
 """What pyarrow and the decoding raise over bytes that were tampered with."""
 
 _STREAM_BEGINS = b"\xff\xff\xff\xff"
@@ -41,10 +67,14 @@ def read_windows(path: str | os.PathLike[str]) -> Iterator[Window]:
 
     Known limitations: a length in the file that was garbled so that it points beyond the end looks like a torn tail.
     """
-    with _opened(path) as file:
-        # Its size now: while the file is being written, the end that a read ran into is not where it ends afterwards.
-        size = file.size()
-        yield from _windows(file, lambda: size, path, lambda index: True)
+    for segment in segments(path):  # those that are there now
+        with _opened_if_there(segment) as opened:
+            if opened is None:
+                continue
+            # Its size now: while it is being written, the end that a read ran into is not where it ends afterwards.
+            size = opened.file.size()
+            ahead = Bounds(opened.again)
+            yield from _windows(opened.file, lambda size=size: size, segment, lambda index: True, ahead)  # type: ignore[misc]
 
 
 def follow_windows(
@@ -59,52 +89,100 @@ def follow_windows(
     then is read, and nothing more is waited for; it is asked every `pause` seconds while nothing comes. Raises as
     `read_windows`.
     """
-    try:
-        growing = GrowingFile(path, ended, pause)
-    except OSError as error:
-        raise TraceOutOfReach(path, os.strerror(error.errno) if error.errno else str(error)) from error
-    with growing, pa.PythonFile(growing, mode="r") as file:
-        yield from _windows(file, lambda: growing.end, path, wanted)
+    for segment in segments_in_turn(path):
+        try:
+            growing, ahead = GrowingFile(segment, ended, pause), GrowingFile(segment, ended, pause)
+        except OSError as error:
+            if is_gone(segment):
+                continue
+            raise TraceOutOfReach(segment, os.strerror(error.errno) if error.errno else str(error)) from error
+        with growing, ahead, pa.PythonFile(growing, mode="r") as file:
+            yield from _windows(file, lambda growing=growing: growing.end, segment, wanted, Bounds(ahead))  # type: ignore[misc]
 
 
 def count_windows(path: str | os.PathLike[str]) -> int:
-    """How many windows the event file `path` holds, without decoding them; those before a tear or garbled bytes.
+    """How many windows the recording `path` holds, without decoding them; those before a tear or garbled bytes.
 
     Raises TraceOutOfReach where the system refuses.
     """
+    return sum(map(_count_windows, segments(path)))
+
+
+def _count_windows(segment: Path) -> int:
     found = 0
-    with _opened(path) as file, contextlib.suppress(pa.ArrowException, OSError, StopIteration):
-        messages = pa.ipc.MessageReader.open_stream(file)
+    with _opened_if_there(segment) as opened, contextlib.suppress(pa.ArrowException, OSError, StopIteration):
+        if opened is None:
+            return 0
+        messages = pa.ipc.MessageReader.open_stream(opened.file)
         while True:
             found += messages.read_next_message().type == "record batch"
     return found
 
 
 def last_step(path: str | os.PathLike[str]) -> int:
-    """The training step of the last window in the event file `path`, as `count_windows` finds them; 0 without any.
+    """The training step of the last window in the recording `path`, as `count_windows` finds them; 0 without any.
 
     Raises TraceOutOfReach where the system refuses.
     """
-    found = 0
-    with _opened(path) as file, contextlib.suppress(*_GARBLED, StopIteration):
-        names = pa.ipc.open_stream(file).schema.names
-        file.seek(0)
+    return next((step for segment in reversed(segments(path)) for step in list(_steps(segment))[-1:]), 0)
+
+
+def removed_steps(path: str | os.PathLike[str]) -> tuple[tuple[int, int], ...]:
+    """The training steps of the recording `path` (the first and the last of each row of them) that were removed, as its
+    last segment says. Raises TraceOutOfReach where the system refuses.
+    """
+    for segment in reversed(segments(path)):
+        with _opened_if_there(segment) as opened, contextlib.suppress(*_GARBLED):
+            if opened is not None:
+                return removed_before(pa.ipc.open_stream(opened.file).schema)
+    return ()
+
+
+def _steps(segment: Path) -> Iterator[int]:
+    """The training step of each window; those before a tear or garbled bytes."""
+    with _opened_if_there(segment) as opened, contextlib.suppress(*_GARBLED, StopIteration):
+        if opened is None:
+            return
+        bounds = Bounds(opened.again)
+        names = pa.ipc.open_stream(opened.file).schema.names
+        opened.file.seek(0)
         only = pa.ipc.IpcReadOptions(use_threads=False, included_fields=[names.index("step")])
-        stream = pa.ipc.open_stream(file, options=only)
+        stream = pa.ipc.open_stream(opened.file, options=only)
         while True:
-            found = stream.read_next_batch().column(0)[0].as_py()
-    return found
+            bounds.next_window()
+            yield stream.read_next_batch().column(0)[0].as_py()
 
 
-def _opened(path: str | os.PathLike[str]) -> pa.NativeFile:
-    try:
-        return pa.OSFile(os.fspath(path), "rb")
-    except OSError as error:
-        raise TraceOutOfReach(path, os.strerror(error.errno) if error.errno else str(error)) from error
+class _Opened(NamedTuple):
+    """A file, and once more on a line of its own, for `Bounds`."""
+
+    file: pa.NativeFile
+    again: IO[bytes]
+
+
+@contextlib.contextmanager
+def _opened_if_there(segment: Path) -> Iterator[_Opened | None]:
+    """None for a segment that was removed since it was seen."""
+    with contextlib.ExitStack() as held:
+        opened = None
+        try:
+            here = held.enter_context(at_hand(segment))
+            opened = _Opened(held.enter_context(pa.OSFile(str(here), "rb")), held.enter_context(here.open("rb")))
+        except OSError as error:
+            if not is_gone(segment):
+                raise TraceOutOfReach(segment, os.strerror(error.errno) if error.errno else str(error)) from error
+        except TraceOutOfReach:
+            if not is_gone(segment):
+                raise
+        yield opened
 
 
 def _windows(
-    file: pa.NativeFile, end: Callable[[], int], path: str | os.PathLike[str], wanted: Callable[[int], bool]
+    file: pa.NativeFile,
+    end: Callable[[], int],
+    path: str | os.PathLike[str],
+    wanted: Callable[[int], bool],
+    bounds: Bounds,
 ) -> Iterator[Window]:
     """The windows in `file` that are wanted; `end` tells where it ends once a read has come there."""
     begins = file.read(len(_STREAM_BEGINS))
@@ -114,6 +192,7 @@ def _windows(
     batches: _Batches | None = None
     while True:
         try:
+            bounds.next_window()
             if batches is None:
                 stream = pa.ipc.open_stream(file, options=pa.ipc.IpcReadOptions(use_threads=False))
                 batches = _Batches(*owner(stream.schema, path))
@@ -124,6 +203,8 @@ def _windows(
             if file.tell() >= end():
                 return
             raise TraceUnreadable(path, f"garbled before byte {file.tell()} ({error})") from error
+        except (ValueError, MemoryError) as error:
+            raise TraceUnreadable(path, f"garbled behind byte {file.tell()} ({error})") from error
         try:
             if not wanted(batches.index(batch)):
                 continue
@@ -196,6 +277,8 @@ class _Batches:
         self._owner = rank, process
         self._replaced = 0
         decoders: dict[str, Callable[[str], Any]] = {
+            "stage": text_to_stage,
+            "site": text_to_site,
             "levels": text_to_levels,
             "type": text_to_type,
             "value": text_to_value,
@@ -240,8 +323,11 @@ class _Batches:
 
 
 def _calls(rows: _Rows, tensors: Iterable[tuple[TensorSummary, ...]]) -> tuple[Call, ...]:
+    seqs, ends, parents = map(rows.int64, ("seq", "end", "parent"))
+    if any(map(operator.ge, parents, seqs)):
+        raise ValueError("a call is inside one that begins later")
     fields = (
-        *map(rows.int64, ("seq", "end", "parent")),
+        *(seqs, ends, parents),
         *map(rows.texts, ("kind", "levels", "receiver", "site", "context", "args", "result")),
         rows.int32("thread"),
     )

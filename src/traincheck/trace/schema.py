@@ -1,24 +1,15 @@
-"""The schema: the columns of an event file, and the number of its format."""
+"""The schema: the columns of an event file."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import pyarrow as pa
 
 from traincheck.errors import TraceTooNew, TraceUnreadable
+from traincheck.trace.format import FORMAT
 from traincheck.version import __version__
-
-FORMAT = 2
-"""Format of a run folder (event files, run.json, process notes); every change that an older reader would misread takes
-the next number.
-
-1 (0.1.0): `events-<rank>-<process>.arrows`, an Arrow IPC stream with the columns of `COLUMNS` and one record batch to a
-window; run.json with `Manifest`; `process-<rank>-<process>.json` with `ProcessNote`.
-
-2 (0.1.0): readings and the tensors of calls, as rows of their own below the changes; the columns of `SINCE` are new. A
-file of format 1 has neither, and reads as such.
-"""
 
 WINDOW, CALL, CHANGE, READING, TENSOR = "window", "call", "change", "reading", "tensor"
 EVENTS = (WINDOW, CALL, CHANGE, READING, TENSOR)
@@ -75,18 +66,31 @@ COLUMNS: tuple[tuple[str, pa.DataType, str], ...] = (
 SINCE: dict[str, int] = dict.fromkeys(("tensors", "role", "type", "storage", "number", "integer", "value"), 2)
 """The format in which a column came; one that is not here was there from the first."""
 
-_FORMAT, _VERSION, _RANK, _PROCESS = (
+Steps = tuple[int, int]
+"""Training steps in a row, by the first and the last."""
+
+_FORMAT, _VERSION, _RANK, _PROCESS, _REMOVED = (
     b"traincheck.format",
     b"traincheck.version",
     b"traincheck.rank",
     b"traincheck.process",
+    b"traincheck.removed",
 )
 
 
-def schema(rank: int, process: int) -> pa.Schema:
-    """The schema of the event file of one process; its metadata says whose it is."""
+def schema(rank: int, process: int, removed: Iterable[Steps] = ()) -> pa.Schema:
+    """The schema of an event file of one process; its metadata says whose it is, and which steps were removed from the
+    recording before it was begun."""
     metadata = {_FORMAT: str(FORMAT), _VERSION: __version__, _RANK: str(rank), _PROCESS: str(process)}
+    told = " ".join(f"{first}-{last}" for first, last in removed)
+    metadata |= {_REMOVED: told} if told else {}
     return pa.schema([pa.field(name, kind) for name, kind, _ in COLUMNS], metadata=metadata)
+
+
+def removed_before(found: pa.Schema) -> tuple[Steps, ...]:
+    """Which training steps were removed before the event file with this schema was begun. Raises ValueError."""
+    rows = [row.partition("-") for row in (found.metadata or {}).get(_REMOVED, b"").decode().split()]
+    return tuple((int(first), int(last)) for first, _, last in rows)
 
 
 def owner(found: pa.Schema, path: str | os.PathLike[str]) -> tuple[int, int]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,16 +14,20 @@ import pyarrow as pa
 
 from traincheck.errors import OutputError
 from traincheck.trace.columns import Columns
-from traincheck.trace.schema import schema
+from traincheck.trace.format import EVENTS
+from traincheck.trace.schema import Steps, schema
+from traincheck.trace.segments import segment_of
 from traincheck.vocab.events import Window
 
-EVENTS, TOLD = "events", "told"
-"""How the files of a process begin: all that was observed, and what it tells the other ranks (see
-checking/digests.py)."""
+_kept: list[Any] = []
+"""Files whose descriptors are no longer ours: they are not to be closed before the process ends."""
 
 
 class TraceWriter:
     """Writes `<prefix>-<rank>-<process>.arrows` in `folder`, one window after the other, from one thread.
+
+    From the second `segment` on its number is in the name of the file, and the file says which training steps were
+    `removed` from the recording (see trace/rotation.py).
 
     The file appears with the first window. When `write` returns, the operating system has the window: a process that is
     killed loses at most the one it was writing. Windows read back carry `rank` and `process` of the writer.
@@ -31,11 +37,19 @@ class TraceWriter:
     nothing: the file is the parent's.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], rank: int, process: int, prefix: str = EVENTS) -> None:
-        self.path = Path(folder) / f"{prefix}-{rank}-{process}.arrows"
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        rank: int,
+        process: int,
+        prefix: str = EVENTS,
+        segment: int = 1,
+        removed: Iterable[Steps] = (),
+    ) -> None:
+        self.path = segment_of(Path(folder) / f"{prefix}-{rank}-{process}.arrows", segment)
         self.windows = 0
         self.bytes_written = 0
-        self._schema = schema(rank, process)
+        self._schema = schema(rank, process, removed)
         self._columns = Columns()
         self._file: Any = None
         self._stream: Any = None
@@ -49,9 +63,8 @@ class TraceWriter:
         if self._refusal:
             raise OutputError(self.path, self._refusal)
         batch = pa.RecordBatch.from_arrays(self._columns.of(window), schema=self._schema)
+        self.begin()
         try:
-            if self._stream is None:
-                self._open()
             self._stream.write_batch(batch)
             self.path.stat()  # a file that was deleted takes writes all the same
             self.bytes_written = self._file.tell()
@@ -59,12 +72,27 @@ class TraceWriter:
             raise self._failed(error) from error
         self.windows += 1
 
+    def begin(self) -> None:
+        """Make the file, where it is not there yet. Raises OutputError."""
+        try:
+            if self._stream is None:
+                self._open()
+            elif not self._is_ours():
+                _kept.append(self._file)
+                self._file = None
+                raise OSError(errno.EBADF, "its descriptor was closed by the program")
+        except (OSError, pa.ArrowException) as error:
+            raise self._failed(error) from error
+
     def close(self) -> None:
         """End the file; further calls do nothing."""
         if os.getpid() != self._pid or self._refusal:
             return
         self._refusal = "it was closed"
         if self._file is None:
+            return
+        if not self._is_ours():
+            _kept.append(self._file)
             return
         try:
             self._stream.close()
@@ -85,9 +113,21 @@ class TraceWriter:
         # Exclusively: the file of another process of this rank and number (in another container) is not overwritten.
         os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         self._file = pa.OSFile(os.fspath(self.path), "wb")
-        # Threads that compress would compete with the training for its cores.
-        options = pa.ipc.IpcWriteOptions(compression="zstd", emit_dictionary_deltas=True, use_threads=False)
+        found = os.fstat(self._file.fileno())
+        self._identity = (found.st_dev, found.st_ino)
+        # Threads that compress would compete with the training for its cores. zstd needs half the space, and for
+        # windows of a hundred events three times the time: mostly to begin, of each column anew.
+        options = pa.ipc.IpcWriteOptions(compression="lz4", emit_dictionary_deltas=True, use_threads=False)
         self._stream = pa.ipc.new_stream(self._file, self._schema, options=options)
+
+    def _is_ours(self) -> bool:
+        """Whether the descriptor is still of this file: a program that closes all it knows nothing of (as daemons do)
+        may have opened a file of its own under the same number."""
+        try:
+            found = os.fstat(self._file.fileno())
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._identity
 
     def _failed(self, error: Exception) -> OutputError:
         number = error.errno if isinstance(error, OSError) else None

@@ -47,3 +47,13 @@ ARGUMENTS, TENSORS, VALUES, SCALE, READINGS = "arguments", "tensors", "values", 
 
 EVERYTHING = Demand(everything=True)
 NOTHING = Demand()
+
+
+def joined(demands: Iterable[Demand]) -> Demand:
+    """All that any of `demands` asks for."""
+    told = list(demands)
+    return Demand(
+        frozenset().union(*(each.apis for each in told)),
+        frozenset().union(*(each.states for each in told)),
+        any(each.everything for each in told),
+    )

@@ -22,6 +22,12 @@ CALL_KINDS = (LIFECYCLE, REGION, MODULE, FUNCTION, PROJECT)
 no_grad), which changes nothing by itself; module: a module's forward; function: a public torch function; project: a
 function of the user's own code."""
 
+COMPILED = "torch.compile"
+"""The name of a region around what the compiler of torch has made: nothing is observed inside."""
+
+TOUCHES = "touches"
+"""What is True of the result of such a region in which a function changed gradients, parameters or learning rates."""
+
 
 class TensorSummary(NamedTuple):
     """A tensor that went into a call or came out of it.
@@ -102,7 +108,7 @@ class Reading(NamedTuple):
     """The value of one attribute of one thing at one time, such as the weight decay of a parameter group.
 
     `kind` says what the thing is: parameter, buffer, optimizer_state, hyperparameter (of a parameter group), module,
-    scheduler, loader, worker (of a data loader), random (a random state) or run. `value` is a fingerprint for
+    scheduler, loader, worker (of a data loader), random (a random state), run or source. `value` is a fingerprint for
     `data`. `role` tells a thing that a program holds (live) from the copy in what is saved or loaded, and from a figure
     that was announced beforehand (the length of a loader, the horizon of a scheduler). `call` is the call it was read
     in, or `NO_CALL`. A value that is as it was at the last reading of the same role may be left out between calls.
@@ -117,6 +123,11 @@ class Reading(NamedTuple):
     role: str = LIVE
     context: Facts = ()
 
+
+SOURCE, OFF = "source", "off"
+"""Kind and attribute of a reading by which a window says that a source (the variable) observed nothing in it; the value
+says why, see vocab/absence.py."""
+SWITCHED_OFF, FAILED, MISSING = "switched off", "failed", "could not observe"
 
 DIGEST, OF_VALUES = "digest", "values"
 """Kind and attribute of a reading by which a rank tells others what it holds of some variables, in one number."""
@@ -158,6 +169,11 @@ class Window:
         return self.rank if self.alike is None else self.alike.rank
 
     @cached_property
+    def off(self) -> dict[str, str]:
+        """The sources that observed nothing in this window, and why."""
+        return {each.variable: str(each.value) for each in self.readings if each.kind == SOURCE}
+
+    @cached_property
     def by_seq(self) -> dict[int, Call]:
         """The calls of this window by `seq`."""
         return {call.seq: call for call in self.calls}
@@ -176,6 +192,16 @@ class Window:
         found: dict[int, list[Reading]] = {}
         for reading in self.readings:
             found.setdefault(reading.call, []).append(reading)
+        return found
+
+    @cached_property
+    def hidden(self) -> dict[int, list[Call]]:
+        """The calls with an inside that was not seen, and the compiled regions in each, at any depth."""
+        found: dict[int, list[Call]] = {}
+        for call in self.calls:
+            if call.kind == REGION and call.name == COMPILED:
+                for around in (call, *self.ancestors(call)):
+                    found.setdefault(around.seq, []).append(call)
         return found
 
     def ancestors(self, call: Call) -> list[Call]:

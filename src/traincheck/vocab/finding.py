@@ -9,7 +9,7 @@ from traincheck.vocab.ranks import NOT_APART, Apart
 
 REPORT_VERSION = 1
 """Version of the JSON report. 1: verdict, findings, counts, not_observed, run, cost (2026); since then added to it,
-which needs no new version: ranks, partings, and the ranks of a finding."""
+which needs no new version: ranks, partings, the ranks of a finding, and cost as it is now."""
 
 PASSED, VIOLATED, NOT_TRIGGERED, NOT_OBSERVED = "passed", "violated", "never triggered", "could not be observed"
 
@@ -150,6 +150,22 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
+class Cost:
+    """What watching took, of all processes that trained: seconds on the threads of the program by source, seconds of
+    the thread beside by stage, and how long they ran. The steps are those of the process that made the most."""
+
+    steps: int
+    watched: int
+    seconds: float
+    sources: dict[str, float]
+    background: dict[str, float]
+
+    def share(self, seconds: float) -> float:
+        """How much of the run so many seconds are."""
+        return seconds / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """All that a check has to say. The leading finding comes first. Only jobs of several ranks have `ranks`."""
 
@@ -160,6 +176,7 @@ class Report:
     version: int = REPORT_VERSION
     ranks: tuple[RankState, ...] = ()
     partings: tuple[Parting, ...] = ()
+    cost: Cost | None = None
 
     @property
     def verdict(self) -> str:

@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import TypeAlias
 
 import jinja2
+from markupsafe import Markup
 
 from traincheck.files import PathLike, write_whole
 from traincheck.reporting import words
@@ -135,5 +136,11 @@ def _template() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
+        finalize=_printable,
     )
     return environment.get_template("report.html.j2")
+
+
+def _printable(value: object) -> object:
+    """What cannot be seen, or turns the direction of writing, is written out; our own style and script stay."""
+    return value if isinstance(value, Markup) else words.plain(str(value))

@@ -1,0 +1,45 @@
+"""Measured commands: wall-clock seconds, seconds of the processors, and the memory of the largest process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+TRAINCHECK = (sys.executable, "-m", "traincheck")
+
+
+class Measured(NamedTuple):
+    """What a command took with all the processes that it waited for; `megabytes` is the most that one of them held."""
+
+    seconds: float
+    processor: float
+    megabytes: float
+
+
+def measured(words: Sequence[str], home: Path) -> Measured:
+    """Run the command in `home`. Raises SystemExit with its output when it fails."""
+    log = home / "measured.log"
+    environ = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    with log.open("wb") as out:
+        began = time.perf_counter()
+        process = subprocess.Popen(words, cwd=home, stdout=out, stderr=out, env=environ)
+        _, status, used = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)  # or Popen would wait for it again
+    if process.returncode not in (0, 3):
+        raise SystemExit(f"{' '.join(words)} failed:\n{log.read_text()[-4000:]}")
+    return Measured(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+
+
+def least(of: Sequence[Measured]) -> dict[str, float]:
+    """The best of several rounds: what else the machine does only ever adds. Of the memory the most."""
+    return {
+        "seconds": round(min(one.seconds for one in of), 2),
+        "processor_seconds": round(min(one.processor for one in of), 2),
+        "megabytes": round(max(one.megabytes for one in of)),
+    }

@@ -1,0 +1,122 @@
+"""Repeated recordings: a real one, written out over and over with other numbers, as a long run would have left it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from traincheck.trace.folder import RunFolder
+from traincheck.trace.reader import read_windows
+from traincheck.trace.writer import TraceWriter
+from traincheck.vocab.events import Call, Change, Reading, Window
+
+_ODD = 0x9E3779B97F4A7C15
+"""Multiples of it are far apart, so that no repetition has the fingerprints of another."""
+_64_BITS = (1 << 64) - 1
+
+
+class Long(NamedTuple):
+    """A recording to be written: where, what it repeats, how often, and its number among those made of it."""
+
+    folder: Path
+    source: Path
+    times: int
+    number: int = 0
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+
+def write_long(long: Long) -> int:
+    """Write the run folder, where it is missing; how many events are in it."""
+    if (long.folder / "events").exists():
+        return int((long.folder / "events").read_text())
+    windows = list(read_windows(RunFolder.open(long.source).event_files()[0]))
+    manifest = RunFolder.open(long.source).manifest
+    started = f"2026-01-01T{long.number // 3600:02}:{long.number // 60 % 60:02}:{long.number % 60:02}+00:00"
+    RunFolder.create(long.folder, msgspec.structs.replace(manifest, started=started, id=""))
+    events = 0
+    with TraceWriter(long.folder, 0, 1) as writer:
+        for window in repeated(windows, long.times, long.number):
+            writer.write(window)
+            events += events_in(window)
+    (long.folder / "events").write_text(str(events))
+    return events
+
+
+def events_in(window: Window) -> int:
+    """Calls, changes and readings: an event each. The tensors of a call are part of it."""
+    return len(window.calls) + len(window.changes) + len(window.readings)
+
+
+def repeated(windows: Sequence[Window], times: int, number: int = 0) -> Iterator[Window]:
+    """What comes before the first step once, the steps so many times, what comes at the end once."""
+    steps = [window for window in windows if window.step and window.stage != "end"]
+    first, last = windows.index(steps[0]), windows.index(steps[-1])
+    length = max(window.step for window in steps)
+    begins = min(_seqs(steps[0]), default=0)
+    span = max((seq for window in steps for seq in _seqs(window)), default=0) + 1 - begins
+    yield from windows[:first]
+    for turn in range(times):
+        for window in steps:
+            moved = _Moved(begins, turn * span, (turn + number * times) * _ODD & _64_BITS)
+            index = window.index + turn * (last + 1 - first)
+            yield moved.window(window, index, window.step + turn * length)
+    turns = times - 1
+    for window in windows[last + 1 :]:
+        moved = _Moved(begins, turns * span, 0)
+        yield moved.window(window, window.index + turns * (last + 1 - first), window.step + turns * length)
+
+
+def _seqs(window: Window) -> Iterator[int]:
+    for call in window.calls:
+        yield call.seq
+        yield call.end if call.end >= 0 else call.seq
+    yield from (event.seq for event in (*window.changes, *window.readings))
+
+
+class _Moved(NamedTuple):
+    """Events later by so many positions; those before `begins` are where they were. Fingerprints are others."""
+
+    begins: int
+    by: int
+    mark: int
+
+    def window(self, window: Window, index: int, step: int) -> Window:
+        return Window(
+            index,
+            step,
+            window.stage,
+            tuple(map(self._call, window.calls)),
+            tuple(map(self._change, window.changes)),
+            window.rank,
+            1,
+            tuple(map(self._reading, window.readings)),
+        )
+
+    def _at(self, seq: int) -> int:
+        return seq + self.by if seq >= self.begins else seq
+
+    def _print(self, fingerprint: int | None) -> int | None:
+        return None if fingerprint is None else fingerprint ^ self.mark
+
+    def _call(self, call: Call) -> Call:
+        tensors = tuple(
+            each if each.fingerprint is None else each._replace(fingerprint=self._print(each.fingerprint))
+            for each in call.tensors
+        )
+        seq, end, parent = map(self._at, call[:3])
+        return call._replace(seq=seq, end=end, parent=parent, tensors=tensors)
+
+    def _change(self, change: Change) -> Change:
+        seq, call = self._at(change.seq), self._at(change.call)
+        return change._replace(seq=seq, call=call, fingerprint=self._print(change.fingerprint))
+
+    def _reading(self, reading: Reading) -> Reading:
+        value = reading.value
+        if reading.attribute == "data" and isinstance(value, int) and not isinstance(value, bool):
+            value = self._print(value)
+        return reading._replace(seq=self._at(reading.seq), call=self._at(reading.call), value=value)

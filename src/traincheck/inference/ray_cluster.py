@@ -1,0 +1,164 @@
+"""A Ray cluster that tallies: each part of a run is a task, and what they counted is joined in a tree of further tasks.
+
+Note [Ends of tasks]
+Ray starts a task anew where its worker or its machine was lost, and one that could not read its file, for networks fail
+now and then. A task that is lost time and again is an error that names what it was reading.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from traincheck import plugins
+from traincheck.errors import BadOption, MissingExtra, TraceOutOfReach, TrainCheckError, WorkerLost
+from traincheck.version import __version__
+
+INSTALL = "pip install 'traincheck[ray]'"
+
+JOINED_AT_ONCE = 8
+"""Tallies that one task joins: the fewer, the deeper the tree and the more often each count is copied; the more, the
+longer one worker joins alone while the others have nothing to do."""
+
+RETRIES = 3
+"""How often a lost task is started anew. A recording that ends its worker each time is too large for it."""
+
+ANSWERS_WITHIN = 10.0
+"""Seconds in which a cluster that is there lets itself be called."""
+
+AT_HOME = "local"
+"""The address of a Ray of our own, on this machine; it ends with us."""
+
+ONLY_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""With this switched off, which is read when Ray is imported, its processes listen on the loopback device alone, on
+every system: nothing outside this machine has to reach them."""
+
+Installed = tuple[str, tuple[str, ...]]
+"""The version of TrainCheck and the relations: where they differ, counts do."""
+
+
+class RayCluster:
+    """Tasks on the Ray cluster at `address`, or on a Ray of `workers` processes of this machine where it is empty.
+
+    Used as a context. Raises MissingExtra, BadOption for an address where no cluster answers, or one that has another
+    TrainCheck, WorkerLost, and what the work raises.
+
+    Known limitations: in a program that has imported Ray before, what is started here listens as Ray was told to then.
+    A Ray that runs in the program already is used as it is, and goes on.
+    """
+
+    def __init__(self, address: str = "", workers: int = 1) -> None:
+        self._where = address or os.environ.get("RAY_ADDRESS", "") or AT_HOME
+        self._workers = workers
+        self._ours = False
+
+    def __enter__(self) -> RayCluster:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers of each start
+        if self._where == AT_HOME:
+            os.environ.setdefault(ONLY_LOOPBACK, "0")
+        try:
+            import ray
+        except ImportError:
+            raise MissingExtra("--engine ray", "ray", INSTALL) from None
+        self._ray = ray
+        if not ray.is_initialized():
+            self._start()
+            self._ours = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if self._ours:
+            self._ray.shutdown()
+
+    def reduced(
+        self,
+        work: Callable[[Any], Any],
+        joined: Callable[[Sequence[Any]], Any],
+        groups: Sequence[Sequence[Any]],
+        progress: Callable[[int, int], None],
+    ) -> list[Any]:
+        """For each group `work` of each of its members, joined in a tree, in any order and grouping."""
+        ray = self._ray
+        again = {"max_retries": RETRIES, "retry_exceptions": [TraceOutOfReach]}
+        begin = ray.remote(_begun).options(num_returns=2, **again)
+        join = ray.remote(_in_one).options(**again)
+        installed = _installed()
+        # What is begun first takes longest, so that no worker is left alone with it at the end.
+        parts = [(number, part) for number, group in enumerate(groups) for part in group]
+        order = sorted(range(len(parts)), key=lambda place: -getattr(parts[place][1], "size", 0))
+        begun = {place: begin.remote(work, *parts[place], installed) for place in order}
+        names = {begun[place][1]: str(parts[place][1]) for place in order}
+        level = [begun[place][0] for place in range(len(parts))]
+        del begun
+        while len(level) > JOINED_AT_ONCE:
+            few = [level[at : at + JOINED_AT_ONCE] for at in range(0, len(level), JOINED_AT_ONCE)]
+            level = [join.remote(joined, *some) for some in few]
+        self._follow(names, progress)
+        whole = _in_one(joined, *self._got(level, "what was counted"))
+        return [whole[number] for number in range(len(groups))]
+
+    def _start(self) -> None:
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        if self._where == AT_HOME:
+            quiet |= {"num_cpus": self._workers, "include_dashboard": False}
+        try:
+            _answers(self._where)
+            self._ray.init(address=self._where, **quiet)
+        except Exception as error:  # Ray raises what the layers below it do
+            why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            expected = f"the address of a running Ray cluster, as `ray start --head` tells it ({why})"
+            raise BadOption("--address", self._where, expected) from error
+
+    def _follow(self, names: dict[Any, str], progress: Callable[[int, int], None]) -> None:
+        """Wait for all parts, and raise what went wrong with one as soon as it does."""
+        waiting = list(names)
+        while waiting:
+            ready, waiting = self._ray.wait(waiting, num_returns=1)
+            for one in ready:
+                self._got([one], names[one])
+            progress(len(names) - len(waiting), len(names))
+
+    def _got(self, references: Sequence[Any], what: str) -> list[Any]:
+        exceptions = self._ray.exceptions
+        try:
+            return list(self._ray.get(list(references)))
+        except exceptions.RayTaskError as error:
+            if isinstance(error.cause, TrainCheckError):
+                raise error.cause from None
+            raise
+        except exceptions.RayError as error:
+            raise WorkerLost(what, None) from error
+
+
+def _answers(where: str) -> None:
+    """Raise OSError where nobody listens at this host and port: Ray would try for minutes, and say so in each."""
+    host, colon, port = where.rpartition("://")[2].rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), ANSWERS_WITHIN).close()
+
+
+def _installed() -> Installed:
+    return __version__, tuple(sorted(plugins.load("traincheck.relations")))
+
+
+def _begun(work: Callable[[Any], Any], number: int, part: Any, installed: Installed) -> tuple[dict[int, Any], None]:
+    """`work` of a part by the number of its group, and nothing, which tells by itself that it is done."""
+    ours = _installed()
+    if ours != installed:
+        there, here = (f"TrainCheck {version} with {', '.join(names)}" for version, names in (ours, installed))
+        raise BadOption("--engine", "ray", f"the same TrainCheck on all nodes; one has {there}, this one {here}")
+    return {number: work(part)}, None
+
+
+def _in_one(joined: Callable[[Sequence[Any]], Any], *several: dict[int, Any]) -> dict[int, Any]:
+    """Join what is of the same group."""
+    groups: dict[int, list[Any]] = {}
+    for one in several:
+        for number, done in one.items():
+            groups.setdefault(number, []).append(done)
+    return {number: done[0] if len(done) == 1 else joined(done) for number, done in groups.items()}

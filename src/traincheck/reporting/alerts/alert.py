@@ -1,0 +1,94 @@
+"""An alert: one message that goes out, as text for people and as data for programs."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from traincheck.reporting import status_words, words
+from traincheck.reporting.json_report import tellable
+from traincheck.vocab.finding import Finding
+from traincheck.vocab.status import RunStatus
+
+VERSION = 1
+"""Version of the message. 1: text, version, id, kind, run, finding (2026). Fields may be added to it."""
+
+Kind = Literal["finding", "silent", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """`id` is the same in every attempt to deliver it, and for all that watch the run, so that a receiver can know one
+    that it has taken before."""
+
+    id: str
+    kind: Kind
+    text: str
+    run: dict[str, Any]
+    finding: Finding | None = None
+
+    def encoded(self) -> bytes:
+        """The message: Slack and what understands its webhooks shows `text`, programs find the rest."""
+        return msgspec.json.encode(
+            {
+                "text": tellable(self.text),
+                "version": VERSION,
+                "id": self.id,
+                "kind": self.kind,
+                "run": tellable(self.run),
+                "finding": tellable(self.finding),
+            }
+        )
+
+
+def of_finding(finding: Finding, status: RunStatus) -> Alert:
+    """A finding was made."""
+    on = f" on rank {finding.rank}" if finding.rank or len(status.ranks) > 1 else ""
+    ranks = f", {words.about_ranks(finding)}" if finding.compared else on
+    said = [f"TrainCheck {finding.severity.upper()} at step {finding.step}{ranks}: {finding.title}"]
+    said += [finding.cause] if finding.cause else []
+    said += [f"where: {finding.site}"] if finding.site else []
+    said += [f"look at: {finding.advice[0]}"] if finding.advice else []
+    told = (finding.severity, finding.step, finding.rank, finding.title, *finding.invariants[:1])
+    return _alert("finding", told, said, status, finding)
+
+
+def of_silence(status: RunStatus, time: int = 1) -> Alert:
+    """Processes have given no sign of life for long, for the `time`th time."""
+    told = (time, *(f"{rank.rank}-{rank.process}" for rank in status.silent))
+    return _alert("silent", told, [f"TrainCheck: {status_words.silence(status.silent)}"], status)
+
+
+def of_end(status: RunStatus) -> Alert:
+    """The run is over."""
+    return _alert(
+        "ended", (), [f"TrainCheck: {status_words.ending(status)}", f"until then: {status_words.line(status)}"], status
+    )
+
+
+def _alert(
+    kind: Kind, told: tuple[object, ...], said: list[str], status: RunStatus, finding: Finding | None = None
+) -> Alert:
+    host = platform.node()
+    said.append(f"run: {status.script or 'unnamed'} in {status.folder}{f' on {host}' if host else ''}")
+    run = {
+        "folder": status.folder,
+        "script": status.script,
+        "host": host,
+        "state": status.state,
+        "exit_code": status.exit_code,
+        "steps": status.steps,
+        "errors": status.errors,
+        "notices": status.notices,
+    }
+    number = hashlib.sha256(repr((status.run or status.folder, kind, *told)).encode()).hexdigest()[:16]
+    return Alert(number, kind, "\n".join(_harmless(line) for line in said), run, finding)
+
+
+def _harmless(text: str) -> str:
+    """On one line, and with the three characters written out by which Slack would mention somebody or link."""
+    return words.plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,68 @@
+"""The command hook: a program of the user's that is handed each alert as JSON on its standard input."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+from contextlib import suppress
+
+from traincheck.reporting.alerts.alert import Alert
+from traincheck.reporting.alerts.courier import Undelivered
+
+LIMIT = 60.0
+"""Seconds after which the command is killed, with what it started."""
+
+MOST_TOLD = 200
+"""Characters of its last words that are repeated."""
+
+
+class Command:
+    """Runs `text` for each alert, split into words as a shell would, but without a shell.
+
+    Raises ValueError, which says what was expected, for words that cannot be run.
+    """
+
+    def __init__(self, text: str) -> None:
+        try:
+            self._words = shlex.split(text)
+        except ValueError as error:
+            raise ValueError(f"a command as a shell would read it ({error})") from None
+        if not self._words:
+            raise ValueError("a command")
+        if shutil.which(self._words[0]) is None:
+            raise ValueError(f"a command that can be run: there is no program '{self._words[0]}'")
+        self.finishes = True
+        self.name = f"the alert command {self._words[0]}"
+
+    def deliver(self, alert: Alert, seconds: float) -> None:
+        """Run it to its end. It is not run again for an alert, whatever comes of it: it may have done half of its work.
+
+        At the end of the run it is not waited for longer than `seconds`, by the one who waits; it is left to finish.
+        """
+        with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as said:
+            told.write(alert.encoded())
+            told.seek(0)
+            try:
+                # In a session of its own: a Ctrl-C is not meant for it, and what it started can be ended with it.
+                process = subprocess.Popen(
+                    self._words, stdin=told, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
+                )
+            except OSError as error:
+                raise Undelivered(error.strerror or str(error), final=True) from error
+            try:
+                code = process.wait(LIMIT)
+            except subprocess.TimeoutExpired:
+                with suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                raise Undelivered(f"it took longer than {LIMIT:.0f} s", final=True) from None
+            if code:
+                size = said.seek(0, os.SEEK_END)
+                said.seek(max(0, size - MOST_TOLD))
+                last = " ".join(said.read().decode("utf-8", "replace").split())
+                how = f"it was ended by signal {-code}" if code < 0 else f"it ended with exit code {code}"
+                raise Undelivered(f"{how}{f' ({last})' if last else ''}", final=True)

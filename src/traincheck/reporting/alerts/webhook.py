@@ -1,0 +1,87 @@
+"""The webhook: an alert as an HTTP POST, in the form that Slack and many others understand. Its address is a secret."""
+
+from __future__ import annotations
+
+import ssl
+import urllib.error
+import urllib.request
+from email.message import Message
+from http.client import HTTPException
+from typing import IO
+from urllib.parse import urlsplit
+
+from traincheck.reporting.alerts.alert import Alert
+from traincheck.reporting.alerts.courier import Undelivered
+from traincheck.version import __version__
+
+AGAIN = {408, 425, 429}
+"""Of the answers that say that the request is wrong, those that may be others the next time."""
+
+
+class Webhook:
+    """Posts alerts to `url`. Raises ValueError, which says what is wrong but not the address, for one that is none."""
+
+    def __init__(self, url: str) -> None:
+        if not url.isascii() or not url.isprintable() or " " in url:
+            raise ValueError("an address without spaces and other special characters")
+        try:
+            parts, port = urlsplit(url), urlsplit(url).port
+        except ValueError:
+            raise ValueError("an address whose host and port can be read") from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("an address that begins with https:// or http:// and names a host")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("an address without a user name; put what is secret into its path")
+        self._url = url
+        where = parts.hostname if port is None else f"{parts.hostname}:{port}"
+        self.finishes = False
+        self.name = f"the webhook at {parts.scheme}://{where}/..."
+        self._opener = urllib.request.build_opener(_NoRedirect)
+
+    def deliver(self, alert: Alert, seconds: float) -> None:
+        """Post it. Any answer of the 200s means that it was taken."""
+        headers = {
+            "Content-Type": "application/json",
+            "User-Agent": f"traincheck/{__version__}",
+            "Idempotency-Key": alert.id,
+        }
+        request = urllib.request.Request(self._url, alert.encoded(), headers, method="POST")
+        try:
+            with self._opener.open(request, timeout=seconds) as answer:
+                status, after = answer.status, 0.0
+        except urllib.error.HTTPError as error:
+            status, after = error.code, _seconds(error.headers)
+            error.close()
+        except (OSError, HTTPException) as error:
+            raise Undelivered(_reason(error)) from None  # without the cause: it may tell the address
+        if not 200 <= status < 300:
+            raise Undelivered(
+                f"it answered with HTTP status {status}", final=300 <= status < 500 and status not in AGAIN, after=after
+            )
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect would turn the POST into a GET, or take the alert to somebody else."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
+    ) -> urllib.request.Request | None:
+        """None: the answer is told as it is."""
+        return None
+
+
+def _seconds(headers: Message) -> float:
+    told = headers.get("Retry-After", "") if headers is not None else ""
+    return float(told) if told.isdecimal() else 0.0
+
+
+def _reason(error: Exception) -> str:
+    """Why nothing came of it, in words that are the system's own: others may repeat the address."""
+    inner = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(inner, TimeoutError):
+        return "no answer in time"
+    if isinstance(inner, ssl.SSLError):
+        return f"no secure connection ({inner.reason or type(inner).__name__})"
+    if isinstance(inner, OSError) and inner.strerror:
+        return inner.strerror
+    return type(inner).__name__

@@ -1,0 +1,145 @@
+"""Views of a run that goes on: a live table on a terminal, plain lines elsewhere, JSON lines for programs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from traincheck.printable import json_text
+from traincheck.reporting import status_words, words
+from traincheck.reporting.json_report import tellable
+from traincheck.reporting.terminal import TerminalSink
+from traincheck.vocab.finding import Finding
+from traincheck.vocab.status import ENDED, RESTING, SILENT, TRAINING, RankStatus, RunStatus
+
+PLAIN_FIRST, PLAIN_EVERY = 2.0, 30.0
+"""Seconds between two plain lines about a run that goes on as before: at first, and after they have doubled."""
+
+JSON_EVERY = 2.0
+"""Seconds between two status objects: as often as the run says something new of itself."""
+
+ROWS = 20
+"""Ranks that are shown one by one: those that need a look, then the first ones."""
+
+_STYLES = {TRAINING: "green", ENDED: "dim", SILENT: "bold red", RESTING: "yellow"}
+
+
+class JsonLines:
+    """One JSON object a line, given to `put`: of kind "finding" at once, of kind "status" now and then.
+
+    The first and the last status are always told, and so is each change of the state of the run or of a rank.
+    """
+
+    def __init__(self, put: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
+        self._put = put
+        self._now = now
+        self._due = 0.0
+        self._standing: object = None
+
+    def look(self, findings: Sequence[Finding], status: RunStatus) -> None:
+        """Tell what is new."""
+        for finding in findings:
+            self._tell("finding", {"finding": tellable(finding)})
+        standing = _standing(status)
+        if standing != self._standing or self._now() >= self._due:
+            self._standing, self._due = standing, self._now() + JSON_EVERY
+            self._tell("status", tellable(status))
+
+    def close(self) -> None:
+        """Nothing: every line stands by itself."""
+
+    def _tell(self, kind: str, told: dict[str, object]) -> None:
+        self._put(json_text(json.dumps({"kind": kind, **told}, ensure_ascii=False)))
+
+
+class PlainLines:
+    """Findings at length, and a line about the run when something has changed or some time has passed."""
+
+    def __init__(self, console: Console | None = None, now: Callable[[], float] = time.monotonic) -> None:
+        self._console = console or Console(highlight=False)
+        self._sink = TerminalSink(self._console)
+        self._now = now
+        self._due = 0.0
+        self._pause = PLAIN_FIRST
+        self._standing: object = None
+
+    def look(self, findings: Sequence[Finding], status: RunStatus) -> None:
+        """Tell what is new."""
+        for finding in findings:
+            self._sink.show(finding)
+        standing = _standing(status)
+        if standing != self._standing or (self._now() >= self._due and status.ranks):
+            self._standing, self._due = standing, self._now() + self._pause
+            self._pause = min(2 * self._pause, PLAIN_EVERY)
+            for line in _lines(status):
+                self._console.print(Text(line), soft_wrap=True)
+        self._console.file.flush()  # to a pipe, too, while the run goes on
+
+    def close(self) -> None:
+        """Nothing: every line stands by itself."""
+
+
+class LiveView:
+    """A table of the ranks that is kept current, with the findings above it."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
+        self._sink = TerminalSink(self._console)
+        self._live = Live(console=self._console, refresh_per_second=2, transient=True)
+        self._live.start()
+
+    def look(self, findings: Sequence[Finding], status: RunStatus) -> None:
+        """Show what is new."""
+        table = [_table(status)] if status.ranks else []
+        self._live.update(Group(*(Text(line, "bold") for line in _lines(status)), *table))
+        for finding in findings:
+            self._sink.show(finding)
+        if status.over:
+            self._live.stop()
+            for line in _lines(status):
+                self._console.print(Text(line), soft_wrap=True)
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        self._live.stop()
+
+
+def _standing(status: RunStatus) -> object:
+    """What is told at once when it changes."""
+    odd = tuple((rank.rank, rank.process, rank.state) for rank in status.ranks if rank.state in (SILENT, RESTING))
+    return status.state, bool(status.ranks), odd, status.unread
+
+
+def _lines(status: RunStatus) -> list[str]:
+    told = [f"{status.script or 'run'}: {status_words.line(status)}" if status.ranks else status_words.line(status)]
+    if status.silent:
+        told.append(status_words.silence(status.silent))
+    told += [f"not read: {reason}" for reason in status.unread]
+    if status.over:
+        told.append(status_words.ending(status))
+    return [words.plain(line) for line in told]
+
+
+def _table(status: RunStatus) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("rank", "steps", "speed", "dropped", "cost"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    shown = sorted(status.ranks, key=lambda rank: (rank.state not in (SILENT, RESTING), rank.rank))
+    for rank in shown[:ROWS]:
+        table.add_row(*_row(rank))
+    if len(shown) > ROWS:
+        table.add_row(f"and {len(shown) - ROWS:,} more")
+    return table
+
+
+def _row(rank: RankStatus) -> list[Text]:
+    numbers = (str(rank.rank), f"{rank.steps:,}", status_words.speed(rank.steps_per_second), f"{rank.dropped:,}")
+    state = Text(status_words.standing(rank), _STYLES.get(rank.state, ""))
+    return [*(Text(number) for number in (*numbers, status_words.share(rank.cost))), state]

@@ -1,0 +1,238 @@
+"""Control: this process does what control.json asks, and says in an answer how far it has come. See decision 0016.
+
+Note [Two threads]
+A small thread looks at the file twice a second and writes the answers, so that nothing waits for a disk. What concerns
+sources takes effect on the thread that trains, when a window ends; all the rest (which steps are watched, mutes, a
+stop) is handed over at once, and holds from the next step on.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from traincheck.errors import TrainCheckError
+from traincheck.runtime.background import background
+from traincheck.runtime.complaint import complain
+from traincheck.runtime.place import Place
+from traincheck.trace.control import Answer, Control, ControlFile, change_control, withdraw_answer, write_answer
+from traincheck.trace.folder import RunFolder
+from traincheck.trace.notes import StopAsked
+from traincheck.vocab.absence import CORE, OTHERS
+from traincheck.vocab.finding import Finding
+
+PAUSE = 0.5
+"""Seconds between two looks at the file."""
+
+AHEAD = 1.5
+"""Seconds that the first rank gives the others to learn before which update all of them stop."""
+
+PATIENCE = 3.0
+"""Seconds that the others wait for it to say so."""
+
+
+class Orders(Protocol):
+    """What can be asked of an observed process. All may be called from any thread but `switch`."""
+
+    def found(self, finding: Finding) -> None:
+        """Somebody else has found this of several ranks."""
+
+    def mute(self, muted: Mapping[str, str]) -> None:
+        """These rules, and no others, are not judged from now on."""
+
+    def sample(self, interval: int | None, budget: float | None) -> str:
+        """Watch these steps; why that cannot be done, empty where it can."""
+
+    def switch(self, source: str, *, off: bool) -> None:
+        """Have a source tell nothing, or tell again; on the thread that trains, when a window has ended."""
+
+    def look(self, steps: int) -> str:
+        """Look closer for so many steps; why that cannot be done."""
+
+    def snapshot(self) -> None:
+        """Write a snapshot before the next update."""
+
+    def stop(self, because: StopAsked) -> None:
+        """End the training before the next update, or that of `because.at`."""
+
+
+@dataclass
+class State:
+    """How far a process has come, as others on its threads see it."""
+
+    step: int = 0
+    training: bool = False
+    remarks: list[str] = field(default_factory=list)
+    """What was asked and could not be done."""
+    full: list[tuple[int, int]] = field(default_factory=list)
+    snapshots: list[str] = field(default_factory=list)
+
+    def decline(self, why: str) -> None:
+        if why and why not in self.remarks:
+            self.remarks.append(why)
+
+
+class Controlled:
+    """Follows control.json until it is closed. `where` is asked for the place of this process."""
+
+    def __init__(
+        self, folder: RunFolder, process: int, where: Callable[[], Place], orders: Orders, state: State
+    ) -> None:
+        self._folder = folder
+        self._process = process
+        self._where = where
+        self._orders = orders
+        self._state = state
+        self._file = ControlFile(folder.path)
+        self._taken = Control()
+        self._fresh = True
+        self._coming: Control | None = None  # for the thread that trains
+        self._serial = 0
+        self._since = 0
+        self._off: frozenset[str] = frozenset()
+        self._stopping = 0.0  # when a stop was first seen
+        self._stopped = False
+        self._pace = (0.0, 0)
+        self._told: Answer | None = None
+        self._refused = False
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = background(self._watch, "traincheck-control")
+
+    def close(self) -> None:
+        """Say that this process has ended."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(2 * PAUSE)
+        self._answer(ended=True)
+
+    def at_border(self) -> None:
+        """Do what is asked of sources; called on the thread that trains when a window has ended."""
+        control, self._coming = self._coming, None
+        if control is None:
+            return
+        wanted = frozenset(control.off) & frozenset(OTHERS)
+        for source in sorted(self._off ^ wanted):
+            self._orders.switch(source, off=source in wanted)
+        self._off = wanted
+        self._since, self._serial = self._state.step + 1, control.serial
+
+    # -- on the thread of its own ----------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while True:
+            try:
+                control = self._file.news()
+                if control is not None:
+                    self._take(control)
+            except TrainCheckError as error:
+                complain(f"what is asked of this run cannot be read, and is left aside: {error}")
+            except Exception as error:  # a thread of ours must not end without a word
+                complain(f"control: {type(error).__name__}: {error}")
+            self._see_to_stop()
+            self._answer()
+            self._fresh = False
+            if self._over.wait(PAUSE):
+                return
+
+    def _take(self, control: Control) -> None:
+        before, self._taken = self._taken, control
+        state, orders = self._state, self._orders
+        if control.muted != before.muted:
+            orders.mute(control.muted)
+        if (control.sample, control.budget) != (before.sample, before.budget):
+            state.decline(orders.sample(control.sample, control.budget))
+        for source in sorted(set(control.off) - set(before.off)):
+            if source in CORE:
+                state.decline(f"source {source} cannot be switched off: all others rest on it")
+            elif source not in OTHERS:
+                state.decline(f"there is no source {source}")
+        if not self._fresh:  # what was asked for once before this process began was asked of others
+            for finding in control.found[len(before.found) :]:
+                orders.found(finding)
+            if control.look.number > before.look.number:
+                state.decline(orders.look(control.look.steps))
+            if control.snapshot.number > before.snapshot.number:
+                orders.snapshot()
+        if frozenset(control.off) & frozenset(OTHERS) == self._off or not state.training:
+            self._serial, self._since = control.serial, state.step + 1
+        self._coming = control
+
+    def _see_to_stop(self) -> None:
+        """All ranks are to stop before the update of the same step, so that none waits for another: the first says
+        which."""
+        now, step = time.monotonic(), self._state.step
+        (then, before), self._pace = self._pace, (now, step)
+        because = self._taken.stop
+        if because is None or self._stopped:
+            return
+        self._stopping = self._stopping or now
+        place = self._where()
+        if because.at is None and place.world_size > 1 and self._state.training:
+            if place.rank == 0:
+                pace = (step - before) / (now - then) if now > then else 0.0
+                self._agree(step + 2 + math.ceil(pace * AHEAD))
+                return
+            if now - self._stopping < PATIENCE:
+                return
+        self._stopped = True
+        self._orders.stop(because)
+
+    def _agree(self, at: int) -> None:
+        def said(control: Control) -> Control:
+            stop = control.stop
+            if stop is None or stop.at is not None:
+                return control
+            return msgspec.structs.replace(control, stop=msgspec.structs.replace(stop, at=at))
+
+        try:
+            self._take(change_control(self._folder.path, said))
+        except TrainCheckError as error:
+            complain(f"the ranks could not agree on where to stop: {error}")
+            self._stopped = True
+            if self._taken.stop is not None:
+                self._orders.stop(self._taken.stop)
+
+    def _answer(self, *, ended: bool = False) -> None:
+        place, state, taken = self._where(), self._state, self._taken
+        answer = Answer(
+            rank=place.rank,
+            process=self._process,
+            host=platform.node(),
+            serial=self._serial,
+            step=self._since,
+            training=state.training,
+            ended=ended,
+            waiting=self._waiting(taken) if not ended else "",
+            declined=tuple(state.remarks),
+            full=tuple(state.full),
+            snapshots=tuple(state.snapshots),
+        )
+        told = self._told
+        if answer == told or self._process != os.getpid():
+            return
+        try:
+            if told is not None and told.rank != answer.rank:
+                withdraw_answer(self._folder.path, told.rank, self._process)
+            write_answer(self._folder.path, answer)
+            self._told = answer
+        except TrainCheckError as error:
+            if not self._refused:
+                self._refused = True
+                complain(str(error))
+
+    def _waiting(self, taken: Control) -> str:
+        if taken.stop is not None:
+            at = f" before the update of step {taken.stop.at}" if taken.stop.at else " before its next update"
+            return f"to stop{at}"
+        return "for the end of the step under way" if self._serial < taken.serial else ""

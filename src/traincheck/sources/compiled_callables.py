@@ -1,0 +1,178 @@
+"""Compiled callables: what it is that is compiled, as far as can be told without running it.
+
+Note [Only steps]
+A compiled optimizer step is mostly a small function of the program's, `lambda: optimizer.step()`. That it steps, and
+does nothing else, is read from its code: it runs straight through, and all that it calls is the `step` of one
+optimizer, and perhaps of schedulers, that its names lead to. Then each call of it is a call of these. Of any other
+function nothing is said beforehand.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterator, Mapping, Sequence
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+_CALLS_OF_MODULE = ("__call__", "_wrapped_call_impl", "_call_impl")
+_DEEPEST = 4
+"""Wrappers that are looked through: those of torch itself (for a layer of torch, for a scheduler) are two deep."""
+
+
+class Compiled(NamedTuple):
+    """What a compiled callable is: a module, or steps of an optimizer and of schedulers, or any other function.
+
+    `model` is a module with parameters that such a function was given or refers to.
+    """
+
+    name: str
+    module: nn.Module | None = None
+    optimizer: Optimizer | None = None
+    schedulers: tuple[Any, ...] = ()
+    model: nn.Module | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all that it does to the state of a training is known."""
+        return self.module is not None or self.optimizer is not None or bool(self.schedulers)
+
+
+def compiled(function: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> Compiled:
+    """What `function` is, which is about to be called with these arguments."""
+    name = str(getattr(function, "__qualname__", type(function).__name__)).replace("<locals>.", "")
+    for _ in range(_DEEPEST):
+        if isinstance(function, nn.Module):
+            return Compiled(type(function).__name__, function)
+        owner = getattr(function, "__self__", None)
+        called = getattr(function, "__name__", "")
+        if isinstance(owner, nn.Module) and called in _CALLS_OF_MODULE:
+            return Compiled(type(owner).__name__, owner)
+        if isinstance(owner, Optimizer) and called == "step" and not args and not keywords:
+            return Compiled(name, optimizer=owner)
+        if isinstance(owner, nn.Module):
+            return Compiled(name, model=_model(owner))
+        if isinstance(function, FunctionType):
+            optimizer, schedulers = _steps(function, args)
+            if optimizer is not None or schedulers:
+                return Compiled(name, optimizer=optimizer, schedulers=schedulers)
+        inside = getattr(function, "__wrapped__", None)
+        if inside is None:
+            break
+        function = inside
+    return Compiled(name, model=_model_of(function, args, keywords))
+
+
+# -- models that a function uses ---------------------------------------------------------------------------------------
+
+
+def _model_of(function: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> nn.Module | None:
+    """The first model among the arguments of a function and what it refers to."""
+    function = getattr(function, "__func__", function)
+    led_to = _referred_to(function) if isinstance(function, FunctionType) else iter(())
+    for value in (*args, *keywords.values(), *led_to):
+        if isinstance(value, nn.Module) and (model := _model(value)) is not None:
+            return model
+    return None
+
+
+def _model(module: nn.Module) -> nn.Module | None:
+    return module if next(module.parameters(), None) is not None else None
+
+
+def _referred_to(function: FunctionType) -> Iterator[Any]:
+    """The values of the names in a function that are of the functions around it, or global."""
+    for name in (*function.__code__.co_freevars, *function.__code__.co_names):
+        yield _value_of(name, function, ())
+
+
+# -- functions that step -----------------------------------------------------------------------------------------------
+
+_BRANCHES = ("JUMP", "FOR_", "SETUP", "BEFORE_", "YIELD", "RAISE", "SEND", "IMPORT", "STORE_", "DELETE_")
+"""Beginnings of the names of instructions that a function which runs straight through has none of."""
+
+_CALL = ("CALL", "CALL_FUNCTION", "CALL_METHOD", "CALL_KW", "CALL_FUNCTION_KW", "CALL_FUNCTION_EX")
+_READ = ("LOAD_ATTR", "LOAD_METHOD")
+
+
+def _steps(function: FunctionType, args: Sequence[Any]) -> tuple[Optimizer | None, tuple[Any, ...]]:
+    """The optimizer and the schedulers that a function steps, if it does nothing else; see Note [Only steps]."""
+    if getattr(function, "_wrapped_by_lr_sched", False):  # what a scheduler has made of the step of its optimizer
+        held = _referring(function)
+        return (held, ()) if isinstance(held, Optimizer) and not args else (None, ())
+    optimizers, schedulers = [], []
+    for name, *attributes, last in _called(function.__code__):
+        receiver = _value_of(name, function, args)
+        for attribute in attributes:
+            receiver = getattr(receiver, "__dict__", {}).get(attribute)
+        if last == "step" and isinstance(receiver, Optimizer) and getattr(type(receiver).step, "hooked", False):
+            optimizers.append(receiver)
+        elif last == "step" and isinstance(receiver, LRScheduler):
+            schedulers.append(receiver)
+        else:
+            return None, ()
+    if len(optimizers) > 1:
+        return None, ()
+    return (optimizers[0] if optimizers else None), tuple(schedulers)
+
+
+def _referring(function: FunctionType) -> Any:
+    for cell in function.__closure__ or ():
+        held = cell.cell_contents
+        if callable(held) and type(held).__name__ == "ReferenceType":
+            return held()
+    return None
+
+
+_chains: dict[CodeType, tuple[tuple[str, ...], ...]] = {}
+
+
+def _called(code: CodeType) -> tuple[tuple[str, ...], ...]:
+    """What a function that runs straight through calls, without arguments, as names: `("self", "optimizer", "step")`.
+    Nothing for any other function."""
+    found = _chains.get(code)
+    if found is None:
+        found = _chains[code] = tuple(_read_calls(code))
+    return found
+
+
+def _read_calls(code: CodeType) -> list[tuple[str, ...]]:
+    chains: list[tuple[str, ...]] = []
+    calls = 0
+    chain: tuple[str, ...] = ()
+    for step in dis.get_instructions(code):
+        if any(part in step.opname if part == "JUMP" else step.opname.startswith(part) for part in _BRANCHES):
+            return []
+        if step.opname in ("LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME") or step.opname.startswith("LOAD_FAST"):
+            chain = (str(step.argval),)
+        elif step.opname in _READ:
+            chain = (*chain, str(step.argval))
+        elif step.opname in _CALL:
+            if step.arg or len(chain) < 2:
+                return []
+            calls += 1
+            chains.append(chain)
+            chain = ()
+        elif step.opname.startswith("LOAD_") and step.opname != "LOAD_CONST":
+            return []
+    return chains
+
+
+_UNKNOWN = object()
+
+
+def _value_of(name: str, function: FunctionType, args: Sequence[Any]) -> Any:
+    """What a name in a function stands for, so far as it can be told from outside."""
+    code = function.__code__
+    if name in code.co_freevars:
+        try:
+            return (function.__closure__ or ())[code.co_freevars.index(name)].cell_contents
+        except (ValueError, IndexError):
+            return _UNKNOWN
+    if name in code.co_varnames[: code.co_argcount]:
+        place = code.co_varnames.index(name)
+        return args[place] if place < len(args) else _UNKNOWN
+    return function.__globals__.get(name, _UNKNOWN)

@@ -1,0 +1,74 @@
+"""Open steps: the updates of optimizers that are under way, and what each of them found."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+from traincheck.sources.gradients import Held
+from traincheck.sources.recorder import OpenCall
+
+
+class Before:
+    """What a step found: the variables concerned, their gradients and their fingerprints."""
+
+    __slots__ = ("data", "gradients", "held", "rates", "state")
+
+    def __init__(self, held: Sequence[Held], gradients: list[str], rates: dict[int, float]) -> None:
+        self.held = held
+        self.gradients = gradients
+        self.rates = rates
+        self.data: list[int | None] = []
+        self.state: dict[tuple[int, str], int | None] = {}
+
+
+class OpenStep(NamedTuple):
+    """A step under way. `frame` is of the function which called our hook: torch tells us of no step that raised.
+
+    One that is not watched has neither `call` nor `before`. `aside` says that nothing is told of what runs in it.
+    """
+
+    call: OpenCall | None
+    optimizer: str
+    before: Before | None
+    frame: FrameType
+    thread: int
+    aside: bool = False
+
+    def runs(self) -> bool:
+        """Whether the step is still on the stack (of another thread that is not known, so it is taken to be)."""
+        return threading.get_ident() != self.thread or _on_stack(self.frame)
+
+
+def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a step was given to call, None for nothing. The first of `args` is the optimizer."""
+    return next((arg for arg in (*args[1:], kwargs.get("closure")) if arg is not None), None)
+
+
+def is_torchs(optimizer: Any) -> bool:
+    """Whether a step of it runs code of torch's alone."""
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        return False
+    return not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+def hooked() -> FrameType:
+    """The frame that called our hook: the one of `step` itself."""
+    frame = sys._getframe(1)
+    while (_is_ours(frame) or frame.f_code.co_name == "<listcomp>") and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith("traincheck.")
+
+
+def _on_stack(wanted: FrameType) -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not wanted:
+        frame = frame.f_back
+    return frame is wanted

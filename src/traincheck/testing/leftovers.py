@@ -1,0 +1,272 @@
+"""Leftovers: all that observing could leave in a process, to be compared before and after.
+
+For the tests of a package that brings its own source::
+
+    from traincheck.testing.leftovers import differences, object_state, process_state
+
+    def test_nothing_is_left() -> None:
+        before = process_state()
+        with observing_with(MySource()):
+            train()
+        assert differences(before, process_state()) == {}
+
+Imports nothing that is not imported already, torch included.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import gc
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import types
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+State = dict[str, object]
+
+LIBRARIES = ("torch", "safetensors", "builtins", "multiprocessing", "threading", "pickle", "copy", "logging")
+"""Packages whose functions and classes are looked at."""
+
+_HOOKS = ("_global_", "_extra_state", "_builtin_table")
+"""How dicts of torch's modules begin in which others are registered."""
+
+
+def process_state() -> State:
+    """What a process has that observing could have changed, by name; values are compared by `==`.
+
+    Functions and classes are told by their identity. Known limitations: what was registered with `os.register_at_fork`
+    cannot be asked for.
+    """
+    return {
+        **_functions(),
+        **_registered(),
+        **_torch(),
+        **_interpreter(),
+        **_signals(),
+        **_system(),
+        **_random(),
+    }
+
+
+def differences(before: Mapping[str, object], after: Mapping[str, object]) -> dict[str, tuple[object, object]]:
+    """What is not as it was. A module that was first imported meanwhile is no difference."""
+    found = {}
+    for name in sorted({*before, *after}):
+        old, new = before.get(name, _MISSING), after.get(name, _MISSING)
+        if old != new and not (old is _MISSING and name.partition(":")[0] not in _modules_of(before)):
+            found[name] = (old, new)
+    return found
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+_MISSING = _Missing()
+
+
+def _modules_of(state: Mapping[str, object]) -> frozenset[str]:
+    found = state.get("modules looked at", frozenset())
+    return found if isinstance(found, frozenset) else frozenset()
+
+
+# -- functions and classes -------------------------------------------------------------------------------------------
+
+
+def _looked_at() -> Iterator[tuple[str, types.ModuleType]]:
+    for name, module in list(sys.modules.items()):
+        if name.split(".", 1)[0] in LIBRARIES and isinstance(module, types.ModuleType):
+            yield name, module
+
+
+def _functions() -> State:
+    """The functions of modules and the members of their classes, by identity."""
+    found: State = {}
+    names = set()
+    seen: set[int] = set()
+    for name, module in _looked_at():
+        names.add(name)
+        for attribute, value in list(vars(module).items()):
+            if issubclass(type(value), type):  # asked of nobody: some objects of torch complain when they are
+                found[f"{name}:{attribute}"] = id(value)
+                if id(value) not in seen and str(value.__module__).split(".", 1)[0] in LIBRARIES:
+                    seen.add(id(value))
+                    found.update(_members(f"{name}:{attribute}", value))
+            elif callable(value):
+                found[f"{name}:{attribute}"] = id(value)
+    found["modules looked at"] = _Growing(names)
+    return found
+
+
+def _members(name: str, cls: type) -> Iterator[tuple[str, object]]:
+    for attribute, value in list(vars(cls).items()):
+        if callable(value) or isinstance(value, (property, classmethod, staticmethod)):
+            yield f"{name}.{attribute}", id(value)
+
+
+class _Growing(frozenset[str]):
+    """Names of modules; more of them are no difference."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, frozenset)
+
+    __hash__ = frozenset.__hash__
+
+
+def _registered() -> State:
+    """What is registered in the dicts of torch's modules."""
+    found: State = {}
+    for name, module in _looked_at():
+        for attribute, value in list(vars(module).items()):
+            if attribute.startswith(_HOOKS) and isinstance(value, dict):
+                found[f"{name}:{attribute} holds"] = {key: id(entry) for key, entry in value.items()}
+    return found
+
+
+# -- states ----------------------------------------------------------------------------------------------------------
+
+
+def _torch() -> State:
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    dispatch: Any = sys.modules.get("torch.utils._python_dispatch")
+    found: State = {
+        "function modes": list(map(id, torch.overrides._get_current_function_mode_stack())),
+        "torch functions": str(torch._C._get_torch_function_state()),
+        "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()),
+        "autocast": (torch.is_autocast_enabled("cpu"), str(torch.get_autocast_dtype("cpu"))),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "default dtype": str(torch.get_default_dtype()),
+        "threads of torch": (torch.get_num_threads(), torch.get_num_interop_threads()),
+        "always warns": torch.is_warn_always_enabled(),
+        "fused attention": torch.backends.mha.get_fastpath_enabled(),
+    }
+    if dispatch is not None:
+        found["dispatch modes"] = list(map(id, dispatch._get_current_dispatch_mode_stack()))
+    return found
+
+
+def _interpreter() -> State:
+    monitoring = getattr(sys, "monitoring", None)
+    return {
+        "trace": (id(sys.gettrace()), id(sys.getprofile())),
+        "trace of threads": (
+            id(getattr(threading, "_trace_hook", None)),
+            id(getattr(threading, "_profile_hook", None)),
+        ),
+        "monitoring": [monitoring.get_tool(tool) for tool in range(6)] if monitoring is not None else [],
+        "finders": list(map(id, sys.meta_path)),
+        "search path": list(sys.path),
+        "path hooks": list(map(id, sys.path_hooks)),
+        "hooks": [id(getattr(sys, name)) for name in ("excepthook", "unraisablehook", "displayhook", "breakpointhook")],
+        "hook of threads": id(threading.excepthook),
+        "streams": [id(getattr(sys, name)) for name in ("stdin", "stdout", "stderr")],
+        "limits": (sys.getrecursionlimit(), sys.getswitchinterval()),
+        "built in": {name: id(value) for name, value in vars(builtins).items() if name != "_"},
+        "at exit": atexit._ncallbacks(),
+        "warnings": (list(warnings.filters), id(warnings.showwarning)),
+        "collector": (gc.isenabled(), gc.get_threshold(), list(map(id, gc.callbacks))),
+        "root logger": (logging.root.level, list(map(id, logging.root.handlers)), logging.root.disabled),
+        "finalizers": sum(not _is_of_compiler(one.func) for one in _finalizers()),
+    }
+
+
+def _signals() -> State:
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    known = sorted(signal.valid_signals())
+    return {
+        "signal handlers": {int(number): id(signal.getsignal(number)) for number in known},
+        "signal mask": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
+    }
+
+
+def _system() -> State:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return {
+        "environment": dict(os.environ),
+        "working directory": str(Path.cwd()),
+        "umask": mask,
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "descriptors": _descriptors(),
+    }
+
+
+def _descriptors() -> dict[str, str]:
+    """What each open descriptor is of."""
+    found = {}
+    table = Path("/proc/self/fd")
+    for end in table.iterdir() if table.is_dir() else ():
+        try:
+            found[end.name] = str(end.readlink())
+        except OSError:  # the one by which we have just looked
+            continue
+    return found
+
+
+def _random() -> State:
+    torch: Any = sys.modules.get("torch")
+    numpy: Any = sys.modules.get("numpy")
+    found: State = {"random of Python": random.getstate()}
+    if torch is not None:
+        found["random of torch"] = bytes(torch.get_rng_state().tolist())
+    if numpy is not None and "numpy.random" in sys.modules:
+        found["random of numpy"] = repr(numpy.random.get_state())
+    return found
+
+
+# -- objects of the program ------------------------------------------------------------------------------------------
+
+
+def object_state(*things: Any) -> State:
+    """What observing could have left on modules, optimizers and other objects: attributes, hooks, weak references.
+
+    Of a module, those inside it and its parameters are looked at as well.
+    """
+    found: State = {}
+    for place, thing in enumerate(things):
+        for name, one in _parts(f"{place}", thing):
+            found[f"{name} is"] = (id(type(one)), weakref.getweakrefcount(one))
+            attributes = getattr(one, "__dict__", {})
+            found[f"{name} has"] = {key: _told(value) for key, value in attributes.items()}
+            for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+                if hasattr(type(one), hooks):
+                    found[f"{name}.{hooks}"] = _told(getattr(one, hooks))
+    return found
+
+
+def _parts(name: str, thing: Any) -> Iterable[tuple[str, Any]]:
+    yield name, thing
+    if hasattr(thing, "named_modules"):
+        yield from ((f"{name}.{inner}", module) for inner, module in thing.named_modules() if inner)
+        yield from ((f"{name}.{inner}", parameter) for inner, parameter in thing.named_parameters())
+
+
+def _told(value: Any) -> object:
+    if isinstance(value, (str, int, float, bool, type(None))):
+        return value
+    if isinstance(value, dict):
+        return {str(key) if isinstance(key, str) else id(key): id(entry) for key, entry in value.items()}
+    return id(value)
+
+
+def _finalizers() -> list[Any]:
+    return list(getattr(weakref.finalize, "_registry", {}).values())
+
+
+def _is_of_compiler(function: Any) -> bool:
+    """Whether torch's compiler has it, which keeps more and more of them."""
+    function = getattr(function, "func", function)  # of a partial one
+    return str(getattr(function, "__module__", "")).startswith("torch._dynamo")

@@ -1,0 +1,25 @@
+"""The format of a run folder: its number, and what its files are called.
+
+Without pyarrow, which takes longer to import than all that a command does before the program starts.
+"""
+
+FORMAT = 2
+"""Format of a run folder (event files, run.json, process notes); every change that an older reader would misread takes
+the next number.
+
+1 (0.1.0): `events-<rank>-<process>.arrows`, an Arrow IPC stream with the columns of schema.py and one record batch to a
+window; run.json with `Manifest`; `process-<rank>-<process>.json` with `ProcessNote`.
+
+2 (0.1.0): readings and the tensors of calls, as rows of their own below the changes; the columns of `SINCE` are new. A
+file of format 1 has neither, and reads as such. A recording may go on in `events-<rank>-<process>.<number>.arrows`, see
+segments.py; the metadata of these say which steps were removed before.
+"""
+
+MANIFEST = "run.json"
+
+BOOK_FILE = "book.jsonl"
+"""The book that a run was checked live against, kept in its run folder: what was observed follows from it."""
+
+EVENTS, TOLD = "events", "told"
+"""How the files of a process begin: all that was observed, and what it tells the other ranks (see
+checking/digests.py)."""

@@ -1,0 +1,65 @@
+"""Segments: the files that a long recording is in, one behind the other, and which of them were removed.
+
+The first has the name of the recording (`events-0-4078.arrows`), the others have their number in it
+(`events-0-4078.2.arrows`). Each can be read by itself. The next one is there before one ends, so at an end mark nothing
+follows where no other segment is to be found.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from traincheck.errors import TraceOutOfReach
+from traincheck.trace.addresses import Address, place
+
+_NUMBERED = re.compile(r"(?P<stem>.+)\.(?P<number>\d{1,9})\.arrows")
+
+
+def segment_of(recording: Path, number: int) -> Path:
+    """The file of a segment, numbered from 1."""
+    return recording if number == 1 else recording.with_suffix(f".{number}{recording.suffix}")
+
+
+def number_of(segment: Path) -> int:
+    """The number of a segment."""
+    match = _NUMBERED.fullmatch(segment.name)
+    return int(match["number"]) if match else 1
+
+
+def segments(recording: str | os.PathLike[str]) -> tuple[Path, ...]:
+    """The segments of a recording that are there, in order. Raises TraceOutOfReach."""
+    first = place(recording)
+    return first, *(segment_of(first, number) for number in sorted(_numbers(first)))
+
+
+def segments_in_turn(recording: str | os.PathLike[str]) -> Iterator[Path]:
+    """What `segments` says, of a recording that may still be written: the next one is looked for when it is asked for.
+
+    Raises TraceOutOfReach.
+    """
+    first, number = place(recording), 1
+    while True:
+        yield segment_of(first, number)
+        later = [found for found in _numbers(first) if found > number]
+        if not later:
+            return
+        number = min(later)
+
+
+def is_gone(segment: Path) -> bool:
+    """Whether a segment was removed by the process that writes the recording (which never removes the first)."""
+    return number_of(segment) > 1 and not segment.exists()
+
+
+def _numbers(first: Path) -> list[int]:
+    """The numbers of the segments behind the first."""
+    try:
+        # Of a folder with files of thousands of ranks: twice as fast as by paths, which addresses need.
+        names = [one.name for one in first.parent.iterdir()] if isinstance(first, Address) else os.listdir(first.parent)  # noqa: PTH208
+    except OSError as error:
+        raise TraceOutOfReach(first.parent, error.strerror or str(error)) from error
+    matches = (_NUMBERED.fullmatch(name) for name in names if name.startswith(first.stem))
+    return [int(match["number"]) for match in matches if match and match["stem"] == first.stem]

@@ -1,0 +1,57 @@
+"""Two ranks that are looked at from elsewhere while they train: what is found of both, and one that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from jobs import PROGRAM, TORCHRUN, process_of_rank
+from running import Running, until
+
+WAITS = ("time.sleep(0.5)", "while not Path(sys.argv[2]).exists(): time.sleep(0.05)")
+"""At its end each rank waits for a file."""
+APART = ("loss = (model(batch)", "loss = (inner(batch)")
+"""The forward goes through the inner module, so that gradients are never reduced."""
+
+
+def program(home: Path, text: str) -> None:
+    (home / "train.py").write_text("from pathlib import Path\n" + text.replace(*WAITS))
+
+
+@pytest.mark.slow
+def test_what_is_found_of_several_ranks_is_seen_from_elsewhere_while_they_train(home: Path) -> None:
+    program(home, PROGRAM.replace(*APART))
+    words = ("run", "--book", "book.jsonl", "-o", "watched", "--", *TORCHRUN, "train.py", "7", "go")
+    watch, run = Running(home, "watch", "watched"), Running(home, *words)
+    try:
+        watch.says("TrainCheck ERROR at step 1 between ranks 0, 1: Gradients of replicas differ between ranks")
+        assert run.process.poll() is None
+        (home / "go").touch()
+        assert (run.ends(), watch.ends()) == (3, 3)
+    finally:
+        run.kill()
+        watch.kill()
+    assert "2 ranks" in watch.out and watch.out.count("Gradients of replicas differ between ranks\n") == 1
+    assert "no sign of life" not in watch.out
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_told_to_be_silent_while_the_other_goes_on(home: Path) -> None:
+    program(home, PROGRAM.replace("optimizer.step()", "optimizer.step(); time.sleep(0.05)"))
+    words = ("collect", "-o", "hanging", "--", *TORCHRUN, "train.py", "7", "never")
+    watch, run = Running(home, "watch", "hanging", "--silent-after", "15"), Running(home, *words)
+    try:
+        os.kill(process_of_rank(home / "hanging", 1), signal.SIGSTOP)  # the heart of rank 0 goes on beating
+        until(lambda: "rank 1 has given no sign of life for" in watch.out)
+        assert watch.process.poll() is None
+    finally:
+        run.kill()
+        watch.kill()
+        for file in (home / "hanging").glob("process-*"):
+            try:
+                os.kill(int(file.stem.rsplit("-", 1)[1]), signal.SIGKILL)
+            except ProcessLookupError:
+                continue

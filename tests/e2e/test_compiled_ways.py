@@ -1,0 +1,105 @@
+"""Training with torch.compile in every way: the same results, the same graphs, and no false alarm."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from once import made_once
+
+PROGRAM = Path(__file__).parent / "programs" / "compiled_ways.py"
+ROOT = Path(__file__).resolve().parents[2]
+EAGER = ("plain", "plain_accumulation")
+FAST = ("whole_model", "graph_break", "train_step", "step_in_a_lambda")
+SLOW = ("inductor", "reduce_overhead")
+
+
+def execute(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200"}
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+
+
+def told(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert found
+    return found
+
+
+def traincheck(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return execute(folder, sys.executable, "-m", "traincheck", *words)
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A book of eager runs of the very program that is compiled afterwards."""
+    return made_once(tmp_path_factory, "eager", learn) / "eager.jsonl"
+
+
+def learn(folder: Path) -> None:
+    for number in range(3):
+        told(traincheck(folder, "collect", "-o", f"good-{number}", str(PROGRAM), *EAGER))
+    done = traincheck(folder, "infer", "good-0", "good-1", "good-2", "-o", "eager.jsonl")
+    assert done.returncode == 0, done.stderr
+
+
+def live(folder: Path, book: Path, alone: list[dict[str, Any]], ways: tuple[str, ...], *words: str) -> None:
+    """The program trains as ever while it is checked, and is found to be clean."""
+    command = ("run", "-o", "live", "-b", str(book), "--fail-on", "notice", *words, str(PROGRAM), *ways)
+    assert told(traincheck(folder, *command)) == alone
+    is_clean(folder / "live" / "report.json")
+
+
+def recorded(folder: Path, book: Path, alone: list[dict[str, Any]], ways: tuple[str, ...]) -> None:
+    """And so where all of it is recorded."""
+    assert told(traincheck(folder, "collect", "-o", "full", str(PROGRAM), *ways)) == alone
+    checked = traincheck(folder, "check", "full", "-b", str(book), "--json", "full.json", "--fail-on", "notice")
+    assert checked.returncode == 0, checked.stdout
+    is_clean(folder / "full.json")
+
+
+def is_clean(report: Path) -> None:
+    result = json.loads(report.read_text())
+    assert result["verdict"] == "clean"
+    assert any(reason.startswith("compiled: ") for reason in result["not_observed"])
+    assert all(reason.startswith(("compiled: ", "what is compiled")) for reason in result["not_observed"])
+
+
+@pytest.mark.slow
+def test_some_ways(tmp_path: Path, book: Path) -> None:
+    alone = told(execute(tmp_path, sys.executable, str(PROGRAM), *FAST))
+    live(tmp_path, book, alone, FAST)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_all_ways(tmp_path: Path, book: Path) -> None:
+    done = execute(PROGRAM.parent, sys.executable, "-c", "import compiled_ways; print(*compiled_ways.WAYS)")
+    ways = tuple(way for way in done.stdout.split() if way not in (*EAGER, *SLOW))
+    alone = told(execute(tmp_path, sys.executable, str(PROGRAM), *ways))
+    live(tmp_path, book, alone, ways, "--sample-every", "3", "--warm-up", "2")
+    recorded(tmp_path, book, alone, ways)
+
+
+@pytest.mark.slow
+def test_the_compiler_that_is_slow(tmp_path: Path, book: Path) -> None:
+    alone = told(execute(tmp_path, sys.executable, str(PROGRAM), *SLOW))
+    live(tmp_path, book, alone, SLOW)
+
+
+def test_a_program_that_compiles_nothing_does_not_pay_for_the_compiler(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(
+        "import sys, torch\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "model(torch.ones(1, 2)).sum().backward()\n"
+        "print('torch._dynamo' in sys.modules)\n"
+    )
+    alone = execute(tmp_path, sys.executable, "plain.py").stdout
+    assert alone == "False\n"
+    assert traincheck(tmp_path, "collect", "-o", "run", "plain.py").stdout.startswith(alone)

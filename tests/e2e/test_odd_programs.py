@@ -1,0 +1,60 @@
+"""Odd programs: what they compute, print and end with is what it is without us; see programs/odd_ways.py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_bit_identical import BOOK
+
+from traincheck.invariants.book import write_book
+
+PROGRAMS = Path(__file__).with_name("programs")
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+TRAINCHECK = [sys.executable, "-m", "traincheck"]
+
+
+def environ(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE), **more}
+
+
+def run(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words, cwd=folder, env=environ(**more), capture_output=True, text=True, timeout=900, stdin=subprocess.DEVNULL
+    )
+
+
+@pytest.mark.slow
+def test_odd_ways_to_train_compute_the_same(tmp_path: Path) -> None:
+    write_book(BOOK, tmp_path / "book.jsonl")
+    program = str(PROGRAMS / "odd_ways.py")
+    plain = run(tmp_path, sys.executable, program)
+    assert plain.returncode == 0, plain.stderr
+    ways = [line for line in plain.stdout.splitlines() if line.startswith("WAY")]
+    assert len(ways) > 30 and not [line for line in ways if "Error" in line.split(" ")[2]]
+    for command in (["collect", "-o", "full"], ["run", "--fail-on", "never", "-o", "live", "--book", "book.jsonl"]):
+        observed = run(tmp_path, *TRAINCHECK, *command, program)
+        assert observed.returncode == 0, observed.stderr
+        assert [line for line in observed.stdout.splitlines() if line.startswith("WAY")] == ways
+        assert observed.stdout == plain.stdout
+        told = [line for line in observed.stderr.splitlines() if "the training goes on" in line]
+        assert len(told) == 1 and "several threads train one module" in told[0]  # the last way, which is Hogwild's
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_odd_ends_are_the_programs_own(tmp_path: Path) -> None:
+    words = ["bash", str(PROGRAMS / "odd_ends.sh"), sys.executable, str(PROGRAMS / "odd_end.py")]
+    told = []
+    for name, before in (("plain", []), ("observed", [*TRAINCHECK, "collect", "-o", "run", "--"])):
+        folder = tmp_path / name
+        folder.mkdir()
+        done = run(folder, *before, *words)
+        assert "Fatal Python error" not in done.stderr and "terminate called" not in done.stderr
+        assert done.stderr.count("Traceback") == 1, done.stderr  # the program's own
+        told.append((done.returncode, done.stdout, [line for line in done.stderr.splitlines() if "KeyError" in line]))
+    assert told[0] == told[1]
+    assert told[0][1].count("END") == 10

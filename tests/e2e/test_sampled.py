@@ -1,0 +1,184 @@
+"""A run of which not all steps are watched, with the real command: quiet on clean programs, loud on buggy ones, and the
+same when its recording is checked afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_bit_identical import run as hashed
+from test_main_job import BUGGY, EXAMPLES, LEARNED_FROM, book, buggy_run, traincheck
+
+from jobs import PROGRAM, TORCHRUN, learn
+from once import made_once
+from traincheck.invariants.book import read_books
+from traincheck.runtime.sampling import in_sample
+from traincheck.trace.folder import RunFolder
+from traincheck.trace.reader import read_windows
+from traincheck.vocab.events import TRAIN
+
+pytestmark = pytest.mark.slow
+
+__all__ = ["book"]
+
+
+def sampled(script: Path, book: Path, folder: Path, *words: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and report of a run of which not all steps are watched."""
+    done = traincheck("run", "--book", book, "-o", folder, *words, script)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, json.loads((folder / "report.json").read_text())
+
+
+def told(folder: Path) -> list[int]:
+    """The training steps that the recording holds."""
+    (file,) = RunFolder.open(folder).event_files()
+    return [window.step for window in read_windows(file) if window.stage == TRAIN]
+
+
+FIRST = ("grad_accum_bf16", "buggy/missing_zero_grad_clean")
+"""Clean programs that are tried for every change: all of them together take long."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in FIRST else pytest.mark.long)
+        for name in (*LEARNED_FROM, *(f"buggy/{name}_clean" for name in BUGGY))
+    ],
+)
+def test_clean_programs_stay_clean(name: str, book: Path, tmp_path: Path) -> None:
+    folder, interval = tmp_path / "run", "3" if "_clean" in name else "5"
+    code, report = sampled(EXAMPLES / f"{name}.py", book, folder, "--sample-every", interval, "--warm-up", "4")
+    assert code == 0
+    assert [finding["title"] for finding in report["findings"] if finding["severity"] == "error"] == []
+    counts, cost = report["counts"], report["cost"]
+    assert counts["passed"] > 5 and counts["violated"] <= len(report["findings"])
+    steps = told(folder)
+    assert cost["watched"] == len(steps) < cost["steps"] == counts["steps"]
+    expected = [step for step in range(1, cost["steps"] + 1) if step <= 4 or in_sample(step, int(interval))]
+    assert steps == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "missing_zero_grad",
+        pytest.param("frozen_head", marks=pytest.mark.long),
+        pytest.param("stale_optimizer", marks=pytest.mark.long),
+    ],
+)
+def test_errors_are_found_at_the_first_watched_step_that_shows_them(
+    name: str, book: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    script = EXAMPLES / "buggy" / f"{name}.py"
+    whole = json.loads((buggy_run(name, book, tmp_path_factory) / "report.json").read_text())
+    _, found = sampled(script, book, tmp_path / "part", "--sample-every", "3", "--warm-up", "0")
+    first = min(finding["step"] for finding in whole["findings"] if finding["severity"] == "error")
+    errors = [finding for finding in found["findings"] if finding["severity"] == "error"]
+    assert errors and {one for each in errors for one in each["invariants"]} <= {
+        one for each in whole["findings"] for one in each["invariants"]
+    }
+    steps = told(tmp_path / "part")
+    # What is told of one step by the one before it needs both of them.
+    due = [step for step in steps if step >= first]
+    assert errors[0]["step"] in due[:2]
+    title, variable = BUGGY[name]
+    assert title in errors[0]["title"] and any(variable in one for one in errors[0]["variables"])
+
+
+def test_the_recording_is_judged_as_the_run_was(book: Path, tmp_path: Path) -> None:
+    script = EXAMPLES / "buggy" / "missing_zero_grad.py"
+    _, live = sampled(script, book, tmp_path / "live", "--sample-every", "4", "--warm-up", "3")
+    again = traincheck("check", tmp_path / "live", "--book", book, "--json", tmp_path / "offline.json")
+    assert again.returncode == 3, again.stderr
+    offline = json.loads((tmp_path / "offline.json").read_text())
+    for part in ("findings", "counts", "cost"):
+        assert offline[part] == live[part]
+
+
+@pytest.mark.long
+def test_rules_that_cannot_be_judged_are_told_as_never_triggered(book: Path, tmp_path: Path) -> None:
+    """What needs a whole pass, or the whole run, is not said to be violated, nor to hold."""
+    whole, part = (
+        sampled(EXAMPLES / "digits_cnn.py", book, tmp_path / name, *words)[1]["counts"]
+        for name, words in (("whole", ()), ("part", ("--sample-every", "6", "--warm-up", "2")))
+    )
+    assert part["violated"] == whole["violated"] == 0
+    assert part["not_triggered"] > whole["not_triggered"]
+    assert part["passed"] + part["not_triggered"] == whole["passed"] + whole["not_triggered"]
+    assert len(read_books([book]).invariants) >= part["invariants"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("script", ["small_gpt.py", "gan.py"])
+def test_training_is_bit_identical(script: str, book: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "traincheck", "run", "--fail-on", "never", "--book", str(book), "-o", "live"]
+    plain = hashed(tmp_path, script, sys.executable)
+    assert hashed(tmp_path, script, *command, "--sample-every", "3", "--warm-up", "2") == plain
+    assert 2 < len(told(tmp_path / "live")) < 200
+
+
+@pytest.mark.long
+def test_a_budget_is_kept_or_only_the_first_steps_are_watched(book: Path, tmp_path: Path) -> None:
+    code, report = sampled(EXAMPLES / "digits_cnn.py", book, tmp_path / "run", "--budget", "0.0001%", "--warm-up", "5")
+    assert code == 0 and report["cost"]["watched"] <= 7
+    assert told(tmp_path / "run")[:5] == [1, 2, 3, 4, 5]
+
+
+def test_a_recording_to_learn_from_is_whole(tmp_path: Path) -> None:
+    for option, value in (("--sample-every", "3"), ("--warm-up", "3"), ("--budget", "1%")):
+        done = traincheck("collect", option, value, "-o", tmp_path / "run", EXAMPLES / "digits_cnn.py")
+        assert done.returncode == 2 and not (tmp_path / "run").exists()
+        assert f"{option} was given '{value}'; expected nothing here" in " ".join(done.stderr.split())
+
+
+def test_two_ranks_are_compared_in_the_steps_that_both_watch(tmp_path_factory: pytest.TempPathFactory) -> None:
+    tmp_path = made_once(tmp_path_factory, "ranks", learn)
+    apart = PROGRAM.replace("optimizer.step()", "optimizer.step(); drift(model, dist.get_rank())").replace(
+        "def main(seed)", DRIFT + "def main(seed)"
+    )
+    for text, clean in ((PROGRAM, True), (apart, False)):
+        (tmp_path / "train.py").write_text(text)
+        folder = f"clean-{clean}"
+        command = [
+            sys.executable,
+            "-m",
+            "traincheck",
+            "run",
+            "--book",
+            "book.jsonl",
+            "-o",
+            folder,
+            "--fail-on",
+            "never",
+        ]
+        words = [*command, "--sample-every", "4", "--warm-up", "2", "--", *TORCHRUN, "train.py", "7"]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, env={**os.environ})
+        assert done.returncode == 0, done.stderr
+        report = json.loads((tmp_path / folder / "report.json").read_text())
+        assert (report["verdict"] == "clean") == clean, report["findings"]
+        files = sorted(RunFolder.open(tmp_path / folder).event_files())
+        steps = [[w.step for w in read_windows(file) if w.stage == TRAIN] for file in files]
+        trained = [of_rank for of_rank in steps if of_rank]
+        assert trained[0] == trained[1] and len(trained[0]) < report["counts"]["steps"]
+        assert all(state["compared"] == state["recorded"] for state in report["ranks"])
+        if not clean:
+            first = min(finding["step"] for finding in report["findings"] if finding["compared"])
+            assert first == next(step for step in trained[0] if step > 8)
+
+
+DRIFT = """
+STEPS = [0]
+
+def drift(model, rank):
+    STEPS[0] += 1
+    if STEPS[0] == 8 and rank == 1:
+        with torch.no_grad():
+            next(model.parameters()).add_(0.25)
+
+"""

@@ -1,0 +1,147 @@
+"""What happens before an update: callbacks of the program, snapshots, and the stop, in this order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import traincheck
+from traincheck.errors import StopTraining
+from traincheck.runtime import callbacks
+from traincheck.runtime.before_update import BeforeUpdate
+from traincheck.trace.notes import StopAsked
+from traincheck.vocab.finding import Finding
+
+FINDING = Finding("error", 4, 0, "Gradients stay", "", None, (), "", "", (), ("ab",), 4, 1)
+
+
+@pytest.fixture(autouse=True)
+def nothing_registered() -> Iterator[None]:
+    kept = list(callbacks._on_violation), list(callbacks._before_stop)
+    yield
+    callbacks._on_violation[:], callbacks._before_stop[:] = kept
+
+
+class Update:
+    """Before each update of a program; `log` says what happened."""
+
+    def __init__(self, callback: str = "") -> None:
+        self.log: list[str] = []
+        self.step = 7
+        self.before = BeforeUpdate(
+            lambda: self.step, lambda: self.log.append("snapshot"), lambda: self.log.append("told"), callback
+        )
+
+
+def test_mostly_nothing() -> None:
+    update = Update()
+    update.before()
+    assert update.log == []
+
+
+def test_snapshot_then_callbacks_then_the_stop_with_its_own_callbacks_first() -> None:
+    update = Update()
+    traincheck.on_violation(lambda finding: update.log.append(f"finding: {finding.title}"))
+    traincheck.before_stop(lambda: update.log.append("save"))
+    update.before.stop(StopAsked(title="enough", step=4))
+    update.before.tell(FINDING)
+    update.before.ask_snapshot()
+    with pytest.raises(StopTraining, match="after step 4: enough"):
+        update.before()
+    assert update.log == ["snapshot", "finding: Gradients stay", "save", "told"]
+
+
+def test_each_finding_and_snapshot_is_told_once() -> None:
+    update = Update()
+    traincheck.on_violation(lambda finding: update.log.append("finding"))
+    update.before.tell(FINDING)
+    update.before.ask_snapshot()
+    update.before()
+    update.before()
+    assert update.log == ["snapshot", "finding"]
+
+
+def test_an_error_in_a_callback_is_told_and_the_others_are_called(capsys: pytest.CaptureFixture[str]) -> None:
+    update = Update()
+
+    @traincheck.on_violation
+    def broken(finding: object) -> None:
+        raise LookupError("mine")
+
+    traincheck.on_violation(lambda finding: update.log.append("second"))
+    update.before.tell(FINDING)
+    update.before()
+    assert update.log == ["second"]
+    assert "broken, called for a finding, raised LookupError: mine" in capsys.readouterr().err
+
+
+def test_a_callback_may_stop_the_training() -> None:
+    update = Update()
+
+    def stops(finding: Finding) -> None:
+        raise StopTraining(f"that is enough: {finding.title}")
+
+    traincheck.on_violation(stops)
+    traincheck.before_stop(lambda: update.log.append("save"))
+    update.before.tell(FINDING)
+    with pytest.raises(StopTraining, match="stopped the training as asked: that is enough: Gradients stay"):
+        update.before()
+    assert update.log == ["save", "told"]
+
+
+def test_an_error_before_the_stop_does_not_keep_it(capsys: pytest.CaptureFixture[str]) -> None:
+    update = Update()
+
+    @traincheck.before_stop
+    def save() -> None:
+        raise OSError("disk full")
+
+    update.before.stop(StopAsked(title="enough"))
+    with pytest.raises(StopTraining, match="as asked: enough"):
+        update.before()
+    assert "save, called before the stop, raised OSError: disk full" in capsys.readouterr().err
+
+
+def test_a_stop_may_be_for_a_later_step() -> None:
+    update = Update()
+    update.before.stop(StopAsked(title="enough", at=9))
+    update.before()
+    update.step = 8
+    update.before()
+    update.step = 9
+    with pytest.raises(StopTraining):
+        update.before()
+
+
+def test_a_function_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    update = Update("traincheck.runtime.callbacks:named")
+    monkeypatch.setattr(callbacks, "named", lambda finding: update.log.append(finding.title), raising=False)
+    update.before.tell(FINDING)
+    update.before()
+    assert update.log == ["Gradients stay"]
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [("no.such.module:function", "No module named"), ("json:nothing", "AttributeError"), ("json:__doc__", "it is str")],
+)
+def test_a_name_that_leads_nowhere_is_told_before_the_first_update(
+    place: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    update = Update(place)
+    update.before()
+    told = capsys.readouterr().err
+    assert f"--callback {place} cannot be used, findings are only told" in told and why in told
+    update.before.tell(FINDING)
+    update.before()
+
+
+def test_registering_has_no_effect_unobserved_and_gives_the_function_back() -> None:
+    def function(finding: object) -> None:
+        raise AssertionError
+
+    assert traincheck.on_violation(function) is function
+    assert traincheck.on_violation(function) is function
+    assert callbacks._on_violation.count(function) == 1
+    assert traincheck.before_stop(print) is print

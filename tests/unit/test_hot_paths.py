@@ -1,0 +1,93 @@
+"""What we do in a training step is counted, not timed: calls of our functions, and bytes read for fingerprints.
+
+A number here may fall. Where one rises, each step of each user's training has become slower; that wants a reason.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import pytest
+import torch
+from torch import nn
+
+import traincheck
+from loops import STEP, loader
+from observing import observing
+from traincheck.sources import tensors
+from traincheck.vocab.demand import EVERYTHING, NOTHING, Demand
+
+OURS = str(Path(traincheck.__file__).parent)
+STEPS = range(17, 23)  # none of those in which values are read, see summaries.py
+
+OF_A_RULE = Demand(frozenset((STEP,)), frozenset(((STEP, "parameter.data"),)))
+
+MOST_CALLS = {"everything": 2_800, "a rule": 1_100, "nothing": 660, "not watched": 150}
+MOST_BYTES = {"everything": 4.2, "a rule": 2.1, "nothing": 0, "not watched": 0}
+"""In sizes of the parameters."""
+
+
+def train(demand: Demand, watches: Callable[[int], bool], each: Callable[[int], object]) -> int:
+    """Train a model of ten parameters, and call `each` before each step; the bytes of the parameters."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(5)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    with observing(demand, watches=watches) as seen:
+        for step, (x,) in enumerate(loader(STEPS.stop), start=1):
+            each(step)
+            optimizer.zero_grad()
+            model(torch.cat((x, x, x, x), 1)).square().mean().backward()
+            optimizer.step()
+        each(0)
+    assert seen.faults == []
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+KINDS: dict[str, tuple[Demand, Callable[[int], bool]]] = {
+    "everything": (EVERYTHING, lambda step: True),
+    "a rule": (OF_A_RULE, lambda step: True),
+    "nothing": (NOTHING, lambda step: True),
+    "not watched": (EVERYTHING, lambda step: step < STEPS.start - 2),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_calls_no_more_of_our_functions(kind: str) -> None:
+    calls: Counter[str] = Counter()
+
+    def count(frame: FrameType, event: str, arg: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(OURS):
+            calls[f"{Path(frame.f_code.co_filename).name}:{frame.f_code.co_name}"] += 1
+
+    def each(step: int) -> None:
+        sys.setprofile(count if step in STEPS else None)
+
+    before = sys.getprofile()
+    try:
+        train(*KINDS[kind], each)
+    finally:
+        sys.setprofile(before)
+    most = "\n".join(f"{number / len(STEPS):8.1f} {name}" for name, number in calls.most_common(25))
+    assert calls.total() / len(STEPS) <= MOST_CALLS[kind], f"{calls.total() / len(STEPS)} calls in a step:\n{most}"
+    assert calls or kind not in ("everything", "a rule")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_reads_no_more_bytes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, counted = [0], [False]
+    fingerprint = tensors._cpu_fingerprint
+
+    def counting(tensor: torch.Tensor) -> int:
+        read[0] += tensor.numel() * tensor.element_size() if counted[0] else 0
+        return fingerprint(tensor)
+
+    def each(step: int) -> None:
+        counted[0] = step in STEPS
+
+    monkeypatch.setattr(tensors, "_cpu_fingerprint", counting)
+    size = train(*KINDS[kind], each)
+    assert read[0] / len(STEPS) <= MOST_BYTES[kind] * size, f"{read[0] / len(STEPS) / size:.2f} times the parameters"
+    assert read[0] or kind not in ("everything", "a rule")

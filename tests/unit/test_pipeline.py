@@ -1,0 +1,253 @@
+"""The pipeline: stages that fail, hang or run out of memory do not concern who hands it windows, nor the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from traincheck.runtime import pipeline as pipelines
+from traincheck.runtime.background import background
+from traincheck.runtime.complaint import complain, in_words
+from traincheck.runtime.pipeline import BYTES_OF_AN_EVENT, MOST_BYTES, MOST_WAITING, Pipeline
+from traincheck.vocab.events import NO_CALL, Reading, Window
+
+READING = Reading(0, NO_CALL, "run", "run", "steps", 1)
+
+
+def window(index: int, events: int = 0) -> Window:
+    return Window(index, index, "train", readings=(READING,) * events)
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+class Told:
+    def __init__(self) -> None:
+        self.faults: list[tuple[str, str]] = []
+        self.windows: list[int] = []
+
+    def fault(self, name: str, error: BaseException) -> None:
+        self.faults.append((name, type(error).__name__))
+
+    def take(self, one: Window) -> None:
+        self.windows.append(one.index)
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.mark.parametrize("error", [LookupError, MemoryError, RecursionError, KeyboardInterrupt, SystemExit])
+def test_a_stage_that_fails_is_told_once_and_the_others_go_on(error: type[BaseException], told: Told) -> None:
+    def fails(one: Window) -> None:
+        raise error("a fault of ours")
+
+    pipeline = Pipeline([("broken", fails), ("good", told.take)], told.fault)
+    pipeline.start()
+    for index in range(5):
+        pipeline.put(window(index))
+    assert pipeline.close() == ""
+    assert told.windows == list(range(5))
+    assert told.faults == [("broken", error.__name__)]
+
+
+def test_telling_of_a_fault_may_fail_too(told: Told) -> None:
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    pipeline = Pipeline([("broken", fails), ("good", told.take)], fails)
+    pipeline.start()
+    pipeline.put(window(0))
+    assert pipeline.close() == ""
+    assert told.windows == [0]
+
+
+def test_a_hanging_stage_keeps_nobody_waiting_and_memory_is_bounded(
+    told: Told, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pipelines, "STILL_SECONDS", 0.3)
+    monkeypatch.setattr(pipelines, "PATIENCE", 0.1)
+    over = threading.Event()
+    pipeline = Pipeline([("hanging", lambda one: over.wait(60)), ("good", told.take)], told.fault)
+    pipeline.start()
+    for index in range(3 * MOST_WAITING):
+        pipeline.put(window(index))
+    assert pipeline.closed == 3 * MOST_WAITING
+    assert pipeline.dropped == 2 * MOST_WAITING - 1  # one is at work
+    assert "hanging" in pipeline.close()
+    until(lambda: "Ctrl-C" in capsys.readouterr().err)
+    over.set()
+
+
+def test_windows_that_wait_are_bounded_in_memory_as_well(told: Told) -> None:
+    over = threading.Event()
+    pipeline = Pipeline([("slow", lambda one: over.wait(60)), ("good", told.take)], told.fault)
+    pipeline.start()
+    half = MOST_BYTES // BYTES_OF_AN_EVENT // 2 + 1
+    readings = (READING,) * half
+    for index in range(4):
+        pipeline.put(Window(index, index, "train", readings=readings))
+    assert pipeline.dropped == 3
+    over.set()
+    assert pipeline.close() == ""
+    pipeline = Pipeline([("good", told.take)], told.fault)
+    pipeline.put(Window(9, 9, "train", readings=readings * 3))  # one that is too large by itself is not lost
+    pipeline.close()
+    assert told.windows == [0, 9]
+
+
+def test_an_interrupt_ends_the_waiting_at_once(told: Told) -> None:
+    over = threading.Event()
+    pipeline = Pipeline([("hanging", lambda one: over.wait(60))], told.fault)
+    pipeline.put(window(0))
+    background(lambda: (time.sleep(0.2), os.kill(os.getpid(), signal.SIGINT)), "traincheck-test")
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.close()
+    over.set()
+
+
+def test_what_is_last_is_done_after_all_windows_each_by_itself(told: Told) -> None:
+    def fails() -> None:
+        raise OSError("no space left")
+
+    order: list[str] = []
+    last = [("trace", fails), ("note", lambda: order.append(f"after {len(told.windows)}"))]
+    pipeline = Pipeline([("good", told.take)], told.fault, last=last)
+    for index in range(50):
+        pipeline.put(window(index))
+    assert pipeline.close() == ""
+    assert order == ["after 50"] and told.faults == [("trace", "OSError")]
+
+
+def test_no_thread_of_ours_is_there_in_a_fork(told: Told) -> None:
+    pipeline = Pipeline([("good", told.take)], told.fault)
+    pipeline.start()
+    pipeline.put(window(0))
+    pipeline.rest()
+    assert told.windows == [0]
+    assert not [thread for thread in threading.enumerate() if thread.name == "traincheck"]
+    pipeline.put(window(1))  # which starts it again
+    assert pipeline.close() == ""
+    assert told.windows == [0, 1]
+
+
+def test_a_fork_does_not_wait_for_a_stage_that_hangs_more_than_once(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipelines, "FORK_SECONDS", 0.2)
+    over = threading.Event()
+    pipeline = Pipeline([("hanging", lambda one: over.wait(60)), ("good", told.take)], told.fault)
+    pipeline.put(window(0))
+    pipeline.rest()
+    began = time.monotonic()
+    for _ in range(1000):
+        pipeline.rest()
+    assert time.monotonic() - began < 60
+    over.set()
+    assert pipeline.close() == "" and told.windows == [0]
+
+
+def test_there_may_be_no_more_threads(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pipeline = Pipeline([("good", told.take)], told.fault)
+    monkeypatch.setattr(pipelines, "background", refuses)
+    pipeline.put(window(0))
+    monkeypatch.undo()
+    pipeline.put(window(1))
+    assert pipeline.close() == "" and told.windows == [0, 1]
+
+
+def test_something_is_done_while_no_window_comes(told: Told) -> None:
+    class Idle:
+        beats = 0
+
+        def rest(self) -> float:
+            return 0.01
+
+        def beat(self) -> None:
+            self.beats += 1
+            if self.beats == 3:
+                raise LookupError
+
+    idle = Idle()
+    pipeline = Pipeline([("good", told.take)], told.fault, idle)
+    pipeline.start()
+    until(lambda: idle.beats == 3)
+    pipeline.put(window(0))
+    assert pipeline.close() == ""
+    assert told.faults == [("idle", "LookupError")] and idle.beats == 3
+
+
+def test_a_signal_handler_may_hand_over_windows_in_the_midst_of_that(told: Told) -> None:
+    """As where it evaluates: nothing here takes a lock that this thread may hold already."""
+    pipeline = Pipeline([("good", told.take)], told.fault)
+    indices = iter(range(10**9))
+    before = signal.signal(signal.SIGALRM, lambda *_: pipeline.put(window(next(indices))))
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    deadline = time.monotonic() + 0.5
+    while time.monotonic() < deadline:
+        pipeline.put(window(next(indices)))
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+    assert pipeline.close() == ""
+    assert len(told.windows) == len(set(told.windows)) == pipeline.closed - pipeline.dropped
+
+
+def test_our_threads_take_none_of_the_programs_signals() -> None:
+    masks: list[set[int]] = []
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    background(lambda: masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())), "traincheck-test").join(60)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    assert {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGALRM} <= masks[0]
+    assert signal.SIGSEGV not in masks[0]
+
+
+class Broken:
+    """A stderr that fails in its own way."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def write(self, text: str) -> int:
+        raise self._error
+
+    def flush(self) -> None: ...
+
+
+class Unsayable(Exception):
+    def __str__(self) -> str:
+        raise LookupError
+
+
+@pytest.mark.parametrize("stream", [None, Broken(BrokenPipeError()), Broken(RuntimeError()), Broken(MemoryError()), 5])
+def test_complaints_reach_nobody_rather_than_raise(stream: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    complain("no one hears this")
+    assert in_words(Unsayable()) == "Unsayable"
+
+
+def test_complaints_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    complain("two\nlines")
+    assert capsys.readouterr().err == "traincheck: two lines\n"
+    assert in_words(ValueError("why")) == "ValueError: why" and in_words(KeyboardInterrupt()) == "KeyboardInterrupt"
+
+
+def test_a_closed_stderr_and_stdout_stay_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = (tmp_path / "closed").open("w")
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    complain("no one hears this")

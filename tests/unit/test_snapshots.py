@@ -1,0 +1,126 @@
+"""Snapshots hold what the program holds, are seen by nobody, and harm nothing where they cannot be written."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from observing import TESTS
+from traincheck.sources import snapshots
+from traincheck.sources.attachment import Attachment
+from traincheck.sources.recorder import Recorder
+from traincheck.sources.registry import build_all
+from traincheck.sources.sites import Sites
+from traincheck.sources.snapshots import write_snapshot
+from traincheck.sources.variables import Catalog
+from traincheck.vocab.demand import EVERYTHING
+from traincheck.vocab.events import Window
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 1)
+        self.head.weight = nn.Parameter(self.head.weight.data.clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.body(x)))
+
+
+class Observed:
+    """A short training that is observed in full."""
+
+    def __init__(self) -> None:
+        self.windows: list[Window] = []
+        self.recorder = Recorder(Sites((TESTS,)), self.windows.append, lambda source, error: None)
+        built = build_all(self.recorder, lambda: None)
+        self.catalog: Catalog = built.catalog
+        self.attachment = Attachment(built.sources, EVERYTHING, self.recorder)
+        torch.manual_seed(0)
+        self.model = Net()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        for _ in range(3):
+            self.optimizer.zero_grad()
+            self.model(torch.randn(8, 4)).square().mean().backward()
+            self.optimizer.step()
+
+    def close(self) -> None:
+        self.recorder.finish()
+        self.attachment.undo.close()
+
+
+@pytest.fixture
+def observed() -> Observed:
+    import gc
+
+    gc.collect()
+    gc.freeze()
+    return Observed()
+
+
+def test_it_holds_what_the_program_holds(observed: Observed, tmp_path: Path) -> None:
+    file = tmp_path / "snapshots" / "step-3-rank-1.pt"
+    assert write_snapshot(file, observed.catalog, 3, 1) == ""
+    observed.close()
+    told = torch.load(file, weights_only=True)
+    assert (told["step"], told["rank"], told["format"]) == (3, 1, 1)
+    parameters = {f"Net.{name}": value for name, value in observed.model.named_parameters()}
+    assert told["parameters"].keys() == told["gradients"].keys() == parameters.keys()
+    for name, value in parameters.items():
+        assert torch.equal(told["parameters"][name], value) and type(told["parameters"][name]) is torch.Tensor
+        assert value.grad is not None and torch.equal(told["gradients"][name], value.grad)
+    buffers = {f"Net.{name}": value for name, value in observed.model.named_buffers()}
+    assert told["buffers"].keys() == buffers.keys()
+    assert all(torch.equal(told["buffers"][name], value) for name, value in buffers.items())
+    state = told["optimizers"]["AdamW"]
+    own = observed.optimizer.state[observed.model.head.weight]
+    assert torch.equal(state["state"]["Net.head.weight"]["exp_avg"], own["exp_avg"])
+    assert state["param_groups"][0]["lr"] == 0.01
+    assert state["param_groups"][0]["params"] == list(parameters)
+
+
+def test_nobody_sees_it_and_no_random_number_is_drawn(observed: Observed, tmp_path: Path) -> None:
+    grads = [parameter.grad.clone() for parameter in observed.model.parameters() if parameter.grad is not None]
+    before = observed.recorder.next_seq(), torch.get_rng_state(), random.getstate()
+    assert write_snapshot(tmp_path / "one.pt", observed.catalog, 3, 0) == ""
+    after = observed.recorder.next_seq(), torch.get_rng_state(), random.getstate()
+    observed.close()
+    assert after[0] == before[0] + 1, "no event was told"
+    assert torch.equal(after[1], before[1]) and after[2] == before[2]
+    now = [parameter.grad for parameter in observed.model.parameters() if parameter.grad is not None]
+    assert all(map(torch.equal, now, grads))
+    assert not any("save" in call.name for window in observed.windows for call in window.calls)
+
+
+def test_what_is_too_large_is_not_written(observed: Observed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "MOST_BYTES", 100)
+    told = write_snapshot(tmp_path / "one.pt", observed.catalog, 3, 0)
+    observed.close()
+    assert told.startswith("a snapshot takes") and list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(
+    observed: Observed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(value: object, file: object) -> None:
+        file.write(b"half")  # type: ignore[attr-defined]
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(snapshots, "_save", full)
+    told = write_snapshot(tmp_path / "one.pt", observed.catalog, 3, 0)
+    observed.close()
+    assert told == "no snapshot was written: OSError: [Errno 28] No space left on device"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_told(observed: Observed, tmp_path: Path) -> None:
+    (tmp_path / "snapshots").write_text("a file")
+    told = write_snapshot(tmp_path / "snapshots" / "one.pt", observed.catalog, 3, 0)
+    observed.close()
+    assert told.startswith("no snapshot was written: ")
