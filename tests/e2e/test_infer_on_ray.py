@@ -11,6 +11,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -58,9 +59,10 @@ def bucket(runs: list[Path]) -> Iterator[str]:
     before = dict(os.environ)
     os.environ.update(told)
     try:
+        # What an earlier server held outlives it in this process, where tests are set up twice.
+        urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()
         system = pytest.importorskip("s3fs").S3FileSystem(skip_instance_cache=True)
-        if not system.exists(BUCKET):  # what the server holds outlives it in this process
-            system.mkdir(BUCKET)
+        system.mkdir(BUCKET)
         for run in runs:
             system.put(str(run), f"{BUCKET}/{run.name}", recursive=True)
         yield f"s3://{BUCKET}"
@@ -121,6 +123,7 @@ class Faltering(Losing):
 
 
 def test_the_command_gives_the_same_bytes_from_disk_and_from_s3(runs: list[Path], bucket: str, tmp_path: Path) -> None:
+    others = ray_processes()  # of the fixture, where another test began it
     infer = [sys.executable, "-m", "traincheck", "infer"]
     on_s3 = [f"{bucket}/{run.name}" for run in runs]
     ways: dict[str, Sequence[str]] = {
@@ -135,7 +138,7 @@ def test_the_command_gives_the_same_bytes_from_disk_and_from_s3(runs: list[Path]
         assert "usage" not in done.stderr.lower() and "INFO" not in done.stderr
     for kind in KINDS:
         assert len({(tmp_path / f"{name}.{kind}").read_bytes() for name in ways}) == 1, kind
-    until(lambda: not ray_processes(), "processes of Ray were left behind")
+    until(lambda: set(ray_processes()) <= set(others), "processes of Ray were left behind")
 
 
 def test_nothing_listens_beyond_this_machine(cluster: RayCluster) -> None:
