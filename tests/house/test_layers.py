@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from repository import MODULES, SRC, module_name, told, tree
 
-GROUND = {"vocab", "errors", "version", "files", "redaction", "printable"}
+GROUND = {"vocab", "errors", "version", "files", "redaction", "printable", "background"}
 """What every stage may import."""
 RULES = {"relations", "invariants", "plugins", "trace"}
 
@@ -20,10 +20,11 @@ ALLOWED: dict[str, set[str]] = {
     "options": set(),
     "files": {"errors"},
     "redaction": set(),
+    "background": set(),
     "printable": set(),
     "plugins": {"errors"},
     "config": {"errors", "options"},
-    "sources": {"vocab", "errors", "redaction"},
+    "sources": {"vocab", "errors", "redaction", "background"},
     "trace": GROUND,
     "relations": {"vocab", "errors"},
     "reporting": GROUND,

@@ -18,7 +18,7 @@ from torch import nn
 import traincheck
 from loops import STEP, loader
 from observing import observing
-from traincheck.sources import tensors
+from traincheck.sources import hashing
 from traincheck.vocab.demand import EVERYTHING, NOTHING, Demand
 
 OURS = str(Path(traincheck.__file__).parent)
@@ -78,16 +78,16 @@ def test_a_step_calls_no_more_of_our_functions(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_reads_no_more_bytes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read, counted = [0], [False]
-    fingerprint = tensors._cpu_fingerprint
+    digest = hashing.digest
 
-    def counting(tensor: torch.Tensor) -> int:
-        read[0] += tensor.numel() * tensor.element_size() if counted[0] else 0
-        return fingerprint(tensor)
+    def counting(memory: hashing.Memory) -> int:
+        read[0] += memory.size if counted[0] else 0
+        return digest(memory)
 
     def each(step: int) -> None:
         counted[0] = step in STEPS
 
-    monkeypatch.setattr(tensors, "_cpu_fingerprint", counting)
+    monkeypatch.setattr(hashing, "digest", counting)
     size = train(*KINDS[kind], each)
     assert read[0] / len(STEPS) <= MOST_BYTES[kind] * size, f"{read[0] / len(STEPS) / size:.2f} times the parameters"
     assert read[0] or kind not in ("everything", "a rule")

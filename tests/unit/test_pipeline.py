@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from traincheck.background import background
 from traincheck.runtime import pipeline as pipelines
-from traincheck.runtime.background import background
 from traincheck.runtime.complaint import complain, in_words
 from traincheck.runtime.pipeline import BYTES_OF_AN_EVENT, MOST_BYTES, MOST_WAITING, Pipeline
 from traincheck.vocab.events import NO_CALL, Reading, Window

@@ -9,6 +9,8 @@ Which calls a call makes is a matter of its implementation, so containment of ca
 most specific name: `Linear.forward` calls `linear`, which says nothing of modules in general. What becomes of
 parameters and gradients is what the call is for, so changes are offered at every level: `Adam.step` changes parameters
 as an `Optimizer.step`. (Of modules in general it is not said that they change their buffers: batch norms are for that.)
+Which of its functions torch's own modules and functions call is settled by its version and tells nothing of a program;
+to watch for it would mean to record nearly every function of torch in each step.
 
 Note [Insides that were not seen]
 What a compiled region computes is not observed. So of the call that it is made in, it can be told what that call
@@ -53,6 +55,8 @@ CHANGERS = (
     "torch.nn.Module.forward",
 )
 """The calls around which sources observe changes."""
+
+TORCH = "torch."
 
 SOME_DO = ("changes", "is cleared", "is filled")
 """Transitions that say something when some variable makes them (that some variable does not change says nothing)."""
@@ -172,9 +176,12 @@ def _as_content(call: Call, parent: Call) -> frozenset[Property]:
     """
     if call.kind == REGION:
         return frozenset()  # a block is no call; what is in it belongs to the function around it
-    of_torch = call.kind == MODULE and call.name.startswith("torch.")
-    arguments = () if call.kind == FUNCTION and parent.name.startswith("torch.") else tuple(fixed_arguments(call))
-    return _named("" if of_torch else call.name, call.levels[-1], arguments)
+    of_torch = call.name.startswith(TORCH)
+    within_torch = parent.name.startswith(TORCH)
+    if call.kind != MODULE and of_torch and within_torch and parent.kind != LIFECYCLE:  # see Note [Means and ends]
+        return frozenset()
+    arguments = () if call.kind == FUNCTION and within_torch else tuple(fixed_arguments(call))
+    return _named("" if of_torch and call.kind == MODULE else call.name, call.levels[-1], arguments)
 
 
 @functools.lru_cache(10_000)

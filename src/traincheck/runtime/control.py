@@ -19,8 +19,8 @@ from typing import Protocol
 
 import msgspec
 
+from traincheck.background import background
 from traincheck.errors import TrainCheckError
-from traincheck.runtime.background import background
 from traincheck.runtime.complaint import complain
 from traincheck.runtime.place import Place
 from traincheck.trace.control import Answer, Control, ControlFile, change_control, withdraw_answer, write_answer

@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from traincheck.background import background
 from traincheck.checking.digests import full
 from traincheck.checking.rank_engine import Compared
-from traincheck.runtime.background import background
 from traincheck.runtime.comparing_rank import ComparingRank
 from traincheck.runtime.held_windows import HeldWindows
 from traincheck.runtime.lines import Asked, Ended, Hello, InFull, Line, Stop, Told

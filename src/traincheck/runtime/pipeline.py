@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from traincheck.runtime.background import NAME, background
+from traincheck.background import NAME, background
 from traincheck.runtime.complaint import complain
 from traincheck.vocab.events import Window
 

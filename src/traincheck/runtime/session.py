@@ -13,13 +13,13 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from traincheck.background import background, others
 from traincheck.checking.engine import demand_of
 from traincheck.checking.live import LiveChecker
 from traincheck.errors import TrainCheckError
 from traincheck.invariants.book import Book, read_books
 from traincheck.invariants.selection import deployable
 from traincheck.runtime import place
-from traincheck.runtime.background import background, others
 from traincheck.runtime.before_update import BeforeUpdate
 from traincheck.runtime.closer import Closer
 from traincheck.runtime.complaint import complain, in_words

@@ -203,12 +203,17 @@ class Gradients:
         """Tell how the gradients of `before` changed in `call`; `viewer` is the optimizer that was called, if any."""
         gradients = self._all_of(before.held, before.kept)
         now = states(gradients)
+        changes = [old != new for old, new in zip(before.states, now, strict=True)]
+        alike = [
+            (place, gradient)
+            for place, gradient in enumerate(gradients)
+            if gradient is not None and before.fingerprints[place] is not None
+            if now[place] == SOME and not changes[place]
+        ]
+        for (place, _), digest in zip(alike, fingerprints([gradient for _, gradient in alike]), strict=True):
+            changes[place] = digest != before.fingerprints[place]
         for place, (variable, tensor) in enumerate(before.held):
-            old, new = before.states[place], now[place]
-            changed = old != new
-            gradient = gradients[place]
-            if not changed and new == SOME and before.fingerprints[place] is not None and gradient is not None:
-                changed = fingerprints([gradient])[0] != before.fingerprints[place]
+            old, new, changed = before.states[place], now[place], changes[place]
             self._tell(call, variable, tensor, old, new, changed, viewer or variable.owner)
             self._last[variable] = new
             if changed and new == SOME:

@@ -87,27 +87,27 @@ def children(module: nn.Module) -> list[Any]:
 
 # -- what torch.compile puts around a module -------------------------------------------------------------------------
 
-_INSIDE, _COMPILER = "_orig_mod", "torch._dynamo.eval_frame"
+INSIDE, _COMPILER = "_orig_mod", "torch._dynamo.eval_frame"
 
 
 def wraps_compiled(module: Any) -> bool:
     """Whether this is what `torch.compile` gives for a module: another one around it, which the program did not write.
-    (Asked at every call of a module: nearly none has a child of this name.)"""
-    return _INSIDE in module._modules and type(module).__module__ == _COMPILER
+    (Nearly none has a child of the name `INSIDE`; who asks at every call of a module looks for that first.)"""
+    return INSIDE in module._modules and type(module).__module__ == _COMPILER
 
 
 def without_compiler(module: Any) -> Any:
     """The module inside of what `torch.compile` makes of it (None while it is made); any other as it is."""
     if type(module).__module__ != _COMPILER:
         return module
-    return module.__dict__.get("_modules", {}).get(_INSIDE)
+    return module.__dict__.get("_modules", {}).get(INSIDE)
 
 
 def plain_name(name: str) -> str:
     """The qualified name of a module or parameter, without the modules that `torch.compile` has put in between."""
-    if _INSIDE not in name:
+    if INSIDE not in name:
         return name
-    return ".".join(part for part in name.split(".") if part != _INSIDE)
+    return ".".join(part for part in name.split(".") if part != INSIDE)
 
 
 # -- modules that exist already --------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from traincheck.sources.known_modules import wraps_compiled
+from traincheck.sources.known_modules import INSIDE, wraps_compiled
 from traincheck.sources.nesting import Nesting
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.traced import EXPORTS, FLAGS, is_traced
@@ -118,7 +118,9 @@ class ModuleCalls:
                 self._recorder.profiler.resume()
 
     def _passes_over(self, module: nn.Module) -> bool:
-        return bool(is_traced() or FLAGS.get(EXPORTS)) or self._recorder.hooks.here.aside or wraps_compiled(module)
+        if is_traced() or FLAGS.get(EXPORTS) or self._recorder.hooks.here.aside:
+            return True
+        return INSIDE in module._modules and wraps_compiled(module)
 
     def _nests(self, module: nn.Module) -> None:
         try:

@@ -142,7 +142,8 @@ class ModuleSource:
         opened = self._depth.modules
         outermost = self._calls.depth == 1
         if outermost:
-            self._interrupted(opened, len(opened))
+            if opened:
+                self._interrupted(opened, len(opened))
             self._surroundings.flags.clear()
         training = module.training
         recorder = self._recorder
@@ -175,7 +176,8 @@ class ModuleSource:
 
     def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
         opened = self._depth.modules
-        self._interrupted(opened, self._calls.ended - 1)
+        if self._calls.ended > 1:
+            self._interrupted(opened, self._calls.ended - 1)
         if not opened:
             return
         call, what, before, buffers, handled = opened.pop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,8 +15,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.circumstances import circumstances_with
-from traincheck.sources.gradients import Gradients, Held, Snapshot, summary
+from traincheck.sources.gradients import Gradients, Snapshot, summary
 from traincheck.sources.hyperparameters import KEYS, OptimizerReadings, settings
+from traincheck.sources.kept_states import KeptStates
 from traincheck.sources.names import class_name, levels
 from traincheck.sources.open_steps import Before, OpenStep, closure_of, hooked, is_torchs
 from traincheck.sources.recorder import OpenCall, Recorder
@@ -44,6 +45,7 @@ class OptimizerSource:
         self._may_step = may_step
         self._open: list[OpenStep] = []
         self._readings: OptimizerReadings
+        self._states = KeptStates()
         self._living: dict[str, weakref.ref[Any]] = {}
 
     def offers(self) -> str | None:
@@ -61,6 +63,7 @@ class OptimizerSource:
         recorder.late_changes = settle = recorder.guarded(self.name, self._settling.tell)
         recorder.at_end(lambda: settle(TRAIN))
         recorder.after_gap(self.name, self._catalog.refresh_holders)
+        recorder.after_gap(self.name, self._states.forget)
         undo = Undo()
         recorder.when_over(undo, self._living.clear)
         begin = recorder.guarded(self.name, self._step_begins, always=True)
@@ -155,7 +158,7 @@ class OptimizerSource:
             if self._demand.wants_call(call_levels):  # whatever state is wanted: the facts of the call rest on it
                 before.data = fingerprints([tensor for _, tensor in held])
             if self._demand.wants_state(call_levels, STATE_DATA):
-                before.state = _state_fingerprints(optimizer, held)
+                before.state = self._states.before(name, optimizer, held)
             if before.data and self._demand.wants_state(call_levels, PARAMETER_DATA):
                 rate = max(rates.values(), default=0.0)
                 self._settling.update_begins(name, held, before.data, before.gradients, rate)
@@ -237,7 +240,7 @@ class OptimizerSource:
         return variable in self._gradients.fresh if gradient == SOME else variable.owned
 
     def _tell_state(self, call: OpenCall, name: str, before: Before, optimizer: Any) -> None:
-        after = _state_fingerprints(optimizer, before.held)
+        after = self._states.after(name, optimizer, before.held)
         for (place, entry), digest in after.items():
             variable, tensor = before.held[place]
             old = before.state.get((place, entry))
@@ -333,15 +336,3 @@ def _step_facts(
     if found is None:
         found = _told.put(key, merged(base, grad=gradient, lr=lr, lost=lost))
     return found
-
-
-def _state_fingerprints(optimizer: Any, held: Sequence[Held]) -> dict[tuple[int, str], int | None]:
-    """Fingerprints of the tensors that the optimizer keeps for each variable, by (place, entry)."""
-    keys: list[tuple[int, str]] = []
-    tensors: list[torch.Tensor] = []
-    for place, (_, tensor) in enumerate(held):
-        for entry, value in (optimizer.state.get(tensor) or {}).items():  # None for a shard of another rank
-            if isinstance(value, torch.Tensor):
-                keys.append((place, str(entry)))
-                tensors.append(value)
-    return dict(zip(keys, fingerprints(tensors), strict=True))

@@ -77,6 +77,7 @@ class Recorder:
         self._on_window = on_window
         self._on_fault = on_fault
         self._seq = itertools.count()
+        self.next_seq: Callable[[], int] = self._seq.__next__  # the next position among the events of this process
         self._local = Doing()
         self._open = OpenCalls()
         self._told = OpenWindow()
@@ -90,10 +91,6 @@ class Recorder:
         self._cutter = 0  # the thread that cuts
 
     # -- events ----------------------------------------------------------------------------------------------------
-
-    def next_seq(self) -> int:
-        """The next position among the events of this process."""
-        return next(self._seq)
 
     def enter(
         self,

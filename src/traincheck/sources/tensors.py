@@ -11,6 +11,8 @@ import torch
 import xxhash
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from traincheck.sources.hashing import Memory, digest, digests
+
 NONE, ZERO, SOME = "none", "zero", "some"
 
 _FEW, _SOME, _ALL = 64, 256, 4096
@@ -32,10 +34,10 @@ def unseen() -> Iterator[None]:
 
 def local(tensor: torch.Tensor) -> torch.Tensor | None:
     """The dense local memory of `tensor`, None where there is none to read (meta, sparse, freed, a mere wrapper)."""
-    shard = getattr(tensor, "_local_tensor", None)
-    if shard is not None:
-        tensor = shard
-    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
+    if type(tensor) not in _PLAIN:
+        shard = getattr(tensor, "_local_tensor", None)
+        tensor = tensor if shard is None else shard
+    if tensor.layout is not _STRIDED or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
         return None
     if is_functorch_wrapped_tensor(tensor) or not _has_memory(tensor):
         return None
@@ -45,6 +47,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_STRIDED = torch.strided
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
@@ -70,11 +73,7 @@ _seeds: dict[tuple[torch.dtype, torch.Size], int] = {}
 
 def _seed(tensor: torch.Tensor) -> int:
     """A number for dtype and shape, so that equal bytes of another type or shape differ."""
-    key = (tensor.dtype, tensor.shape)
-    seed = _seeds.get(key)
-    if seed is None:
-        seed = _seeds[key] = zlib.crc32(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
-    return seed
+    return zlib.crc32(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
 
 
 def fingerprints(tensors: Sequence[torch.Tensor]) -> list[int | None]:
@@ -85,30 +84,32 @@ def fingerprints(tensors: Sequence[torch.Tensor]) -> list[int | None]:
     """
     found: list[int | None] = [None] * len(tensors)
     pending: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
+    places, whole = [], []
     for position, tensor in enumerate(tensors):
         dense = local(tensor)
         if dense is None:
             continue
         if dense.is_cpu:
-            found[position] = _cpu_fingerprint(dense)
+            places.append(position)
+            whole.append(dense if dense.is_contiguous() else dense.contiguous())
         else:
             pending.setdefault(dense.device, []).append((position, dense))
+    for position, value in zip(places, digests([_memory(tensor) for tensor in whole]), strict=True):
+        found[position] = value
     for entries in pending.values():
-        digests = torch.stack([device_fingerprint(tensor) for _, tensor in entries]).tolist()
-        for (position, _), digest in zip(entries, digests, strict=True):
-            found[position] = digest & 0xFFFFFFFFFFFFFFFF
+        values = torch.stack([device_fingerprint(tensor) for _, tensor in entries]).tolist()
+        for (position, _), value in zip(entries, values, strict=True):
+            found[position] = value & 0xFFFFFFFFFFFFFFFF
     return found
 
 
-def _cpu_fingerprint(tensor: torch.Tensor) -> int:
-    if not tensor.is_contiguous():
-        tensor = tensor.contiguous()
-    size = tensor.numel() * tensor.element_size()
-    if size == 0:
-        return _seed(tensor)
-    # A view of the memory itself: no copy, no numpy, and it works for bfloat16 as for any other dtype.
-    memory = (ctypes.c_char * size).from_address(tensor.data_ptr())
-    return xxhash.xxh3_64_intdigest(memory, _seed(tensor))
+def _memory(tensor: torch.Tensor) -> Memory:
+    """The memory of a contiguous tensor."""
+    key = (tensor.dtype, tensor.shape)
+    seed = _seeds.get(key)
+    if seed is None:
+        seed = _seeds[key] = _seed(tensor)
+    return Memory(tensor.data_ptr(), tensor.numel() * tensor.element_size(), seed, tensor)
 
 
 _MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -165,7 +166,7 @@ def states(tensors: Sequence[torch.Tensor | None]) -> list[str]:
             found[position] = ZERO
         elif dense.is_cpu and _peek(dense):
             continue
-        elif dense.is_cpu and _cpu_fingerprint(dense) == _zero_fingerprint(dense):
+        elif dense.is_cpu and digest(_memory(dense.contiguous())) == _zero_fingerprint(dense):
             found[position] = ZERO
         else:
             rest.setdefault((dense.device, dense.dtype), []).append((position, dense))

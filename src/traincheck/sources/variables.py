@@ -32,7 +32,7 @@ class Variable:
 
     `module` is the (first) module that owns it, `root` the outermost module around that one; `graded` says whether a
     backward has ever given it a gradient. `told` holds the facts that were made for it, `read` the attributes as they
-    were at their last reading.
+    were at their last reading. `holders` are the optimizers that hold it, `owner` the first of them by name.
     """
 
     name: str
@@ -41,7 +41,8 @@ class Variable:
     module: weakref.ref[Any] | None = None
     root: weakref.ref[Any] | None = None
     graded: bool = False
-    holders: set[str] = field(default_factory=set)
+    holders: frozenset[str] = frozenset()
+    owner: str = ""
     aliases: tuple[str, ...] = ()
     told: dict[tuple[bool, str, str], Facts] = field(default_factory=dict)
     read: dict[str, object] = field(default_factory=dict)
@@ -52,14 +53,14 @@ class Variable:
             return THIS
         return OTHER if self.holders else NOBODY
 
-    @property
-    def owner(self) -> str:
-        """The optimizer that holds it (the first by name), empty when none does."""
-        return min(self.holders, default="")
+    def hold(self, optimizer: str, *, held: bool) -> None:
+        """From now on `optimizer` holds it, or does not."""
+        self.holders = self.holders | {optimizer} if held else self.holders - {optimizer}
+        self.owner = min(self.holders, default="")
 
     def facts(self, tensor: torch.Tensor, held: str) -> Facts:
         """The facts of the variable itself; equal ones are the same object."""
-        key = (tensor.requires_grad, held, marks(tensor))
+        key = (tensor.requires_grad, held, marks(tensor) if tensor.__dict__ else "")
         found = self.told.get(key)
         if found is None:
             found = self.told[key] = facts(
@@ -87,11 +88,8 @@ def marks(tensor: torch.Tensor) -> str:
     Numbers are left out, as they may be ids or sizes, and so is what begins with an underscore: torch and others keep
     their own books there.
     """
-    attributes = tensor.__dict__
-    if not attributes:
-        return ""
     found = []
-    for name, value in attributes.items():
+    for name, value in tensor.__dict__.items():
         if value is True and not name.startswith("_"):
             found.append(name)
         elif type(value) is str and len(value) <= _LONGEST_MARK and value.isidentifier() and not name.startswith("_"):
@@ -146,7 +144,7 @@ class Catalog:
         self._optimizers.pop(name, None)
         self._sizes.pop(name, None)
         for variable in list(self._variables.values()):
-            variable.holders.discard(name)
+            variable.hold(name, held=False)
 
     def refresh_holders(self) -> None:
         """Bring up to date who holds what; cheap when no parameter group has grown or shrunk."""
@@ -166,11 +164,11 @@ class Catalog:
         if any(self.find(param) is None for group in groups for param in group["params"]):
             self.refresh_modules()
         for variable in list(self._variables.values()):
-            variable.holders.discard(name)
+            variable.hold(name, held=False)
         for number, group in enumerate(groups):
             for place, param in enumerate(group["params"]):
                 variable = self.find(param) or self._add(param, f"{name}.param_groups[{number}][{place}]", owned=False)
-                variable.holders.add(name)
+                variable.hold(name, held=True)
 
     # -- modules ---------------------------------------------------------------------------------------------------
 

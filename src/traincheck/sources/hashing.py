@@ -1,0 +1,125 @@
+"""Hashing: xxh3-64 of the memory of tensors, by several threads where it is much.
+
+One core reads some 10 GB/s from memory, several read several times that; xxhash gives the interpreter's lock back
+meanwhile. We only do so while the program's own thread waits for us, and take no more threads than torch may.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import xxhash
+
+from traincheck.background import NAME, background
+
+MUCH = 4 << 20
+"""Bytes in all from which on it is worth to wake a thread (0.4 ms to read them, some 30 µs to wake it)."""
+
+MOST_THREADS = 8
+"""Beyond that the memory is the limit, not the cores."""
+
+
+class Memory(NamedTuple):
+    """Memory to be read. It stays while `owner` does: an interrupt may end the waiting of the one who asked."""
+
+    begins: int
+    size: int
+    seed: int
+    owner: object
+
+
+def digest(memory: Memory) -> int:
+    """The xxh3-64 of it; of none the seed."""
+    if memory.size == 0:
+        return memory.seed
+    # A view of the memory itself: no copy, no numpy, and it works for bfloat16 as for any other dtype.
+    view = (ctypes.c_char * memory.size).from_address(memory.begins)
+    return int(xxhash.xxh3_64_intdigest(view, memory.seed))
+
+
+def digests(memories: Sequence[Memory]) -> list[int]:
+    """One for each, in their order."""
+    if len(memories) < 2 or sum([memory.size for memory in memories]) < MUCH or (threads := _threads()) < 2:
+        return [digest(memory) for memory in memories]
+    return _crew.work_off(memories, threads)
+
+
+def _threads() -> int:
+    """How many threads may read at a time: as many as torch takes for one operation."""
+    return min(torch.get_num_threads(), MOST_THREADS)
+
+
+class _Task:
+    """Memory that is read by whoever has time, the largest first."""
+
+    def __init__(self, memories: Sequence[Memory]) -> None:
+        self._memories = memories
+        self._found = [0] * len(memories)
+        self._failed: list[BaseException] = []
+        self._left = sorted(range(len(memories)), key=lambda place: memories[place].size)
+        self._done = threading.Semaphore(0)
+
+    def work(self) -> None:
+        """Take part until nothing is left to be taken."""
+        left, memories, found = self._left, self._memories, self._found
+        while True:
+            try:
+                place = left.pop()  # one of those calls that no thread interrupts
+            except IndexError:
+                return
+            try:
+                found[place] = digest(memories[place])
+            except BaseException as error:
+                self._failed.append(error)
+            finally:
+                self._done.release()
+
+    def wait(self) -> list[int]:
+        """All that was found, once the last one is. Raises what kept anyone from it, an interrupt too."""
+        for _ in self._memories:
+            self._done.acquire()
+        if self._failed:
+            raise self._failed[0]
+        return self._found
+
+
+class _Crew:
+    """Threads that wait for a task. They are never ended: they are few, and asleep."""
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._size = 0
+
+    def work_off(self, memories: Sequence[Memory], threads: int) -> list[int]:
+        """With this thread among them; with it alone where there can be no others."""
+        task = _Task(memories)
+        try:
+            while self._size < threads - 1:
+                background(self._serve, f"{NAME}-hashing", self._tasks)
+                self._size += 1
+        except RuntimeError:
+            pass  # no more threads
+        for _ in range(min(threads - 1, self._size)):
+            self._tasks.put(task.work)
+        task.work()
+        return task.wait()
+
+    def forget(self) -> None:
+        """In a forked child: the threads are gone."""
+        self.__init__()  # type: ignore[misc]
+
+    @staticmethod
+    def _serve(tasks: queue.SimpleQueue[Callable[[], None]]) -> None:
+        while True:
+            tasks.get()()
+
+
+_crew = _Crew()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_crew.forget)

@@ -1,0 +1,84 @@
+"""Kept states: fingerprints of what optimizers keep for each variable, before and after a step.
+
+An optimizer keeps as much as the model itself, or twice that, and nobody else writes to it. So what was read after one
+step is not read again before the next one where torch, which counts writes, has counted none. (A write through `.data`
+is not counted: it would be told as one of the step's. The fingerprint after the step is always that of what is there.)
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from traincheck.sources.gradients import Held
+from traincheck.sources.storages import version_of
+from traincheck.sources.tensors import fingerprints
+
+Entry = tuple[int, str]
+"""The place of a variable among those that are held, and what the optimizer calls what it keeps for it."""
+
+
+class _Read(NamedTuple):
+    """A tensor as it was when it was read."""
+
+    tensor: weakref.ref[torch.Tensor]
+    version: int | None
+    fingerprint: int | None
+
+    def still(self, tensor: torch.Tensor) -> bool:
+        """Whether that is what `tensor` is now."""
+        return self.tensor() is tensor and self.version is not None and version_of(tensor) == self.version
+
+
+class KeptStates:
+    """Of all optimizers. Call its methods under `unseen`."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, dict[str, _Read]] = {}
+
+    def before(self, name: str, optimizer: Any, held: Sequence[Held]) -> dict[Entry, int | None]:
+        """The fingerprints of what `optimizer`, called `name`, keeps now, at the beginning of a step."""
+        known = self._read.pop(name, {})
+        entries, tensors = _kept(optimizer, held)
+        found: dict[Entry, int | None] = {}
+        unread: list[int] = []
+        for place, (entry, tensor) in enumerate(zip(entries, tensors, strict=True)):
+            read = known.get(_key(entry, held))
+            found[entry] = None if read is None else read.fingerprint
+            if read is None or not read.still(tensor):
+                unread.append(place)
+        for place, value in zip(unread, fingerprints([tensors[place] for place in unread]), strict=True):
+            found[entries[place]] = value
+        return found
+
+    def after(self, name: str, optimizer: Any, held: Sequence[Held]) -> dict[Entry, int | None]:
+        """The same, at the end of the step."""
+        entries, tensors = _kept(optimizer, held)
+        values = fingerprints(tensors)
+        self._read[name] = {
+            _key(entry, held): _Read(weakref.ref(tensor), version_of(tensor), value)
+            for entry, tensor, value in zip(entries, tensors, values, strict=True)
+        }
+        return dict(zip(entries, values, strict=True))
+
+    def forget(self) -> None:
+        """What was read may be long ago."""
+        self._read.clear()
+
+
+def _key(entry: Entry, held: Sequence[Held]) -> str:
+    return f"{held[entry[0]][0].name}:{entry[1]}"
+
+
+def _kept(optimizer: Any, held: Sequence[Held]) -> tuple[list[Entry], list[torch.Tensor]]:
+    entries: list[Entry] = []
+    tensors: list[torch.Tensor] = []
+    for place, (_, tensor) in enumerate(held):
+        for entry, value in (optimizer.state.get(tensor) or {}).items():  # None for a shard of another rank
+            if isinstance(value, torch.Tensor):
+                entries.append((place, str(entry)))
+                tensors.append(value)
+    return entries, tensors
