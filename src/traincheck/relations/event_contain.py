@@ -39,7 +39,7 @@ from traincheck.relations.base import (
     transitions,
     without_argument,
 )
-from traincheck.vocab.demand import Demand
+from traincheck.vocab.demand import SOME_STATE, Demand
 from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, REGION, Call, Change, Window
 from traincheck.vocab.facts import FactValue, merged
 from traincheck.vocab.occasion import Occasion, Property, Subject
@@ -57,6 +57,8 @@ CHANGERS = (
 """The calls around which sources observe changes."""
 
 TORCH = "torch."
+
+STATE = "optimizer_state.data"
 
 SOME_DO = ("changes", "is cleared", "is filled")
 """Transitions that say something when some variable makes them (that some variable does not change says nothing)."""
@@ -139,7 +141,8 @@ class EventContain:
             return Demand(frozenset((subject.api, prop.object)), asks_for_argument(prop.object, prop.detail))
         # What changes inside a block or a function changes in the calls that it makes.
         around = (subject.api, *CHANGERS) if subject.grain == "call" else (subject.api,)
-        return Demand(apis=frozenset((subject.api,)), states=frozenset((api, prop.object) for api in around))
+        what = SOME_STATE if prop.object == STATE else prop.object  # that something of it changes is all that is said
+        return Demand(apis=frozenset((subject.api,)), states=frozenset((api, what) for api in around))
 
     @staticmethod
     def is_habit(prop: Property) -> bool:

@@ -40,7 +40,8 @@ def digest(memory: Memory) -> int:
         return memory.seed
     # A view of the memory itself: no copy, no numpy, and it works for bfloat16 as for any other dtype.
     view = (ctypes.c_char * memory.size).from_address(memory.begins)
-    return int(xxhash.xxh3_64_intdigest(view, memory.seed))
+    found: int = xxhash.xxh3_64_intdigest(view, memory.seed)
+    return found
 
 
 def digests(memories: Sequence[Memory]) -> list[int]:
@@ -52,7 +53,8 @@ def digests(memories: Sequence[Memory]) -> list[int]:
 
 def _threads() -> int:
     """How many threads may read at a time: as many as torch takes for one operation."""
-    return min(torch.get_num_threads(), MOST_THREADS)
+    found: int = torch.get_num_threads()
+    return min(found, MOST_THREADS)
 
 
 class _Task:

@@ -15,7 +15,7 @@ import torch
 
 from traincheck.sources.gradients import Held
 from traincheck.sources.storages import version_of
-from traincheck.sources.tensors import fingerprints
+from traincheck.sources.tensors import SOME, fingerprints
 
 Entry = tuple[int, str]
 """The place of a variable among those that are held, and what the optimizer calls what it keeps for it."""
@@ -39,10 +39,11 @@ class KeptStates:
     def __init__(self) -> None:
         self._read: dict[str, dict[str, _Read]] = {}
 
-    def before(self, name: str, optimizer: Any, held: Sequence[Held]) -> dict[Entry, int | None]:
-        """The fingerprints of what `optimizer`, called `name`, keeps now, at the beginning of a step."""
+    def before(self, name: str, optimizer: Any, held: Sequence[Held], places: Sequence[int]) -> dict[Entry, int | None]:
+        """The fingerprints of what `optimizer`, called `name`, keeps for the variables at these places now, at the
+        beginning of a step."""
         known = self._read.pop(name, {})
-        entries, tensors = _kept(optimizer, held)
+        entries, tensors = _kept(optimizer, held, places)
         found: dict[Entry, int | None] = {}
         unread: list[int] = []
         for place, (entry, tensor) in enumerate(zip(entries, tensors, strict=True)):
@@ -54,9 +55,9 @@ class KeptStates:
             found[entries[place]] = value
         return found
 
-    def after(self, name: str, optimizer: Any, held: Sequence[Held]) -> dict[Entry, int | None]:
+    def after(self, name: str, optimizer: Any, held: Sequence[Held], places: Sequence[int]) -> dict[Entry, int | None]:
         """The same, at the end of the step."""
-        entries, tensors = _kept(optimizer, held)
+        entries, tensors = _kept(optimizer, held, places)
         values = fingerprints(tensors)
         self._read[name] = {
             _key(entry, held): _Read(weakref.ref(tensor), version_of(tensor), value)
@@ -73,10 +74,23 @@ def _key(entry: Entry, held: Sequence[Held]) -> str:
     return f"{held[entry[0]][0].name}:{entry[1]}"
 
 
-def _kept(optimizer: Any, held: Sequence[Held]) -> tuple[list[Entry], list[torch.Tensor]]:
+def witnesses(held: Sequence[Held], gradients: Sequence[str]) -> list[int]:
+    """The places of a few variables with a gradient, for each of which an optimizer that keeps anything keeps it: the
+    smallest of each number of dimensions, as some optimizers treat vectors and matrices in different ways."""
+    found: dict[int, int] = {}
+    for place, ((_, tensor), gradient) in enumerate(zip(held, gradients, strict=True)):
+        if gradient == SOME:
+            known = found.setdefault(tensor.dim(), place)
+            if tensor.numel() < held[known][1].numel():
+                found[tensor.dim()] = place
+    return sorted(found.values())
+
+
+def _kept(optimizer: Any, held: Sequence[Held], places: Sequence[int]) -> tuple[list[Entry], list[torch.Tensor]]:
     entries: list[Entry] = []
     tensors: list[torch.Tensor] = []
-    for place, (_, tensor) in enumerate(held):
+    for place in places:
+        tensor = held[place][1]
         for entry, value in (optimizer.state.get(tensor) or {}).items():  # None for a shard of another rank
             if isinstance(value, torch.Tensor):
                 entries.append((place, str(entry)))

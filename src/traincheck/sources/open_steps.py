@@ -13,15 +13,17 @@ from traincheck.sources.recorder import OpenCall
 
 
 class Before:
-    """What a step found: the variables concerned, their gradients and their fingerprints."""
+    """What a step found: the variables concerned, their gradients and their fingerprints; of some of them (by their
+    places) also what the optimizer keeps for them."""
 
-    __slots__ = ("data", "gradients", "held", "rates", "state")
+    __slots__ = ("data", "gradients", "held", "kept", "rates", "state")
 
     def __init__(self, held: Sequence[Held], gradients: list[str], rates: dict[int, float]) -> None:
         self.held = held
         self.gradients = gradients
         self.rates = rates
         self.data: list[int | None] = []
+        self.kept: Sequence[int] = ()
         self.state: dict[tuple[int, str], int | None] = {}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,7 +17,7 @@ from traincheck.sources.base import replace, wrapping
 from traincheck.sources.circumstances import circumstances_with
 from traincheck.sources.gradients import Gradients, Snapshot, summary
 from traincheck.sources.hyperparameters import KEYS, OptimizerReadings, settings
-from traincheck.sources.kept_states import KeptStates
+from traincheck.sources.kept_states import KeptStates, witnesses
 from traincheck.sources.names import class_name, levels
 from traincheck.sources.open_steps import Before, OpenStep, closure_of, hooked, is_torchs
 from traincheck.sources.recorder import OpenCall, Recorder
@@ -26,7 +26,7 @@ from traincheck.sources.replica_readings import ReplicaReadings
 from traincheck.sources.settling import Settling
 from traincheck.sources.tensors import SOME, fingerprints, unseen
 from traincheck.sources.variables import NOBODY, Catalog, Variable
-from traincheck.vocab.demand import Demand
+from traincheck.vocab.demand import SOME_STATE, Demand
 from traincheck.vocab.events import LIFECYCLE, TRAIN, Change
 from traincheck.vocab.facts import Facts, facts, merged
 from traincheck.vocab.kept import Kept
@@ -157,8 +157,8 @@ class OptimizerSource:
         with unseen():
             if self._demand.wants_call(call_levels):  # whatever state is wanted: the facts of the call rest on it
                 before.data = fingerprints([tensor for _, tensor in held])
-            if self._demand.wants_state(call_levels, STATE_DATA):
-                before.state = self._states.before(name, optimizer, held)
+            before.kept = self._places(call_levels, before)
+            before.state = self._states.before(name, optimizer, held, before.kept)
             if before.data and self._demand.wants_state(call_levels, PARAMETER_DATA):
                 rate = max(rates.values(), default=0.0)
                 self._settling.update_begins(name, held, before.data, before.gradients, rate)
@@ -166,6 +166,12 @@ class OptimizerSource:
                 self._replicas.step_begins(held, before.data, before.gradients, call.seq)
         self._readings.step_begins(optimizer, name, call.seq)
         return call, before
+
+    def _places(self, call_levels: tuple[str, ...], before: Before) -> Sequence[int]:
+        """Of which of the variables it is told what the optimizer keeps for them."""
+        if self._demand.wants_state(call_levels, STATE_DATA):
+            return range(len(before.held))
+        return witnesses(before.held, before.gradients) if self._demand.wants_state(call_levels, SOME_STATE) else ()
 
     def _runs(self, step: OpenStep) -> bool:
         """Whether `step` still runs; the call of one that raised is closed."""
@@ -198,7 +204,7 @@ class OptimizerSource:
         with unseen():
             if before.data:
                 self._tell_data(call, name, before)
-            if self._demand.wants_state(call.levels, STATE_DATA):
+            if before.kept:
                 self._tell_state(call, name, before, optimizer)
         self._readings.step_ends(optimizer, name, call.seq)
         self._settling.update_ends()
@@ -240,7 +246,7 @@ class OptimizerSource:
         return variable in self._gradients.fresh if gradient == SOME else variable.owned
 
     def _tell_state(self, call: OpenCall, name: str, before: Before, optimizer: Any) -> None:
-        after = self._states.after(name, optimizer, before.held)
+        after = self._states.after(name, optimizer, before.held, before.kept)
         for (place, entry), digest in after.items():
             variable, tensor = before.held[place]
             old = before.state.get((place, entry))

@@ -13,7 +13,8 @@ class Demand:
     `states` holds `(api, "parameter.grad")` pairs; `apis` the calls that must be recorded. What is to be read of a call
     is asked for in the same way: `(api, "arguments")` for its plain arguments, `(api, "tensors")` for summaries of the
     tensors that go in and come out, `(api, "values")` for what their values say as well, `(api, "scale")` for whether a
-    loss was scaled. `(kind + "." + attribute,
+    loss was scaled. `(api, "optimizer_state.some")` asks for changes of what an optimizer keeps for a few variables,
+    which show whether it keeps anything. `(kind + "." + attribute,
     "readings")`, such as `("hyperparameter.lr", "readings")`, asks for readings. `everything` asks for all that the
     sources offer, as a full collection does.
     """
@@ -42,6 +43,7 @@ class Demand:
         return Demand(self.apis | other.apis, self.states | other.states, self.everything or other.everything)
 
 
+SOME_STATE = "optimizer_state.some"
 ARGUMENTS, TENSORS, VALUES, SCALE, READINGS = "arguments", "tensors", "values", "scale", "readings"
 """What else may be asked of a call or a thing, see `Demand`."""
 

@@ -1,0 +1,98 @@
+"""Hashing by several threads gives what one thread gives, and hurts neither forks nor interrupts."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+import xxhash
+
+from traincheck.background import NAME
+from traincheck.sources import hashing
+from traincheck.sources.hashing import MUCH, Memory, digests
+from traincheck.sources.tensors import fingerprints
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def memories(sizes: list[int]) -> list[Memory]:
+    tensors = [torch.randint(0, 255, (size,), dtype=torch.uint8) for size in sizes]
+    return [Memory(tensor.data_ptr(), tensor.numel(), seed, tensor) for seed, tensor in enumerate(tensors)]
+
+
+def test_each_is_the_digest_of_its_own_bytes() -> None:
+    told = memories([random.Random(number).randrange(MUCH // 4) for number in range(40)])
+    assert sum(one.size for one in told) > MUCH
+    assert digests(told) == [xxhash.xxh3_64_intdigest(bytes(one.owner.tolist()), one.seed) for one in told]  # type: ignore[attr-defined]
+    assert any(thread.name.startswith(f"{NAME}-hashing") for thread in threading.enumerate())
+
+
+def test_two_threads_may_ask_at_a_time() -> None:
+    told = memories([MUCH // 8] * 16)
+    right, found = [hashing.digest(one) for one in told], []
+
+    def ask() -> None:
+        found.extend(digests(told) == right for _ in range(20))
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 60
+
+
+def test_what_keeps_a_thread_from_it_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = memories([MUCH] * 4)
+    digest = hashing.digest
+
+    def failing(memory: Memory) -> int:
+        if memory.seed == 2:
+            raise MemoryError
+        return digest(memory)
+
+    monkeypatch.setattr(hashing, "digest", failing)
+    with pytest.raises(MemoryError):
+        digests(told)
+    monkeypatch.undo()
+    assert digests(told) == [digest(one) for one in told], "the threads are still there"
+
+
+def test_an_interrupt_is_raised_when_the_others_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = memories([MUCH] * 2)
+    alive = [threading.Event(), threading.Event()]
+    digest, main = hashing.digest, threading.get_ident()
+
+    def slow(memory: Memory) -> int:
+        if threading.get_ident() == main:
+            alive[0].wait(10)
+            raise KeyboardInterrupt
+        alive[0].set()
+        alive[1].wait(10)
+        return digest(memory)
+
+    monkeypatch.setattr(hashing, "digest", slow)
+    threading.Timer(0.2, alive[1].set).start()
+    with pytest.raises(KeyboardInterrupt):
+        digests(told)
+    assert alive[1].is_set()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    told = [torch.randn(MUCH // 4) for _ in range(4)]
+    before = fingerprints(told)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if fingerprints(told) == before else 1)
+    assert os.waitpid(child, 0)[1] == 0
