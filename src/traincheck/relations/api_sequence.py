@@ -19,6 +19,7 @@ counts is the last call of each before B, since a cycle may hold the calls of an
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Set
 from typing import ClassVar, NamedTuple
 
@@ -255,15 +256,8 @@ def _timeline(window: Window) -> list[_Token]:
             continue
         if change.changed:
             effects.setdefault(change.call, set()).add(change.attribute)
-        told = transitions(change.before, change.after, change.changed)
-        if change.attribute == "grad" and change.before == change.after == "some" and change.changed:
-            call = window.by_seq.get(change.call)
-            told = (*told, ACCUMULATES.detail) if call is not None and call.levels[-1] == BACKWARD else told
-        if change.attribute == "grad" and change.before == "some" and change.after == "none":
-            told = (*told, EMPTIED.detail)
-        for transition in told:
-            what = Property(PRECEDED, f"{change.kind}.{change.attribute}", transition)
-            if what in (*STATE_TOKENS, ACCUMULATES, EMPTIED):
+        for what in _state_tokens(change.attribute, change.before, change.after, change.changed):
+            if what is not ACCUMULATES or _in_backward(change, window):
                 changes.setdefault((change.call, what, change.owner), []).append(change)
     found = [
         _Token(call.seq, _names(call), call.receiver, call, (), frozenset(effects.get(call.seq, ())))
@@ -274,6 +268,23 @@ def _timeline(window: Window) -> list[_Token]:
         found.append(_Token(group[0].seq, (what,), owner, None, tuple(change.variable for change in group)))
     found.sort(key=lambda token: token.seq)
     return found
+
+
+@functools.lru_cache(1_000)
+def _state_tokens(attribute: str, before: str, after: str, changed: bool) -> tuple[Property, ...]:
+    """What is told of such a change of a parameter; of one that only a backward makes, if it was made in one."""
+    told = transitions(before, after, changed)
+    found = [what for what in STATE_TOKENS if what.object == f"parameter.{attribute}" and what.detail in told]
+    if attribute == "grad" and before == after == "some" and changed:
+        found.append(ACCUMULATES)
+    if attribute == "grad" and before == "some" and after == "none":
+        found.append(EMPTIED)
+    return tuple(found)
+
+
+def _in_backward(change: Change, window: Window) -> bool:
+    call = window.by_seq.get(change.call)
+    return call is not None and call.levels[-1] == BACKWARD
 
 
 def _drives(call: Call, window: Window) -> bool:

@@ -26,7 +26,8 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Set
-from typing import ClassVar
+from operator import attrgetter
+from typing import Any, ClassVar
 
 from traincheck.relations.base import (
     argument_in,
@@ -103,10 +104,10 @@ class EventContain:
         # of a transition that no variable could make.
         # Without a receiver (a backward) it is not known which variables the call is about, only that some must change.
         told = SOME_DO if call.receiver else SOME_DO[:1]
-        held = {prop for change in inside for prop in _as_change(change) if prop.detail in told}
+        held = {prop for alike in set(map(_ALIKE, inside)) for prop in _as_change(*alike) if prop.detail in told}
         # A backward that adds zeros to zeros changes nothing and is right; where there was none, it leaves something.
         sure = inside if call.receiver else [change for change in inside if change.before == "none"]
-        could = {prop for change in sure for prop in _could(change) if prop.detail in told}
+        could = {prop for before in set(map(_BEFORE, sure)) for prop in _could(*before) if prop.detail in told}
         could -= {prop for prop in could if not _all_seen(call, prop, window)}
         context = context_of(call.context, window.stage)
         for level in _answerable(call):
@@ -115,7 +116,7 @@ class EventContain:
                 yield Occasion(subject, context, held, could - held, call.seq)
 
     def _of_variables(self, window: Window) -> Iterator[Occasion]:
-        groups: dict[tuple[int, Change], list[str]] = {}
+        groups: dict[tuple[Any, ...], tuple[Change, list[str]]] = {}
         for change in window.changes:
             call = window.by_seq.get(change.call)
             # A call without a receiver (a backward) holds and owns nothing: which variables it concerns is not known.
@@ -123,17 +124,17 @@ class EventContain:
             if change.kind == "optimizer_state" or not _shows(change):
                 continue
             if call is not None and call.receiver and ended(call):
-                alike = change._replace(seq=0, variable="", owner="", fingerprint=None)
-                groups.setdefault((change.call, alike), []).append(change.variable)
-        for (seq, change), variables in groups.items():
-            call = window.by_seq[seq]
+                alike = (change.call, change.context, *_ALIKE(change))
+                groups.setdefault(alike, (change, []))[1].append(change.variable)
+        for change, variables in groups.values():
+            call = window.by_seq[change.call]
             context = context_of(merged(change.context, before=change.before, **_told_of_call(call)), window.stage)
-            held = frozenset(_as_change(change))
-            failed = frozenset(_could(change)) - held
+            held = frozenset(_as_change(*_ALIKE(change)))
+            failed = frozenset(_could(*_BEFORE(change))) - held
             for level in _answerable(call):
                 subject = Subject(level, f"{change.kind}.{change.attribute}")
                 if self._wanted(subject):
-                    yield Occasion(subject, context, held, failed, seq, tuple(variables))
+                    yield Occasion(subject, context, held, failed, change.call, tuple(variables))
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
@@ -193,9 +194,14 @@ def _named(own: str, general: str, arguments: tuple[str, ...]) -> frozenset[Prop
     return frozenset(Property(CALL, name, argument) for name in names for argument in ("", *arguments))
 
 
-def _as_change(change: Change) -> Iterator[Property]:
-    for transition in transitions(change.before, change.after, change.changed):
-        yield Property(CHANGE, f"{change.kind}.{change.attribute}", transition)
+_BEFORE = attrgetter("kind", "attribute", "before")
+_ALIKE = attrgetter("kind", "attribute", "before", "after", "changed")
+"""What a change is, whatever it is of. Of some hundred in a step few differ."""
+
+
+@functools.lru_cache(10_000)
+def _as_change(kind: str, attribute: str, before: str, after: str, changed: bool) -> tuple[Property, ...]:
+    return tuple(Property(CHANGE, f"{kind}.{attribute}", one) for one in transitions(before, after, changed))
 
 
 def _answerable(call: Call) -> tuple[str, ...]:
@@ -213,9 +219,9 @@ def _shows(change: Change) -> bool:
     return told.get("lost") is not True and told.get("grad") not in ("unused", "zero")
 
 
-def _could(change: Change) -> Iterator[Property]:
-    for transition in possible(change.before):
-        yield Property(CHANGE, f"{change.kind}.{change.attribute}", transition)
+@functools.lru_cache(10_000)
+def _could(kind: str, attribute: str, before: str) -> tuple[Property, ...]:
+    return tuple(Property(CHANGE, f"{kind}.{attribute}", one) for one in possible(before))
 
 
 def _told_of_call(call: Call) -> dict[str, FactValue]:

@@ -20,6 +20,9 @@ _FULL = 4
 """Bytes of an element of full precision; anything smaller is widened before it is added up."""
 
 
+_NO = torch.zeros(())
+
+
 def readable(tensor: torch.Tensor) -> bool:
     """Whether the values of `tensor` are read: its memory can be, it is not too large, and the stream can be waited
     for (while a CUDA graph is captured, nothing may be)."""
@@ -41,11 +44,16 @@ def value_facts(tensors: Sequence[torch.Tensor]) -> list[dict[str, FactValue]]:
     pending: dict[torch.device, list[tuple[int, torch.Tensor, list[torch.Tensor]]]] = {}
     for place, tensor in enumerate(tensors):
         dense = local(tensor)
-        if dense is not None:
-            measured = _measured(dense)
+        if dense is None:
+            continue
+        measured = _measured(dense)
+        if dense.is_cpu:  # there is nothing to be fetched
+            found[place] = _told(dense, [float(number) for number in measured])
+        else:
             pending.setdefault(dense.device, []).append((place, dense, measured))
     for entries in pending.values():
-        numbers = iter(torch.stack([number for _, _, measured in entries for number in measured]).tolist())
+        wide = torch.float32 if entries[0][1].device.type == "mps" else torch.float64
+        numbers = iter(torch.stack([number.to(wide) for *_, measured in entries for number in measured]).tolist())
         for place, dense, measured in entries:
             found[place] = _told(dense, [next(numbers) for _ in measured])
     return found
@@ -53,19 +61,18 @@ def value_facts(tensors: Sequence[torch.Tensor]) -> list[dict[str, FactValue]]:
 
 def _measured(dense: torch.Tensor) -> list[torch.Tensor]:
     """Numbers to fetch, each a 0-dim tensor: any element not zero; or the norm, and whether rows sum to one."""
-    wide = torch.float32 if dense.device.type == "mps" else torch.float64
     if not (dense.is_floating_point() or dense.is_complex()):
-        return [dense.ne(0).any().to(wide)]
+        return [dense.any()]
     tolerance = _tolerance(dense.dtype)
     if dense.element_size() < _FULL and not dense.is_complex():
         dense = dense.to(torch.float32)
-    numbers = [torch.linalg.vector_norm(dense).to(wide)]
+    numbers = [torch.linalg.vector_norm(dense)]
     if _has_rows(dense):
         if dense.is_cpu and abs(float(dense[(0,) * (dense.dim() - 1)].sum()) - 1) > tolerance:
-            numbers.append(torch.zeros((), dtype=wide))  # the first row settles it for nearly all that have others
+            numbers.append(_NO)  # the first row settles it for nearly all that have others
         else:
             off = (dense.sum(-1) - 1).abs().amax()
-            numbers.append(((off <= tolerance) & (dense.amin() >= 0)).to(wide))
+            numbers.append((off <= tolerance) & (dense.amin() >= 0))
     return numbers
 
 
