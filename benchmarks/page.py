@@ -34,6 +34,18 @@ Where not every step is watched (`--sample-every 10`): a step between those that
 |---|---|---|
 """
 
+MOST_SOURCES = 5
+
+WHERE = """
+Where the time goes, in milliseconds a step, start-up included: on the thread that trains (of that the costliest
+sources), and in the background, which shares cores and Python's lock with it. An event is a call, a change or a
+reading; the time for each is that of the thread that trains. Hashed is what was fingerprinted, by as many threads as
+torch takes.
+
+| workload | mode | on the thread | of that | beside it | events | µs an event | MB hashed | GB/s |
+|---|---|---|---|---|---|---|---|---|
+"""
+
 RANKS = """
 ## What comparing ranks costs
 
@@ -173,7 +185,21 @@ def _table(cost: dict[str, Any]) -> str:
         for name, found in cost["workloads"].items()
         if "unwatched_ratio" in found
     ]
-    return "\n".join(lines) + "\n" + (SAMPLED + "".join(rows) if rows else "")
+    return "\n".join(lines) + "\n" + (SAMPLED + "".join(rows) if rows else "") + _where(cost)
+
+
+def _where(cost: dict[str, Any]) -> str:
+    rows = []
+    for name, found in cost["workloads"].items():
+        for mode, told in found.get("where", {}).items():
+            sources = [f"{source} {ms:.2f}" for source, ms in told["sources_ms"].items() if ms >= 0.01][:MOST_SOURCES]
+            beside, each = sum(told["background_ms"].values()), told["ns_per_event"] / 1e3
+            speed = "-" if told["gb_per_second"] is None else f"{told['gb_per_second']:.1f}"
+            rows.append(
+                f"| {name} | {mode} | {sum(told['sources_ms'].values()):.2f} | {', '.join(sources)} | "
+                f"{beside:.2f} | {told['events']:.0f} | {each:.1f} | {told['hashed_mb']:.2f} | {speed} |\n"
+            )
+    return WHERE + "".join(rows) if rows else ""
 
 
 def _ranks(found: dict[str, Any]) -> str:

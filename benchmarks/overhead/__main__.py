@@ -19,6 +19,7 @@ from pathlib import Path
 
 from benchmarks.machine import machine
 from benchmarks.page import write_page
+from traincheck.trace.reader import read_windows
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "overhead.json"
@@ -60,17 +61,21 @@ def measure(name: str, rounds: int, scratch: Path) -> dict[str, object]:
     run([*TRAINCHECK, "infer", *map(str, recorded), "-o", str(book)])
     learned = round(time.perf_counter() - began, 2)
     steps: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
+    spent: dict[str, dict[str, object]] = {}
     for number in range(rounds):
         for mode in MODES:
             folder = scratch / f"{name}-{mode}-{number}".replace(" ", "-")
             steps[mode].append(timed(command(mode, script, book, folder), scratch))
             told = steps[mode][-1]["median_step"] * 1e3
             print(f"{name} {mode} round {number}: {told:.2f} ms a step", file=sys.stderr, flush=True)
+            if mode in ("collect", "run") and not number:
+                spent[mode] = where(folder)
             shutil.rmtree(folder, ignore_errors=True) if number else None
     return {
         "plain_step_ms": round(statistics.median(one["median_step"] for one in steps["plain"]) * 1e3, 3),
         **{f"{mode.replace(' ', '_')}_ratio": ratio(mode, steps) for mode in MODES[1:]},
         "invariants": sum(1 for _ in book.open()) - 1,
+        "where": spent,
         "trace_bytes_per_step": {mode: bytes_per_step(scratch / f"{name}-{mode}-0") for mode in MODES[1:3]},
         "infer_seconds": learned,
     }
@@ -95,6 +100,31 @@ def ratio(mode: str, steps: dict[str, list[dict[str, float]]]) -> dict[str, floa
         "least": round(min(ratios), 3),
         "most": round(max(ratios), 3),
     }
+
+
+def where(folder: Path) -> dict[str, object]:
+    """Where the time of a run went, all its steps and its start-up together: milliseconds a step by source and by stage
+    in the background, events, and what was fingerprinted."""
+    notes = [json.loads(path.read_text()) for path in folder.glob("process-*.json")]
+    steps = max(1, sum(note["steps"] for note in notes))
+    windows = [window for path in folder.glob("events-*") for window in read_windows(path)]
+    events = sum(len(window.calls) + len(window.changes) + len(window.readings) for window in windows)
+    on_thread = sum(sum(note["cost"].values()) for note in notes)
+    hashed, hashing = sum(note["hashed"] for note in notes), sum(note["hashing"] for note in notes)
+    return {
+        "sources_ms": _each_ms([note["cost"] for note in notes], steps),
+        "background_ms": _each_ms([note["background"] for note in notes], steps),
+        "events": round(events / steps, 1),
+        "ns_per_event": round(on_thread / max(1, events) * 1e9),
+        "hashed_mb": round(hashed / steps / 1e6, 3),
+        "gb_per_second": round(hashed / hashing / 1e9, 1) if hashing else None,
+    }
+
+
+def _each_ms(told: list[dict[str, float]], steps: int) -> dict[str, float]:
+    names = sorted({name for one in told for name in one})
+    found = {name: round(sum(one.get(name, 0.0) for one in told) / steps * 1e3, 3) for name in names}
+    return dict(sorted(found.items(), key=lambda entry: -entry[1]))
 
 
 def bytes_per_step(folder: Path) -> int:

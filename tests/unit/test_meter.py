@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
 from traincheck.sources.meter import Meter
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.sites import Sites
+from traincheck.sources.tensors import fingerprints
 
 
 def metered(now: list[float]) -> Recorder:
@@ -43,3 +46,12 @@ def test_no_source_is_told_to_have_taken_less_than_nothing() -> None:
 
     recorder.guarded("calls", amid_another_thread)()
     assert recorder.meter.seconds() == {}
+
+
+def test_what_was_hashed_is_told() -> None:
+    meter = Meter()
+    before = meter.hashing()
+    fingerprints([torch.zeros(1000), torch.zeros(24, dtype=torch.uint8)])
+    after = meter.hashing()
+    assert after["hashed"] - before["hashed"] == 4024
+    assert after["hashing"] > before["hashing"]

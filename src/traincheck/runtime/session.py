@@ -388,6 +388,7 @@ class Session:
             not_observed=tuple(self._missing + self._faults + self.recorder.missed),
             cost=self.recorder.meter.seconds(),
             background=dict(self._pipeline.seconds),
+            **self.recorder.meter.hashing(),
             sent=self._telling.sent if self._telling is not None else {},
             full=tuple(self._state.full),
             ended=ended,

@@ -10,6 +10,7 @@ import ctypes
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -44,11 +45,28 @@ def digest(memory: Memory) -> int:
     return found
 
 
+class Done:
+    """What was hashed so far in this process: bytes, and the seconds in which somebody waited for it."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.seconds = 0.0
+
+
+done = Done()
+
+
 def digests(memories: Sequence[Memory]) -> list[int]:
     """One for each, in their order."""
-    if len(memories) < 2 or sum([memory.size for memory in memories]) < MUCH or (threads := _threads()) < 2:
-        return [digest(memory) for memory in memories]
-    return _crew.work_off(memories, threads)
+    began = time.perf_counter()
+    size = sum([memory.size for memory in memories])
+    if len(memories) < 2 or size < MUCH or (threads := _threads()) < 2:
+        found = [digest(memory) for memory in memories]
+    else:
+        found = _crew.work_off(memories, threads)
+    done.size += size
+    done.seconds += time.perf_counter() - began
+    return found
 
 
 def _threads() -> int:

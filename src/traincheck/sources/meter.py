@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from traincheck.sources import hashing
 
 
 class Lap(NamedTuple):
@@ -38,6 +40,10 @@ class Meter:
     def seconds(self) -> dict[str, float]:
         """By source, what it took so far."""
         return {source: spent[0] for source, spent in self._spent.items() if spent[0] > 0}
+
+    def hashing(self) -> dict[str, Any]:
+        """The bytes that were hashed so far, and the seconds that took: what else a `ProcessNote` tells of the cost."""
+        return {"hashed": hashing.done.size, "hashing": hashing.done.seconds}
 
     def lap(self) -> Lap:
         """The time since the last lap."""

@@ -57,11 +57,12 @@ class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
     `windows` counts the windows that it handed on, `dropped` those of them that were not written; `steps` is the last
     training step, `watched` counts those that were watched. `not_observed` says what could not be observed and why,
     `notes` what else a reader should know. `cost` is what observing took on the program's threads, in seconds by
-    source, `background` what it took beside them, by stage, and `seconds` how long it went on; `sent` is what went to
-    rank 0. `ended` is False for a process that goes on or was killed. `full` are steps (the first and the last of each
-    time) that were recorded in full although less was asked for. `job` tells the processes that train together from
-    those of another job, or of another attempt of an elastic one; it is empty where no launcher gave it a name.
-    `exchange` says that its ranks tell each other what they hold, as not all of them have this run folder.
+    source, `background` what it took beside them, by stage, and `seconds` how long it went on; `hashed` are the bytes
+    that were fingerprinted, and `hashing` is what of the cost that took. `sent` is what went to rank 0. `ended` is
+    False for a process that goes on or was killed. `full` are steps (the first and the last of each time) that were
+    recorded in full although less was asked for. `job` tells the processes that train together from those of another
+    job, or of another attempt of an elastic one; it is empty where no launcher gave it a name. `exchange` says that its
+    ranks tell each other what they hold, as not all of them have this run folder.
     """
 
     format: int = FORMAT
@@ -81,6 +82,8 @@ class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     cost: dict[str, Seconds] = {}
     background: dict[str, Seconds] = {}
+    hashed: Count = 0
+    hashing: Seconds = 0.0
     sent: dict[str, Count] = {}
     full: tuple[tuple[Count, Count], ...] = ()
     ended: bool = False
