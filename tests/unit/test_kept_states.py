@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import nn
 from loops import STEP
 from observing import observing
 from traincheck.sources.kept_states import witnesses
+from traincheck.sources.variables import Variable
 from traincheck.vocab.demand import EVERYTHING, SOME_STATE, Demand
 from traincheck.vocab.events import Change
 
@@ -70,6 +73,14 @@ def test_what_was_written_between_steps_is_read_again(between: Callable[[torch.o
 
 
 def test_witnesses_are_small_and_of_each_number_of_dimensions() -> None:
-    held = [(None, torch.zeros(shape)) for shape in ((9, 9), (3, 3), (4,), (2,), (1, 1, 1), ())]
-    told = witnesses(held, ["some", "some", "some", "none", "zero", "some"])  # type: ignore[arg-type]
-    assert told == [1, 2, 5]
+    held = []
+    for shape in ((9, 9), (3, 3), (4,), (2,), (1, 1, 1), (), (2, 2)):
+        tensor = torch.zeros(shape)
+        held.append((Variable("v", weakref.ref(tensor), owned=True), tensor))
+    for variable, _ in held[:-1]:
+        variable.hold("SGD", held=True)
+    gradients = ["some", "some", "some", "none", "zero", "some", "some"]
+    optimizer = SimpleNamespace(state={})
+    assert witnesses("SGD", optimizer, held, gradients) == [1, 2, 5]
+    optimizer.state = {held[0][1]: {"momentum": 1}, held[2][1]: {}}
+    assert witnesses("SGD", optimizer, held, gradients) == [0], "of the others it keeps nothing, here at least"

@@ -74,15 +74,21 @@ def _key(entry: Entry, held: Sequence[Held]) -> str:
     return f"{held[entry[0]][0].name}:{entry[1]}"
 
 
-def witnesses(held: Sequence[Held], gradients: Sequence[str]) -> list[int]:
-    """The places of a few variables with a gradient, for each of which an optimizer that keeps anything keeps it: the
-    smallest of each number of dimensions, as some optimizers treat vectors and matrices in different ways."""
+def witnesses(name: str, optimizer: Any, held: Sequence[Held], gradients: Sequence[str]) -> list[int]:
+    """The places of a few variables by which an optimizer shows that it keeps something: those that it holds and that
+    have a gradient (and something kept, where any has), the smallest of each number of dimensions, as some optimizers
+    treat vectors and matrices in different ways."""
+    graded = [
+        place
+        for place, ((variable, _), gradient) in enumerate(zip(held, gradients, strict=True))
+        if gradient == SOME and name in variable.holders
+    ]
     found: dict[int, int] = {}
-    for place, ((_, tensor), gradient) in enumerate(zip(held, gradients, strict=True)):
-        if gradient == SOME:
-            known = found.setdefault(tensor.dim(), place)
-            if tensor.numel() < held[known][1].numel():
-                found[tensor.dim()] = place
+    for place in [place for place in graded if optimizer.state.get(held[place][1])] or graded:
+        tensor = held[place][1]
+        known = found.setdefault(tensor.dim(), place)
+        if tensor.numel() < held[known][1].numel():
+            found[tensor.dim()] = place
     return sorted(found.values())
 
 

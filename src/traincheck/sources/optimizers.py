@@ -157,7 +157,7 @@ class OptimizerSource:
         with unseen():
             if self._demand.wants_call(call_levels):  # whatever state is wanted: the facts of the call rest on it
                 before.data = fingerprints([tensor for _, tensor in held])
-            before.kept = self._places(call_levels, before)
+            before.kept = self._places(call_levels, name, optimizer, before)
             before.state = self._states.before(name, optimizer, held, before.kept)
             if before.data and self._demand.wants_state(call_levels, PARAMETER_DATA):
                 rate = max(rates.values(), default=0.0)
@@ -167,11 +167,13 @@ class OptimizerSource:
         self._readings.step_begins(optimizer, name, call.seq)
         return call, before
 
-    def _places(self, call_levels: tuple[str, ...], before: Before) -> Sequence[int]:
+    def _places(self, call_levels: tuple[str, ...], name: str, optimizer: Any, before: Before) -> Sequence[int]:
         """Of which of the variables it is told what the optimizer keeps for them."""
         if self._demand.wants_state(call_levels, STATE_DATA):
             return range(len(before.held))
-        return witnesses(before.held, before.gradients) if self._demand.wants_state(call_levels, SOME_STATE) else ()
+        if self._demand.wants_state(call_levels, SOME_STATE):
+            return witnesses(name, optimizer, before.held, before.gradients)
+        return ()
 
     def _runs(self, step: OpenStep) -> bool:
         """Whether `step` still runs; the call of one that raised is closed."""
