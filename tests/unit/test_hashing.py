@@ -11,6 +11,7 @@ import pytest
 import torch
 import xxhash
 
+from observing import observing
 from traincheck.background import NAME
 from traincheck.sources import hashing
 from traincheck.sources.hashing import MUCH, Memory, digests
@@ -23,6 +24,7 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
+    hashing.dismiss()
 
 
 def memories(sizes: list[int]) -> list[Memory]:
@@ -86,6 +88,20 @@ def test_an_interrupt_is_raised_when_the_others_have_ended(monkeypatch: pytest.M
     with pytest.raises(KeyboardInterrupt):
         digests(told)
     assert alive[1].is_set()
+
+
+def test_no_thread_stays_when_observation_ends() -> None:
+    before = threading.enumerate()
+    model = torch.nn.Linear(2048, 2048)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with observing() as seen:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2048)).sum().backward()
+            optimizer.step()
+        meanwhile = [thread.name for thread in threading.enumerate() if thread not in before]
+    assert seen.faults == [] and meanwhile == [f"{NAME}-hashing"]
+    assert threading.enumerate() == before
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

@@ -20,6 +20,7 @@ import torch
 from torch.compiler import is_compiling
 from torch.utils._device import DeviceContext
 
+from traincheck.sources import hashing
 from traincheck.sources.base import Source
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.replaced import Undo
@@ -56,6 +57,7 @@ class Attachment:
         self._thread = threading.get_ident()
         self._attached: list[Source] = []
         self._undo = ExitStack()
+        self.undo.callback(hashing.dismiss)
         self.undo.callback(self._take_off)
         for source in sources:
             reason = source.offers()

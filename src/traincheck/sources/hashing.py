@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,9 @@ MUCH = 4 << 20
 
 MOST_THREADS = 8
 """Beyond that the memory is the limit, not the cores."""
+
+END_SECONDS = 1.0
+"""How long the end waits for a thread; one that reads ends soon."""
 
 
 class Memory(NamedTuple):
@@ -110,36 +114,46 @@ class _Task:
 
 
 class _Crew:
-    """Threads that wait for a task. They are never ended: they are few, and asleep."""
+    """Threads that wait for a task, asleep until there is one, or until they are dismissed."""
 
     def __init__(self) -> None:
-        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._size = 0
+        self._hire_none()
+
+    def _hire_none(self) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
 
     def work_off(self, memories: Sequence[Memory], threads: int) -> list[int]:
         """With this thread among them; with it alone where there can be no others."""
         task = _Task(memories)
-        try:
-            while self._size < threads - 1:
-                background(self._serve, f"{NAME}-hashing", self._tasks)
-                self._size += 1
-        except RuntimeError:
-            pass  # no more threads
-        for _ in range(min(threads - 1, self._size)):
+        with suppress(RuntimeError):  # no more threads
+            while len(self._threads) < threads - 1:
+                self._threads.append(background(self._serve, f"{NAME}-hashing", self._tasks))
+        for _ in range(min(threads - 1, len(self._threads))):
             self._tasks.put(task.work)
         task.work()
         return task.wait()
 
+    def dismiss(self) -> None:
+        """End the threads; the next task finds others."""
+        tasks, threads = self._tasks, self._threads
+        self._hire_none()
+        for _ in threads:
+            tasks.put(None)
+        for thread in threads:
+            thread.join(END_SECONDS)
+
     def forget(self) -> None:
         """In a forked child: the threads are gone."""
-        self.__init__()  # type: ignore[misc]
+        self._hire_none()
 
     @staticmethod
-    def _serve(tasks: queue.SimpleQueue[Callable[[], None]]) -> None:
-        while True:
-            tasks.get()()
+    def _serve(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+        while (work := tasks.get()) is not None:
+            work()
 
 
 _crew = _Crew()
+dismiss = _crew.dismiss
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_crew.forget)
