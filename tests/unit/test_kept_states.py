@@ -84,3 +84,14 @@ def test_witnesses_are_small_and_of_each_number_of_dimensions() -> None:
     assert witnesses("SGD", optimizer, held, gradients) == [1, 2, 5]
     optimizer.state = {held[0][1]: {"momentum": 1}, held[2][1]: {}}
     assert witnesses("SGD", optimizer, held, gradients) == [0], "of the others it keeps nothing, here at least"
+
+
+def test_nothing_stays_of_optimizers_that_are_gone() -> None:
+    model = nn.Linear(4, 2)
+    with observing() as seen:
+        for _ in range(3):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        (source,) = (one for one in seen.sources if one.name == "optimizers")
+        assert list(source._states._read) == ["SGD#3"]  # type: ignore[attr-defined]

@@ -16,9 +16,13 @@ import torch
 from traincheck.sources.gradients import Held
 from traincheck.sources.storages import version_of
 from traincheck.sources.tensors import SOME, fingerprints
+from traincheck.sources.variables import Variable
 
 Entry = tuple[int, str]
 """The place of a variable among those that are held, and what the optimizer calls what it keeps for it."""
+
+_Key = tuple[Variable, str]
+"""The same, but for the place, which may be another one in the next step."""
 
 
 class _Read(NamedTuple):
@@ -37,20 +41,20 @@ class KeptStates:
     """Of all optimizers. Call its methods under `unseen`."""
 
     def __init__(self) -> None:
-        self._read: dict[str, dict[str, _Read]] = {}
+        self._read: dict[str, dict[_Key, _Read]] = {}
 
     def before(self, name: str, optimizer: Any, held: Sequence[Held], places: Sequence[int]) -> dict[Entry, int | None]:
         """The fingerprints of what `optimizer`, called `name`, keeps for the variables at these places now, at the
         beginning of a step."""
         known = self._read.pop(name, {})
         entries, tensors = _kept(optimizer, held, places)
-        found: dict[Entry, int | None] = {}
-        unread: list[int] = []
-        for place, (entry, tensor) in enumerate(zip(entries, tensors, strict=True)):
-            read = known.get(_key(entry, held))
-            found[entry] = None if read is None else read.fingerprint
-            if read is None or not read.still(tensor):
-                unread.append(place)
+        reads = [known.get(_key(entry, held)) for entry in entries]
+        found = {
+            entry: read.fingerprint
+            for entry, tensor, read in zip(entries, tensors, reads, strict=True)
+            if read is not None and read.still(tensor)
+        }
+        unread = [place for place, entry in enumerate(entries) if entry not in found]
         for place, value in zip(unread, fingerprints([tensors[place] for place in unread]), strict=True):
             found[entries[place]] = value
         return found
@@ -65,13 +69,17 @@ class KeptStates:
         }
         return dict(zip(entries, values, strict=True))
 
+    def gone(self, name: str) -> None:
+        """There is no optimizer of this name any more."""
+        self._read.pop(name, None)
+
     def forget(self) -> None:
         """What was read may be long ago."""
         self._read.clear()
 
 
-def _key(entry: Entry, held: Sequence[Held]) -> str:
-    return f"{held[entry[0]][0].name}:{entry[1]}"
+def _key(entry: Entry, held: Sequence[Held]) -> _Key:
+    return held[entry[0]][0], entry[1]
 
 
 def witnesses(name: str, optimizer: Any, held: Sequence[Held], gradients: Sequence[str]) -> list[int]:

@@ -113,6 +113,7 @@ class OptimizerSource:
 
     def _gone(self, name: str) -> None:
         self._living.pop(name, None)
+        self._states.gone(name)
         self._recorder.steps.optimizer_gone(name)
 
     # -- step ------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ _FULL = 4
 
 
 _NO = torch.zeros(())
+"""Says of a tensor on the CPU that its rows do not sum to one."""
 
 
 def readable(tensor: torch.Tensor) -> bool:
