@@ -167,7 +167,7 @@ def judged(deployed: Sequence[Invariant], windows: Sequence[Window]) -> Outcome:
 @functools.cache
 def of_values() -> frozenset[str]:
     """The ids of the rules that ask for the values of tensors."""
-    return frozenset(rule.id for rule in rules() if any(what == VALUES for _, what in demand_of([rule]).states))
+    return frozenset(rule.id for rule in rules() if any(what in VALUES for _, what in demand_of([rule]).states))
 
 
 def told(outcome: Outcome) -> object:

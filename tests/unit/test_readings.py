@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from observing import Seen, observing
-from traincheck.vocab.demand import READINGS, VALUES, Demand
+from traincheck.vocab.demand import NUMBERS, READINGS, Demand
 from traincheck.vocab.events import NO_CALL, Reading
 from traincheck.vocab.facts import value_of
 
@@ -346,7 +346,7 @@ def test_an_error_in_the_programs_own_generator_is_the_programs() -> None:
 
 
 def test_norms_are_measured_only_on_demand() -> None:
-    for states, measured in ((frozenset(), False), (frozenset(((CLIP, VALUES),)), True)):
+    for states, measured in ((frozenset(), False), (frozenset(((CLIP, NUMBERS),)), True)):
         with observing(Demand(frozenset((CLIP,)), states)) as seen:
             nn.utils.clip_grad_norm_(with_gradients().parameters(), 2.0)
         (call,) = seen.named(CLIP)

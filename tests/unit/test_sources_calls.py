@@ -144,7 +144,7 @@ def longer(tokens: torch.Tensor, limit: int) -> torch.Tensor:
 
 def test_kinds_of_calls_can_be_demanded() -> None:
     kinds = (NORMALISATION, LAYERED, taking("limit"))
-    asked = frozenset((kind, what) for kind in kinds for what in (ARGUMENTS, TENSORS, VALUES))
+    asked = frozenset((kind, what) for kind in kinds for what in (ARGUMENTS, TENSORS, *VALUES))
     with observing(Demand(frozenset(kinds), asked)) as seen:
         model = Tower(num_layers=3)
         model.layers[0](torch.ones(2, 4))

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from observing import Seen, observing
 from traincheck.sources.frames import local_values
 from traincheck.vocab.collectives import is_member, ranks_as_text
-from traincheck.vocab.demand import TENSORS, VALUES, Demand
+from traincheck.vocab.demand import NUMBERS, ROWS, TENSORS, Demand
 from traincheck.vocab.events import LIFECYCLE, Call
 from traincheck.vocab.facts import FactValue, value_of
 
@@ -102,7 +102,7 @@ def test_names_are_put_back_and_a_failure_is_the_programs_own() -> None:
 def test_only_what_is_demanded_is_wrapped_and_read() -> None:
     original = dist.broadcast
     api = "torch.distributed.all_reduce"
-    for what, length in ((TENSORS, 0), (VALUES, 4)):
+    for what, length in ((TENSORS, 0), (NUMBERS, 3), (ROWS, 1)):
         with observing(Demand(frozenset((api,)), frozenset(((api, what),)))) as seen:
             assert dist.broadcast is original
             dist.all_reduce(torch.ones(4))

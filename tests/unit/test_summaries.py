@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from observing import Seen, observing
 from traincheck.sources.summaries import EVERY, FIRST_STEPS, MOST_INSIDE, MOST_READ
-from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
+from traincheck.vocab.demand import ARGUMENTS, CONTENTS, NUMBERS, ROWS, TENSORS, VALUES, Demand
 from traincheck.vocab.events import Call, TensorSummary
 from traincheck.vocab.facts import value_of
 from training import Model
@@ -277,17 +277,21 @@ def demanding(*what: str) -> Demand:
 
 def test_only_what_is_demanded_is_told() -> None:
     told = {}
-    for what in ((), (ARGUMENTS,), (TENSORS,), (VALUES,)):
+    for what in ((), (ARGUMENTS,), (TENSORS,), (NUMBERS,), (ROWS,), (CONTENTS,)):
         with observing(demanding(*what)) as seen:
             F.linear(torch.ones(2, 3), torch.ones(1, 3), bias=None)
         call = only(seen, LINEAR)
-        told[what] = (call.args, len(call.tensors), read(call))
+        told[what] = (call.args, len(call.tensors), [name for name, _ in call.tensors[0].facts] if call.tensors else [])
+        prints = [tensor.fingerprint is not None for tensor in call.tensors]
+        assert all(prints) if what == (CONTENTS,) else not any(prints)
         assert dict(call.result) == {"dtype": "float32", "requires_grad": False}
     assert told == {
-        (): ((), 0, False),
-        (ARGUMENTS,): ((("bias", None),), 0, False),
-        (TENSORS,): ((), 3, False),
-        (VALUES,): ((), 3, True),
+        (): ((), 0, []),
+        (ARGUMENTS,): ((("bias", None),), 0, []),
+        (TENSORS,): ((), 3, []),
+        (NUMBERS,): ((), 3, ["finite", "norm", "zero"]),
+        (ROWS,): ((), 3, ["rows_sum_to_one"]),
+        (CONTENTS,): ((), 3, ["changed"]),
     }
 
 
@@ -298,7 +302,7 @@ def test_a_selective_run_tells_what_the_full_one_does_and_reads_every_call() -> 
             steps(EVERY)
         return seen.named(LINEAR)
 
-    full, selective = run(None), run(demanding(ARGUMENTS, VALUES))
+    full, selective = run(None), run(demanding(ARGUMENTS, *VALUES))
     assert len(full) == len(selective) and all(map(read, selective)) and not all(map(read, full))
     for one, other in zip(full, selective, strict=True):
         assert (one.args, one.context, one.result) == (other.args, other.context, other.result)

@@ -115,13 +115,14 @@ def observed(rule: Invariant) -> list[str]:
     """What must be observed to judge it: the calls, and what of them."""
     from traincheck import plugins
     from traincheck.relations.base import needed
-    from traincheck.vocab.demand import ARGUMENTS, READINGS, TENSORS, VALUES
+    from traincheck.vocab.demand import ARGUMENTS, CONTENTS, NUMBERS, READINGS, ROWS, TENSORS
 
     relation = plugins.load("traincheck.relations").get(rule.relation)
     if relation is None:
         return [f"the relation {rule.relation} is not installed here, so it cannot be judged"]
     demand = needed(relation, rule.subject, rule.property)
-    said = {ARGUMENTS: "arguments of", TENSORS: "tensors of", VALUES: "values in tensors of", READINGS: "readings of"}
+    said = {ARGUMENTS: "arguments of", TENSORS: "tensors of", READINGS: "readings of"}
+    said |= {NUMBERS: "numbers in tensors of", ROWS: "rows in tensors of", CONTENTS: "contents of tensors of"}
     asked: dict[str, list[str]] = {}
     for api, what in sorted(demand.states):
         asked.setdefault(f"{said[what]}" if what in said else f"{what} around", []).append(api)

@@ -23,13 +23,13 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import ClassVar
 
 from traincheck.relations.base import context_of, ended, short
-from traincheck.relations.call_arguments import BACKWARD, SCALED, SIZE, VALUES_OF, judge_arguments
+from traincheck.relations.call_arguments import BACKWARD, SCALED, SIZE, VALUES_OF, asked_of_arguments, judge_arguments
 from traincheck.relations.comparison import AT_ONCE, COMPARED, asked_of, common, compare, said, sampled, ways_of
 from traincheck.relations.fills import FILLED, Fills
 from traincheck.relations.rank_calls import VERBS, Ranks
 from traincheck.relations.switches import AGREES, Switches
 from traincheck.relations.worker_states import STATES, WorkerStates
-from traincheck.vocab.demand import ARGUMENTS, SCALE, TENSORS, VALUES, Demand
+from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, TRAIN, Call, Window
 from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
 
@@ -138,11 +138,7 @@ class APIArg:
             return Ranks.needs(subject, prop)
         if prop.verb == AGREES:
             return Switches.needs(subject, prop)
-        if prop.verb == COMPARED:
-            asked = {asked_of(prop)}
-        else:
-            by_verb = {SIZE: {ARGUMENTS, TENSORS}, SCALED.verb: {SCALE}}
-            asked = by_verb.get(prop.verb, {TENSORS, VALUES})
+        asked = {asked_of(prop)} if prop.verb == COMPARED else asked_of_arguments(prop)
         return Demand(frozenset((subject.api,)), frozenset((subject.api, what) for what in asked))
 
     @staticmethod

@@ -40,7 +40,7 @@ from traincheck.relations.call_results import Flow
 from traincheck.relations.expectations import Expectations
 from traincheck.relations.parts import FORWARD
 from traincheck.vocab.collectives import STARTERS, WAIT
-from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
+from traincheck.vocab.demand import ARGUMENTS, CONTENTS, NUMBERS, ROWS, TENSORS, Demand
 from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, PROJECT, SETUP, Call, Window
 from traincheck.vocab.facts import Facts, merged, value_of
 from traincheck.vocab.kept import Kept
@@ -148,9 +148,12 @@ class APIOutput:
         if subject.grain == Expectations.grain:
             return Expectations.needs(subject, prop)
         asked = {ARGUMENTS, TENSORS}
-        valued = (results.LEAVES, results.LEAVES_NORM)
-        if prop.verb in valued or (prop.verb == results.RETURNS and prop != results.REQUIRES_GRAD):
-            asked.add(VALUES)
+        if prop.verb == results.LEAVES:
+            asked.add(CONTENTS)
+        elif prop.verb == results.RETURNS and prop.object == results.ROWS.object:
+            asked.add(ROWS)
+        elif prop.verb == results.LEAVES_NORM or (prop.verb == results.RETURNS and prop != results.REQUIRES_GRAD):
+            asked.add(NUMBERS)
         apis = {subject.api}
         if subject.api == WAIT:
             apis |= STARTERS

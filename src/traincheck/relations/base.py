@@ -128,7 +128,9 @@ def family(api: str) -> str:
 
 def varies(call: Call) -> bool:
     """Whether the call tells values that hardly come again: of tensors, or a number with a fraction as its result."""
-    return any(tensor.facts for tensor in call.tensors) or any(type(value) is float for _, value in call.result)
+    return any(tensor.facts or tensor.fingerprint is not None for tensor in call.tensors) or any(
+        type(value) is float for _, value in call.result
+    )
 
 
 def ended(call: Call) -> bool:

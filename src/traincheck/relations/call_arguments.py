@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from traincheck.relations.base import varies
 from traincheck.relations.comparison import is_result
+from traincheck.vocab import demand
+from traincheck.vocab.demand import ARGUMENTS, SCALE, TENSORS
 from traincheck.vocab.events import FUNCTION, Call, TensorSummary
 from traincheck.vocab.facts import Facts, value_of
 from traincheck.vocab.kept import Kept
@@ -50,6 +52,15 @@ def judge_arguments(call: Call, api: str) -> tuple[Judged, ...]:
     if found is None:
         found = _kept.put(key, tuple(_judge(call, api)))
     return found
+
+
+def asked_of_arguments(prop: Property) -> set[str]:
+    """What has to be observed of the calls to judge a property that `judge_arguments` tells."""
+    if prop == SCALED:
+        return {SCALE}
+    if prop.verb == SIZE:
+        return {ARGUMENTS, TENSORS}
+    return {TENSORS, demand.NUMBERS if prop.detail == NOT_ZERO else demand.ROWS}
 
 
 def _may_mean(call: Call, api: str) -> bool:

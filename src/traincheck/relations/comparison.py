@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from traincheck.relations.base import context_of
 from traincheck.vocab.collectives import COLLECTIVES, FILLED, RECEIVES, SENDS, WAIT
-from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES
+from traincheck.vocab.demand import ARGUMENTS, CONTENTS, TENSORS
 from traincheck.vocab.events import LIFECYCLE, MODULE, PROJECT, RESULT, Call, TensorSummary
 from traincheck.vocab.facts import Facts
 from traincheck.vocab.occasion import Property
@@ -188,7 +188,7 @@ def common(calls: Iterable[Call], stage: str) -> Facts:
 def asked_of(prop: Property) -> str:
     """What has to be observed of the calls to judge a property that `compare` tells."""
     thing = _thing(prop.object)
-    return {VALUE: ARGUMENTS, DATA: VALUES}.get(thing, TENSORS)
+    return {VALUE: ARGUMENTS, DATA: CONTENTS}.get(thing, TENSORS)
 
 
 def told_by(call: Call, name: str) -> Hashable:

@@ -32,7 +32,7 @@ from traincheck.relations.call_arguments import FLOATING
 from traincheck.relations.call_results import WHOLE, Flow
 from traincheck.relations.parts import FORWARD, number
 from traincheck.relations.worker_states import NEXT
-from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
+from traincheck.vocab.demand import ARGUMENTS, NUMBERS, TENSORS, Demand
 from traincheck.vocab.events import FUNCTION, MODULE, PROJECT, Call, TensorSummary, Window
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.kinds import LAYERED, NORMALISATION, argument_of_kind, is_layer_count, taking
@@ -87,7 +87,7 @@ class Expectations:
         """What must be observed to judge a rule of this subject and property."""
         if prop == IN_LOW_PRECISION:
             return Demand(PRODUCTS | {FORWARD}, frozenset((api, TENSORS) for api in PRODUCTS))
-        asked = {NORMALISATION: (TENSORS, VALUES), NEXT: (TENSORS,)}.get(subject.api, (ARGUMENTS, TENSORS))
+        asked = {NORMALISATION: (TENSORS, NUMBERS), NEXT: (TENSORS,)}.get(subject.api, (ARGUMENTS, TENSORS))
         return Demand(frozenset((subject.api,)), frozenset((subject.api, what) for what in asked))
 
     @staticmethod

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from traincheck.relations.base import context_of, ended, fate
 from traincheck.vocab.collectives import COLLECTIVE, NUMBER, PEER, RECEIVES, SENDS, STARTED, STARTERS, WAIT
-from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
+from traincheck.vocab.demand import ARGUMENTS, CONTENTS, TENSORS, Demand
 from traincheck.vocab.events import NO_CALL, Call, TensorSummary, Window
 from traincheck.vocab.facts import facts, value_of
 from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
@@ -93,7 +93,7 @@ class Messages:
     def needs(prop: Property) -> Demand:
         """See `Relation.needs`."""
         apis = SENDS | RECEIVES | ({WAIT} if prop == INTACT else set())
-        asked = (ARGUMENTS, TENSORS, VALUES) if prop == INTACT else (ARGUMENTS, TENSORS)
+        asked = (ARGUMENTS, TENSORS, CONTENTS) if prop == INTACT else (ARGUMENTS, TENSORS)
         return Demand(frozenset(apis), frozenset((api, what) for api in apis for what in asked))
 
     @staticmethod

@@ -17,7 +17,7 @@ from traincheck.sources.gradients import Gradients, Snapshot
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.replaced import Undo
 from traincheck.sources.tensors import local, unseen
-from traincheck.vocab.demand import VALUES, Demand
+from traincheck.vocab.demand import NUMBERS, Demand
 from traincheck.vocab.events import LIFECYCLE
 from traincheck.vocab.facts import Facts, FactValue, facts, merged
 
@@ -52,7 +52,7 @@ class ClippingSource:
         for name, limit in FUNCTIONS.items():
             api = (f"{HOME}.{name}",)
             if demand.wants_call(api):
-                states, values = demand.wants_state(api, "parameter.grad"), demand.wants_state(api, VALUES)
+                states, values = demand.wants_state(api, "parameter.grad"), demand.wants_state(api, NUMBERS)
                 replace_everywhere(undo, HOME, name, self._wrapped(api, limit, states=states, values=values))
         return undo
 

@@ -173,7 +173,9 @@ class CollectiveSource:
                 return
             found = result_facts(result) if what is None else summaries.ends(call, what, before, result, written)
             if message is not None:
-                requests.follow(result, call, message, sends=name == "isend", read=before is not None)
+                requests.follow(
+                    result, call, message, sends=name == "isend", read=before is not None and before.read.contents
+                )
             recorder.leave(call, merged(found, **dict(told)) if told else found)
 
         def failed(opened: _Open) -> None:

@@ -32,10 +32,10 @@ from traincheck.sources.random_states import STREAMS, stream_fingerprint
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.replaced import Undo
 from traincheck.sources.tensors import fingerprints, unseen
-from traincheck.sources.values import readable, value_facts
+from traincheck.sources.values import Reads, readable, value_facts
 from traincheck.sources.workers import KIND as WORKER
 from traincheck.sources.workers import Workers
-from traincheck.vocab.demand import TENSORS, VALUES, Demand
+from traincheck.vocab.demand import TENSORS, Demand
 from traincheck.vocab.events import ANNOUNCED, LIFECYCLE, LIVE, NO_CALL, RESULT, Reading, TensorSummary
 from traincheck.vocab.facts import Facts, FactValue, facts
 
@@ -99,8 +99,8 @@ class LoaderSource:
         self._sizes = [name for name in SIZES if demand.wants_reading(LOADER, name)]
         self._results = [name for name in (BATCHES, ORDER) if demand.wants_reading(LOADER, name)]
         self._streams = [name for name in STREAMS if demand.wants_reading(RANDOM, name)]
-        self._values = demand.wants_state(NEXT, VALUES)
-        self._tensors = self._values or demand.wants_state(NEXT, TENSORS)
+        self._reads = Reads.of(demand, NEXT)
+        self._tensors = bool(self._reads) or demand.wants_state(NEXT, TENSORS)
         read_at_next = self._results or self._tensors or demand.wants_readings(WORKER)
         self._next_wanted = demand.wants_call(NEXT) or bool(read_at_next)
         self._iter_wanted = demand.wants_call(ITER) or bool(self._sizes or self._streams)
@@ -283,14 +283,15 @@ class LoaderSource:
         entries = list(itertools.islice(tensors_in(batch, RESULT), MOST_TENSORS))
         with unseen():
             told = tuple(self._summary(role, tensor) for role, tensor in entries)
-            if not self._values:
+            if not self._reads:
                 return told
-            digests = fingerprints([tensor for _, tensor in entries])
-            read = [readable(tensor) for _, tensor in entries]
-            values = iter(value_facts([tensor for (_, tensor), small in zip(entries, read, strict=True) if small]))
+            tensors = [tensor for _, tensor in entries]
+            digests = fingerprints(tensors) if self._reads.contents else [None] * len(tensors)
+            small = [readable(tensor) for tensor in tensors]
+            values = iter(value_facts(list(itertools.compress(tensors, small)), self._reads))
         return tuple(
-            summary._replace(fingerprint=digest, facts=tuple(sorted(next(values).items())) if small else ())
-            for summary, digest, small in zip(told, digests, read, strict=True)
+            summary._replace(fingerprint=digest, facts=tuple(sorted(next(values).items())) if read else ())
+            for summary, digest, read in zip(told, digests, small, strict=True)
         )
 
     def _summary(self, role: str, tensor: Any) -> TensorSummary:

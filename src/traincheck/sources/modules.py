@@ -196,7 +196,7 @@ class ModuleSource:
         told = self._summaries.ends(call, what, before, output)
         if not _has_parameters(module):
             told = _without_parameters(told)
-        if before is not None and what.values and kinds_of_module(type(module).__name__):
+        if before is not None and what.read.numbers and kinds_of_module(type(module).__name__):
             told = merged(told, **scales(module))
         self._recorder.leave(call, told)
 
@@ -222,7 +222,9 @@ class ModuleSource:
         names = parameter_names(getattr(cls, "forward", None))[1:]  # scripted ones have none in their class
         what = asked(self._demand, call_levels, names)
         of_kind = asked(self._demand, kinds, names) if kinds else None
-        if of_kind is not None and (what is None or not what.values):
+        if of_kind is not None and what is not None and what.read:
+            what = what._replace(read=what.read | of_kind.read)
+        elif of_kind is not None:
             # There are many of them in a model, and the first steps show as much as each further one.
             what = of_kind._replace(arguments=what is not None and what.arguments, sampled=True)
         wanted = self._demand.wants_call((*call_levels, *kinds))

@@ -25,7 +25,7 @@ from traincheck.sources.profiler import ThreadProfiler
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.sites import MOST_CODE, Sites, qualified_name
 from traincheck.sources.summaries import Asked, Before, Summaries, asked
-from traincheck.vocab.demand import VALUES, Demand
+from traincheck.vocab.demand import NUMBERS, Demand
 from traincheck.vocab.events import PROJECT
 from traincheck.vocab.facts import facts
 from traincheck.vocab.kept import KeptOf
@@ -101,7 +101,7 @@ class ProjectSource:
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._demand = demand
         self._recorder = recorder
-        self._clips = demand.wants_state((CLIP,), VALUES)
+        self._clips = demand.wants_state((CLIP,), NUMBERS)
         self._known.clear()
         undo = ExitStack()
         cheap = sys.version_info >= (3, 12)

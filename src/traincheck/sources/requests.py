@@ -24,7 +24,7 @@ from traincheck.sources.replaced import Undo
 from traincheck.sources.tensors import fingerprints, unseen
 from traincheck.sources.values import readable
 from traincheck.vocab.collectives import STARTED, WAIT
-from traincheck.vocab.demand import TENSORS, VALUES, Demand
+from traincheck.vocab.demand import CONTENTS, TENSORS, Demand
 from traincheck.vocab.events import LIFECYCLE, TensorSummary
 from traincheck.vocab.facts import Facts
 
@@ -59,7 +59,7 @@ class Requests:
     def attach(self, demand: Demand, recorder: Recorder, undo: Undo) -> None:
         """Watch waits, as far as they are asked for."""
         kind = getattr(torch.distributed, "Work", None)
-        asked = any(demand.wants_state(_LEVELS, what) for what in (TENSORS, VALUES))
+        asked = any(demand.wants_state(_LEVELS, what) for what in (TENSORS, CONTENTS))
         if kind is None or not demand.wants_call(_LEVELS) or not asked:
             return
         self._recorder = recorder

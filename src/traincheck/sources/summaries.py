@@ -20,10 +20,10 @@ from traincheck.sources.circumstances import length, plain, result_facts
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.storages import Storages, version_of
 from traincheck.sources.tensors import fingerprints, unseen
-from traincheck.sources.values import readable, value_facts
+from traincheck.sources.values import Reads, readable, value_facts
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
-from traincheck.vocab.events import PROJECT, RESULT, TensorSummary
+from traincheck.vocab.events import MODULE, PROJECT, RESULT, TensorSummary
 from traincheck.vocab.facts import Facts, FactValue
 from traincheck.vocab.kept import Kept
 
@@ -56,27 +56,29 @@ _traced = torch._C._get_tracing_state
 class Asked(NamedTuple):
     """What is to be told of the calls of one API. `names` are those of its positional parameters.
 
-    `sampled` is True when values are read of some calls only; `unfilled` when nobody has written to what is returned
-    (`torch.empty`), so that its values, and those of whatever shares its memory until somebody does, say nothing.
+    `read` is what is read of values, `sampled` True when it is read of some calls only; `unfilled` when nobody has
+    written to what is returned (`torch.empty`), so that its values, and those of whatever shares its memory until
+    somebody does, say nothing.
     """
 
     names: tuple[str, ...]
     arguments: bool
     tensors: bool
-    values: bool
+    read: Reads
     sampled: bool
     unfilled: bool
 
 
 def asked(demand: Demand, levels: Sequence[str], names: tuple[str, ...]) -> Asked | None:
     """What `demand` asks of the calls known under `levels`, None when it is nothing."""
-    arguments, tensors, values = (demand.wants_state(levels, what) for what in (ARGUMENTS, TENSORS, VALUES))
-    if not (arguments or tensors or values):
+    arguments, tensors = (demand.wants_state(levels, what) for what in (ARGUMENTS, TENSORS))
+    read = Reads.of(demand, levels)
+    if not (arguments or tensors or read):
         return None
     unfilled = "empty" in levels[0].rsplit(".", 1)[-1].split("_")
     # What a rule rests on is read of each call, also where everything is asked for besides.
-    sampled = demand.everything and not any((level, VALUES) in demand.states for level in levels)
-    return Asked(names, arguments, tensors or values, values, sampled, unfilled)
+    sampled = demand.everything and not any((level, what) in demand.states for level in levels for what in VALUES)
+    return Asked(names, arguments, tensors or bool(read), read, sampled, unfilled)
 
 
 class _Argument(NamedTuple):
@@ -94,6 +96,7 @@ class Before(NamedTuple):
     """What was read before a call; `later` is True when its results are not there yet when it returns."""
 
     arguments: list[_Argument]
+    read: Reads
     later: bool
 
 
@@ -145,11 +148,12 @@ class Summaries:
                 self._renew()
             with _Unseen():
                 call.tensors = self._summaries(tensors)
-            if not what.values or len(call.tensors) != len(tensors):
+            if not what.read or len(call.tensors) != len(tensors):
                 return None
             if what.sampled and not self._in_sample(call):
                 return None
-            return Before(self._read_arguments(tensors), later or any(told.get(name) is True for name in _LATER))
+            later = later or any(told.get(name) is True for name in _LATER)
+            return Before(self._read_arguments(tensors, what.read), what.read, later)
         except Exception as error:
             self._fails(error)
             return None
@@ -211,12 +215,18 @@ class Summaries:
         """Whether to read what a call returns that was given no tensor (`torch.randn`)."""
         return not what.sampled or self._in_sample(call)
 
-    def _read_arguments(self, tensors: Named) -> list[_Argument]:
+    def _read_arguments(self, tensors: Named, read: Reads) -> list[_Argument]:
         with unseen():
             places = [p for p, (_, tensor) in enumerate(tensors) if readable(tensor) and self._storages.filled(tensor)]
-            read = dict(zip(places, _measure([tensors[place][1] for place in places]), strict=True))
+            known = dict(zip(places, _measure([tensors[place][1] for place in places], read), strict=True))
             return [
-                _Argument(place, weakref.ref(tensor), place in read, version_of(tensor), *read.get(place, (None, {})))
+                _Argument(
+                    place,
+                    weakref.ref(tensor),
+                    place in known,
+                    version_of(tensor) if read.contents else None,
+                    *known.get(place, (None, {})),
+                )
                 for place, (_, tensor) in enumerate(tensors)
             ]
 
@@ -237,10 +247,13 @@ class Summaries:
         if before is not None and before.later:
             call.tensors = _with_facts(call.tensors, [(argument, argument.facts) for argument in before.arguments])
         elif before is not None:
-            call.tensors = _with_changes(call.tensors, before.arguments)
-        sampled = before is not None or (not call.tensors and what.values and self._read_without(call, what))
+            # A module hardly ever changes what it is given, and no rule says so: that is not looked for.
+            looks = before.read.contents and call.kind != MODULE
+            changed = _changes(before.arguments) if looks else ((one, one.facts) for one in before.arguments)
+            call.tensors = _with_facts(call.tensors, changed)
+        sampled = before is not None or (not call.tensors and what.read and self._read_without(call, what))
         if sampled and not (before and before.later) and len(outcome) == len(tensors) and not what.unfilled:
-            outcome = _with_values(outcome, tensors)
+            outcome = _with_values(outcome, tensors, what.read)
         call.tensors += outcome
 
     # -- in few objects --------------------------------------------------------------------------------------------
@@ -341,12 +354,13 @@ def _sort(name: str, value: Any, told: dict[str, FactValue], tensors: list[tuple
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
-def _measure(tensors: Sequence[torch.Tensor]) -> list[tuple[int | None, dict[str, FactValue]]]:
+def _measure(tensors: Sequence[torch.Tensor], read: Reads) -> list[tuple[int | None, dict[str, FactValue]]]:
     """Fingerprint and facts of tensors that are readable. Call under `unseen`."""
-    return list(zip(fingerprints(tensors), value_facts(tensors), strict=True))
+    digests = fingerprints(tensors) if read.contents else [None] * len(tensors)
+    return list(zip(digests, value_facts(tensors, read), strict=True))
 
 
-def _with_changes(told: tuple[TensorSummary, ...], before: list[_Argument]) -> tuple[TensorSummary, ...]:
+def _changes(before: list[_Argument]) -> list[tuple[_Argument, dict[str, FactValue]]]:
     """The arguments with the facts of their values, and whether the call changed them."""
     with unseen():
         alive = [(argument, argument.tensor()) for argument in before]
@@ -363,7 +377,7 @@ def _with_changes(told: tuple[TensorSummary, ...], before: list[_Argument]) -> t
             if changed is not None:
                 facts = {**facts, "changed": changed}
             found.append((argument, facts))
-    return _with_facts(told, found)
+    return found
 
 
 def _with_facts(
@@ -377,11 +391,11 @@ def _with_facts(
     return tuple(new)
 
 
-def _with_values(told: tuple[TensorSummary, ...], tensors: Named) -> tuple[TensorSummary, ...]:
+def _with_values(told: tuple[TensorSummary, ...], tensors: Named, read: Reads) -> tuple[TensorSummary, ...]:
     """The results with the facts of their values."""
     with unseen():
         places = [place for place, (_, tensor) in enumerate(tensors) if readable(tensor)]
         new = list(told)
-        for place, (digest, facts) in zip(places, _measure([tensors[place][1] for place in places]), strict=True):
+        for place, (digest, facts) in zip(places, _measure([tensors[place][1] for place in places], read), strict=True):
             new[place] = told[place]._replace(fingerprint=digest, facts=tuple(sorted(facts.items())))
     return tuple(new)

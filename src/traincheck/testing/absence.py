@@ -24,7 +24,7 @@ from traincheck.vocab.demand import ARGUMENTS, EVERYTHING, READINGS, SCALE, TENS
 from traincheck.vocab.events import SOURCE, Window
 from traincheck.vocab.kinds import kinds_of
 
-_OF_CALLS = (ARGUMENTS, TENSORS, VALUES, SCALE)
+_OF_CALLS = (ARGUMENTS, TENSORS, *VALUES, SCALE)
 
 
 def check_absence(source: str, program: Callable[[], object], project: str | None = None) -> int:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from traincheck.vocab.demand import TENSORS, VALUES, Demand
+from traincheck.vocab.demand import CONTENTS, NUMBERS, ROWS, TENSORS, Demand
 from traincheck.vocab.events import NO_CALL, Call, Change, Window
 from traincheck.vocab.kinds import kinds_of
+
+_FACTS = {NUMBERS: ("finite", "norm", "zero"), ROWS: ("rows_sum_to_one",), CONTENTS: ("changed",)}
+"""What is told of tensors where it is asked for."""
 
 
 def observed(window: Window, demand: Demand) -> Window:
@@ -62,9 +65,19 @@ def _noticed(change: Change, window: Window, demand: Demand, kept: set[int]) -> 
 
 def _stripped(call: Call, demand: Demand) -> Call:
     """The call without what nobody asked for of its tensors. (Arguments are few, and some are told in any case.)"""
-    values = demand.wants_state(_names(call), VALUES)
-    if not values and not demand.wants_state(_names(call), TENSORS):
-        return call._replace(tensors=()) if call.tensors else call
-    if values or not call.tensors:
+    if not call.tensors:
         return call
-    return call._replace(tensors=tuple(one._replace(fingerprint=None, facts=()) for one in call.tensors))
+    names = _names(call)
+    read = {what for what in _FACTS if demand.wants_state(names, what)}
+    if not read and not demand.wants_state(names, TENSORS):
+        return call._replace(tensors=())
+    told = {name for what in read for name in _FACTS[what]}
+    return call._replace(
+        tensors=tuple(
+            one._replace(
+                fingerprint=one.fingerprint if CONTENTS in read else None,
+                facts=tuple(fact for fact in one.facts if fact[0] in told),
+            )
+            for one in call.tensors
+        )
+    )

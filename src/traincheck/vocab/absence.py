@@ -93,7 +93,7 @@ def touched(off: Iterable[str], demand: Demand) -> str:
     """The first of the sources `off` that rules with this demand rest on, empty where there is none."""
     for source in sorted(off):
         if source == SUMMARIES:
-            if demand.everything or any(what in (ARGUMENTS, TENSORS, VALUES) for _, what in demand.states):
+            if demand.everything or any(what in (ARGUMENTS, TENSORS, *VALUES) for _, what in demand.states):
                 return source
         elif serves(source, demand):
             return source

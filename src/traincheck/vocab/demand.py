@@ -12,11 +12,12 @@ class Demand:
 
     `states` holds `(api, "parameter.grad")` pairs; `apis` the calls that must be recorded. What is to be read of a call
     is asked for in the same way: `(api, "arguments")` for its plain arguments, `(api, "tensors")` for summaries of the
-    tensors that go in and come out, `(api, "values")` for what their values say as well, `(api, "scale")` for whether a
-    loss was scaled. `(api, "optimizer_state.some")` asks for changes of what an optimizer keeps for a few variables,
-    which show whether it keeps anything. `(kind + "." + attribute,
-    "readings")`, such as `("hyperparameter.lr", "readings")`, asks for readings. `everything` asks for all that the
-    sources offer, as a full collection does.
+    tensors that go in and come out, and of their values `(api, "numbers")` for whether they are finite or all zero and
+    how large, `(api, "rows")` for whether rows sum to one, `(api, "contents")` for fingerprints and whether the call
+    changed what it was given; `(api, "scale")` for whether a loss was scaled. `(api, "optimizer_state.some")` asks for
+    changes of what an optimizer keeps for a few variables, which show whether it keeps anything. `(kind + "." +
+    attribute, "readings")`, such as `("hyperparameter.lr", "readings")`, asks for readings. `everything` asks for all
+    that the sources offer, as a full collection does.
     """
 
     apis: frozenset[str] = frozenset()
@@ -44,7 +45,8 @@ class Demand:
 
 
 SOME_STATE = "optimizer_state.some"
-ARGUMENTS, TENSORS, VALUES, SCALE, READINGS = "arguments", "tensors", "values", "scale", "readings"
+ARGUMENTS, TENSORS, SCALE, READINGS = "arguments", "tensors", "scale", "readings"
+VALUES = NUMBERS, ROWS, CONTENTS = "numbers", "rows", "contents"
 """What else may be asked of a call or a thing, see `Demand`."""
 
 EVERYTHING = Demand(everything=True)
