@@ -114,7 +114,7 @@ def table(*rows: tuple[str, ...]) -> str:
 
 def cli() -> Iterator[str]:
     """The commands, as their own --help tells them."""
-    group: Any = get_command(app)
+    group: Any = get_command(app())
     yield f"# Commands\n\n{NOTE}\n"
     yield f"{group.help.strip()}\n\n```\n{_plain(group.epilog)}\n```\n\n"
     yield "Options before the command:\n\n" + _params(group, "option")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Iterable
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -29,18 +30,30 @@ MEMBERS: dict[str, tuple[str, ...]] = {
 """The methods that a class must have to be an extension of a group, whatever they do."""
 
 
-def load(group: str) -> dict[str, Any]:
+def check(group: str) -> None:
+    """See to it that what installed packages add to an extension point can be used, if any does. Raises as `load`."""
+    if _added(group):
+        load(group)
+
+
+def load(group: str, only: Iterable[str] | None = None) -> dict[str, Any]:
     """The classes of an extension point by name: built-in ones first, then those of installed packages.
+
+    With `only` those of them that have these names: where all of these are built in, no package is looked at.
+    (`check` has told of those that claim such a name, too.)
 
     Raises PluginError for a name that two claim, for a class that cannot be imported, for one whose own `name` is
     another, and for one that lacks a method.
     """
     places = dict(GROUPS[group])
+    names = None if only is None else set(only)
+    if names is not None and names <= places.keys():
+        return {name: _class(group, name, place) for name, place in places.items() if name in names}
     for name, place in _added(group):
         if name in places:
             raise PluginError(group, name, f"both {places[name]} and {place} claim it")
         places[name] = place
-    return {name: _class(group, name, place) for name, place in places.items()}
+    return {name: _class(group, name, place) for name, place in places.items() if names is None or name in names}
 
 
 @functools.cache  # a file of every installed package is read for it, which takes as long as judging some windows

@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from traincheck.cli.main import app
 
-GROUP: Any = get_command(app)
+GROUP: Any = get_command(app())
 ELSEWHERE = re.compile(r"(?<![\w.])/(?:root|Users|work|mnt|home/(?!me/))/?\w")
 """Absolute paths of somebody's machine; `/home/me` is nobody's."""
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

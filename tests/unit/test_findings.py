@@ -12,8 +12,9 @@ from traincheck.checking import engine
 from traincheck.checking.causes import cause_of
 from traincheck.checking.checked import conclude
 from traincheck.checking.engine import Outcome, Tried
-from traincheck.checking.findings import Teller, group
+from traincheck.checking.findings import group
 from traincheck.checking.outcome_files import read_outcome, save_outcome
+from traincheck.checking.teller import Teller
 from traincheck.invariants.book import Book
 from traincheck.vocab.finding import Finding, Violation
 from traincheck.vocab.invariant import Clause, Invariant

@@ -12,9 +12,9 @@ import pytest
 
 from traincheck.checking import watching
 from traincheck.checking.engine import Outcome, Tried
-from traincheck.checking.findings import Teller
 from traincheck.checking.outcome_files import save_compared, save_followed, save_outcome
 from traincheck.checking.rank_engine import Compared
+from traincheck.checking.teller import Teller
 from traincheck.checking.watching import Look, Watcher
 from traincheck.errors import BookUnreadable, RunFolderEmpty, RunFolderNotFound
 from traincheck.invariants.book import Book, write_book

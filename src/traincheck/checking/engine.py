@@ -61,8 +61,8 @@ class Outcome:
 
 def demand_of(invariants: Iterable[Invariant]) -> Demand:
     """What must be observed to judge `invariants`."""
-    relations = plugins.load("traincheck.relations")
     asked = {(rule.relation, rule.subject, rule.property) for rule in invariants}
+    relations = plugins.load("traincheck.relations", {name for name, _, _ in asked})
     return joined(needed(relations[name], subject, prop) for name, subject, prop in asked if name in relations)
 
 
@@ -74,7 +74,7 @@ class Engine:
         self._deployed: dict[str, Deployed] = {}
         for rule in invariants:
             self._deployed.setdefault(rule.relation, Deployed()).add(rule, self.outcome.tried[rule.id])
-        self._classes = classes = plugins.load("traincheck.relations")
+        self._classes = classes = plugins.load("traincheck.relations", self._deployed)
         self._relations: list[tuple[str, Any]] = [
             (name, classes[name](rules.subjects)) for name, rules in self._deployed.items() if name in classes
         ]

@@ -9,7 +9,7 @@ the highest severity, then the earliest, then the one whose cause is nearest to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -23,34 +23,6 @@ ECHO_STEPS = 1
 
 PLACE = ".param_groups["
 """In the name of a parameter that no module owns: its place in an optimizer."""
-
-
-class Teller:
-    """Tells each new finding once, while violations come in.
-
-    A finding is new when none of its invariants was told; an error also when they were told as notices only.
-    """
-
-    def __init__(self, on_finding: Callable[[Finding], None]) -> None:
-        self._on_finding = on_finding
-        self._told: dict[str, str] = {}
-
-    def feed(self, violations: Sequence[Violation], all_so_far: Sequence[Violation]) -> bool:
-        """Tell the findings that `violations` bring; whether there are any."""
-        if all(violation.invariant.id in self._told for violation in violations):
-            return False
-        self.tell(group(all_so_far))
-        return True
-
-    def tell(self, findings: Iterable[Finding]) -> None:
-        """Tell those of `findings` that are new."""
-        for finding in findings:
-            told = [self._told[name] for name in finding.invariants if name in self._told]
-            if not told or (finding.severity == ERROR and ERROR not in told):
-                self._on_finding(finding)
-            for name in finding.invariants:
-                if self._told.get(name) != ERROR:
-                    self._told[name] = finding.severity
 
 
 @dataclass

@@ -105,7 +105,7 @@ def unobserved(rules: Sequence[Invariant], recorded: Demand, notes: Sequence[Pro
     found: dict[str, str] = {}
     if recorded.everything and not missing:
         return found
-    relations = plugins.load("traincheck.relations")
+    relations = plugins.load("traincheck.relations", {rule.relation for rule in rules})
     for rule in rules:
         relation = relations.get(rule.relation)
         wanted = NOTHING if relation is None else needed(relation, rule.subject, rule.property)

@@ -28,12 +28,9 @@ class Compared:
 
 def comparable(rules: Iterable[Invariant]) -> list[Invariant]:
     """The rules that speak of several ranks together."""
-    classes = plugins.load("traincheck.relations")
-    return [
-        rule
-        for rule in rules
-        if rule.subject.grain == RANKS and rule.relation in classes and compares_ranks(classes[rule.relation])
-    ]
+    of_ranks = [rule for rule in rules if rule.subject.grain == RANKS]
+    classes = plugins.load("traincheck.relations", {rule.relation for rule in of_ranks})
+    return [rule for rule in of_ranks if rule.relation in classes and compares_ranks(classes[rule.relation])]
 
 
 def told_demand(rules: Iterable[Invariant]) -> Demand:

@@ -19,9 +19,9 @@ from itertools import chain
 
 from traincheck.checking.digests import full, lean
 from traincheck.checking.engine import Outcome
-from traincheck.checking.findings import Teller
 from traincheck.checking.outcome_files import save_followed
 from traincheck.checking.rank_engine import Compared, RankEngine, comparable, not_compared, told_demand
+from traincheck.checking.teller import Teller
 from traincheck.errors import OutputError, TrainCheckError
 from traincheck.trace.alignment import aligned
 from traincheck.trace.control import ControlFile

@@ -18,10 +18,10 @@ from typing import NamedTuple
 from traincheck import redaction
 from traincheck.checking.checked import Checked, conclude, findings_of
 from traincheck.checking.engine import Outcome
-from traincheck.checking.findings import Teller
-from traincheck.checking.live import put_together
+from traincheck.checking.gathered import put_together
 from traincheck.checking.outcome_files import OfRanks, read_of_ranks, read_outcome
 from traincheck.checking.pulses import Pulse, of_ranks, states_of
+from traincheck.checking.teller import Teller
 from traincheck.checking.watched_files import WatchedFiles
 from traincheck.errors import RunFolderError, RunFolderNotFound, TraceOutOfReach, TrainCheckError
 from traincheck.invariants.book import Book, read_book
@@ -31,10 +31,7 @@ from traincheck.trace.format import BOOK_FILE, MANIFEST
 from traincheck.trace.notes import Manifest, ProcessNote, from_json
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import ERROR
-from traincheck.vocab.status import DELETED, ENDED, GOING, KILLED, WAITING, RunStatus
-
-SILENT_AFTER = 60.0
-"""Seconds without a sign of life that are worth a word: twice the slowest heartbeat."""
+from traincheck.vocab.status import DELETED, ENDED, GOING, KILLED, SILENT_AFTER, WAITING, RunStatus
 
 GONE = 10
 """So many times as long without a sign of any process, and the run is taken for killed as a whole."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -53,7 +54,13 @@ def command(
 
 def collect(target: Target, config: Config, run_folder: Path | None = None) -> int:
     """Run it, recorded, and sum up the recording on stderr; the program's exit code."""
-    done = recording.record(target, config, run_folder, None, os.environ)
+
+    def beside(folder: RunFolder) -> AbstractContextManager[object]:
+        with suppress(Exception):  # `count` needs it when the program has ended, and says so where it is missing
+            import pyarrow  # noqa: F401
+        return nullcontext()
+
+    done = recording.record(target, config, run_folder, None, os.environ, beside)
     recording.tell_end(done.status)
     if done.folder.event_files():
         for line in summary(done.folder):

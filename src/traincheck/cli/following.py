@@ -22,8 +22,8 @@ def follow(
     """
     from rich.console import Console
 
-    from traincheck.checking.findings import Teller
     from traincheck.checking.offline import check_folder
+    from traincheck.checking.teller import Teller
     from traincheck.reporting.terminal import TerminalSink
 
     book = reports.books_of(config.books)

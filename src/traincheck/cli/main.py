@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Annotated
 
 import typer
 
-from traincheck.cli import (
-    check,
-    collect,
-    ctl,
-    diff,
-    doctor,
-    explain,
-    flags,
-    infer,
-    merge,
-    mute,
-    report,
-    run,
-    show,
-    watch,
-)
+from traincheck.cli import flags
 from traincheck.cli.console import INTERRUPTED, out, remark, say
 from traincheck.cli.targets import TargetCommand
 from traincheck.errors import TrainCheckError
@@ -47,29 +33,24 @@ Exit codes: 0 clean, 1 TrainCheck failed, 2 wrong usage, 3 findings at or above 
 When your program fails, its own exit code is returned.
 """
 
-
-# Plain text and not rich panels: --help is on the way of every first minute, and rich takes longer than all the rest.
-app = typer.Typer(
-    name="traincheck",
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    epilog=EPILOG,
-)
-app.command("collect", cls=TargetCommand, epilog=collect.EPILOG)(collect.command)
-app.command("infer", epilog=infer.EPILOG)(infer.command)
-app.command("run", cls=TargetCommand, epilog=run.EPILOG)(run.command)
-app.command("watch", epilog=watch.EPILOG)(watch.command)
-app.command("check", epilog=check.EPILOG)(check.command)
-app.command("show", epilog=show.EPILOG)(show.command)
-app.command("diff", epilog=diff.EPILOG)(diff.command)
-app.command("mute", epilog=mute.EPILOG)(mute.command)
-app.command("merge", epilog=merge.EPILOG)(merge.command)
-app.command("explain", epilog=explain.EPILOG)(explain.command)
-app.command("ctl", epilog=ctl.EPILOG)(ctl.command)
-app.command("report", epilog=report.EPILOG)(report.command)
-app.command("doctor", epilog=doctor.EPILOG)(doctor.command)
+COMMANDS = {
+    "collect": "traincheck.cli.collect",
+    "infer": "traincheck.cli.infer",
+    "run": "traincheck.cli.run",
+    "watch": "traincheck.cli.watch",
+    "check": "traincheck.cli.check",
+    "show": "traincheck.cli.show",
+    "diff": "traincheck.cli.diff",
+    "mute": "traincheck.cli.mute",
+    "merge": "traincheck.cli.merge",
+    "explain": "traincheck.cli.explain",
+    "ctl": "traincheck.cli.ctl",
+    "report": "traincheck.cli.report",
+    "doctor": "traincheck.cli.doctor",
+}
+"""The module of each command, in the order in which --help tells them: it has a `command` and an `EPILOG`."""
+PROGRAM_FOLLOWS = {"collect", "run"}
+"""Commands that start the user's program."""
 
 
 def _tell_version(asked: bool) -> None:
@@ -87,7 +68,6 @@ Version = Annotated[
 ]
 
 
-@app.callback()
 def all_commands(version: Version = False, debug: flags.Debug = False) -> None:
     """TrainCheck catches silent errors in deep learning training.
 
@@ -95,11 +75,37 @@ def all_commands(version: Version = False, debug: flags.Debug = False) -> None:
     """
 
 
+def app(names: Collection[str] = tuple(COMMANDS)) -> typer.Typer:
+    """The command line with the commands `names`; only these are imported."""
+    # Plain text and not rich panels: --help is on the way of every first minute, and rich takes longer than the rest.
+    made = typer.Typer(
+        name="traincheck",
+        add_completion=False,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        epilog=EPILOG,
+    )
+    made.callback()(all_commands)
+    for name in names:
+        module = importlib.import_module(COMMANDS[name])
+        kind = TargetCommand if name in PROGRAM_FOLLOWS else None
+        made.command(name, cls=kind, epilog=module.EPILOG)(module.command)
+    return made
+
+
+def needed(words: Sequence[str]) -> Collection[str]:
+    """The commands that `words` need: the one that they name; all where --help or an error has to tell of them."""
+    place = next((place for place, word in enumerate(words) if word != "--debug"), len(words))
+    name = words[place] if place < len(words) else ""
+    return (name,) if name in COMMANDS else tuple(COMMANDS)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv` (without the program's name; those of the process by default); its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     gc.set_threshold(*SELDOM)
-    return guarded(lambda: app(words, prog_name="traincheck"), wants_debug(words))
+    return guarded(lambda: app(needed(words))(words, prog_name="traincheck"), wants_debug(words))
 
 
 def guarded(work: Callable[[], object], debug: bool) -> int:

@@ -58,7 +58,7 @@ def record(
 ) -> Recording:
     """Run `target` to its end: checked against `book` while it runs, or without one recorded in full.
 
-    What `beside` makes of the run folder is open while it runs.
+    What `beside` makes of the run folder once it has started is open while it runs.
 
     Raises UsageError, RunFolderError or OutputError before the program is started, and nothing of ours afterwards.
     """
@@ -75,8 +75,8 @@ def record(
         write_book(book, folder.path / BOOK_FILE)
         books = (str((folder.path / BOOK_FILE).absolute()),)
     begun = folder.manifest
-    with beside(folder):
-        status = launch(target, settings(target, config, folder.path.absolute(), mode, books), environ)
+    told = settings(target, config, folder.path.absolute(), mode, books)
+    status = launch(target, told, environ, lambda: beside(folder))
     try:
         if deleted := not folder.path.exists():  # somebody tidied up
             folder = RunFolder.create(folder.path, begun)

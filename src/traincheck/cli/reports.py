@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,18 @@ def books_of(paths: Sequence[str]) -> Book:
     if not paths:
         raise NoBook
     return read_books(paths)
+
+
+def import_what_reports_need() -> None:
+    """Import it now, while the program starts, and not when it has ended and somebody waits for the report.
+
+    What cannot be imported says so when it is used.
+    """
+    with suppress(Exception):
+        import traincheck.checking.gathered
+        import traincheck.reporting.html.sink
+        import traincheck.reporting.json_report
+        import traincheck.reporting.terminal  # noqa: F401
 
 
 def write_reports(

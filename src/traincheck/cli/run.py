@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from traincheck import config as configs
+from traincheck import plugins
 from traincheck.cli import flags, guarding, recording, reports
 from traincheck.cli.console import FINDINGS, exit_code, remark
 from traincheck.config import Config
@@ -19,6 +21,7 @@ from traincheck.runtime.target import Target
 from traincheck.vocab.invariant import ERROR
 
 if TYPE_CHECKING:
+    from traincheck.checking.rank_engine import Compared
     from traincheck.checking.ranks import Follower
     from traincheck.cli.recording import Recording
     from traincheck.invariants.book import Book
@@ -108,18 +111,21 @@ def run(
 ) -> int:
     """Run it, gather what its processes found, report; the exit code of program or findings."""
     book = reports.books_of(config.books)  # a bad book stops us before the program starts
+    plugins.check("traincheck.relations")  # and so does a package that adds what cannot be used
     target.check(os.environ)  # before a port is opened
     following: list[Follower] = []
 
     def follow(folder: RunFolder) -> Follower:
-        following.append(_follower(folder, book, config))
         guard.begin(folder.path)
+        reports.import_what_reports_need()
+        following.append(_follower(folder, book, config))
         return following[0]
 
     with guarding.guard(config) as guard:
         done = recording.record(target, config, run_folder, book, os.environ, follow)
         try:
-            return _conclude(done, book, config, following[0], json_file, html_file)
+            compared = following[0].compared if following else ()
+            return _conclude(done, book, config, compared, json_file, html_file)
         except Exception as error:
             if not done.status.code:
                 raise
@@ -131,14 +137,14 @@ def _conclude(
     done: Recording,
     book: Book,
     config: Config,
-    follower: Follower,
+    compared: Sequence[Compared],
     json_file: Path | None,
     html_file: Path | None,
 ) -> int:
     """Gather and report what was found; the exit code."""
-    from traincheck.checking.live import gather
+    from traincheck.checking.gathered import gather
 
-    checked = gather(done.path, book, follower.compared)
+    checked = gather(done.path, book, compared)
     json_files = [done.path / reports.JSON_NAME, *reports.given(json_file)]
     html_files = [done.path / reports.HTML_NAME, *reports.given(html_file)]
     try:

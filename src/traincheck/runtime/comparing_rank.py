@@ -13,8 +13,8 @@ from contextlib import suppress
 
 from traincheck.background import background
 from traincheck.checking.digests import full
-from traincheck.checking.findings import Teller
 from traincheck.checking.rank_engine import Compared, RankEngine, not_compared, told_demand
+from traincheck.checking.teller import Teller
 from traincheck.runtime.held_windows import HeldWindows
 from traincheck.runtime.lines import Asked, Ended, Hello, InFull, Line, Message, Told
 from traincheck.runtime.place import Place

@@ -7,11 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from traincheck.checking.watching import SILENT_AFTER, Watcher
-from traincheck.vocab.finding import Finding
-from traincheck.vocab.status import RunStatus
+from traincheck.vocab.status import SILENT_AFTER
+
+if TYPE_CHECKING:
+    from traincheck.checking.watching import Watcher
+    from traincheck.vocab.finding import Finding
+    from traincheck.vocab.status import RunStatus
 
 PAUSE = 0.5
 """Seconds between two looks: a finding is told within a second of the step that it is about."""
@@ -116,6 +119,10 @@ class Guard:
             receiver.close()
 
     def _work(self, folder: Path) -> None:
+        # Imported here: of the time until the program starts it would take a tenth of a second, for a guard that has
+        # nobody to tell, too.
+        from traincheck.checking.watching import Watcher
+
         try:
             look_out(Watcher(folder, self._silent_after), self._receivers, self._over, self._pause)
         except Exception as error:  # a thread of ours must not end without a word

@@ -3,6 +3,10 @@
 Note [The program is a child]. The program runs in a process of its own, with our standard streams, working directory
 and terminal. So its `__main__`, its argv and its way to end are Python's own business, and nothing that we do before or
 afterwards (reading books, writing reports) shares memory, modules or a fate with it.
+
+Note [While the program starts]. To import torch takes seconds, in which this process has nothing to do. So before the
+start it does what may keep the program from being started at all (options, books, packages that add rules), and imports
+no more than that takes. What it needs while the program runs and when it has ended is imported right after the start.
 """
 
 from __future__ import annotations
@@ -12,13 +16,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
 from traincheck.errors import CommandNotFound, CommandNotRunnable
 from traincheck.runtime import children
+from traincheck.runtime.complaint import complain, in_words
 from traincheck.runtime.settings import Settings
 from traincheck.runtime.target import Target
 
@@ -99,8 +105,16 @@ def in_foreground() -> bool:
         os.close(terminal)
 
 
-def launch(target: Target, settings: Settings, environ: Mapping[str, str]) -> ExitStatus:
+def launch(
+    target: Target,
+    settings: Settings,
+    environ: Mapping[str, str],
+    beside: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> ExitStatus:
     """Run `target` to its end with the environment `environ`, its Python processes observed as `settings` say.
+
+    What `beside` makes is made when the program has started, and open while it runs; where it cannot be made that is
+    said, and the program runs on, see Note [While the program starts].
 
     The settings are written into the run folder, which must exist. Raises UsageError where there is nothing to run,
     OutputError when the settings cannot be written. What the program does with its own exit is in the result.
@@ -108,11 +122,16 @@ def launch(target: Target, settings: Settings, environ: Mapping[str, str]) -> Ex
     target.check(environ)
     settings.write(settings.file)
     started = time.monotonic()
-    with Relay() as relay:
-        child = _start(target, children.environment(environ, settings.file.absolute()))
-        relay.to(child)
-        code = child.wait()
-    seconds = time.monotonic() - started
+    with ExitStack() as open_beside:
+        with Relay() as relay:
+            child = _start(target, children.environment(environ, settings.file.absolute()))
+            relay.to(child)
+            try:
+                open_beside.enter_context(beside())
+            except Exception as error:
+                complain(f"{in_words(error)} (the program is not concerned)")
+            code = child.wait()
+        seconds = time.monotonic() - started
     return ExitStatus(code if code >= 0 else 128 - code, max(0, -code), seconds)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from traincheck import redaction
-from traincheck.checking.live import gather
+from traincheck.checking.gathered import gather
 from traincheck.config import checked_number
 from traincheck.errors import BadOption
 from traincheck.files import PathLike

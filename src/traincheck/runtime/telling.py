@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from traincheck.checking.digests import lean
 from traincheck.checking.outcome_files import save_compared
 from traincheck.checking.rank_engine import Compared, comparable, told_demand
 from traincheck.options import EXCHANGE, FILES, OFF
-from traincheck.runtime.exchange import Exchange
 from traincheck.runtime.place import Place
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.format import TOLD
@@ -17,6 +17,9 @@ from traincheck.trace.rotation import RotatingWriter
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import Invariant
+
+if TYPE_CHECKING:
+    from traincheck.runtime.exchange import Exchange
 
 SAVE_EVERY = 500
 """Windows between two savings of what ranks that tell each other found: what a killed process loses of its counts."""
@@ -97,6 +100,8 @@ class Telling:
             self._exchange.stop_all(because)
 
     def _begin(self, place: Place) -> None:
+        from traincheck.runtime.exchange import Exchange  # most programs have a single rank, and need none of it
+
         self._exchange = Exchange(
             place,
             "" if self._how == EXCHANGE else self._folder.manifest.id,

@@ -12,6 +12,9 @@ STARTING, TRAINING, RESTING, SILENT = "starting", "training", "at rest", "silent
 """States of a rank, besides `ended` and `killed`. `at rest`: its process lives, and no window has come for long (a long
 evaluation, a checkpoint, a hang); `silent`: it has given no sign of life for long."""
 
+SILENT_AFTER = 60.0
+"""Seconds without a sign of life that are worth a word: twice the slowest heartbeat."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
