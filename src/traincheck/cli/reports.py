@@ -30,16 +30,18 @@ def books_of(paths: Sequence[str]) -> Book:
     return read_books(paths)
 
 
-def import_what_reports_need() -> None:
-    """Import it now, while the program starts, and not when it has ended and somebody waits for the report.
+def make_ready() -> None:
+    """Import what reports need while the program starts, and not when it has ended and somebody waits for them.
 
-    What cannot be imported says so when it is used.
+    Raises nothing: what is missing says so when it is used.
     """
     with suppress(Exception):
         import traincheck.checking.gathered
-        import traincheck.reporting.html.sink
         import traincheck.reporting.json_report
         import traincheck.reporting.terminal  # noqa: F401
+        from traincheck.reporting.html.sink import template
+
+        template()
 
 
 def write_reports(

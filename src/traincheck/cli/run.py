@@ -117,8 +117,8 @@ def run(
 
     def follow(folder: RunFolder) -> Follower:
         guard.begin(folder.path)
-        reports.import_what_reports_need()
         following.append(_follower(folder, book, config))
+        reports.make_ready()
         return following[0]
 
     with guarding.guard(config) as guard:

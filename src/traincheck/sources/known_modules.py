@@ -118,14 +118,14 @@ def _existing(frame: FrameType) -> list[nn.Module]:
 
     Otherwise (a notebook has threads of its own) those that the global variables of the main program, of `frame` and
     of its callers lead to: of a function that runs, its variables cannot be read without changing its `locals()`.
+
+    While torch is being imported, by which we are started mostly, there are none: for that half a million objects need
+    not be looked at.
     """
+    if getattr(torch.__spec__, "_initializing", False):
+        return []
     if len(sys._current_frames()) == 1:
-        things = gc.get_objects()
-        # Half a million of them once torch is imported, of a thousand types: one of each is asked. (The types are told
-        # apart by identity, as a class of classes may define what is equal.)
-        one_of_each = dict(zip(map(id, map(type, things)), things, strict=True))
-        kinds = {kind for kind, thing in one_of_each.items() if issubclass(type(thing), nn.Module)}
-        return [thing for thing in things if id(type(thing)) in kinds] if kinds else []
+        return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
     return list(_led_to(list(_global_variables(frame))))
 
 

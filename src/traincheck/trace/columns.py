@@ -35,7 +35,7 @@ class Columns:
     """Turns the windows of one file into columns; a code keeps its meaning until its dictionary starts anew."""
 
     def __init__(self) -> None:
-        self._events = pa.array(EVENTS, pa.utf8())
+        self._events = texts(EVENTS)
         self._stage, self._kind, self._name, self._receiver, self._site = (Texts() for _ in range(5))
         self._attribute, self._before, self._after = (Texts() for _ in range(3))
         self._role, self._storage = Texts(), Texts()
@@ -167,6 +167,17 @@ class Rows:
         return pa.Array.from_buffers(kind, total, [validity, pa.py_buffer(data)])
 
 
+def texts(values: Sequence[str]) -> pa.Array:
+    """An array of these texts.
+
+    (`pa.array` asks whether it was given something of pandas, and for that imports pandas where it is installed: half a
+    second of the processor in each program that has no use for it.)
+    """
+    encoded = [value.encode() for value in values]
+    ends = struct.pack(f"={len(encoded) + 1}i", 0, *accumulate(map(len, encoded)))
+    return pa.Array.from_buffers(pa.utf8(), len(encoded), [None, pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))])
+
+
 class Texts(dict[Any, int]):
     """The dictionary of one column: the code of each value, given at first sight, and the texts that codes stand for.
 
@@ -182,7 +193,7 @@ class Texts(dict[Any, int]):
         self.clear()
         self._new: list[str] = []
         self._most = 0
-        self._dictionary = pa.array([], pa.utf8())
+        self._dictionary = texts(())
         self._last: tuple[Any, ...] = ()
         self._last_place: tuple[int, int, int] | None = None
         self._column: pa.DictionaryArray | None = None
@@ -202,7 +213,7 @@ class Texts(dict[Any, int]):
             if len(self._dictionary) == 0:
                 self._most = max(ENTRIES_KEPT, MOST_WINDOWS * len(self))
             if self._new:  # otherwise the dictionary stays the same object, and Arrow writes nothing for it
-                self._dictionary = pa.concat_arrays([self._dictionary, pa.array(self._new, pa.utf8())])
+                self._dictionary = pa.concat_arrays([self._dictionary, texts(self._new)])
                 self._new = []
             self._column = pa.DictionaryArray.from_arrays(codes, self._dictionary, safe=False)
             self._last, self._last_place = values, rows.place

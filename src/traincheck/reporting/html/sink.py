@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import shlex
 from collections import Counter
@@ -59,7 +60,7 @@ def html_of(report: Report, invariants: Sequence[Judged]) -> str:
     style, script = _asset("report.css"), _asset("report.js")
     rows = sorted(invariants, key=lambda one: (_place(one[1]), one[0].relation, one[0].subject, one[0].id))
     tally = Counter(verdict for _, verdict in rows)
-    return _template().render(
+    return template().render(
         report=report,
         headline=words.headline(report),
         program=str(report.run.get("script") or ""),
@@ -129,7 +130,9 @@ def _policy(style: str, script: str) -> str:
     return f"default-src 'none'; {admitted}; base-uri 'none'; form-action 'none'"
 
 
-def _template() -> jinja2.Template:
+@functools.cache
+def template() -> jinja2.Template:
+    """The page, compiled when it is first asked for: that takes longer than to write a short report."""
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_asset),
         autoescape=True,
