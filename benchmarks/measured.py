@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,10 +21,13 @@ class Measured(NamedTuple):
     megabytes: float
 
 
-def measured(words: Sequence[str], home: Path) -> Measured:
-    """Run the command in `home`. Raises SystemExit with its output when it fails."""
+def measured(words: Sequence[str], home: Path, without: Collection[str] = ()) -> Measured:
+    """Run the command in `home`, without these environment variables. Raises SystemExit with its output where it
+    fails."""
     log = home / "measured.log"
     environ = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    for name in without:
+        environ.pop(name, None)
     with log.open("wb") as out:
         began = time.perf_counter()
         process = subprocess.Popen(words, cwd=home, stdout=out, stderr=out, env=environ)

@@ -46,6 +46,17 @@ torch takes.
 |---|---|---|---|---|---|---|---|---|
 """
 
+START_UP = """
+Before the first step and after the last one: how much longer a command takes than the plain program, from its start to
+its end, for one that imports torch and takes three steps (plain {plain_seconds:.2f} s; the median of {rounds} rounds by
+turns, with the least and the most). The seconds of the processors are those of all processes together, with what is
+done beside the program.
+
+| command | seconds more | seconds of the processors more |
+|---|---|---|
+{rows}
+"""
+
 RANKS = """
 ## What comparing ranks costs
 
@@ -145,7 +156,7 @@ def write_page() -> None:
     if live:
         parts += [live_table.text(live), _told_machine(live)]
     if cost:
-        parts += [COST, _table(cost), _told_machine(cost)]
+        parts += [COST, _table(cost), _start_up(cost.get("start_up")), _told_machine(cost)]
     if soak:
         parts += [SOAK, soak_table.text(soak), _told_machine(soak)]
     if ranks:
@@ -200,6 +211,20 @@ def _where(cost: dict[str, Any]) -> str:
                 f"{beside:.2f} | {told['events']:.0f} | {each:.1f} | {told['hashed_mb']:.2f} | {speed} |\n"
             )
     return WHERE + "".join(rows) if rows else ""
+
+
+def _start_up(found: dict[str, Any] | None) -> str:
+    if not found:
+        return ""
+    rows = [
+        f"| {mode} | {_more(found[mode], '')} | {_more(found[mode], 'processor_')} |" for mode in ("collect", "run")
+    ]
+    return START_UP.format(plain_seconds=found["plain_seconds"], rounds=found["rounds"], rows="\n".join(rows))
+
+
+def _more(found: dict[str, Any], of: str) -> str:
+    told = found[f"{of}seconds_more"]
+    return f"{told['median']:.2f} ({told['least']:.2f}-{told['most']:.2f})"
 
 
 def _ranks(found: dict[str, Any]) -> str:

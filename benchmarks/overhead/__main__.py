@@ -1,7 +1,8 @@
-"""python -m benchmarks.overhead [--rounds N] [--workload cnn]: interleaved runs, medians, ratios to the plain program.
+"""python -m benchmarks.overhead [--rounds N] [--workload cnn] [--start-up]: interleaved runs, ratios to plain ones.
 
 Each round runs every mode once, in turn, so that a slow spell of the machine falls on all of them. The figure of a mode
-is the median over the rounds of its median step time, divided by that of the plain program in the same round.
+is the median over the rounds of its median step time, divided by that of the plain program in the same round. What the
+commands add to a program that is over at once is measured apart, see start_up.py; --start-up does only that.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 from pathlib import Path
 
 from benchmarks.machine import machine
+from benchmarks.overhead.start_up import start_up
 from benchmarks.page import write_page
 from traincheck.trace.reader import read_windows
 
@@ -37,15 +39,24 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--workload", action="append", choices=WORKLOADS)
+    options.add_argument("--start-up", action="store_true", help="only what the commands add to a short program")
+    options.add_argument("--start-rounds", type=int, default=15)
     chosen = options.parse_args()
+    before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    told: dict[str, object] = {"workloads": {}, **before, "machine": machine()}
     with tempfile.TemporaryDirectory() as scratch:
-        found = {name: measure(name, chosen.rounds, Path(scratch)) for name in chosen.workload or WORKLOADS}
-    if chosen.workload and RESULTS.exists():  # the others stay as they are
-        found = {**json.loads(RESULTS.read_text())["workloads"], **found}
+        if not chosen.start_up:
+            names = chosen.workload or WORKLOADS
+            found = {name: measure(name, chosen.rounds, Path(scratch)) for name in names}
+            others = before.get("workloads", {}) if chosen.workload else {}  # they stay as they are
+            told.update(rounds=chosen.rounds, workloads={**others, **found})
+            for name, result in found.items():
+                print(f"{name}: {json.dumps(result)}")
+        if chosen.start_up or not chosen.workload:
+            told["start_up"] = start_up(chosen.start_rounds, Path(scratch))
+            print(f"start-up: {json.dumps(told['start_up'])}")
     RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"machine": machine(), "rounds": chosen.rounds, "workloads": found}, indent=2) + "\n")
-    for name, result in found.items():
-        print(f"{name}: {json.dumps(result)}")
+    RESULTS.write_text(json.dumps(told, indent=2) + "\n")
     write_page()
 
 

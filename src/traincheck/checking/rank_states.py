@@ -11,7 +11,6 @@ from traincheck.checking.rank_engine import Compared
 from traincheck.relations.base import short
 from traincheck.trace.folder import Job, RunFolder
 from traincheck.trace.notes import ProcessNote
-from traincheck.trace.reader import count_windows, last_step
 from traincheck.vocab.collectives import COLLECTIVE
 from traincheck.vocab.finding import ELSEWHERE, ENDED, GOING, KILLED, MISSING, STOPPED, Parting, RankState, Violation
 from traincheck.vocab.invariant import ERROR
@@ -46,6 +45,8 @@ def _recorded(job: Job, rank: int, notes: dict[tuple[int, int], ProcessNote], ov
     given_up = note is not None and any(reason.startswith(WRITING) for reason in note.not_observed)
     if note is not None and note.ended and not given_up:
         return RankState(rank, job.name, ENDED, note.steps, note.windows, note.steps)
+    from traincheck.trace.reader import count_windows, last_step  # it takes a while, and few runs need it
+
     recorded = last_step(file)
     if note is not None and note.ended:
         return RankState(rank, job.name, STOPPED, note.steps, note.windows, recorded)

@@ -26,7 +26,6 @@ from traincheck.errors import OutputError, TrainCheckError
 from traincheck.trace.alignment import aligned
 from traincheck.trace.control import ControlFile
 from traincheck.trace.folder import Job, RunFolder, told_file
-from traincheck.trace.reader import follow_windows, read_windows
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
@@ -41,6 +40,8 @@ PATIENCE = 120.0
 
 def compare_recorded(run: RunFolder, deployed: Sequence[Sequence[Invariant]]) -> list[list[Compared]]:
     """For each set of rules: what it says of the ranks of each job of a recorded run."""
+    from traincheck.trace.reader import read_windows  # here and below: it takes a while, and one rank has no use for it
+
     found: list[list[Compared]] = [[] for _ in deployed]
     demand = told_demand(chain.from_iterable(deployed))
     for job in run.jobs():
@@ -204,6 +205,8 @@ class _Files:
 
     def told(self, rank: int) -> Iterator[Window]:
         """What a rank tells; where it left nothing of that kind, what its events say."""
+        from traincheck.trace.reader import follow_windows
+
         events = self._job.files[rank]
         told = told_file(events)
         while not told.exists() and not self._ended():
@@ -219,6 +222,8 @@ class _Files:
 
     def _at(self, rank: int, index: int) -> Window | None:
         """The window of this index, None where it was removed from the recording before it was asked for."""
+        from traincheck.trace.reader import follow_windows
+
         self._asked[rank] = index
         if rank not in self._events:
             self._events[rank] = follow_windows(

@@ -147,9 +147,12 @@ class RunFolder:
 
     def removed(self) -> tuple[str, ...]:
         """Which training steps were removed from recordings that grew too large, as sentences."""
+        long = [file for file in self.event_files() if len(segments(file)) > 1]  # the first segment is never removed
+        if not long:
+            return ()
         from traincheck.trace.reader import removed_steps  # here and below: it takes a while, and few need it
 
-        found = sorted({steps for file in self.event_files() for steps in removed_steps(file)})
+        found = sorted({steps for file in long for steps in removed_steps(file)})
         return tuple(f"steps {first:,} to {last:,} are no longer in the recording {WHY}" for first, last in found)
 
     def windows(self) -> Iterator[tuple[ProcessNote | None, Iterator[Window]]]:

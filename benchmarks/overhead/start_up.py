@@ -1,0 +1,70 @@
+"""What a command adds to a program that is over at once: wall clock from its start to its end, all processes together.
+
+The modes take turns, and the figure is the median over the rounds of the difference to the plain program in the same
+round. Beside it stand the seconds of the processors, in which what is done while the program waits counts, too; they
+vary less where others use the machine.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.measured import TRAINCHECK, Measured, measured
+
+SCRIPT = Path(__file__).parent / "workloads" / "short.py"
+MODES = ("plain", "collect", "run")
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
+"""Where it is set and nothing is compiled yet, each process compiles all of TrainCheck: that is half a second more."""
+
+
+def start_up(rounds: int, scratch: Path) -> dict[str, object]:
+    """Seconds that the modes take, and what they add to the plain program."""
+    home = scratch / "start-up"
+    home.mkdir()
+    folder, book = home / "run", home / "book.jsonl"
+    commands = {
+        "plain": [sys.executable, str(SCRIPT)],
+        "collect": [*TRAINCHECK, "collect", "-o", str(folder), str(SCRIPT)],
+        "run": [*TRAINCHECK, "run", "--fail-on", "never", "-b", str(book), "-o", str(folder), str(SCRIPT)],
+    }
+
+    def timed(mode: str) -> Measured:
+        shutil.rmtree(folder, ignore_errors=True)
+        return measured(commands[mode], home, without=(NO_BYTECODE,))
+
+    timed("collect")
+    measured([*TRAINCHECK, "infer", str(folder), "-o", str(book)], home)
+    timed("run")  # all is compiled from here on
+    taken: dict[str, list[Measured]] = {mode: [] for mode in MODES}
+    for number in range(rounds):
+        for mode in MODES:
+            taken[mode].append(timed(mode))
+        told = ", ".join(f"{mode} {taken[mode][-1].seconds:.2f} s" for mode in MODES)
+        print(f"start-up round {number}: {told}", file=sys.stderr, flush=True)
+    plain = taken.pop("plain")
+    return {
+        "rounds": rounds,
+        "plain_seconds": round(statistics.median(one.seconds for one in plain), 2),
+        "plain_processor_seconds": round(statistics.median(one.processor for one in plain), 2),
+        **{
+            mode: {
+                "seconds_more": _more(found, plain, lambda one: one.seconds),
+                "processor_seconds_more": _more(found, plain, lambda one: one.processor),
+            }
+            for mode, found in taken.items()
+        },
+    }
+
+
+def _more(found: list[Measured], plain: list[Measured], of: Callable[[Measured], float]) -> dict[str, float]:
+    """Median and range of the differences round by round."""
+    more = [of(one) - of(other) for one, other in zip(found, plain, strict=True)]
+    return {
+        "median": round(statistics.median(more), 2),
+        "least": round(min(more), 2),
+        "most": round(max(more), 2),
+    }

@@ -1,0 +1,114 @@
+"""What is imported before the program starts, and before its first step, is counted, not timed.
+
+A number here may fall. Where one rises, each run of each user starts later; that wants a reason. See Note [While the
+program starts] in runtime/launch.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rules import make_invariant
+from traincheck.invariants.book import Book, write_book
+
+COMMAND = """
+import json, os, pathlib, sys
+
+def hear(event, told):
+    if event == "subprocess.Popen":
+        file = pathlib.Path(os.environ["TEST_IMPORTED"]) / "command.json"
+        file.exists() or file.write_text(json.dumps(sorted(sys.modules)))
+
+sys.addaudithook(hear)
+from traincheck.cli.main import main
+code = main(sys.argv[1:])
+(pathlib.Path(os.environ["TEST_IMPORTED"]) / "end.json").write_text(json.dumps(sorted(sys.modules)))
+sys.exit(code)
+"""
+
+TRAIN = """
+import json, os, pathlib, sys
+tell = lambda name: (pathlib.Path(os.environ["TEST_IMPORTED"]) / name).write_text(json.dumps(sorted(sys.modules)))
+import torch
+tell("attached.json")
+parameter = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([parameter], lr=0.1)
+for _ in range(3):
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+tell("trained.json")
+"""
+
+REPORTS = ("rich.console", "jinja2", "traincheck.reporting.html", "traincheck.reporting.terminal")
+FOR_THE_END = ("traincheck.checking.gathered", "traincheck.checking.checked", "traincheck.checking.findings")
+OF_RANKS = ("traincheck.checking.ranks", "traincheck.runtime.exchange", "traincheck.runtime.comparing_rank")
+LEARNING = ("traincheck.inference", "traincheck.testing", "ray", "fsspec")
+OTHER_COMMANDS = tuple(
+    f"traincheck.cli.{name}" for name in ("check", "ctl", "diff", "doctor", "infer", "merge", "show")
+)
+PANDAS = ("pandas",)
+"""pyarrow imports it when it is handed a list, which takes longer than all the rest."""
+
+NOT_BEFORE_THE_START = (
+    *("torch", "numpy", "pyarrow", "xxhash", "traincheck.relations", "traincheck.sources", "traincheck.checking"),
+    *(*REPORTS, *OF_RANKS, *LEARNING, *OTHER_COMMANDS, *PANDAS),
+)
+NOT_IN_THE_PROGRAM = (
+    *("typer", "click", "traincheck.cli", "traincheck.trace.reader", "traincheck.relations.api_arg"),
+    *(*REPORTS, *FOR_THE_END, *OF_RANKS, *LEARNING, *PANDAS),
+)
+MOST = {"collect": {"command": 42, "attached": 145}, "run": {"command": 47, "attached": 145}}
+"""Modules of ours before the program starts, and in the program before its first step."""
+
+
+def imported(home: Path, *words: str, path: Sequence[Path] = ()) -> dict[str, list[str]]:
+    """The modules that are imported at each of the moments, in a run of `words`."""
+    (home / "command.py").write_text(COMMAND)
+    (home / "train.py").write_text(TRAIN)
+    write_book(Book((make_invariant(),)), home / "book.jsonl")
+    (home / "imported").mkdir()
+    search = os.pathsep.join([*map(str, path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environ = {**os.environ, "TEST_IMPORTED": str(home / "imported"), "PYTHONPATH": search}
+    command = [sys.executable, "command.py", *words, "train.py"]
+    done = subprocess.run(command, cwd=home, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "traincheck: " not in done.stderr.replace("traincheck: r", ""), done.stderr
+    return {file.stem: json.loads(file.read_text()) for file in (home / "imported").iterdir()}
+
+
+def among(modules: Sequence[str], unwanted: Sequence[str]) -> list[str]:
+    """The unwanted packages and modules of which something is among `modules`."""
+    return [name for name in unwanted if any(module == name or module.startswith(f"{name}.") for module in modules)]
+
+
+def ours(modules: Sequence[str]) -> list[str]:
+    return [module for module in modules if module.split(".")[0] == "traincheck"]
+
+
+@pytest.mark.parametrize("words", [("collect",), ("run", "--book", "book.jsonl")], ids=lambda words: words[0])
+def test_little_is_imported_before_the_program_starts_and_before_its_first_step(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    pandas = tmp_path / "path" / "pandas"
+    pandas.mkdir(parents=True)
+    (pandas / "__init__.py").touch()  # it can be imported
+    found = imported(tmp_path, *words, path=[pandas.parent])
+    assert among(found["command"], NOT_BEFORE_THE_START) == []
+    assert among(found["attached"], NOT_IN_THE_PROGRAM) == []
+    assert among(found["trained"], NOT_IN_THE_PROGRAM) == []
+    counted = {moment: len(ours(found[moment])) for moment in ("command", "attached")}
+    assert all(counted[moment] <= most for moment, most in MOST[words[0]].items()), counted
+
+
+def test_what_the_report_needs_is_imported_in_the_end(tmp_path: Path) -> None:
+    found = imported(tmp_path, "run", "--book", "book.jsonl")
+    assert among(found["end"], (*REPORTS, *FOR_THE_END)) == [*REPORTS, *FOR_THE_END]
+    # What several ranks have written is read in Arrow; one rank says all that the report tells in files of its own.
+    assert among(found["end"], ("torch", "numpy", "pyarrow", *LEARNING)) == []
