@@ -11,12 +11,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from rules import make_invariant
 from traincheck.invariants.book import Book, write_book
+from traincheck.runtime.launch import launch
+from traincheck.runtime.settings import Settings
+from traincheck.runtime.target import Target
 
 COMMAND = """
 import json, os, pathlib, sys
@@ -112,3 +116,38 @@ def test_what_the_report_needs_is_imported_in_the_end(tmp_path: Path) -> None:
     assert among(found["end"], (*REPORTS, *FOR_THE_END)) == [*REPORTS, *FOR_THE_END]
     # What several ranks have written is read in Arrow; one rank says all that the report tells in files of its own.
     assert among(found["end"], ("torch", "numpy", "pyarrow", *LEARNING)) == []
+
+
+def test_a_package_that_adds_what_cannot_be_used_keeps_the_program_from_being_started(tmp_path: Path) -> None:
+    package = tmp_path / "path" / "odd-1.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[traincheck.relations]\nEventContain = odd.place:Odd\n")
+    (tmp_path / "train.py").write_text("print('started')")
+    write_book(Book((make_invariant(),)), tmp_path / "book.jsonl")
+    search = os.pathsep.join(filter(None, [str(package.parent), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-m", "traincheck", "run", "--book", "book.jsonl", "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": search},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "odd.place:Odd claim it" in done.stderr
+
+
+def test_what_cannot_be_done_beside_the_program_is_said_and_the_program_runs_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("import time; time.sleep(0.2); print('ran'); raise SystemExit(4)")
+
+    def beside() -> AbstractContextManager[object]:
+        raise OSError("no more memory")
+
+    target = Target.parse([str(tmp_path / "train.py")])
+    status = launch(target, Settings(str(tmp_path), "collect"), os.environ, beside)
+    told = capfd.readouterr()
+    assert (status.code, told.out) == (4, "ran\n")
+    assert told.err == "traincheck: OSError: no more memory (the program is not concerned)\n"

@@ -349,3 +349,10 @@ def test_a_closed_writer_refuses(tmp_path: Path, windows: list[Window]) -> None:
     with pytest.raises(OutputError, match="closed"):
         writer.write(windows[0])
     assert not writer.path.exists()
+
+
+@pytest.mark.parametrize("values", [(), ("",), ("a", "", "ä€😀", "torch.nn.Linear")])
+def test_texts_are_what_arrow_would_make_of_them(values: tuple[str, ...]) -> None:
+    made = columns.texts(values)
+    made.validate(full=True)
+    assert made.equals(pa.array(values, pa.utf8()))

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from traincheck import redaction
+from traincheck import plugins, redaction
 from traincheck.checking.gathered import gather
 from traincheck.config import checked_number
 from traincheck.errors import BadOption
@@ -83,6 +83,8 @@ def observe(
         return
     paths = [book] if isinstance(book, (str, os.PathLike)) else list(book)
     rules = read_books(paths) if paths else None
+    if rules is not None:
+        plugins.check("traincheck.relations")
     folder = _prepare(run_folder, rules, tuple(str(path) for path in paths), name)
     settings = Settings(
         run_folder=str(folder.path.absolute()),
