@@ -42,6 +42,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("runtime/callbacks.py", "import_module"): "the function that --callback names, on the command line of the user",
     ("runtime/bootstrap/sitecustomize.py", "__import__"): "the sitecustomize that it shadows",
     ("plugins.py", "import_module"): "extensions of installed packages; no name comes from a file that is read",
+    ("cli/main.py", "import_module"): "the modules of commands, by names in the source",
     ("sources/base.py", "import_module"): "modules of torch, by names in the source",
     ("sources/regions.py", "import_module"): "",
     ("sources/collectives.py", "import_module"): "",

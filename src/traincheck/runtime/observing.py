@@ -82,9 +82,7 @@ def observe(
         yield Observation(Path(outer.settings.run_folder))
         return
     paths = [book] if isinstance(book, (str, os.PathLike)) else list(book)
-    rules = read_books(paths) if paths else None
-    if rules is not None:
-        plugins.check("traincheck.relations")
+    rules = _rules(paths) if paths else None
     folder = _prepare(run_folder, rules, tuple(str(path) for path in paths), name)
     settings = Settings(
         run_folder=str(folder.path.absolute()),
@@ -112,6 +110,12 @@ def observe(
             running.stop()
         finally:
             _conclude(observation, folder, rules, failed=failed)
+
+
+def _rules(paths: Sequence[PathLike]) -> Book:
+    """One book of those in `paths`. Raises BookError, and PluginError where a package adds rules that cannot be used."""
+    plugins.check("traincheck.relations")
+    return read_books(paths)
 
 
 def _sampled(sample_every: int, warm_up: int, budget: str, *, checked: bool) -> float:
