@@ -113,7 +113,7 @@ def observe(
 
 
 def _rules(paths: Sequence[PathLike]) -> Book:
-    """One book of those in `paths`. Raises BookError, and PluginError where a package adds rules that cannot be used."""
+    """One book of those in `paths`. Raises BookError, and PluginError where a package adds what cannot be used."""
     plugins.check("traincheck.relations")
     return read_books(paths)
 
