@@ -219,14 +219,9 @@ class Summaries:
         with unseen():
             places = [p for p, (_, tensor) in enumerate(tensors) if readable(tensor) and self._storages.filled(tensor)]
             known = dict(zip(places, _measure([tensors[place][1] for place in places], read), strict=True))
+            told = [known.get(place, (None, {})) for place in range(len(tensors))]
             return [
-                _Argument(
-                    place,
-                    weakref.ref(tensor),
-                    place in known,
-                    version_of(tensor) if read.contents else None,
-                    *known.get(place, (None, {})),
-                )
+                _Argument(place, weakref.ref(tensor), place in known, version_of(tensor), *told[place])
                 for place, (_, tensor) in enumerate(tensors)
             ]
 
