@@ -2,19 +2,81 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from traincheck.relations.periodic import Periodic
 from traincheck.relations.rhythms import ESTABLISHED, LONGEST
-from traincheck.vocab.facts import facts, value_of
+from traincheck.vocab.events import MODULE
+from traincheck.vocab.facts import facts, merged, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
-from windows import SCHEDULE, Script, fates, occasions
+from windows import SCHEDULE, UPDATE, Script, fates, occasions
 
 
 def of(script: Script, subject: Subject) -> list[Occasion]:
     return occasions(Periodic, script.windows, subject)
+
+
+# -- lessons -----------------------------------------------------------------------------------------------------------
+
+BACKWARD, FORWARD = "torch.autograd.backward", "torch.nn.Module.forward"
+TRAINING = facts(grad_mode="on", outermost=True, parametric=True, training=True)
+
+
+def lessons(script: Script) -> list[bool]:
+    return fates(of(script, Subject(UPDATE, "lesson")), Property("learns from", BACKWARD))
+
+
+def called(script: Script, **other: Any) -> None:
+    script.call("train.Net.forward", FORWARD, receiver="Net", kind=MODULE, context=merged(TRAINING, **other))
+
+
+def test_an_update_follows_a_backward_or_has_gradients_otherwise() -> None:
+    script = Script()
+    for grads, backwards in (("some", 1), ("some", 3), ("none", 1), ("some", 0), ("zero", 0), ("none", 0)):
+        script.window()
+        called(script)
+        for _ in range(backwards):
+            script.call(BACKWARD)
+        script.step(context=facts(grads=grads))
+    assert lessons(script) == [True, True, True, True, True, False]
+
+
+def test_an_update_that_no_model_was_called_for_is_not_judged() -> None:
+    script = Script().window()
+    script.step(context=facts(grads="none"))  # some are made to set a schedule forward
+    for other in ({"training": False}, {"grad_mode": "off"}, {"outermost": False}, {"parametric": False}):
+        called(script, **other)
+        script.step(context=facts(grads="unused"))
+    assert lessons(script) == []
+    called(script)
+    script.step(context=facts(grads="unused"))
+    assert lessons(script) == [False]
+
+
+def test_what_a_closure_runs_is_before_its_update() -> None:
+    script = Script().window()
+    seq = script.step(receiver="LBFGS", context=facts(closure=True, grads="none"))
+    called(script)
+    script.call(BACKWARD, inside=seq)
+    (window,) = script.windows
+    update = window.calls[0]._replace(end=99)
+    script_of = [*window.calls[1:], update]
+    window = replace(window, calls=tuple(sorted(script_of, key=lambda call: call.seq)))
+    assert fates(occasions(Periodic, [window], Subject(UPDATE, "lesson")), Property("learns from", BACKWARD)) == [True]
+
+
+def test_behind_a_gap_the_first_update_of_an_optimizer_is_not_judged() -> None:
+    script = Script()
+    for _ in range(4):
+        script.window()
+        called(script)
+        script.step(context=facts(grads="unused"))
+    first, _, *rest = script.windows
+    found = occasions(Periodic, [first, *rest], Subject(UPDATE, "lesson"))
+    assert [occasion.seq for occasion in found] == [first.calls[1].seq, rest[1].calls[1].seq]
 
 
 # -- counters --------------------------------------------------------------------------------------------------------

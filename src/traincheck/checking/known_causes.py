@@ -92,6 +92,17 @@ CAUSES: tuple[Cause, ...] = (
         _wrong_mode,
     ),
     Cause(
+        1,
+        "The optimizer steps without a backward",
+        "The model was called in training and the optimizer made its step, but no backward ran in between and no "
+        "gradient was set: there is nothing to learn from, and the update does nothing.",
+        (
+            "Is loss.backward() called on every way that leads to this step?",
+            "Is it the loss of this model: not detached, nor computed without gradients?",
+        ),
+        says("learns from"),
+    ),
+    Cause(
         2,
         "The optimizer step changes no parameter",
         "The optimizer ran, but none of the parameters that it holds changed: they got no gradient. "

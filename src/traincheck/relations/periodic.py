@@ -1,8 +1,8 @@
 """Periodic(V): a variable changes every k steps, a counter grows by one, a total is what was announced.
 
-Source: OSDI '25, section 3.2. Its parts: progress.py for what every step should do, counters.py, rhythms.py, totals.py
-for passes over data and the horizon of a schedule, and spans.py for whether the two fit together. What is expected of a
-program is what this very run has established; see the notes there.
+Source: OSDI '25, section 3.2. Its parts: progress.py and lessons.py for what every step should do, counters.py,
+rhythms.py, totals.py for passes over data and the horizon of a schedule, and spans.py for whether the two fit together.
+What is expected of a program is what this very run has established; see the notes there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from traincheck.relations.counters import Counters
+from traincheck.relations.lessons import Lessons
 from traincheck.relations.parts import Composite, Part
 from traincheck.relations.progress import Progress
 from traincheck.relations.rhythms import Rhythms
@@ -21,4 +22,4 @@ class Periodic(Composite):
     """See the module's docstring."""
 
     name: ClassVar[str] = "Periodic"
-    parts: ClassVar[tuple[type[Part], ...]] = (Progress, Counters, Rhythms, Passes, Horizons, Spans)
+    parts: ClassVar[tuple[type[Part], ...]] = (Progress, Lessons, Counters, Rhythms, Passes, Horizons, Spans)
