@@ -31,6 +31,7 @@ class Config:
     callback: str
     look_closer: int
     snapshot: bool
+    record: str
     keep_recording: int
     fail_on: str
     compare_ranks: str

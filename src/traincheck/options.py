@@ -19,6 +19,10 @@ ENVIRONMENT = "TRAINCHECK_"
 AUTO, FILES, EXCHANGE, OFF = "auto", "files", "exchange", "off"
 """How ranks are compared: as the run folders allow, by their files, by what they tell each other, or not at all."""
 
+FOUND, ALL = "found", "all"
+"""What of a checked run is recorded: the steps around what was found, the first and the last ones and a few others; or
+each step that is watched."""
+
 LOCAL, RAY = "local", "ray"
 """Who reads what is learned from: processes of this machine, or a Ray cluster."""
 
@@ -136,6 +140,16 @@ _TABLE = (
         "error.",
         "switch",
         default=False,
+        shared=True,
+    ),
+    Option(
+        "record",
+        ("--record",),
+        "Which steps of a checked run are recorded: found, those around findings, the first, the last and now and then "
+        "two; all, each that is watched.",
+        metavar="found|all",
+        default=FOUND,
+        choices=(FOUND, ALL),
         shared=True,
     ),
     Option(

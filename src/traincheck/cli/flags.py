@@ -28,6 +28,7 @@ LookCloser = Annotated[Optional[str], flag("look_closer")]  # noqa: UP045
 Snapshot = Annotated[bool, flag("snapshot")]
 ReasonAsked = Annotated[Optional[str], flag("reason_asked")]  # noqa: UP045
 Wait = Annotated[str, flag("wait")]
+Record = Annotated[Optional[str], flag("record")]  # noqa: UP045
 KeepRecording = Annotated[Optional[str], flag("keep_recording")]  # noqa: UP045
 CompareRanks = Annotated[Optional[str], flag("compare_ranks")]  # noqa: UP045
 FailOn = Annotated[Optional[str], flag("fail_on")]  # noqa: UP045

@@ -15,6 +15,7 @@ from traincheck import redaction
 from traincheck.cli.console import remark
 from traincheck.config import Config
 from traincheck.errors import TrainCheckError
+from traincheck.options import FOUND
 from traincheck.runtime.target import Target
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ def settings(
         callback=config.callback,
         look_closer=config.look_closer,
         snapshot=config.snapshot,
+        record="found" if mode == "run" and config.record == FOUND else "all",
         keep_recording=config.keep_recording,
         compare_ranks=config.compare_ranks,
         sample_every=config.sample_every if mode == "run" else 1,

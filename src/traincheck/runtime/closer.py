@@ -66,6 +66,11 @@ class Closer:
             self._times += 1
         self.ask(self._steps)
 
+    @property
+    def looks(self) -> bool:
+        """Whether everything is observed at this moment."""
+        return self._attachment.closer
+
     def ask(self, steps: int) -> str:
         """Look closer for so many steps; why that cannot be done."""
         if self._off_for_good:

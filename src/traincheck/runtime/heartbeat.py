@@ -31,7 +31,8 @@ class Heartbeat:
     """A stage of the pipeline, which also asks it what to do while no window comes.
 
     `write` writes everything; `is_urgent` says that something is not to wait. An error of `write` is told once, until
-    it succeeds again, through `on_fault`; the beats go on, for a disk that is full may not stay so.
+    it succeeds again, through `on_fault`; the beats go on, for a disk that is full may not stay so. `at_rest` is called
+    with each beat before which no window came.
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class Heartbeat:
         is_urgent: Callable[[], bool],
         on_fault: Callable[[Exception], None],
         now: Callable[[], float] = time.monotonic,
+        at_rest: Callable[[], object] = lambda: None,
     ) -> None:
         self._write = write
         self._is_urgent = is_urgent
         self._on_fault = on_fault
         self._now = now
+        self._at_rest = at_rest
         self._last = now()
         self._begun = False
         self._pace = BEAT
@@ -67,6 +70,8 @@ class Heartbeat:
         """Write everything. Raises nothing."""
         began, computed = self._now(), time.thread_time()
         try:
+            if not self._flowing:
+                self._at_rest()
             self._write()
             self._failed = False
         except Exception as error:  # of the disk, or a fault of ours: neither is to end what else this thread does

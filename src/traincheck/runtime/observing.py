@@ -48,6 +48,7 @@ def observe(
     on_violation: Literal["warn", "stop", "callback"] = "warn",
     look_closer: int = 5,
     snapshot: bool = False,
+    record: Literal["found", "all"] = "found",
     keep_recording: str = "1 GB",
     packages: Sequence[str] = (),
     name: str = "",
@@ -64,15 +65,17 @@ def observe(
     options of `traincheck run`: which steps are watched. A recording is of all of them.
 
     Raises TrainCheckError before the block is entered where the folder or a book cannot be used, and StopTraining
-    inside it with `on_violation="stop"`; `look_closer`, `snapshot` and `keep_recording` are as the options of
-    `traincheck run`. Nothing is raised when the block is left: what could not be written then (a full disk) is said on
-    stderr, and `report` is None where it could not be made. Inside a program that is observed already, the block only
-    yields.
+    inside it with `on_violation="stop"`; `look_closer`, `snapshot`, `record` and `keep_recording` are as the options
+    of `traincheck run`. Nothing is raised when the block is left: what could not be written then (a full disk) is said
+    on stderr, and `report` is None where it could not be made. Inside a program that is observed already, the block
+    only yields.
     Known limitations: torch functions are seen only in the thread that enters the block. In a process with several
     threads a model that exists already has its name from its first use on, unless global variables lead to it.
     """
     if on_violation not in ("warn", "stop", "callback"):
         raise BadOption("on_violation", on_violation, "'warn', 'stop' or 'callback'")
+    if record not in OPTIONS["record"].choices:
+        raise BadOption("record", record, "'found' or 'all'")
     if type(look_closer) is not int or look_closer < 0:
         raise BadOption("look_closer", look_closer, "a whole number, 0 or more")
     keep = int(checked_number(OPTIONS["keep_recording"], keep_recording, "keep_recording"))
@@ -91,6 +94,7 @@ def observe(
         on_violation=on_violation,
         look_closer=look_closer,
         snapshot=snapshot,
+        record="all" if rules is None else record,
         keep_recording=keep,
         project=(str(Path.cwd()),),
         packages=tuple(packages),

@@ -19,6 +19,7 @@ from traincheck.checking.live import LiveChecker
 from traincheck.errors import TrainCheckError
 from traincheck.invariants.book import Book, read_books
 from traincheck.invariants.selection import deployable
+from traincheck.options import ALL
 from traincheck.runtime import place
 from traincheck.runtime.before_update import BeforeUpdate
 from traincheck.runtime.closer import Closer
@@ -92,13 +93,15 @@ class Session:
         keep_told = self.settings.keep_recording // 8 if self.settings.mode == "run" else 0
         self._telling: Telling | None = None
         most = self.settings.keep_recording - keep_told
-        self._keeping = Keeping(self._folder.path, self._process, most, lambda: self.recorder.tell_anew())
+        self._keeping = Keeping(
+            self._folder.path, self._process, most, lambda: self.recorder.tell_anew(), self._records_all
+        )
         stages: list[Stage] = [("trace", self._keeping.feed)]
         self._checker: LiveChecker | None = None
         if self.settings.mode == "run":
             import_terminal()
             self._checker = LiveChecker(rules, self._folder.path, self._process, self._found)
-            stages.append(("checking", self._checker.feed))
+            stages.insert(0, ("checking", self._checker.feed))  # first: what is found decides what is recorded
             self._telling = telling = Telling(
                 self._folder,
                 self._process,
@@ -111,7 +114,12 @@ class Session:
                 keep=keep_told,
             )
             stages.append(("ranks", lambda window: telling.feed(window, self._place)))
-        heartbeat = Heartbeat(self._tell_outside, lambda: self._checker is not None and self._checker.unsaved, _untold)
+        heartbeat = Heartbeat(
+            self._tell_outside,
+            lambda: self._checker is not None and self._checker.unsaved,
+            _untold,
+            at_rest=self._keeping.at_rest,
+        )
         stages.append(("heartbeat", heartbeat.feed))
         self._pipeline = Pipeline(without_secrets(stages), self._fault, heartbeat, self._last())
         self.recorder = Recorder(Sites(self.settings.project), self._window, self._fault, process=self._process)
@@ -184,26 +192,12 @@ class Session:
 
     def _last(self) -> list[Last]:
         """What is done in the background when all windows are, in this order."""
-
-        def steered() -> None:
-            if self._controlled is not None:
-                self._controlled.close()
-
-        def told() -> None:
-            if self._telling is not None:
-                self._telling.close()
-
-        def saved() -> None:
-            if self._checker is not None:
-                self._checker.save()
-
-        noted = functools.partial(self._write_note, ended=True)
         return [
-            ("control", steered),
+            ("control", lambda: self._controlled.close() if self._controlled is not None else None),
             ("trace", self._keeping.close),
-            ("ranks", told),
-            ("checking", saved),
-            ("session", noted),
+            ("ranks", lambda: self._telling.close() if self._telling is not None else None),
+            ("checking", lambda: self._checker.save() if self._checker is not None else None),
+            ("session", functools.partial(self._write_note, ended=True)),
         ]
 
     def _finish(self) -> None:
@@ -302,7 +296,12 @@ class Session:
         self._pipeline.put(window)
         if self._pipeline.dropped != dropped:
             self.recorder.gaps.forget()
-        self._keeping.closed(window)
+        self._keeping.closed(window, looks_closer=self._closer is not None and self._closer.looks)
+
+    def _records_all(self) -> bool:
+        """Whether every window is to be recorded: others may read them while the run goes on."""
+        telling = self._telling
+        return self.settings.record == ALL or (telling is not None and telling.by_files(self._place))
 
     def _found(self, finding: Finding) -> None:
         self._react(finding)
@@ -315,6 +314,7 @@ class Session:
 
     def _react(self, finding: Finding) -> None:
         """Do what is to be done for a finding: of this process, or of several ranks."""
+        self._keeping.around()
         if finding.severity != ERROR:
             return
         self._keeping.keep()
@@ -382,6 +382,7 @@ class Session:
             python=platform.python_version(),
             windows=self._pipeline.closed,
             dropped=self._pipeline.dropped + self.recorder.dropped,
+            left_out=self._keeping.left_out,
             steps=max(self._pipeline.steps, self.recorder.steps.completed),
             watched=self.recorder.watched_steps,
             seconds=time.monotonic() - self._began,

@@ -20,6 +20,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     `run_folder` is absolute; it is the folder that the file lies in, which is not said in it. `project` holds absolute
     folders of the user's own code, `packages` the names of further packages whose functions are observed.
     `live_terminal` says whether findings are shown on stderr as they are made.
+    `record` says which windows are recorded: all, or those that `Stretches` chooses; a run that is not checked is
+    recorded whole.
     `keep_recording` is how many bytes a process may record, 0 for no limit.
     `sample_every`, `warm_up` and `budget` (a share of one; 0 is none) are those of `Sampling`.
     Fields may be added: a process that knows fewer of them reads the file all the same.
@@ -32,6 +34,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     callback: str = ""
     look_closer: int = 5
     snapshot: bool = False
+    record: Literal["found", "all"] = "all"
     keep_recording: int = 0
     compare_ranks: str = "auto"
     sample_every: int = 1

@@ -88,6 +88,10 @@ class Telling:
         if self._writer is not None:
             self._writer.close()
 
+    def by_files(self, place: Place) -> bool:
+        """Whether the ranks are compared by their event files, while these are written, as far as that is known."""
+        return bool(self._rules) and place.world_size > 1 and not self.exchanging
+
     def mute(self, muted: Mapping[str, str]) -> None:
         """From now on these rules are not judged where this process compares the ranks."""
         self._muted = muted

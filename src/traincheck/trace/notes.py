@@ -54,8 +54,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
     """What one observed process says of itself.
 
-    `windows` counts the windows that it handed on, `dropped` those of them that were not written; `steps` is the last
-    training step, `watched` counts those that were watched. `not_observed` says what could not be observed and why,
+    `windows` counts the windows that it handed on, `dropped` those of them that could not be written; `steps` is the
+    last training step, `watched` counts those that were watched, `left_out` those of them that were not recorded, as
+    nothing was found around them (see runtime/stretches.py). `not_observed` says what could not be observed and why,
     `notes` what else a reader should know. `cost` is what observing took on the program's threads, in seconds by
     source, `background` what it took beside them, by stage, and `seconds` how long it went on; `hashed` are the bytes
     that were fingerprinted, and `hashing` is what of the cost that took. `sent` is what went to rank 0. `ended` is
@@ -77,6 +78,7 @@ class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
     dropped: Count = 0
     steps: Count = 0
     watched: Count = 0
+    left_out: Count = 0
     seconds: Seconds = 0.0
     not_observed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
