@@ -50,8 +50,10 @@ def _recorded(job: Job, rank: int, notes: dict[tuple[int, int], ProcessNote], ov
     recorded = last_step(file)
     if note is not None and note.ended:
         return RankState(rank, job.name, STOPPED, note.steps, note.windows, recorded)
-    end = KILLED if over and note is not None else GOING
-    return RankState(rank, job.name, end, recorded, count_windows(file), recorded)
+    end, windows = KILLED if over and note is not None else GOING, count_windows(file)
+    if note is not None and note.left_out:  # the recording is in part: how far it came, the note knows better
+        recorded, windows = max(recorded, note.steps), max(windows, note.windows)
+    return RankState(rank, job.name, end, recorded, windows, recorded)
 
 
 def _process(file: Path) -> int:

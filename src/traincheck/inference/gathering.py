@@ -77,7 +77,7 @@ class _Recorded:
     path: Path
     manifest: Manifest
     parts: tuple[_Part, ...]
-    removed: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     done: list[_Done] = field(default_factory=list)
 
 
@@ -113,8 +113,8 @@ def gather(
         _read_on(cluster, recorded, progress)
     tallies = [[_merged(one)] if isinstance(one, _Recorded) else one for one in found]
     gathered = each_run_once((source, tally) for source, own in zip(sources, tallies, strict=True) for tally in own)
-    removed = [f"{one.path}: {words}" for one in found if isinstance(one, _Recorded) for words in one.removed]
-    return replace(gathered, remarks=(*removed, *gathered.remarks))
+    missing = [f"{one.path}: {words}" for one in found if isinstance(one, _Recorded) for words in one.missing]
+    return replace(gathered, remarks=(*missing, *gathered.remarks))
 
 
 def each_run_once(told: Iterable[tuple[Path, Tally]]) -> Gathered:
@@ -202,7 +202,7 @@ def _recorded(path: Path) -> _Recorded:
     ranks = [tuple(file for _, file in sorted(job.files.items())) for job in folder.jobs()]
     told = [*files, *(job for job in ranks if len(job) > 1 and _comparing())]
     parts = (_Part(one, manifest.script, manifest.script_digest) for one in told)
-    return _Recorded(path, manifest, tuple(parts), folder.removed())
+    return _Recorded(path, manifest, tuple(parts), folder.removed() + folder.left_out())
 
 
 def _read(folders: Sequence[_Recorded], progress: Progress | None, jobs: int) -> None:

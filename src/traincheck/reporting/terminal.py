@@ -196,6 +196,7 @@ def _facts(report: Report, reports: Sequence[PathLike], width: int) -> Text:
     rows = [("invariants", _wrapped(words.judged(report.counts), width))]
     rows.append(("seen", _wrapped(words.seen(report.counts), width)))
     rows.append(("in full", _wrapped(words.in_full(report), width)))
+    rows.append(("recorded", _wrapped(words.recorded(report), width)))
     if report.cost is not None:
         rows.append(("cost", _wrapped(words.cost(report.cost), width)))
     reasons = Counter(report.not_observed).most_common()

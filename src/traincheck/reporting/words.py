@@ -160,3 +160,12 @@ def in_full(report: Report) -> str:
     told: Any = report.run.get("full", ())
     spans = [f"{first}-{last}" if first != last else str(first) for first, last in told]
     return f"steps {', '.join(spans)} were recorded in full" if spans else ""
+
+
+def recorded(report: Report) -> str:
+    """`the recording holds 74 of 10,000 steps`, empty where it holds all that were watched."""
+    told: Any = report.run.get("recorded", ())
+    if not told:
+        return ""
+    held, watched = told
+    return f"the recording holds {held:,} of {number(watched, 'step')} (--record all keeps each of them)"

@@ -18,11 +18,13 @@ from traincheck.errors import OutputError, RunFolderEmpty, RunFolderInUse, RunFo
 from traincheck.trace.addresses import Address, place
 from traincheck.trace.control import change_control, read_control, stopped
 from traincheck.trace.format import EVENTS, MANIFEST, TOLD
-from traincheck.trace.notes import Manifest, ProcessNote, StopAsked, from_json, to_json
+from traincheck.trace.notes import Manifest, ProcessNote, StopAsked, from_json, recorded_of, to_json
 from traincheck.trace.segments import segments
 from traincheck.vocab.events import Window
 
 WHY = "(--keep-recording says how large one may grow)"
+
+RECORD_ALL = "(`traincheck run --record all` or `traincheck collect` keeps each of them)"
 
 _Owner = tuple[int, int]
 """The rank of a process, and its number."""
@@ -154,6 +156,11 @@ class RunFolder:
 
         found = sorted({steps for file in long for steps in removed_steps(file)})
         return tuple(f"steps {first:,} to {last:,} are no longer in the recording {WHY}" for first, last in found)
+
+    def left_out(self) -> tuple[str, ...]:
+        """That only some of the steps were recorded, if it is so, as sentences."""
+        told = recorded_of(self.notes())
+        return () if told is None else (f"the recording holds {told[0]:,} of {told[1]:,} steps {RECORD_ALL}",)
 
     def windows(self) -> Iterator[tuple[ProcessNote | None, Iterator[Window]]]:
         """For each process with events, by rank, then by process: its note if it wrote one, and its windows.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -89,6 +90,15 @@ class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
     sent: dict[str, Count] = {}
     full: tuple[tuple[Count, Count], ...] = ()
     ended: bool = False
+
+
+def recorded_of(notes: Iterable[ProcessNote]) -> tuple[int, int] | None:
+    """How many training steps the recording of the process with most of them holds, and how many were watched; None
+    where all of these were recorded."""
+    longest = max(notes, key=lambda note: note.watched, default=None)
+    if longest is None or not longest.left_out:
+        return None
+    return max(0, longest.watched - longest.left_out), longest.watched
 
 
 class StopAsked(msgspec.Struct, frozen=True, kw_only=True):
