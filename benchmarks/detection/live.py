@@ -102,6 +102,7 @@ def watch(program: Program, books: Sequence[Path], folder: Path) -> Watched:
     """Run a program under `traincheck run` with these books. Raises ProgramFailed."""
     shutil.rmtree(folder, ignore_errors=True)
     options = [word for book in books for word in ("--book", str(book.resolve()))]
+    options += ["--record", "all"]  # the recording is checked, too
     command = [sys.executable, "-m", "traincheck", "run", "-o", str(folder.resolve()), *options, *program.target]
     lines: list[tuple[float, str]] = []
     began = time.perf_counter()

@@ -39,9 +39,9 @@ def learn(place: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def run(script: Path, book: Path, folder: Path) -> tuple[int, dict[str, object]]:
+def run(script: Path, book: Path, folder: Path, *words: str) -> tuple[int, dict[str, object]]:
     """Exit code and report of a run that is checked live."""
-    done = traincheck("run", "--book", book, "-o", folder, script)
+    done = traincheck("run", "--book", book, "-o", folder, *words, script)
     report = json.loads((folder / "report.json").read_text())
     return done.returncode, report
 
@@ -59,10 +59,10 @@ FIRST_BAD_STEP = {"missing_zero_grad": 2, "stale_optimizer": 1}
 
 
 def buggy_run(name: str, book: Path, factory: pytest.TempPathFactory) -> Path:
-    """A run folder of this buggy script, every step of which was checked."""
+    """A run folder of this buggy script, every step of which was checked and recorded."""
 
     def make(place: Path) -> None:
-        code, _ = run(EXAMPLES / "buggy" / f"{name}.py", book, place / "run")
+        code, _ = run(EXAMPLES / "buggy" / f"{name}.py", book, place / "run", "--record", "all")
         assert code == 3
 
     return made_once(factory, name, make) / "run"

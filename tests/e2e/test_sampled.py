@@ -28,8 +28,8 @@ __all__ = ["book"]
 
 
 def sampled(script: Path, book: Path, folder: Path, *words: str) -> tuple[int, dict[str, Any]]:
-    """Exit code and report of a run of which not all steps are watched."""
-    done = traincheck("run", "--book", book, "-o", folder, *words, script)
+    """Exit code and report of a run of which not all steps are watched, and those that are recorded."""
+    done = traincheck("run", "--book", book, "-o", folder, "--record", "all", *words, script)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, json.loads((folder / "report.json").read_text())
 

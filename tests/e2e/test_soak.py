@@ -50,7 +50,8 @@ def test_a_long_run_stays_within_memory_and_disk(name: str, steps: int, tmp_path
         traincheck(tmp_path, "collect", "-o", run, script, steps=200)
     traincheck(tmp_path, "infer", "a", "b", "-o", "book.jsonl")
 
-    done = traincheck(tmp_path, "run", "-b", "book.jsonl", "--keep-recording", "1MB", "-o", "long", script, steps=steps)
+    words = ("--record", "all", "--keep-recording", "1MB", "-o", "long", script)
+    done = traincheck(tmp_path, "run", "-b", "book.jsonl", *words, steps=steps)
     assert growth(done.stdout) < MOST_GROWTH
     folder = RunFolder.open(tmp_path / "long")
     assert folder.size < 1e6 + BESIDES

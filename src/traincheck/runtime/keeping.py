@@ -67,7 +67,7 @@ class Keeping:
             raise
 
     def closed(self, window: Window, *, looks_closer: bool = False) -> None:
-        """A window was handed on: tell all anew where that is due. Called where windows end."""
+        """A window is handed on: tell all anew where that is due. Called where windows end."""
         self._handed = window.index
         if self._over:
             return

@@ -292,11 +292,11 @@ class Session:
         return self._standing.place
 
     def _window(self, window: Window) -> None:
+        self._keeping.closed(window, looks_closer=self._closer is not None and self._closer.looks)
         dropped = self._pipeline.dropped
         self._pipeline.put(window)
         if self._pipeline.dropped != dropped:
             self.recorder.gaps.forget()
-        self._keeping.closed(window, looks_closer=self._closer is not None and self._closer.looks)
 
     def _records_all(self) -> bool:
         """Whether every window is to be recorded: others may read them while the run goes on."""

@@ -1,0 +1,107 @@
+"""A run of which only some windows are recorded: what is written makes no false alarm when it is read and checked."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_drivers_agree import ALL, GOOD, judged, rules
+
+from observing import observing
+from traincheck.checking.engine import demand_of
+from traincheck.runtime import stretches
+from traincheck.runtime.keeping import Keeping
+from traincheck.runtime.stretches import Stretches
+from traincheck.trace.reader import read_windows
+from traincheck.vocab.demand import EVERYTHING, Demand
+from traincheck.vocab.events import Window
+
+Told = tuple[list[Window], frozenset[int]]
+"""The windows of a program, and those from which on all was told anew."""
+
+
+@functools.cache
+def told(name: str, demand: Demand, length: int) -> Told:
+    """A program in which all is told anew after each `length` windows."""
+    torch.manual_seed(0)
+    begins = {0}
+    with observing(demand) as seen:
+
+        def at_border(cut: object) -> None:
+            if seen.recorder.window % length == 0:
+                begins.add(seen.recorder.window)
+                seen.recorder.tell_anew()
+
+        seen.recorder.at_border = at_border
+        ALL[name]()
+    assert seen.faults == [] and seen.missing == []
+    return seen.windows, frozenset(begins)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The programs are short, so that the numbers are."""
+    for name, value in (("FIRST_STEPS", 1), ("FIRST_EVALUATIONS", 0), ("BEFORE", 1), ("AFTER", 1), ("MOST_NEW", 0)):
+        monkeypatch.setattr(stretches, name, value)
+
+
+def recorded(windows: Iterable[Window], begins: frozenset[int], found: set[int], last: int) -> list[Window]:
+    """What is recorded of them, where something was found in some, and the process is killed after the last."""
+    chosen, kept = Stretches(), []
+    for window in windows:
+        if window.index > last:
+            return kept
+        if window.index in found:
+            chosen.around(window.index)
+        kept += chosen.feed(window, begins=window.index in begins)
+    return [*kept, *chosen.all()]
+
+
+LENGTHS = st.integers(2, 4)
+FOUND = st.sets(st.integers(1, 14), max_size=2)
+LAST = st.sampled_from((5, 9, 1000))
+
+
+@pytest.mark.parametrize("name", GOOD)
+@given(LENGTHS, FOUND, LAST)
+@settings(max_examples=25)
+def test_a_clean_program_stays_clean(name: str, length: int, found: set[int], last: int) -> None:
+    for demand in (EVERYTHING, demand_of(rules())):
+        kept = recorded(*told(name, demand, length), found, last)
+        assert judged(rules(), kept).violations == []
+
+
+@pytest.mark.parametrize("name", ALL)
+@given(LENGTHS, FOUND, LAST)
+@settings(max_examples=15)
+def test_no_verdict_is_worse_than_that_of_the_whole(name: str, length: int, found: set[int], last: int) -> None:
+    windows, begins = told(name, EVERYTHING, length)
+    known = {(one.invariant.id, one.window) for one in judged(rules(), windows).violations}
+    kept = recorded(windows, begins, found, last)
+    assert {(one.invariant.id, one.window) for one in judged(rules(), kept).violations} <= known
+
+
+def test_something_is_left_out() -> None:
+    """The others would tell nothing otherwise."""
+    counts = {name: (told(name, EVERYTHING, 2), len(told(name, EVERYTHING, 2)[0])) for name in GOOD}
+    assert any(len(recorded(*both, set(), 1000)) < most for both, most in counts.values())
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_is_written_is_what_was_chosen_and_can_be_read(name: str) -> None:
+    windows, _ = told(name, EVERYTHING, 2)
+    with tempfile.TemporaryDirectory() as folder:
+        keeping = Keeping(Path(folder), 1, 0, lambda: None, lambda: False)
+        for window in windows:
+            keeping.feed(window)
+        keeping.close()
+        (file,) = Path(folder).iterdir()
+        read = list(read_windows(file))
+    assert [each.calls for each in read] == [windows[each.index].calls for each in read]
+    assert judged(rules(), read).violations == []
