@@ -24,7 +24,9 @@ COST = """
 
 `python -m benchmarks.overhead`: runs of the plain program, of `traincheck collect` and of `traincheck run` take turns.
 The figure is the median over the rounds of step time divided by that of the plain program in the same round, with the
-least and the most. The book of `run` is learned from two runs of the same program, and every step is checked.
+least and the most. The book of `run` is learned from two runs of the same program, and every step is checked. Bytes a
+step are the recording's by all steps; a checked run is recorded in part, so the second figure (later) is what a step of
+a long one adds.
 """
 
 SAMPLED = """
@@ -186,9 +188,10 @@ def _table(cost: dict[str, Any]) -> str:
     ]
     for name, found in cost["workloads"].items():
         sizes = found["trace_bytes_per_step"]
+        later = f", later {found['trace_bytes_later']:,}" if "trace_bytes_later" in found else ""
         lines.append(
             f"| {name} | {found['plain_step_ms']:.1f} ms | {_ratio(found['collect_ratio'])} | "
-            f"{_ratio(found['run_ratio'])} | {found['invariants']} | {sizes['collect']:,} | {sizes['run']:,} | "
+            f"{_ratio(found['run_ratio'])} | {found['invariants']} | {sizes['collect']:,} | {sizes['run']:,}{later} | "
             f"{found['infer_seconds']} |"
         )
     rows = [

@@ -21,7 +21,9 @@ from pathlib import Path
 from benchmarks.machine import machine
 from benchmarks.overhead.start_up import start_up
 from benchmarks.page import write_page
-from traincheck.trace.reader import read_windows
+from traincheck.runtime.stretches import FARTHEST, IN_A_ROW
+from traincheck.trace.reader import count_windows, read_windows
+from traincheck.vocab.events import TRAIN
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "overhead.json"
@@ -88,6 +90,7 @@ def measure(name: str, rounds: int, scratch: Path) -> dict[str, object]:
         "invariants": sum(1 for _ in book.open()) - 1,
         "where": spent,
         "trace_bytes_per_step": {mode: bytes_per_step(scratch / f"{name}-{mode}-0") for mode in MODES[1:3]},
+        "trace_bytes_later": bytes_later(scratch / f"{name}-run-0"),
         "infer_seconds": learned,
     }
 
@@ -118,8 +121,9 @@ def where(folder: Path) -> dict[str, object]:
     in the background, events, and what was fingerprinted."""
     notes = [json.loads(path.read_text()) for path in folder.glob("process-*.json")]
     steps = max(1, sum(note["steps"] for note in notes))
-    windows = [window for path in folder.glob("events-*") for window in read_windows(path)]
-    events = sum(len(window.calls) + len(window.changes) + len(window.readings) for window in windows)
+    windows = [window for path in folder.glob("events-*") for window in read_windows(path) if window.stage == TRAIN]
+    told = sum(len(window.calls) + len(window.changes) + len(window.readings) for window in windows)
+    events = steps * told / max(1, len(windows))  # of a checked run not all steps are recorded
     on_thread = sum(sum(note["cost"].values()) for note in notes)
     hashed, hashing = sum(note["hashed"] for note in notes), sum(note["hashing"] for note in notes)
     return {
@@ -142,6 +146,16 @@ def bytes_per_step(folder: Path) -> int:
     """Size of the event files over the steps recorded."""
     notes = [json.loads(path.read_text()) for path in folder.glob("process-*.json")]
     return sum(path.stat().st_size for path in folder.glob("events-*")) // max(1, sum(note["steps"] for note in notes))
+
+
+def bytes_later(folder: Path) -> int:
+    """What a step of a checked run adds to the event files once it is long, as nothing is found: of so many steps as
+    lie between two pairs that are recorded, the size of a pair."""
+    if not any(json.loads(path.read_text())["left_out"] for path in folder.glob("process-*.json")):
+        return bytes_per_step(folder)  # each is recorded, as somebody reads along (of several ranks)
+    files = list(folder.glob("events-*"))
+    each = sum(path.stat().st_size for path in files) / max(1, sum(map(count_windows, files)))
+    return round(IN_A_ROW * each / FARTHEST)
 
 
 def timed(command: list[str], scratch: Path) -> dict[str, float]:

@@ -1,0 +1,203 @@
+"""What `traincheck run` records, with the real command: little of a long clean run, all that matters of any other."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from once import made_once
+from traincheck.checking.offline import check_folder
+from traincheck.invariants.book import read_book
+from traincheck.runtime.stretches import AFTER, BEFORE, FIRST_STEPS
+from traincheck.trace.folder import RunFolder, bytes_of
+from traincheck.trace.reader import read_windows
+from traincheck.vocab.events import EVAL, SETUP, TRAIN
+
+PROGRAM = """
+import os, sys, time
+import torch
+
+steps, bad, how = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+for step in range(1, steps + 1):
+    model.train()
+    x = torch.randn(16, 8)
+    if step != bad:
+        optimizer.zero_grad()
+    loss = torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+    loss.backward()
+    optimizer.step()
+    if step % 100 == 0:
+        model.eval()
+        with torch.no_grad():
+            model(x)
+print("loss", float(loss), flush=True)
+if how == "raises":
+    raise RuntimeError("mine")
+if how == "exits":
+    sys.exit(7)
+if how == "killed":
+    time.sleep(1)
+    os.kill(os.getpid(), 9)
+if how == "hangs":
+    time.sleep(120)
+"""
+
+MOST_A_STEP = 500
+"""Bytes a step of a run of 1,200 steps, of which the first twenty and the last ones are half."""
+
+
+def traincheck(home: Path, *words: object, expect: int = 0) -> str:
+    command = [sys.executable, "-m", "traincheck", *map(str, words)]
+    environ = {**os.environ, "COLUMNS": "120"}
+    done = subprocess.run(command, cwd=home, capture_output=True, text=True, env=environ, timeout=300)
+    assert done.returncode == expect, done.stdout + done.stderr
+    return " ".join((done.stdout + done.stderr).split())
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the program and a book of good runs of it."""
+
+    def make(home: Path) -> None:
+        (home / "train.py").write_text(PROGRAM)
+        for number in range(3):
+            traincheck(home, "collect", "-o", f"good{number}", "train.py", 220, 0, "ends")
+        traincheck(home, "infer", "good0", "good1", "good2", "-o", "book.jsonl")
+
+    return made_once(tmp_path_factory, "record", make)
+
+
+def run(home: Path, name: str, *words: object, expect: int = 0) -> str:
+    return traincheck(home, "run", "--book", "book.jsonl", "-o", name, *words, expect=expect)
+
+
+def steps(folder: Path) -> list[int]:
+    return [step for stage, step in told(folder) if stage == TRAIN]
+
+
+def told(folder: Path) -> list[tuple[str, int]]:
+    (file,) = RunFolder.open(folder).event_files()
+    return [(window.stage, window.step) for window in read_windows(file)]
+
+
+def report(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return found
+
+
+@pytest.mark.slow
+def test_of_a_long_clean_run_little_is_recorded_and_everything_says_so(home: Path) -> None:
+    said = run(home, "long", "train.py", 1200, 0, "ends")
+    there, folder = told(home / "long"), RunFolder.open(home / "long")
+    of_all = report(home / "long")
+    held, watched = of_all["run"]["recorded"]
+    assert of_all["verdict"] == "clean" and of_all["counts"]["steps"] == watched == 1200
+    trained = steps(home / "long")
+    assert held == len(trained) < 120
+    assert {*range(1, FIRST_STEPS + 1), *range(1201 - BEFORE, 1201)} < set(trained)
+    assert any(400 < step < 1000 for step in trained), "a long clean run is shown from beginning to end"
+    assert there[0][0] == SETUP and there[-1] == (EVAL, 1200) and (EVAL, 100) in there
+    (file,) = folder.event_files()
+    assert bytes_of(file) / 1200 < MOST_A_STEP
+
+    words = f"the recording holds {held} of 1,200 steps (--record all keeps each of them)"
+    assert words in said
+    again = traincheck(home, "check", "long", "--book", "book.jsonl", "--json", "again.json", "--html", "again.html")
+    assert words in again and words in traincheck(home, "report", "long")
+    assert words in re.sub(r"\s+", " ", (home / "again.html").read_text())
+    checked = json.loads((home / "again.json").read_text())
+    assert checked["verdict"] == "clean" and checked["counts"]["passed"] > of_all["counts"]["passed"] * 0.8
+    learned = traincheck(home, "infer", "long", "-o", "other.jsonl")
+    assert f"long: the recording holds {held} of 1,200 steps (`traincheck run --record all`" in learned
+
+
+@pytest.mark.slow
+def test_all_is_recorded_where_that_is_asked_for(home: Path) -> None:
+    said = run(home, "all", "--record", "all", "train.py", 300, 0, "ends")
+    assert steps(home / "all") == list(range(1, 301))
+    assert "recorded" not in report(home / "all")["run"] and "the recording holds" not in said
+    (home / "pyproject.toml").write_text('[tool.traincheck]\nrecord = "all"\n')
+    try:
+        run(home, "asked", "train.py", 90, 0, "ends")
+        assert steps(home / "asked") == list(range(1, 91))
+    finally:
+        (home / "pyproject.toml").unlink()
+
+
+@pytest.mark.slow
+def test_a_late_error_is_recorded_with_its_neighbours(home: Path) -> None:
+    run(home, "bad", "--look-closer", 0, "train.py", 600, 301, "ends", expect=3)
+    (first,) = {finding["step"] for finding in report(home / "bad")["findings"] if finding["severity"] == "error"}
+    trained = set(steps(home / "bad"))
+    assert first in (301, 302) and set(range(first - BEFORE, first + AFTER)) <= trained and len(trained) < 150
+    traincheck(home, "check", "bad", "--book", "book.jsonl", "--json", "bad.json", expect=3)
+    live, offline = report(home / "bad")["findings"], json.loads((home / "bad.json").read_text())["findings"]
+    assert [(one["title"], one["step"]) for one in offline] == [(one["title"], one["step"]) for one in live]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "expect"), [("raises", 1), ("exits", 7), ("ends", 0)])
+def test_the_last_steps_are_recorded_however_it_ends(how: str, expect: int, home: Path) -> None:
+    run(home, f"end-{how}", "train.py", 333, 0, how, expect=expect)
+    assert steps(home / f"end-{how}")[-BEFORE:] == list(range(334 - BEFORE, 334))
+
+
+@pytest.mark.slow
+def test_a_killed_run_can_be_checked_and_says_what_it_holds(home: Path) -> None:
+    run(home, "killed", "train.py", 333, 0, "killed", expect=137)
+    assert steps(home / "killed")[-1] > 100  # the last pair that was not waiting
+    again = traincheck(home, "check", "killed", "--book", "book.jsonl")
+    assert "the recording holds" in again
+    assert check_folder(home / "killed", read_book(home / "book.jsonl")).report.findings == ()
+
+
+@pytest.mark.long
+def test_a_run_that_hangs_and_is_killed_has_its_last_steps(home: Path) -> None:
+    command = [sys.executable, "-m", "traincheck", "run", "--book", "book.jsonl", "-o", "hangs"]
+    words = [*command, "train.py", "333", "0", "hangs"]
+    with subprocess.Popen(words, cwd=home, stdout=subprocess.PIPE, start_new_session=True) as running:
+        try:
+            assert running.stdout is not None and running.stdout.readline().startswith(b"loss")
+            deadline = time.monotonic() + 60
+            while steps(home / "hangs")[-1] < 332:  # the last one has not ended yet
+                assert time.monotonic() < deadline
+                time.sleep(0.5)
+        finally:
+            os.killpg(running.pid, signal.SIGKILL)
+    assert steps(home / "hangs")[-BEFORE:] == list(range(333 - BEFORE, 333))
+
+
+@pytest.mark.slow
+def test_in_a_notebook_it_is_the_same(home: Path) -> None:
+    text = f"""
+import sys
+sys.argv = ["train.py", "300", "0", "ends"]
+import traincheck
+source = {PROGRAM!r}
+for name, words in (("part", {{}}), ("whole", {{"record": "all"}})):
+    with traincheck.observe(name, "book.jsonl", name="train.py", **words) as run:
+        exec(source)
+    print(name, run.report.verdict)
+try:
+    with traincheck.observe("never", "book.jsonl", record="some"):
+        pass
+except traincheck.TrainCheckError as error:
+    print(error)
+"""
+    (home / "notebook.py").write_text(text)
+    done = subprocess.run([sys.executable, "notebook.py"], cwd=home, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "record was given 'some'; expected 'found' or 'all'" in " ".join(done.stdout.split())
+    assert len(steps(home / "part")) < 100 and steps(home / "whole") == list(range(1, 301))
