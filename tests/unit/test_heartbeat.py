@@ -73,6 +73,21 @@ def test_it_rests_while_nothing_comes_but_tells_the_last_window(heart: Heart) ->
     assert heart.it.rest() == 0.0
 
 
+def test_it_says_when_no_window_has_come_for_a_while() -> None:
+    clock, rests = Clock(), []
+    it = Heartbeat(lambda: None, lambda: False, lambda error: None, clock, at_rest=lambda: rests.append(clock.now))
+    it.feed(WINDOW)
+    clock.now += BEAT
+    it.feed(WINDOW)  # a beat between windows
+    it.feed(WINDOW)
+    clock.now += BEAT
+    it.beat()  # this one tells the last window
+    assert rests == [] and it.rest() == AT_REST
+    clock.now += AT_REST
+    it.beat()
+    assert rests == [clock.now]
+
+
 def test_a_slow_disk_is_written_to_less_often(heart: Heart) -> None:
     heart.takes = 1.0
     heart.it.feed(WINDOW)

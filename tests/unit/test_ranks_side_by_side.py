@@ -138,6 +138,16 @@ def test_how_each_recording_ended_is_told(tmp_path: Path, book: Book) -> None:
     assert check_folder(run.path, book).report.ranks[1].end == GOING
 
 
+def test_how_far_a_killed_rank_came_that_recorded_in_part_is_told_by_its_note(tmp_path: Path, book: Book) -> None:
+    killed = msgspec.structs.replace(NOTE, steps=8, windows=9, watched=8, left_out=2, ended=False)
+    report = check_folder(recorded(tmp_path, {0: trained(0), 1: trained(1, 6)}, 2, rank_1=killed).path, book).report
+    assert [(state.end, state.steps, state.windows) for state in report.ranks] == [
+        (ENDED, STEPS, STEPS),
+        (KILLED, 8, 9),
+    ]
+    assert report.run["recorded"] == (6, 8)
+
+
 def test_ranks_that_no_rule_speaks_of_are_not_said_to_agree(tmp_path: Path) -> None:
     report = check_folder(recorded(tmp_path, {0: trained(0), 1: trained(1)}, 2).path, Book(())).report
     assert [(state.end, state.compared) for state in report.ranks] == [(ENDED, None)] * 2

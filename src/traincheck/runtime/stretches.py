@@ -99,7 +99,7 @@ class Stretches:
         """What is to be recorded by now. `begins` says that all is told anew from this window on, `chosen` that it is
         to be recorded in any case."""
         stretch = self._stretch_of(window, begins)
-        wanted = self._wanted(window, stretch) or chosen
+        wanted = chosen or self._wanted(window, stretch)
         if stretch.broken:
             self._leave_out([window])
             return
@@ -178,20 +178,23 @@ class Stretches:
 
 
 class _Spread:
-    """Numbers in growing distance: all up to `first`, then each by half of the last one further, up to `FARTHEST`."""
+    """Numbers in growing distance: all up to `first`, then each by half of the last one further, up to `FARTHEST`.
+
+    Which they are does not depend on what was asked, so that ranks agree that were not asked the same so far.
+    """
 
     def __init__(self, first: int) -> None:
         self._first = first
         self._due = first + 1
 
     def takes(self, number: int) -> bool:
-        """Whether this number is one of them, or the next one that was asked for behind one."""
+        """Whether this number is one of them, or the first that is asked for behind one."""
         if number <= self._first:
             return True
-        if number < self._due:
-            return False
-        self._due = number + min(FARTHEST, max(1, number // 2))
-        return True
+        taken = number >= self._due
+        while self._due <= number:
+            self._due += min(FARTHEST, max(1, self._due // 2))
+        return taken
 
 
 class _News:
