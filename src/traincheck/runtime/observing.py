@@ -72,12 +72,7 @@ def observe(
     Known limitations: torch functions are seen only in the thread that enters the block. In a process with several
     threads a model that exists already has its name from its first use on, unless global variables lead to it.
     """
-    if on_violation not in ("warn", "stop", "callback"):
-        raise BadOption("on_violation", on_violation, "'warn', 'stop' or 'callback'")
-    if record not in OPTIONS["record"].choices:
-        raise BadOption("record", record, "'found' or 'all'")
-    if type(look_closer) is not int or look_closer < 0:
-        raise BadOption("look_closer", look_closer, "a whole number, 0 or more")
+    _checked(on_violation, record, look_closer)
     keep = int(checked_number(OPTIONS["keep_recording"], keep_recording, "keep_recording"))
     share = _sampled(sample_every, warm_up, budget, checked=not isinstance(book, Sequence) or bool(book))
     outer = starting.current
@@ -120,6 +115,16 @@ def _rules(paths: Sequence[PathLike]) -> Book:
     """One book of those in `paths`. Raises BookError, and PluginError where a package adds what cannot be used."""
     plugins.check("traincheck.relations")
     return read_books(paths)
+
+
+def _checked(on_violation: object, record: object, look_closer: object) -> None:
+    """Raises BadOption where one of these is something else than it may be."""
+    if on_violation not in ("warn", "stop", "callback"):
+        raise BadOption("on_violation", on_violation, "'warn', 'stop' or 'callback'")
+    if record not in OPTIONS["record"].choices:
+        raise BadOption("record", record, "'found' or 'all'")
+    if type(look_closer) is not int or look_closer < 0:
+        raise BadOption("look_closer", look_closer, "a whole number, 0 or more")
 
 
 def _sampled(sample_every: int, warm_up: int, budget: str, *, checked: bool) -> float:
