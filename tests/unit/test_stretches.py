@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -94,7 +95,7 @@ def test_the_beginning_the_end_and_pairs_between_are_recorded() -> None:
     distances = [
         second - first for first, second in zip(between[::IN_A_ROW], between[IN_A_ROW::IN_A_ROW], strict=False)
     ]
-    assert all(second >= first - LENGTH for first, second in zip(distances, distances[1:], strict=False))
+    assert all(second >= first - LENGTH for first, second in pairwise(distances))
     assert abs(distances[-1] - FARTHEST) < LENGTH and distances[0] < 2 * LENGTH
     assert recorded.stretches.left_out == 10_000 - len(steps)
 
