@@ -1,4 +1,4 @@
-"""What ranks record: all of it where their files are read while they train, otherwise the same steps on each of them."""
+"""What ranks record: all of it where their files are read meanwhile, otherwise the same steps on each of them."""
 
 from __future__ import annotations
 
