@@ -26,6 +26,7 @@ class Config:
     """What was asked for. Paths out of a file are absolute, others are relative to the working directory."""
 
     books: tuple[str, ...]
+    packs: tuple[str, ...]
     packages: tuple[str, ...]
     on_violation: str
     callback: str

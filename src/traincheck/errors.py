@@ -18,7 +18,8 @@ TrainCheckError
 │   │   ├── BookUnrecognised
 │   │   ├── BookUnreadable
 │   │   ├── BookTooNew
-│   │   └── BookConflict
+│   │   ├── BookConflict
+│   │   └── PacksUnreadable
 │   ├── TallyError
 │   │   ├── TallyUnreadable
 │   │   └── TallyTooNew
@@ -61,11 +62,12 @@ class TrainCheckError(Exception):
         return type(self).__new__, (type(self), str(self))
 
 
-def _too_new(path: PathLike, what: str, version: object, known: int) -> str:
-    return (
-        f"{os.fspath(path)} {what} {version}; this TrainCheck reads up to {known}. "
-        "Upgrade TrainCheck: pip install -U traincheck"
-    )
+class _TooNew(Exception):
+    what = ""
+
+    def __init__(self, path: PathLike, version: object, known: int) -> None:
+        told = f"{os.fspath(path)} {self.what} {version}; this TrainCheck reads up to {known}."
+        super().__init__(f"{told} Upgrade TrainCheck: pip install -U traincheck")
 
 
 class UsageError(TrainCheckError):
@@ -126,8 +128,8 @@ class NoBook(UsageError):
 
     def __init__(self) -> None:
         super().__init__(
-            "There is no book to check against. Name one with --book BOOK, or learn one from good runs: "
-            "traincheck infer RUN ... -o BOOK"
+            "There is no book to check against, and packs are turned off. Leave out --packs none, or name a book with "
+            "--book BOOK; learn one from good runs: traincheck infer RUN ... -o BOOK"
         )
 
 
@@ -207,11 +209,9 @@ class BookUnreadable(BookError):
         )
 
 
-class BookTooNew(BookError):
+class BookTooNew(_TooNew, BookError):
     slug = "book-too-new"
-
-    def __init__(self, path: PathLike, version: object, known: int) -> None:
-        super().__init__(_too_new(path, "is a book of format", version, known))
+    what = "is a book of format"
 
 
 class BookConflict(BookError):
@@ -222,6 +222,13 @@ class BookConflict(BookError):
             f"The id {invariant} names one rule in {os.fspath(first)} and another in {os.fspath(second)}. "
             "One of the files was changed by hand; learn it again with `traincheck infer`."
         )
+
+
+class PacksUnreadable(BookError):
+    slug = "packs-unreadable"
+
+    def __init__(self, place: PathLike, why: str) -> None:
+        super().__init__(f"Cannot use the packs in '{os.fspath(place)}': {why}. `traincheck packs build` makes packs.")
 
 
 class TallyError(InputError):
@@ -238,11 +245,9 @@ class TallyUnreadable(TallyError):
         )
 
 
-class TallyTooNew(TallyError):
+class TallyTooNew(_TooNew, TallyError):
     slug = "tally-too-new"
-
-    def __init__(self, path: PathLike, version: object, known: int) -> None:
-        super().__init__(_too_new(path, "is a tally file of format", version, known))
+    what = "is a tally file of format"
 
 
 class JournalUnreadable(InputError):
@@ -280,11 +285,9 @@ class RunFolderEmpty(RunFolderError):
         )
 
 
-class TraceTooNew(RunFolderError):
+class TraceTooNew(_TooNew, RunFolderError):
     slug = "trace-too-new"
-
-    def __init__(self, path: PathLike, version: object, known: int) -> None:
-        super().__init__(_too_new(path, "was written in trace format", version, known))
+    what = "was written in trace format"
 
 
 class TraceUnreadable(RunFolderError):
@@ -334,10 +337,8 @@ class ReportNotFound(ReportError):
     slug = "report-not-found"
 
     def __init__(self, path: PathLike) -> None:
-        super().__init__(
-            f"There is no report '{os.fspath(path)}'. "
-            "Name the JSON report that `traincheck run` or `traincheck check` wrote."
-        )
+        told = "Name the JSON report that `traincheck run` or `traincheck check` wrote."
+        super().__init__(f"There is no report '{os.fspath(path)}'. {told}")
 
 
 class ReportUnreadable(ReportError):
@@ -350,11 +351,9 @@ class ReportUnreadable(ReportError):
         )
 
 
-class ReportTooNew(ReportError):
+class ReportTooNew(_TooNew, ReportError):
     slug = "report-too-new"
-
-    def __init__(self, path: PathLike, version: object, known: int) -> None:
-        super().__init__(_too_new(path, "is a report of version", version, known))
+    what = "is a report of version"
 
 
 class PluginError(TrainCheckError):

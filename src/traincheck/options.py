@@ -26,6 +26,9 @@ each step that is watched."""
 LOCAL, RAY = "local", "ray"
 """Who reads what is learned from: processes of this machine, or a Ray cluster."""
 
+SHIPPED_PACKS, NO_PACKS = "shipped", "none"
+"""In place of a folder: the packs that come with TrainCheck, or none."""
+
 RECORDED_WHOLE = (
     "nothing here: what is learned from is recorded whole; it is a check (`traincheck run`) that can leave out steps"
 )
@@ -94,6 +97,17 @@ _TABLE = (
         "Book of invariants to check against; may be given several times.",
         "paths",
         "BOOK",
+        default=(),
+        shared=True,
+    ),
+    Option(
+        "packs",
+        ("--packs",),
+        "Folder or address of packs to check against as well: books for programs that were never seen. shipped are "
+        "those that come with TrainCheck, which are used where no book is named; none turns them off. May be given "
+        "several times.",
+        "texts",
+        "PACKS",
         default=(),
         shared=True,
     ),
@@ -288,6 +302,15 @@ _TABLE = (
         "path",
         "BOOK",
     ),
+    Option("packs_folder", ("--out", "-o"), "Folder to write; older packs in it are replaced.", "path", "PACKS"),
+    Option(
+        "themes",
+        ("--themes",),
+        "TOML file that says which programs belong to which theme, each a pack of its own; without it there is one.",
+        "path",
+        "FILE",
+    ),
+    Option("release", ("--release",), "Version of the packs.", metavar="VERSION", default="1"),
     Option("merged_file", ("--out", "-o"), "Book or tally file to write.", "path", "OUT"),
     Option(
         "tally_file",

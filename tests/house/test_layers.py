@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from repository import MODULES, SRC, module_name, told, tree
 
-GROUND = {"vocab", "errors", "version", "files", "redaction", "printable", "background"}
+GROUND = {"vocab", "errors", "version", "files", "addresses", "redaction", "printable", "background"}
 """What every stage may import."""
 RULES = {"relations", "invariants", "plugins", "trace"}
 
@@ -19,6 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "version": set(),
     "options": set(),
     "files": {"errors"},
+    "addresses": {"errors", "files"},
     "redaction": set(),
     "background": set(),
     "printable": set(),

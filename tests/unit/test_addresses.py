@@ -13,7 +13,7 @@ from traincheck.errors import BadOption, MissingExtra, RunFolderNotFound, TallyU
 from traincheck.inference.gathering import gather, suitable_jobs
 from traincheck.inference.ray_cluster import RayCluster
 from traincheck.inference.stored import write_tallies
-from traincheck.trace.addresses import Address, place, readable_place
+from traincheck.addresses import Address, place, readable_place
 from traincheck.trace.folder import RunFolder
 
 fsspec = pytest.importorskip("fsspec")

@@ -27,12 +27,13 @@ Exit codes: 0 no findings at or above --fail-on, 3 findings, 2 wrong usage, 1 Tr
 def command(
     runs: flags.RunFolders,
     books: flags.Books = None,
+    packs: flags.Packs = None,
     json_file: flags.JsonFile = None,
     html_file: flags.HtmlFile = None,
     fail_on: flags.FailOn = None,
 ) -> None:
-    """Check recorded runs against books of invariants. Torch is not needed."""
-    said = {"books": tuple(map(str, books or ())), "fail_on": fail_on}
+    """Check recorded runs against books of invariants, or packs where none is named. Torch is not needed."""
+    said = {"books": tuple(map(str, books or ())), "packs": tuple(packs or ()), "fail_on": fail_on}
     raise typer.Exit(check(runs, configs.load(said, os.environ, Path.cwd()), json_file, html_file))
 
 
@@ -41,7 +42,7 @@ def check(runs: Sequence[Path], config: Config, json_file: Path | None = None, h
     for name, path in (("--json", json_file), ("--html", html_file)):
         if path is not None and len(runs) > 1:
             raise BadOption(name, str(path), "one RUN, for a file holds the report of one")
-    book = reports.books_of(config.books)
+    book = reports.book_of(config)
 
     from traincheck.checking.offline import check_folder
 

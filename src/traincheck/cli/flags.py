@@ -21,6 +21,11 @@ def flag(name: str, *, hidden: bool = False) -> Any:
 
 # Optional and not `| None`: typer evaluates these at run time, and its oldest supported release reads only this form.
 Books = Annotated[Optional[list[Path]], flag("books")]  # noqa: UP045
+Packs = Annotated[Optional[list[str]], flag("packs")]  # noqa: UP045
+PacksFolder = Annotated[Path, flag("packs_folder")]
+Themes = Annotated[Optional[Path], flag("themes")]  # noqa: UP045
+Release = Annotated[str, flag("release")]
+PackName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a pack.", show_default=False)]
 Packages = Annotated[Optional[list[str]], flag("packages")]  # noqa: UP045
 OnViolation = Annotated[Optional[str], flag("on_violation")]  # noqa: UP045
 Callback = Annotated[Optional[str], flag("callback")]  # noqa: UP045

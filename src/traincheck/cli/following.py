@@ -26,7 +26,7 @@ def follow(
     from traincheck.checking.teller import Teller
     from traincheck.reporting.terminal import TerminalSink
 
-    book = reports.books_of(config.books)
+    book = reports.book_of(config)
     teller = Teller(TerminalSink(Console(stderr=True, highlight=False)).show)
     remark(f"watching {run}")
     while True:

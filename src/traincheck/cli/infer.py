@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from traincheck.addresses import readable_place
 from traincheck.cli import flags, outputs
 from traincheck.cli.console import Progress, amount, columns, remark, say, size
 from traincheck.errors import BadOption
 from traincheck.options import OPTIONS, RAY
-from traincheck.trace.addresses import readable_place
 
 if TYPE_CHECKING:
     from traincheck.inference.gathering import Cluster

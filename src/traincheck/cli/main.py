@@ -25,7 +25,8 @@ EPILOG = """\b
 Examples:
   traincheck collect -o runs/cnn train_cnn.py        record a good run
   traincheck infer runs/cnn runs/gpt -o good.jsonl   learn what is normal
-  traincheck run --book good.jsonl my_train.py       check another run while it trains
+  traincheck run my_train.py                         check a run while it trains
+  traincheck run --book good.jsonl my_train.py       check it against what you learned
   traincheck check runs/odd --book good.jsonl        or afterwards, from its recording
 
 \b
@@ -45,10 +46,12 @@ COMMANDS = {
     "merge": "traincheck.cli.merge",
     "explain": "traincheck.cli.explain",
     "ctl": "traincheck.cli.ctl",
+    "packs": "traincheck.cli.packs",
     "report": "traincheck.cli.report",
     "doctor": "traincheck.cli.doctor",
 }
-"""The module of each command, in the order in which --help tells them: it has a `command` and an `EPILOG`."""
+"""The module of each command, in the order in which --help tells them: it has a `command` and an `EPILOG`, or an
+`app` of several."""
 PROGRAM_FOLLOWS = {"collect", "run"}
 """Commands that start the user's program."""
 
@@ -89,6 +92,9 @@ def app(names: Collection[str] = tuple(COMMANDS)) -> typer.Typer:
     made.callback()(all_commands)
     for name in names:
         module = importlib.import_module(COMMANDS[name])
+        if hasattr(module, "app"):
+            made.add_typer(module.app, name=name)
+            continue
         kind = TargetCommand if name in PROGRAM_FOLLOWS else None
         made.command(name, cls=kind, epilog=module.EPILOG)(module.command)
     return made

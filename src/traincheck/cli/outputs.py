@@ -35,6 +35,16 @@ def may_replace_book(path: Path) -> None:
         return
 
 
+def may_hold_packs(folder: Path) -> None:
+    """Raise OtherFile for a folder that is there and holds something else than packs, or a file."""
+    from traincheck.invariants.packs import MANIFEST
+
+    if folder.is_dir() and ((folder / MANIFEST).is_file() or not any(folder.iterdir())):
+        return
+    if folder.exists():
+        raise OtherFile(folder, "a folder of packs", "-o")
+
+
 def may_replace_tally(path: Path, option: str) -> None:
     """Raise OtherFile for a file that is there and holds no tallies."""
     from traincheck.inference.stored import is_tally_file

@@ -17,6 +17,7 @@ from traincheck.config import Config
 from traincheck.errors import TrainCheckError
 from traincheck.options import AUTO, FILES
 from traincheck.runtime.complaint import in_words
+from traincheck.runtime.imported import program_of
 from traincheck.runtime.target import Target
 from traincheck.vocab.invariant import ERROR
 
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
+  traincheck run train.py --lr 1e-3
   traincheck run --book good.jsonl train.py --lr 1e-3
+  traincheck run --packs shipped --packs s3://team/packs -b good.jsonl train.py
   traincheck run -b good.jsonl --on-violation stop -m package.train --epochs 3
   traincheck run -b good.jsonl --budget 1% --keep-recording 200MB train.py
   traincheck run -b good.jsonl --sample-every 10 -- torchrun --nproc-per-node 2 train.py
@@ -47,6 +50,7 @@ fails, its own exit code is returned, unless it was stopped by --on-violation st
 def command(
     target: flags.Words = None,
     books: flags.Books = None,
+    packs: flags.Packs = None,
     run_folder: flags.RunFolder = None,
     on_violation: flags.OnViolation = None,
     callback: flags.Callback = None,
@@ -74,10 +78,12 @@ def command(
 ) -> None:
     """Run a program and check it while it trains.
 
-    It is checked against books of invariants, as `traincheck infer` learns them from good runs.
+    It is checked against books of invariants, as `traincheck infer` learns them from good runs; where none is named,
+    against the packs that come with TrainCheck.
     """
     said = {
         "books": tuple(map(str, books or ())),
+        "packs": tuple(packs or ()),
         "on_violation": on_violation,
         "callback": callback,
         "look_closer": look_closer,
@@ -112,9 +118,10 @@ def run(
     html_file: Path | None = None,
 ) -> int:
     """Run it, gather what its processes found, report; the exit code of program or findings."""
-    book = reports.books_of(config.books)  # a bad book stops us before the program starts
-    plugins.check("traincheck.relations")  # and so does a package that adds what cannot be used
+    plugins.check("traincheck.relations")  # a package that adds what cannot be used stops us before the start
     target.check(os.environ)  # before a port is opened
+    # And so does a bad book.
+    book = reports.book_of(config, lambda matter: program_of(target, os.environ, Path.cwd(), matter))
     following: list[Follower] = []
 
     def follow(folder: RunFolder) -> Follower:

@@ -15,12 +15,12 @@ from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
+from traincheck.addresses import place
 from traincheck.errors import TallyTooNew, TallyUnreadable
 from traincheck.files import LARGEST, write_whole
 from traincheck.inference.contexts import SKETCH
 from traincheck.inference.tally import Cell, Count, Reach, Tally
 from traincheck.invariants.lines import KIND as BOOK_KIND
-from traincheck.trace.addresses import place
 from traincheck.trace.encoding import facts_to_text, text_to_facts, valid
 from traincheck.version import __version__
 from traincheck.vocab.occasion import Property, Subject

@@ -72,7 +72,12 @@ def read_book(path: PathLike) -> Book:
     Raises BookNotFound, BookUnrecognised (a folder, an empty or binary file, another kind of file), BookTooNew, and
     BookUnreadable for a file that is cut short, altered so that an id no longer fits its rule, or wrong in a line.
     """
-    lines = _lines_of(path)
+    return book_in(_contents_of(path), path)
+
+
+def book_in(data: bytes, path: PathLike) -> Book:
+    """The book that the bytes of the file `path` are. Raises what `read_book` raises for what is in a file."""
+    lines = _lines_in(data, path)
     header = _read_header(path, lines[0])
     found: dict[str, tuple[int, Invariant]] = {}
     for line in lines[1:]:
@@ -131,15 +136,18 @@ class _Line(NamedTuple):
     last: bool
 
 
-def _lines_of(path: PathLike) -> list[_Line]:
+def _contents_of(path: PathLike) -> bytes:
     try:
-        data = read_bounded(path) if Path(path).is_file() else Path(path).read_bytes()  # a pipe may be named, too
+        return read_bounded(path) if Path(path).is_file() else Path(path).read_bytes()  # a pipe may be named, too
     except FileNotFoundError:
         raise BookNotFound(path) from None
     except IsADirectoryError:
         raise BookUnrecognised(path, "it is a folder") from None
     except OSError as error:
         raise BookUnrecognised(path, error.strerror or str(error)) from None
+
+
+def _lines_in(data: bytes, path: PathLike) -> list[_Line]:
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:
@@ -195,7 +203,12 @@ def _decoded(path: PathLike, line: _Line, kind: type[S]) -> S:
 
 
 def write_book(book: Book, path: PathLike) -> None:
-    """Writes `book` to `path`, whole or not at all; the folder is made where it does not exist. Raises OutputError.
+    """Writes `book` to `path`, whole or not at all; the folder is made where it does not exist. Raises OutputError."""
+    write_whole(path, bytes_of(book, path))
+
+
+def bytes_of(book: Book, path: PathLike) -> bytes:
+    """What the file `path` is to hold of `book`. Raises OutputError.
 
     The same book always gives the same bytes. Characters of a script's name that UTF-8 cannot hold are written out.
     """
@@ -212,4 +225,4 @@ def write_book(book: Book, path: PathLike) -> None:
     )
     encode = msgspec.json.Encoder().encode
     lines = [encode(header), *(encode(InvariantLine.of(invariant)) for invariant in book.invariants)]
-    write_whole(path, b"".join(line + b"\n" for line in lines))
+    return b"".join(line + b"\n" for line in lines)

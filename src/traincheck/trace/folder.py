@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from traincheck import redaction
+from traincheck.addresses import Address, place
 from traincheck.errors import OutputError, RunFolderEmpty, RunFolderInUse, RunFolderNotFound, TraceOutOfReach
-from traincheck.trace.addresses import Address, place
 from traincheck.trace.control import change_control, read_control, stopped
 from traincheck.trace.format import EVENTS, MANIFEST, TOLD
 from traincheck.trace.notes import Manifest, ProcessNote, StopAsked, from_json, recorded_of, to_json

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from traincheck import redaction
+from traincheck.addresses import contents
 from traincheck.errors import TraceOutOfReach, TraceTooNew, TraceUnreadable
-from traincheck.trace.addresses import contents
 from traincheck.trace.format import FORMAT
 from traincheck.version import __version__
 

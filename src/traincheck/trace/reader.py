@@ -19,8 +19,8 @@ from typing import IO, Any, Literal, NamedTuple
 import msgspec
 import pyarrow as pa
 
+from traincheck.addresses import at_hand
 from traincheck.errors import TraceOutOfReach, TraceUnreadable
-from traincheck.trace.addresses import at_hand
 from traincheck.trace.bounds import Bounds
 from traincheck.trace.encoding import (
     text_to_facts,

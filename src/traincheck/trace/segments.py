@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from traincheck.addresses import Address, place
 from traincheck.errors import TraceOutOfReach
-from traincheck.trace.addresses import Address, place
 
 _NUMBERED = re.compile(r"(?P<stem>.+)\.(?P<number>\d{1,9})\.arrows")
 

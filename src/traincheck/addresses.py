@@ -152,8 +152,8 @@ def contents(path: str | os.PathLike[str]) -> bytes:
     return file.read_bytes()
 
 
-def readable_place(text: str) -> Path:
-    """The place that a user named: a path, or an address of a protocol that can be read here.
+def readable_place(text: str, option: str = "infer") -> Path:
+    """The place that a user named with `option`: a path, or an address of a protocol that can be read here.
 
     Raises MissingExtra, and BadOption for a protocol that nobody knows.
     """
@@ -167,8 +167,8 @@ def readable_place(text: str) -> Path:
     try:
         get_filesystem_class(protocol)
     except ValueError:
-        known = "a folder, a tally file, or the address of one by a protocol that fsspec knows (s3, gs, abfs, sftp ...)"
-        raise BadOption("infer", text, known) from None
+        known = "a path, or an address by a protocol that fsspec knows (s3, gs, abfs, sftp ...)"
+        raise BadOption(option, text, known) from None
     except ImportError as error:
         package = known_implementations.get(protocol, {}).get("class", "").partition(".")[0]
         missing = package if package not in ("", "fsspec") else error.name or protocol
