@@ -21,7 +21,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.detection.books import EXAMPLES, TWIN, alarms, example_programs, left_out
+from benchmarks.detection.books import EXAMPLES, TWIN, WHOLE, alarms, example_programs, left_out
 from benchmarks.detection.cases import BadCase, Case, read_cases
 from benchmarks.detection.live import run_live
 from benchmarks.detection.live_table import shortfalls, told_in
@@ -100,10 +100,12 @@ def false_alarms(book: Book, found: list[Run], learned: list[Learned], jobs: int
     twins = [run.twin for run in found if run.twin is not None]
     examples = {one.name: one.tally for one in learned}
     everything = {**cases, **examples}
+    one_less = left_out(examples, jobs) if others else {}
     return {
         f"{EXAMPLES} book on the clean cases": alarms([book], cases).told(),
         f"{TWIN} books on all clean runs": alarms(twins, everything).told() if twins else {},
-        "book of the other examples on each example": left_out(examples, jobs).told() if others else {},
+        "book of the other examples on each example": one_less[WHOLE].told() if others else {},
+        **{f"pack {name}, made without the example": one.told() for name, one in sorted(one_less.items()) if name},
     }
 
 

@@ -12,12 +12,14 @@ from typing import Any
 
 from benchmarks.detection.recordings import ROOT, Program, of_example
 from benchmarks.verdicts import fared
+from traincheck.inference.packing import parts, read_themes
 from traincheck.inference.tally import Tally
 from traincheck.inference.weighing import weigh
 from traincheck.invariants.book import Book
 from traincheck.vocab.invariant import ERROR
 
 EXAMPLES = "examples"
+THEMES = ROOT / "examples" / "packs.toml"
 TWIN = "twin"
 
 
@@ -87,14 +89,20 @@ def alarms(books: Iterable[Book], clean: Mapping[str, Tally]) -> Alarms:
     return found
 
 
-def left_out(tallies: Mapping[str, Tally], jobs: int) -> Alarms:
-    """How the book of all others fares on each example; `jobs` books are learned at a time."""
-    found = Alarms()
+WHOLE = ""
+"""In place of a pack: the book that all packs are made of."""
+
+
+def left_out(tallies: Mapping[str, Tally], jobs: int) -> dict[str, Alarms]:
+    """How the book of all others fares on each example (`WHOLE`), and each pack that is made of it; `jobs` books are
+    learned at a time."""
+    found: dict[str, Alarms] = {}
     # Forks share the tallies; to send them to each process would take longer than to learn.
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(jobs, context, initializer=_share, initargs=(tallies,)) as pool:
-        for one in pool.map(_without, tallies):
-            found.join(one)
+        for each in pool.map(_without, tallies):
+            for pack, one in each.items():
+                found.setdefault(pack, Alarms()).join(one)
     return found
 
 
@@ -106,8 +114,10 @@ def _share(tallies: Mapping[str, Tally]) -> None:
     _shared.update(tallies)
 
 
-def _without(name: str) -> Alarms:
+def _without(name: str) -> dict[str, Alarms]:
     book, _ = weigh([tally for other, tally in _shared.items() if other != name])
-    found = Alarms()
-    found.add(name, book, _shared[name])
+    found: dict[str, Alarms] = {}
+    for pack, part in {WHOLE: book, **parts(book, read_themes(THEMES))}.items():
+        found[pack] = Alarms()
+        found[pack].add(name, part, _shared[name])
     return found

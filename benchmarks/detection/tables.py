@@ -108,7 +108,7 @@ def _alarms(result: Row) -> Iterator[str]:
             f"| {name} | {found['runs']} | {len(found['with_error'])} | {len(found['with_notice'])} | "
             f"{found['failed_share_of_triggered']:.3%} |\n"
         )
-    alarms = [f"* {_escaped(alarm)}\n" for _, found in told for alarm in found["alarms"]]
+    alarms = dict.fromkeys(f"* {_escaped(alarm)}\n" for _, found in told for alarm in found["alarms"])
     yield "\nAll of them:\n\n" + "".join(alarms) if alarms else "\nThere is none.\n"
 
 

@@ -193,9 +193,9 @@ def test_check_reports_everywhere(
     assert json.loads(capsys.readouterr().out)["verdict"] == "errors"
 
 
-def test_check_and_run_need_a_book(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_and_run_need_a_book_or_packs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text("open('started', 'w')\n")
-    for words in (["check", "runs/a"], ["run", "train.py"]):
+    for words in (["check", "runs/a", "--packs", "none"], ["run", "--packs", "none", "train.py"]):
         assert main(words) == 2
         assert "[no-book]" in capsys.readouterr().err
     assert main(["run", "--book", "absent.jsonl", "train.py"]) == 2

@@ -66,15 +66,15 @@ def _read_all(target: Target, cwd: Path) -> tuple[set[str], bool] | None:
             if path.stat().st_size > LARGEST_TEXT:
                 return None
             text = path.read_text(encoding="utf-8")
-            names = set(_imports(ast.parse(text), path, homes))
+            names = {part for name in _imports(ast.parse(text), path, homes) for part in _with_packages(name)}
         except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
             return None
         ranks = ranks or _SEVERAL_RANKS.search(text) is not None
         for name in names:
-            own = list(_own(name, homes))
-            waiting.extend(own)
-            if not own:
-                packages.add(name.partition(".")[0])
+            waiting.extend(_own(name, homes))
+            outermost = name.partition(".")[0]
+            if not list(_own(outermost, homes)):  # what is imported from its own modules may be any name in them
+                packages.add(outermost)
     return packages, ranks
 
 
@@ -91,6 +91,12 @@ def _imports(module: ast.Module, path: Path, homes: list[Path]) -> Iterator[str]
                 inside = ".".join(above.relative_to(home).parts) if home else ""
                 base = ".".join(filter(None, (inside, base)))
             yield from filter(None, (base, *(f"{base}.{alias.name}".strip(".") for alias in node.names)))
+
+
+def _with_packages(name: str) -> Iterator[str]:
+    """The module and the packages around it, which are imported with it."""
+    parts = name.split(".")
+    return (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 
 
 def _own(name: str, homes: list[Path]) -> Iterator[Path]:

@@ -1,0 +1,1 @@
+"""Packs: the books that come with TrainCheck, made from the examples."""

@@ -1,0 +1,51 @@
+"""python -m benchmarks.packs [--runs FOLDER] [--jobs N] [--reuse]
+
+Record all examples, learn from them, and put the packs that come with TrainCheck into src/traincheck/packs. What they
+say of examples that they were not made from is part of `python -m benchmarks.detection`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks.detection.__main__ import positive, spread
+from benchmarks.detection.books import THEMES, example_programs
+from benchmarks.detection.recordings import ROOT, ProgramFailed
+from benchmarks.detection.runs import Place, recorded_example
+from benchmarks.detection.warm import warm_pool
+from traincheck.cli.main import main as traincheck
+from traincheck.inference.stored import write_tallies
+from traincheck.invariants.packs import SHIPPED
+from traincheck.version import __version__
+
+
+def main() -> int:
+    """Record what is missing and build the packs; the exit code."""
+    options = argparse.ArgumentParser(
+        prog="python -m benchmarks.packs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--runs", type=Path, default=ROOT / "traincheck-runs" / "detection", help="where recordings go"
+    )
+    options.add_argument("--jobs", type=positive, default=3, help="programs that run at a time")
+    options.add_argument(
+        "--reuse", action="store_true", help="take recordings of an earlier version of TrainCheck, too"
+    )
+    chosen = options.parse_args()
+    place = Place(chosen.runs.resolve(), chosen.reuse, False, False)
+    try:
+        with warm_pool(chosen.jobs) as pool:
+            learned = spread(pool, recorded_example, [(each, place) for each in example_programs(place.runs)])
+    except ProgramFailed as error:
+        print(error, file=sys.stderr)
+        return 1
+    tallies = place.runs / "examples.tally"
+    write_tallies([one.tally for one in learned], tallies)
+    words = ["packs", "build", str(tallies), "-o", str(SHIPPED), "--themes", str(THEMES), "--release", __version__]
+    return traincheck(words)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
