@@ -118,11 +118,20 @@ def cli() -> Iterator[str]:
     yield f"# Commands\n\n{NOTE}\n"
     yield f"{group.help.strip()}\n\n```\n{_plain(group.epilog)}\n```\n\n"
     yield "Options before the command:\n\n" + _params(group, "option")
-    for name, command in group.commands.items():
+    for name, command in leaves(group):
         usage = " ".join([name, "[OPTIONS]", *(p.metavar or p.name.upper() for p in _of(command, "argument"))])
         yield f"## traincheck {name}\n\n{inspect.cleandoc(command.help)}\n\n```\ntraincheck {usage}\n```\n\n"
         yield _params(command, "argument") + _params(command, "option")
         yield f"```\n{_plain(command.epilog)}\n```\n\n"
+
+
+def leaves(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """All commands that do something, by all of their words."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from leaves(command, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", command
 
 
 def _of(command: Any, kind: str) -> list[Any]:

@@ -35,7 +35,11 @@ def parse(words: list[str]) -> None:
     """Parse a command line of traincheck without running it; raises for one that is wrong."""
     with GROUP.make_context("traincheck", list(words[1:]), resilient_parsing=False) as above:
         name, *rest = [*above._protected_args, *above.args] if hasattr(above, "_protected_args") else above.args
-        with GROUP.commands[name].make_context(name, list(rest), parent=above):
+        command = GROUP.commands[name]
+        if hasattr(command, "commands"):
+            name, *rest = rest
+            command = command.commands[name]
+        with command.make_context(name, list(rest), parent=above):
             pass
 
 

@@ -12,7 +12,11 @@ from traincheck.cli.main import app
 from traincheck.options import OPTIONS
 
 GROUP: Any = get_command(app())
-COMMANDS: dict[str, Any] = dict(GROUP.commands)
+COMMANDS: dict[str, Any] = {}
+"""All commands by their words, also those of a group of their own."""
+for _name, _command in GROUP.commands.items():
+    COMMANDS[_name] = _command
+    COMMANDS |= {f"{_name} {word}": inner for word, inner in getattr(_command, "commands", {}).items()}
 OF_TYPER = {"--help", "--version"}
 
 
@@ -46,7 +50,7 @@ def test_row_has_help_and_a_way_to_be_named(row: Any) -> None:
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
 def test_help_has_examples(name: str) -> None:
-    shown = CliRunner().invoke(app(), [*([name] if name else []), "--help"])
+    shown = CliRunner().invoke(app(), [*name.split(), "--help"])
     assert shown.exit_code == 0, shown.output
     assert "Examples:" in shown.output
     assert f"traincheck {name}" in shown.output.partition("Examples:")[2]

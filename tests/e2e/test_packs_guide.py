@@ -1,0 +1,84 @@
+"""The shell blocks of "Packs" do what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recorded import training, write_run
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```(bash|toml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+PROGRAM = """
+import argparse
+
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.Adam(model.parameters())
+for epoch in range(parser.parse_args().epochs):
+    for _ in range(6):
+        x = torch.randn(16, 4)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Where a team has recorded two good runs, and is about to train."""
+    for name, optimizer in (("a", "SGD"), ("b", "Adam")):
+        write_run(tmp_path / "runs" / name, f"{name}.py", training(12, optimizer))
+    (tmp_path / "train.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def run(place: Path, line: str) -> subprocess.CompletedProcess[str]:
+    """The command in a shell."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environ = {**os.environ, "PATH": path, "COLUMNS": "100"}
+    return subprocess.run(["bash", "-c", line], cwd=place, env=environ, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_the_guide_does_what_it_says(place: Path) -> None:
+    text = (ROOT / "docs" / "packs.md").read_text(encoding="utf-8")
+    blocks = BLOCK.findall(text)
+    (themes,) = (block for kind, block in blocks if kind == "toml")
+    (place / "themes.toml").write_text(themes)
+    lines = [line for kind, block in blocks if kind == "bash" for line in block.splitlines() if line.strip()]
+    assert len(lines) >= 9
+    told = {}
+    for line in lines:
+        done = run(place, line)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        told[line] = done.stdout + done.stderr
+    first, listed, shown, *_ = told.values()
+    assert "of the packs traincheck" in first and "general" in first and "distributed" not in first
+    assert "Nothing wrong found in 12 steps" in first
+    assert "mixed-precision" in listed and "2 ranks and more" in listed
+    assert "learned from grad_accum_bf16.py" in shown
+    *_, both = told.values()
+    assert "packs team 3: general" in both and "packs traincheck" in both
+
+
+@pytest.mark.slow
+def test_a_new_program_with_an_error_is_told_at_once(place: Path) -> None:
+    text = (place / "train.py").read_text()
+    (place / "train.py").write_text(text.replace("        optimizer.zero_grad()\n", ""))
+    done = run(place, "traincheck run train.py --epochs 2")
+    assert done.returncode == 3
+    assert "ERROR at step 2: Gradients are not cleared between steps" in done.stderr
+    (place / "train.py").write_text(text.replace("        loss.backward()\n", "        loss.detach()\n"))
+    done = run(place, "traincheck run train.py --epochs 2")
+    assert done.returncode == 3 and "ERROR at step 1" in done.stderr, done.stderr
