@@ -64,7 +64,8 @@ def _standing(change: Change) -> tuple[str, ...]:
         found.append("requires_grad False")
     gradient = value_of(context, "grad")
     if gradient is not None:
-        found.append({"none": "no gradient", "zero": "gradient zero"}.get(str(gradient), "has a gradient"))
+        none = "no gradient"
+        found.append({"none": none, "unused": none, "zero": "gradient zero"}.get(str(gradient), "has a gradient"))
     if change.attribute == "data":
         found.append("changed" if change.changed else "not changed")
     return tuple(word for word in found if word)
