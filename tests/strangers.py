@@ -28,7 +28,7 @@ from recorded import training
 from rules import make_invariant
 from telling import learned, updates
 from traincheck.checking.engine import Engine, Outcome
-from traincheck.checking.live import gather
+from traincheck.checking.gathered import gather
 from traincheck.checking.offline import BOOK_FILE, check_folder
 from traincheck.checking.outcome_files import (
     read_of_ranks,

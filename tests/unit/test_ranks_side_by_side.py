@@ -11,7 +11,8 @@ import pytest
 
 from telling import learned
 from traincheck.checking.checked import Checked
-from traincheck.checking.live import LiveChecker, gather
+from traincheck.checking.gathered import gather
+from traincheck.checking.live import LiveChecker
 from traincheck.checking.offline import check_folder
 from traincheck.checking.rank_states import what_of
 from traincheck.checking.ranks import Follower

@@ -18,7 +18,7 @@ import pytest
 
 from recorded import training, write_run
 from strangers import build
-from traincheck.checking.live import gather
+from traincheck.checking.gathered import gather
 from traincheck.checking.offline import BOOK_FILE, check_folder
 from traincheck.checking.watching import Watcher
 from traincheck.cli.main import main

@@ -17,7 +17,6 @@ from traincheck.config import Config
 from traincheck.errors import TrainCheckError
 from traincheck.options import AUTO, FILES
 from traincheck.runtime.complaint import in_words
-from traincheck.runtime.imported import program_of
 from traincheck.runtime.target import Target
 from traincheck.vocab.invariant import ERROR
 
@@ -118,6 +117,8 @@ def run(
     html_file: Path | None = None,
 ) -> int:
     """Run it, gather what its processes found, report; the exit code of program or findings."""
+    from traincheck.runtime.imported import program_of
+
     plugins.check("traincheck.relations")  # a package that adds what cannot be used stops us before the start
     target.check(os.environ)  # before a port is opened
     # And so does a bad book.
