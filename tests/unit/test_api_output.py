@@ -304,7 +304,7 @@ def test_what_is_sent_stays_as_it_is_until_it_is_waited_for() -> None:
         assert fate(of(wait, WAIT), kept) == [not changed]
     assert fate(of(call(f"lifecycle {WAIT}", "received float32[4] fingerprint=3"), WAIT), kept) == []
     needed = APIOutput.needs(Subject(WAIT, "result"), kept)
-    assert "torch.distributed.isend" in needed.apis and ("torch.distributed.isend", "values") in needed.states
+    assert "torch.distributed.isend" in needed.apis and ("torch.distributed.isend", "contents") in needed.states
 
 
 # -- sizes -------------------------------------------------------------------------------------------------------------
