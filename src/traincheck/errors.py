@@ -19,7 +19,8 @@ TrainCheckError
 │   │   ├── BookUnreadable
 │   │   ├── BookTooNew
 │   │   ├── BookConflict
-│   │   └── PacksUnreadable
+│   │   ├── PacksUnreadable
+│   │   └── LibraryUnreadable
 │   ├── TallyError
 │   │   ├── TallyUnreadable
 │   │   └── TallyTooNew
@@ -68,6 +69,13 @@ class _TooNew(Exception):
     def __init__(self, path: PathLike, version: object, known: int) -> None:
         told = f"{os.fspath(path)} {self.what} {version}; this TrainCheck reads up to {known}."
         super().__init__(f"{told} Upgrade TrainCheck: pip install -U traincheck")
+
+
+class _Unreadable(Exception):
+    what = cure = ""
+
+    def __init__(self, path: PathLike, why: str) -> None:
+        super().__init__(f"Cannot read '{os.fspath(path)}' as {self.what}: {why}. {self.cure}")
 
 
 class UsageError(TrainCheckError):
@@ -189,14 +197,10 @@ class BookNotFound(BookError):
         )
 
 
-class BookUnrecognised(BookError):
+class BookUnrecognised(_Unreadable, BookError):
     slug = "book-unrecognised"
-
-    def __init__(self, path: PathLike, why: str) -> None:
-        super().__init__(
-            f"Cannot read '{os.fspath(path)}' as a book of invariants: {why}. "
-            "A book is the file that `traincheck infer RUN ... -o BOOK` writes."
-        )
+    what = "a book of invariants"
+    cure = "A book is the file that `traincheck infer RUN ... -o BOOK` writes."
 
 
 class BookUnreadable(BookError):
@@ -224,25 +228,26 @@ class BookConflict(BookError):
         )
 
 
-class PacksUnreadable(BookError):
+class PacksUnreadable(_Unreadable, BookError):
     slug = "packs-unreadable"
+    what = "packs"
+    cure = "Packs are what `traincheck packs build RUN ... -o FOLDER` writes, as a whole."
 
-    def __init__(self, place: PathLike, why: str) -> None:
-        super().__init__(f"Cannot use the packs in '{os.fspath(place)}': {why}. `traincheck packs build` makes packs.")
+
+class LibraryUnreadable(_Unreadable, BookError):
+    slug = "library-unreadable"
+    what = "what a library says of its runs"
+    cure = "`traincheck accept RUN` writes it; take back what was done to the file by hand."
 
 
 class TallyError(InputError):
     slug = "tally"
 
 
-class TallyUnreadable(TallyError):
+class TallyUnreadable(_Unreadable, TallyError):
     slug = "tally-unreadable"
-
-    def __init__(self, path: PathLike, why: str) -> None:
-        super().__init__(
-            f"Cannot read '{os.fspath(path)}' as a tally file: {why}. A tally file is what `traincheck infer RUN ... "
-            "--tally FILE` writes; a run is named by its folder."
-        )
+    what = "a tally file"
+    cure = "A tally file is what `traincheck infer RUN ... --tally FILE` writes; a run is named by its folder."
 
 
 class TallyTooNew(_TooNew, TallyError):
@@ -250,14 +255,10 @@ class TallyTooNew(_TooNew, TallyError):
     what = "is a tally file of format"
 
 
-class JournalUnreadable(InputError):
+class JournalUnreadable(_Unreadable, InputError):
     slug = "journal-unreadable"
-
-    def __init__(self, path: PathLike, why: str) -> None:
-        super().__init__(
-            f"Cannot read '{os.fspath(path)}' as a journal: {why}. A journal is the file that "
-            "`traincheck infer RUN ... -o BOOK` writes beside the book, BOOK.journal.jsonl."
-        )
+    what = "a journal"
+    cure = "A journal is the file that `traincheck infer RUN ... -o BOOK` writes beside the book, BOOK.journal.jsonl."
 
 
 class RunFolderError(InputError):
@@ -341,14 +342,10 @@ class ReportNotFound(ReportError):
         super().__init__(f"There is no report '{os.fspath(path)}'. {told}")
 
 
-class ReportUnreadable(ReportError):
+class ReportUnreadable(_Unreadable, ReportError):
     slug = "report-unreadable"
-
-    def __init__(self, path: PathLike, why: str) -> None:
-        super().__init__(
-            f"Cannot read '{os.fspath(path)}' as a report: {why}. "
-            "A report is the JSON file that `traincheck run` and `traincheck check` write; check the run again."
-        )
+    what = "a report"
+    cure = "A report is the JSON file that `traincheck run` and `traincheck check` write; check the run again."
 
 
 class ReportTooNew(_TooNew, ReportError):

@@ -302,6 +302,17 @@ _TABLE = (
         "path",
         "BOOK",
     ),
+    Option(
+        "library",
+        ("--library",),
+        "Folder of the library. (default: .traincheck in the project that the working directory belongs to)",
+        "path",
+        "FOLDER",
+    ),
+    Option(
+        "reason_accepted", ("--reason",), "Why the run is known to be good; it is kept in the library.", metavar="TEXT"
+    ),
+    Option("anyway", ("--anyway",), "Accept the run although something was found in it, or it failed.", "switch"),
     Option("packs_folder", ("--out", "-o"), "Folder to write; older packs in it are replaced.", "path", "PACKS"),
     Option(
         "themes",

@@ -22,6 +22,9 @@ def flag(name: str, *, hidden: bool = False) -> Any:
 # Optional and not `| None`: typer evaluates these at run time, and its oldest supported release reads only this form.
 Books = Annotated[Optional[list[Path]], flag("books")]  # noqa: UP045
 Packs = Annotated[Optional[list[str]], flag("packs")]  # noqa: UP045
+Library = Annotated[Optional[Path], flag("library")]  # noqa: UP045
+ReasonAccepted = Annotated[Optional[str], flag("reason_accepted")]  # noqa: UP045
+Anyway = Annotated[bool, flag("anyway")]
 PacksFolder = Annotated[Path, flag("packs_folder")]
 Themes = Annotated[Optional[Path], flag("themes")]  # noqa: UP045
 Release = Annotated[str, flag("release")]

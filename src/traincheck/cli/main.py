@@ -46,6 +46,8 @@ COMMANDS = {
     "merge": "traincheck.cli.merge",
     "explain": "traincheck.cli.explain",
     "ctl": "traincheck.cli.ctl",
+    "accept": "traincheck.cli.accept",
+    "status": "traincheck.cli.status",
     "packs": "traincheck.cli.packs",
     "report": "traincheck.cli.report",
     "doctor": "traincheck.cli.doctor",

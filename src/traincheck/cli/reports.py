@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from traincheck.config import Config
     from traincheck.invariants.book import Book
     from traincheck.invariants.packs import Packs, Program
+    from traincheck.trace.folder import RunFolder
     from traincheck.vocab.finding import Report
     from traincheck.vocab.invariant import Invariant
 
@@ -25,8 +26,9 @@ STDOUT = Path("-")
 
 
 def book_of(config: Config, look: Callable[[Collection[str]], Program] | None = None) -> Book:
-    """One book of all that was asked for: the books that are named, and the packs; those that are shipped where no book
-    is. `look` says what is known of the program, given the packages that matter.
+    """One book of all that was asked for: the books that are named, and the packs; where no book is named, that of the
+    project's library and the packs that are shipped. `look` says what is known of the program, given the packages that
+    matter.
 
     Raises NoBook where there is nothing to check against, BookError for what cannot be read, BadOption for what no
     packs can be.
@@ -35,15 +37,41 @@ def book_of(config: Config, look: Callable[[Collection[str]], Program] | None = 
     from traincheck.invariants.packs import ANY, book_of_packs, read_packs
 
     several = [read_packs(place) for place in packs_of(config)]
-    if not several and not config.books:
+    books = config.books or own_books(Path.cwd())
+    if not several and not books:
         raise NoBook
     matter = {package for each in several for pack in each.manifest.packs for package in pack.uses}
     program = look(matter) if look is not None and several else ANY
     for each in several:
         remark(told_of(each, program))
-    own = [(path, read_book(path)) for path in config.books]
+    own = [(path, read_book(path)) for path in books]
     packed = [("the packs", book_of_packs(several, program))] if several else []
     return merge_books([*own, *packed])
+
+
+def own_books(start: Path) -> tuple[str, ...]:
+    """The book of the library of the project that the folder belongs to, if it has one; a line says so."""
+    from traincheck.invariants.library import BOOK, find, read_record
+
+    library = find(start)
+    if library is None:
+        return ()
+    remark(f"checking against what {amount(len(read_record(library).runs), 'accepted run')} showed: {library / BOOK}")
+    return (str(library / BOOK),)
+
+
+ENOUGH = 3
+"""Accepted runs of a program from which on its rules are errors."""
+
+
+def offer(run: RunFolder, start: Path) -> None:
+    """Say how a run in which nothing was found becomes one that later runs are compared with, unless there are enough."""
+    from traincheck.invariants.library import find, read_record
+
+    library = find(start)
+    known = 0 if library is None else sum(one.script == run.manifest.script for one in read_record(library).runs)
+    if known < ENOUGH:
+        remark(f"if this run is as it should be, have later ones checked against it: traincheck accept {run.path}")
 
 
 def packs_of(config: Config) -> list[str]:

@@ -164,6 +164,8 @@ def _conclude(
         recording.tell_removed(done.folder)
         if checked.outcomes:
             reports.show_summary(checked.report, [*json_files, *html_files], is_result=False)
+            if not (done.status.code or config.books or checked.report.findings):
+                reports.offer(done.folder, Path.cwd())
         else:
             recording.tell_nothing(done.folder)
     if done.folder.manifest.stopped_by_us:

@@ -1,0 +1,111 @@
+"""The library of a project: what its own good runs have in common, in a folder that is committed with its code.
+
+It holds a book (`book.jsonl`), what was counted of the accepted runs (`accepted.tally`), from which the book is learned
+anew with each further one, and who was accepted when and why (`accepted.json`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from traincheck.errors import LibraryUnreadable
+from traincheck.files import read_bounded, write_whole
+
+FOLDER = ".traincheck"
+BOOK, TALLIES, RECORD = "book.jsonl", "accepted.tally", "accepted.json"
+
+FORMAT = 1
+KIND = "traincheck library"
+
+PROJECT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
+"""What stands in the folder of a project, where its library belongs."""
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class AcceptedRun(msgspec.Struct, frozen=True, kw_only=True, order=True, forbid_unknown_fields=True):
+    """A run that was taken as known good: which (`run` is the digest of its recording), and why."""
+
+    script: str
+    date: str
+    run: str
+    digest: str = ""
+    steps: Count = 0
+    ranks: Count = 1
+    torch: str = ""
+    python: str = ""
+    reason: str = ""
+
+
+class LastChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the last acceptance did to the book: rules that came, went and changed."""
+
+    runs: tuple[str, ...] = ()
+    came: Count = 0
+    went: Count = 0
+    changed: Count = 0
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What accepted.json says: the accepted runs, sorted, and what the last of them changed."""
+
+    format: int = FORMAT
+    kind: str = KIND
+    runs: tuple[AcceptedRun, ...] = ()
+    last: LastChange = LastChange()
+
+
+def find(start: Path) -> Path | None:
+    """The library of the project that the folder `start` belongs to, None where it has none."""
+    for folder in _upwards(start):
+        if (folder / FOLDER / RECORD).is_file():
+            return folder / FOLDER
+    return None
+
+
+def place_of(start: Path) -> Path:
+    """Where the library of that project is, or belongs: beside what marks the project, or in `start` itself."""
+    found = find(start)
+    if found is not None:
+        return found
+    home = next(
+        (folder for folder in _upwards(start) if any((folder / mark).exists() for mark in PROJECT_MARKS)), start
+    )
+    return home / FOLDER
+
+
+def _upwards(start: Path) -> Iterator[Path]:
+    """`start` and the folders above it, up to the end of the project that it lies in."""
+    here = start.resolve()
+    for folder in (here, *here.parents):
+        yield folder
+        if (folder / ".git").exists():
+            return
+
+
+def read_record(library: Path) -> Record:
+    """What is known of the accepted runs; of a library that is not there yet, nothing. Raises LibraryUnreadable."""
+    path = library / RECORD
+    try:
+        found = read_bounded(path)
+    except FileNotFoundError:
+        return Record()
+    except OSError as error:
+        raise LibraryUnreadable(path, error.strerror or str(error)) from None
+    try:
+        record = msgspec.json.decode(found, type=Record)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise LibraryUnreadable(path, str(error)) from None
+    if record.kind != KIND or record.format > FORMAT:
+        raise LibraryUnreadable(path, f'it does not say "kind": "{KIND}" and "format": {FORMAT} or less')
+    return record
+
+
+def write_record(record: Record, library: Path) -> None:
+    """Write it, with the runs in order. Raises OutputError."""
+    told = msgspec.structs.replace(record, runs=tuple(sorted(record.runs)))
+    write_whole(library / RECORD, msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n")
