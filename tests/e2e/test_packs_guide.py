@@ -73,6 +73,28 @@ def test_the_guide_does_what_it_says(place: Path) -> None:
 
 
 @pytest.mark.slow
+def test_your_own_good_runs(place: Path) -> None:
+    text = (ROOT / "docs" / "your-own-good-runs.md").read_text(encoding="utf-8")
+    (place / ".git").mkdir()
+    told = {}
+    for line in [line for _, block in BLOCK.findall(text) for line in block.splitlines() if line.strip()]:
+        done = run(place, line)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        told[line] = done.stdout + done.stderr
+    first, accepted, *_ = told.values()
+    assert "traincheck accept runs/monday" in first and "accepted train.py: 12 steps" in accepted
+    *_, later, status = told.values()
+    assert "what 3 accepted runs showed" in later and "have later ones" not in later
+    assert "3 accepted runs" in status and "never seen: evaluation" in status
+    changed = (place / "train.py").read_text().replace("optim.Adam", "optim.SGD")
+    (place / "train.py").write_text(changed)
+    done = run(place, "traincheck run train.py --epochs 2")
+    assert done.returncode == 0 and "A setting was changed" in done.stderr, done.stderr
+    (place / "train.py").write_text(changed.replace("        optimizer.zero_grad()\n", ""))
+    assert run(place, "traincheck run train.py --epochs 2").returncode == 3
+
+
+@pytest.mark.slow
 def test_a_new_program_with_an_error_is_told_at_once(place: Path) -> None:
     text = (place / "train.py").read_text()
     (place / "train.py").write_text(text.replace("        optimizer.zero_grad()\n", ""))

@@ -27,7 +27,7 @@ Examples:
 
 The library is the folder .traincheck of the project: a book, what was counted of the accepted runs, and which were
 accepted when and why. It is small; commit it with the code. `traincheck run` and `check` use it together with the
-packs, `traincheck status` tells what is in it. What `traincheck collect` records of a run shows more than a checked run.
+packs, `traincheck status` tells what is in it. What `traincheck collect` records of a run shows more than a check does.
 
 Exit codes: 0 accepted, 2 not accepted or wrong usage, 1 TrainCheck failed.
 """

@@ -65,7 +65,7 @@ ENOUGH = 3
 
 
 def offer(run: RunFolder, start: Path) -> None:
-    """Say how a run in which nothing was found becomes one that later runs are compared with, unless there are enough."""
+    """Say how a run in which nothing was found becomes one that others are compared with, unless there are enough."""
     from traincheck.invariants.library import find, read_record
 
     library = find(start)

@@ -21,7 +21,7 @@ from traincheck.errors import BookConflict, BookNotFound, BookTooNew, BookUnread
 from traincheck.files import read_bounded, write_whole
 from traincheck.invariants.lines import FORMAT, KIND, HeaderLine, InvariantLine, KindLine, RunEntry, tellable
 from traincheck.version import __version__
-from traincheck.vocab.invariant import Invariant, Support, identity
+from traincheck.vocab.invariant import Invariant, Precondition, Support, identity
 
 PathLike: TypeAlias = str | os.PathLike[str]
 
@@ -102,9 +102,10 @@ def read_books(paths: Sequence[PathLike]) -> Book:
 def merge_books(books: Iterable[tuple[PathLike, Book]]) -> Book:
     """One book of all the invariants and runs in `books`, each given with the name that an error shall call it by.
 
-    Of a rule that stands in several, the one with the greater support stays, and a mute stays with it: a reason given
-    once holds for the rule. A run that several books learned from is told once. The order of the books decides only
-    which of two reasons to mute is kept (the first). Raises BookConflict when one id names two rules.
+    Of a rule that stands in several, the one with the greater support stays; it speaks of the circumstances in which
+    either was seen. A mute stays with it: a reason given once holds for the rule. A run that several books learned from
+    is told once. The order of the books decides only which of two reasons to mute is kept (the first). Raises
+    BookConflict when one id names two rules.
     """
     kept: dict[str, tuple[PathLike, Invariant]] = {}
     runs: Counter[LearnedRun] = Counter()
@@ -115,8 +116,17 @@ def merge_books(books: Iterable[tuple[PathLike, Book]]) -> Book:
             if _rule_of(old) != _rule_of(new):
                 raise BookConflict(new.id, first, name)
             stays = max(old, new, key=lambda one: (_weight(one.support), one.confidence))
-            kept[new.id] = first, replace(stays, mute=old.mute or new.mute)
+            kept[new.id] = first, replace(stays, mute=old.mute or new.mute, experience=_of_both(old, new))
     return Book(tuple(invariant for _, invariant in kept.values()), tuple(runs.elements()))
+
+
+def _of_both(one: Invariant, other: Invariant) -> Precondition:
+    """What was the same on all occasions of both: the conditions of either that the other one implies."""
+    if one.experience == other.experience:
+        return one.experience
+    pairs = ((one.experience, other.experience), (other.experience, one.experience))
+    shared = [clause for mine, theirs in pairs for clause in mine.clauses if theirs.implies(Precondition((clause,)))]
+    return Precondition(tuple(sorted(set(shared), key=lambda clause: (clause.negated, clause.fact, str(clause)))))
 
 
 def _rule_of(invariant: Invariant) -> tuple[object, ...]:
