@@ -305,7 +305,7 @@ _TABLE = (
     Option(
         "library",
         ("--library",),
-        "Folder of the library. (default: .traincheck in the project that the working directory belongs to)",
+        "Folder of the library; by default .traincheck in the project that the working directory belongs to.",
         "path",
         "FOLDER",
     ),
