@@ -32,7 +32,7 @@ WARM_UP = 0.05
 """Share of the steps after which memory is taken to be as it will be."""
 
 MODES = {
-    "run --keep-recording 20MB": ["run", "--keep-recording", "20MB"],
+    "run --record all --keep-recording 20MB": ["run", "--record", "all", "--keep-recording", "20MB"],
     "run --sample-every 10": ["run", "--sample-every", "10"],
     "run --budget 1%": ["run", "--budget", "1%"],
     "collect --keep-recording 20MB": ["collect", "--keep-recording", "20MB"],

@@ -64,6 +64,12 @@ def test_of_a_text_that_cannot_be_read_nothing_is_said(tmp_path: Path, text: str
     assert found.packages is None and found.distributed
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_python_has_to_say_of_a_text_is_left_to_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\nassert (torch, 'always')\npattern = '\\d'\n")
+    assert look(tmp_path, "train.py").packages == {"torch"}
+
+
 def test_files_that_import_each_other_are_read_once(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import other\n")
     (tmp_path / "other.py").write_text("import train, other, torch\n")

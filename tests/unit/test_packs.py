@@ -187,6 +187,10 @@ def test_packs_are_used_where_no_book_is_named(
     assert "packs traincheck" in both and "packs packs 1" in both
     monkeypatch.setenv("TRAINCHECK_PACKS", str(folder))
     assert "packs packs 1: general" in told()
+    monkeypatch.delenv("TRAINCHECK_PACKS")
+    monkeypatch.setenv("TRAINCHECK_BOOKS", book)
+    assert main(["packs", "list"]) == 0 and "traincheck " in capsys.readouterr().out
+    monkeypatch.delenv("TRAINCHECK_BOOKS")
     for words, slug in (
         (["--packs", "none"], "no-book"),
         (["--packs", "none", "--packs", "shipped"], "bad-option"),

@@ -72,10 +72,11 @@ app = typer.Typer(
 
 
 def _configured(packs: Sequence[str] | None) -> list[Packs]:
-    from traincheck.invariants.packs import read_packs
+    from traincheck.invariants.packs import SHIPPED, read_packs
 
     config = configs.load({"packs": tuple(packs or ()) or None}, os.environ, Path.cwd())
-    return [read_packs(place) for place in reports.packs_of(config)]
+    # Those that would be used, or could be: a book that is configured takes the place of the shipped ones.
+    return [read_packs(place) for place in reports.packs_of(config) or [str(SHIPPED)]]
 
 
 @app.command("list", epilog=LIST_EPILOG)

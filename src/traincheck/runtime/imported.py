@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -66,7 +67,7 @@ def _read_all(target: Target, cwd: Path) -> tuple[set[str], bool] | None:
             if path.stat().st_size > LARGEST_TEXT:
                 return None
             text = path.read_text(encoding="utf-8")
-            names = {part for name in _imports(ast.parse(text), path, homes) for part in _with_packages(name)}
+            names = {part for name in _imports(_parsed(text), path, homes) for part in _with_packages(name)}
         except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
             return None
         ranks = ranks or _SEVERAL_RANKS.search(text) is not None
@@ -76,6 +77,13 @@ def _read_all(target: Target, cwd: Path) -> tuple[set[str], bool] | None:
             if not list(_own(outermost, homes)):  # what is imported from its own modules may be any name in them
                 packages.add(outermost)
     return packages, ranks
+
+
+def _parsed(text: str) -> ast.Module:
+    """The text, parsed without a word: what Python has to say of it, it says when the program runs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
 
 
 def _imports(module: ast.Module, path: Path, homes: list[Path]) -> Iterator[str]:
