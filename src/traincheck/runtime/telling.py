@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,8 @@ class Telling:
         keep: int = 0,
     ) -> None:
         self._keep = keep
+        if os.environ.get("WORLD_SIZE", "1") != "1":  # a job may be over before it would be imported beside it
+            import traincheck.runtime.exchange  # noqa: F401
         self._folder = folder
         self._process = process
         self._rules = [] if how == OFF else comparable(rules)
