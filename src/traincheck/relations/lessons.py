@@ -23,6 +23,8 @@ GRAIN = "lesson"
 BACKWARD = "torch.autograd.backward"
 LEARNS = Property("learns from", BACKWARD)
 
+_TOLD = frozenset((BACKWARD, FORWARD, UPDATE))
+
 MOST_OPTIMIZERS = 10_000
 """Beyond this a program makes optimizers in a loop; what is known of them is forgotten, so that memory is bounded."""
 
@@ -44,9 +46,7 @@ class Lessons:
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """One occasion for each update that follows a call of a model in training."""
-        for call in sorted(window.calls, key=_when):
-            if not ended(call):
-                continue
+        for call in sorted((call for call in window.calls if call.levels[-1] in _TOLD and ended(call)), key=_when):
             general = call.levels[-1]
             if general == BACKWARD:
                 self._backwards += 1
