@@ -74,9 +74,10 @@ def bucket(runs: list[Path]) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def cluster(bucket: str) -> Iterator[RayCluster]:
+    others = ray_processes()
     with RayCluster(workers=2) as cluster:
         yield cluster
-    until(lambda: not ray_processes(), "processes of Ray were left behind")
+    none_is_left(others)
 
 
 def ray_processes() -> list[Any]:
@@ -91,10 +92,11 @@ def _words(process: Any) -> list[str]:
         return []
 
 
-def until(so: Callable[[], bool], otherwise: str) -> None:
+def none_is_left(others: Sequence[Any]) -> None:
+    """Soon there are no processes of Ray but these `others`, which other tests in this process have begun."""
     deadline = time.monotonic() + 60
-    while not so():
-        assert time.monotonic() < deadline, otherwise
+    while left := [one for one in ray_processes() if one not in others]:
+        assert time.monotonic() < deadline, f"left behind: {[_words(one) for one in left]}"
         time.sleep(0.1)
 
 
@@ -138,7 +140,7 @@ def test_the_command_gives_the_same_bytes_from_disk_and_from_s3(runs: list[Path]
         assert "usage" not in done.stderr.lower() and "INFO" not in done.stderr
     for kind in KINDS:
         assert len({(tmp_path / f"{name}.{kind}").read_bytes() for name in ways}) == 1, kind
-    until(lambda: set(ray_processes()) <= set(others), "processes of Ray were left behind")
+    none_is_left(others)
 
 
 def test_nothing_listens_beyond_this_machine(cluster: RayCluster) -> None:
