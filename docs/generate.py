@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,7 +166,7 @@ def options() -> Iterator[str]:
     """The option table."""
     yield f"# Options\n\n{NOTE}\n"
     yield (
-        "An option is stated once, in `src/traincheck/options.py`. The shared ones may be given as a flag, as an "
+        "An option is stated once, in `src/traincheck/options/`. The shared ones may be given as a flag, as an "
         "environment variable, or as a key of `[tool.traincheck]` in the nearest `pyproject.toml`; the first of these "
         "that says anything wins. A list in a variable is separated by commas, a list of paths by the separator of "
         "`PATH`. Paths in a file are meant relative to the file.\n\n## Shared\n\n"
@@ -275,10 +276,12 @@ def facts() -> Iterator[str]:
 
 
 def slugs() -> dict[str, type[errors.TrainCheckError]]:
-    """Every slug with its class, in the order of the source. Raises SystemExit for a slug that two classes have."""
+    """Every slug with its class, in the order of the tree. Raises SystemExit for a slug that two classes have."""
     found: dict[str, type[errors.TrainCheckError]] = {}
-    for thing in vars(errors).values():
-        if isinstance(thing, type) and issubclass(thing, errors.TrainCheckError):
+    tree = re.findall(r"\w+", errors.__doc__ or "")
+    ours = [thing for thing in vars(errors).values() if isinstance(thing, type)]
+    for thing in sorted(ours, key=lambda one: tree.index(one.__name__) if one.__name__ in tree else len(tree)):
+        if issubclass(thing, errors.TrainCheckError):
             if thing.slug in found:
                 raise SystemExit(f"{thing.__name__} and {found[thing.slug].__name__} share the slug {thing.slug!r}")
             found[thing.slug] = thing

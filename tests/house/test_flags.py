@@ -31,7 +31,7 @@ def test_every_flag_is_a_row_of_the_table(name: str) -> None:
     rows = [set(option.flags) for option in OPTIONS.values()]
     for flag, option in flags(COMMANDS[name]).items():
         if flag not in OF_TYPER:
-            assert set(option.opts) in rows, f"traincheck {name} {flag} is not in options.py"
+            assert set(option.opts) in rows, f"traincheck {name} {flag} is not in options/"
 
 
 def test_every_row_is_a_flag_of_some_command() -> None:

@@ -1,0 +1,140 @@
+"""Every error that TrainCheck raises on purpose.
+
+TrainCheckError
+├── UsageError                 a command or an option that cannot be obeyed (exit code 2)
+│   ├── ScriptNotFound
+│   ├── NotAScript
+│   ├── CommandNotFound
+│   ├── CommandNotRunnable
+│   ├── NoTarget
+│   ├── NoBook
+│   ├── OtherFile
+│   ├── NoSuchInvariant
+│   ├── BadOption
+│   └── MissingExtra
+├── InputError                 a file that cannot be read as what it should be (exit code 2)
+│   ├── BookError
+│   │   ├── BookNotFound
+│   │   ├── BookUnrecognised
+│   │   ├── BookUnreadable
+│   │   ├── BookTooNew
+│   │   ├── BookConflict
+│   │   ├── PacksUnreadable
+│   │   └── LibraryUnreadable
+│   ├── TallyError
+│   │   ├── TallyUnreadable
+│   │   └── TallyTooNew
+│   ├── JournalUnreadable
+│   ├── RunFolderError
+│   │   ├── RunFolderNotFound
+│   │   ├── RunFolderEmpty
+│   │   ├── TraceTooNew
+│   │   ├── TraceUnreadable
+│   │   ├── TraceOutOfReach
+│   │   ├── SessionUnreadable
+│   │   └── RunFolderInUse
+│   └── ReportError
+│       ├── ReportNotFound
+│       ├── ReportUnreadable
+│       └── ReportTooNew
+├── PluginError                a relation, source or sink of a package that cannot be used (exit code 2)
+├── OutputError                a place that cannot be written (exit code 1)
+├── WorkerLost                 a process that helped with the work and ended before it was done (exit code 1)
+└── StopTraining               raised in the training loop on request (--on-violation stop)
+"""
+
+from __future__ import annotations
+
+from traincheck.errors.base import (
+    OutputError,
+    PathLike,
+    PluginError,
+    StopTraining,
+    TrainCheckError,
+    WorkerLost,
+)
+from traincheck.errors.inputs import (
+    BookConflict,
+    BookError,
+    BookNotFound,
+    BookTooNew,
+    BookUnreadable,
+    BookUnrecognised,
+    InputError,
+    JournalUnreadable,
+    LibraryUnreadable,
+    PacksUnreadable,
+    ReportError,
+    ReportNotFound,
+    ReportTooNew,
+    ReportUnreadable,
+    RunFolderEmpty,
+    RunFolderError,
+    RunFolderInUse,
+    RunFolderNotFound,
+    SessionUnreadable,
+    TallyError,
+    TallyTooNew,
+    TallyUnreadable,
+    TraceOutOfReach,
+    TraceTooNew,
+    TraceUnreadable,
+)
+from traincheck.errors.usage import (
+    BadOption,
+    CommandNotFound,
+    CommandNotRunnable,
+    MissingExtra,
+    NoBook,
+    NoSuchInvariant,
+    NoTarget,
+    NotAScript,
+    OtherFile,
+    ScriptNotFound,
+    UsageError,
+)
+
+__all__ = [
+    "BadOption",
+    "BookConflict",
+    "BookError",
+    "BookNotFound",
+    "BookTooNew",
+    "BookUnreadable",
+    "BookUnrecognised",
+    "CommandNotFound",
+    "CommandNotRunnable",
+    "InputError",
+    "JournalUnreadable",
+    "LibraryUnreadable",
+    "MissingExtra",
+    "NoBook",
+    "NoSuchInvariant",
+    "NoTarget",
+    "NotAScript",
+    "OtherFile",
+    "OutputError",
+    "PacksUnreadable",
+    "PathLike",
+    "PluginError",
+    "ReportError",
+    "ReportNotFound",
+    "ReportTooNew",
+    "ReportUnreadable",
+    "RunFolderEmpty",
+    "RunFolderError",
+    "RunFolderInUse",
+    "RunFolderNotFound",
+    "ScriptNotFound",
+    "SessionUnreadable",
+    "StopTraining",
+    "TallyError",
+    "TallyTooNew",
+    "TallyUnreadable",
+    "TraceOutOfReach",
+    "TraceTooNew",
+    "TraceUnreadable",
+    "TrainCheckError",
+    "UsageError",
+    "WorkerLost",
+]

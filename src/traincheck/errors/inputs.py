@@ -1,0 +1,201 @@
+"""A file that cannot be read as what it should be."""
+
+from __future__ import annotations
+
+import os
+
+from traincheck.errors.base import PathLike, TrainCheckError
+
+
+class _TooNew(Exception):
+    what = ""
+
+    def __init__(self, path: PathLike, version: object, known: int) -> None:
+        told = f"{os.fspath(path)} {self.what} {version}; this TrainCheck reads up to {known}."
+        super().__init__(f"{told} Upgrade TrainCheck: pip install -U traincheck")
+
+
+class _Unreadable(Exception):
+    what = cure = ""
+
+    def __init__(self, path: PathLike, why: str) -> None:
+        super().__init__(f"Cannot read '{os.fspath(path)}' as {self.what}: {why}. {self.cure}")
+
+
+class InputError(TrainCheckError):
+    """A file that cannot be read as what it should be."""
+
+    slug = "input"
+    exit_code = 2
+
+
+class BookError(InputError):
+    """A book of invariants that cannot be used."""
+
+    slug = "book"
+
+
+class BookNotFound(BookError):
+    slug = "book-not-found"
+
+    def __init__(self, path: PathLike) -> None:
+        super().__init__(
+            f"There is no book '{os.fspath(path)}'. "
+            f"Learn one from good runs: traincheck infer RUN ... -o {os.fspath(path)}"
+        )
+
+
+class BookUnrecognised(_Unreadable, BookError):
+    slug = "book-unrecognised"
+    what = "a book of invariants"
+    cure = "A book is the file that `traincheck infer RUN ... -o BOOK` writes."
+
+
+class BookUnreadable(BookError):
+    slug = "book-unreadable"
+
+    def __init__(self, path: PathLike, line: int, why: str) -> None:
+        super().__init__(
+            f"{os.fspath(path)}, line {line}: {why}. A book is JSON Lines as `traincheck infer` writes it; "
+            "write it again, or mend or delete the line."
+        )
+
+
+class BookTooNew(_TooNew, BookError):
+    slug = "book-too-new"
+    what = "is a book of format"
+
+
+class BookConflict(BookError):
+    slug = "book-conflict"
+
+    def __init__(self, invariant: str, first: PathLike, second: PathLike) -> None:
+        super().__init__(
+            f"The id {invariant} names one rule in {os.fspath(first)} and another in {os.fspath(second)}. "
+            "One of the files was changed by hand; learn it again with `traincheck infer`."
+        )
+
+
+class PacksUnreadable(_Unreadable, BookError):
+    slug = "packs-unreadable"
+    what = "packs"
+    cure = "Packs are what `traincheck packs build RUN ... -o FOLDER` writes, as a whole."
+
+
+class LibraryUnreadable(_Unreadable, BookError):
+    slug = "library-unreadable"
+    what = "what a library says of its runs"
+    cure = "`traincheck accept RUN` writes it; take back what was done to the file by hand."
+
+
+class TallyError(InputError):
+    slug = "tally"
+
+
+class TallyUnreadable(_Unreadable, TallyError):
+    slug = "tally-unreadable"
+    what = "a tally file"
+    cure = "A tally file is what `traincheck infer RUN ... --tally FILE` writes; a run is named by its folder."
+
+
+class TallyTooNew(_TooNew, TallyError):
+    slug = "tally-too-new"
+    what = "is a tally file of format"
+
+
+class JournalUnreadable(_Unreadable, InputError):
+    slug = "journal-unreadable"
+    what = "a journal"
+    cure = "A journal is the file that `traincheck infer RUN ... -o BOOK` writes beside the book, BOOK.journal.jsonl."
+
+
+class RunFolderError(InputError):
+    """A run folder that cannot be read."""
+
+    slug = "run-folder"
+
+
+class RunFolderNotFound(RunFolderError):
+    slug = "run-folder-not-found"
+
+    def __init__(self, path: PathLike) -> None:
+        super().__init__(
+            f"There is no run folder '{os.fspath(path)}'. Record one: traincheck collect -o {os.fspath(path)} train.py"
+        )
+
+
+class RunFolderEmpty(RunFolderError):
+    slug = "run-folder-empty"
+
+    def __init__(self, path: PathLike, why: str) -> None:
+        super().__init__(
+            f"The run folder '{os.fspath(path)}' holds no events ({why}). "
+            "Record the run again with `traincheck collect`; `traincheck doctor` tells what can be observed here."
+        )
+
+
+class TraceTooNew(_TooNew, RunFolderError):
+    slug = "trace-too-new"
+    what = "was written in trace format"
+
+
+class TraceUnreadable(RunFolderError):
+    slug = "trace-unreadable"
+
+    def __init__(self, path: PathLike, why: str) -> None:
+        super().__init__(
+            f"'{os.fspath(path)}' is not as TrainCheck wrote it: {why}. "
+            "Take it out of the run folder to read the rest, or record the run again."
+        )
+
+
+class TraceOutOfReach(RunFolderError):
+    slug = "trace-out-of-reach"
+
+    def __init__(self, path: PathLike, why: str) -> None:
+        super().__init__(f"'{os.fspath(path)}' cannot be read: {why}. Check the path and its permissions.")
+
+
+class SessionUnreadable(RunFolderError):
+    slug = "session-unreadable"
+
+    def __init__(self, path: PathLike, why: str) -> None:
+        super().__init__(
+            f"The settings of the run in '{os.fspath(path)}' cannot be read ({why}). "
+            "Every process of the run needs them; start the run again."
+        )
+
+
+class RunFolderInUse(RunFolderError):
+    slug = "run-folder-in-use"
+
+    def __init__(self, path: PathLike) -> None:
+        super().__init__(
+            f"'{os.fspath(path)}' already holds something. Nothing was overwritten; name another folder with -o, "
+            "or remove that one."
+        )
+
+
+class ReportError(InputError):
+    """A JSON report that cannot be read."""
+
+    slug = "report"
+
+
+class ReportNotFound(ReportError):
+    slug = "report-not-found"
+
+    def __init__(self, path: PathLike) -> None:
+        told = "Name the JSON report that `traincheck run` or `traincheck check` wrote."
+        super().__init__(f"There is no report '{os.fspath(path)}'. {told}")
+
+
+class ReportUnreadable(_Unreadable, ReportError):
+    slug = "report-unreadable"
+    what = "a report"
+    cure = "A report is the JSON file that `traincheck run` and `traincheck check` write; check the run again."
+
+
+class ReportTooNew(_TooNew, ReportError):
+    slug = "report-too-new"
+    what = "is a report of version"

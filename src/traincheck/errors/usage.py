@@ -1,0 +1,104 @@
+"""A command or an option that cannot be obeyed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from traincheck.errors.base import PathLike, TrainCheckError
+
+
+class UsageError(TrainCheckError):
+    """A command or an option that cannot be obeyed."""
+
+    slug = "usage"
+    exit_code = 2
+
+
+class ScriptNotFound(UsageError):
+    slug = "script-not-found"
+
+    def __init__(self, path: PathLike) -> None:
+        super().__init__(
+            f"There is no script '{os.fspath(path)}'. Give the path of a Python file, or `-m package.module`, "
+            "or `-- command ...` for a launcher such as torchrun."
+        )
+
+
+class NotAScript(UsageError):
+    slug = "not-a-script"
+
+    def __init__(self, path: PathLike, why: str) -> None:
+        super().__init__(
+            f"'{os.fspath(path)}' is not a Python script ({why}). "
+            "To run another program whose Python children are to be observed, write `-- program ...`."
+        )
+
+
+class CommandNotFound(UsageError):
+    slug = "command-not-found"
+
+    def __init__(self, command: str) -> None:
+        super().__init__(f"There is no program '{command}' on PATH. Check the words after `--`.")
+
+
+class CommandNotRunnable(UsageError):
+    slug = "command-not-runnable"
+
+    def __init__(self, command: str, why: str) -> None:
+        super().__init__(
+            f"The program '{command}' cannot be started: {why}. If it is a script, name its interpreter first."
+        )
+
+
+class NoTarget(UsageError):
+    slug = "no-target"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "There is nothing to run. Give a script with its arguments, or `-m package.module ...`, "
+            "or `-- command ...` for a launcher such as torchrun."
+        )
+
+
+class NoBook(UsageError):
+    slug = "no-book"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "There is no book to check against, and packs are turned off. Leave out --packs none, or name a book with "
+            "--book BOOK; learn one from good runs: traincheck infer RUN ... -o BOOK"
+        )
+
+
+class OtherFile(UsageError):
+    slug = "other-file"
+
+    def __init__(self, path: PathLike, kind: str, option: str) -> None:
+        super().__init__(
+            f"'{os.fspath(path)}' exists and is not {kind}; it was left as it is. Name another file with {option}."
+        )
+
+
+class NoSuchInvariant(UsageError):
+    slug = "no-such-invariant"
+
+    def __init__(self, path: PathLike, name: str, matching: int, candidates: Sequence[tuple[str, str]] = ()) -> None:
+        found = f"{matching} ids begin" if matching else "no id begins"
+        told = "; ".join(f"{one} ({sentence})" for one, sentence in candidates)
+        hint = f" Did you mean {told}?" if told else ""
+        super().__init__(f"In '{os.fspath(path)}' {found} with '{name}'.{hint} `traincheck show` prints the ids.")
+
+
+class BadOption(UsageError):
+    slug = "bad-option"
+
+    def __init__(self, option: str, value: object, expected: str) -> None:
+        super().__init__(f"{option} was given {value!r}; expected {expected}.")
+
+
+class MissingExtra(UsageError):
+    slug = "missing-extra"
+
+    def __init__(self, what: str, package: str, command: str) -> None:
+        super().__init__(f"{what} needs the package '{package}', which is not installed. Install it: {command}")
