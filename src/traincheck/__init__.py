@@ -9,20 +9,21 @@ from traincheck.version import __version__
 
 if TYPE_CHECKING:
     from traincheck.runtime.callbacks import before_stop, on_violation
-    from traincheck.runtime.observing import observe, stage, step
+    from traincheck.runtime.observing import checked, observe, stage, step
 
 __all__ = [
     "StopTraining",
     "TrainCheckError",
     "__version__",
     "before_stop",
+    "checked",
     "observe",
     "on_violation",
     "stage",
     "step",
 ]
 
-_LAZY = ("observe", "stage", "step")
+_LAZY = ("checked", "observe", "stage", "step")
 _CALLBACKS = ("before_stop", "on_violation")
 
 

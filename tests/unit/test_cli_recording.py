@@ -10,9 +10,9 @@ import pytest
 from traincheck.cli.collect import count, summary
 from traincheck.cli.following import has_ended
 from traincheck.cli.main import main
-from traincheck.cli.recording import default_folder
 from traincheck.invariants.book import Book, write_book
 from traincheck.reporting.json_report import read_json
+from traincheck.runtime.begun import default_folder
 from traincheck.runtime.target import Target
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.notes import Manifest, ProcessNote

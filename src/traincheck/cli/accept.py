@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from traincheck import config as configs
-from traincheck.cli import flags, reports
+from traincheck.cli import flags
 from traincheck.cli.console import Progress, amount, out, remark, say
 from traincheck.config import Config
 from traincheck.errors import BadOption, NoBook
@@ -69,6 +69,7 @@ def accept(runs: Sequence[Path], library: Path | None, config: Config, reason: s
 def _against(run: Path, config: Config) -> Iterator[str]:
     """What speaks against taking the run as good."""
     from traincheck.checking.offline import check_folder
+    from traincheck.runtime.checked_against import book_of
     from traincheck.trace.folder import RunFolder
     from traincheck.vocab.invariant import ERROR
 
@@ -78,7 +79,7 @@ def _against(run: Path, config: Config) -> Iterator[str]:
     elif not manifest.ended and manifest.script:
         yield "it goes on, or was killed"
     try:
-        report = check_folder(run, reports.book_of(config)).report
+        report = check_folder(run, book_of(config)).report
     except NoBook:
         return
     yield from (f"step {one.step}: {one.title}" for one in report.findings if one.severity == ERROR)

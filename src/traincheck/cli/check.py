@@ -39,10 +39,12 @@ def command(
 
 def check(runs: Sequence[Path], config: Config, json_file: Path | None = None, html_file: Path | None = None) -> int:
     """Check each of the run folders and report on it; the exit code for all of them."""
+    from traincheck.runtime.checked_against import book_of
+
     for name, path in (("--json", json_file), ("--html", html_file)):
         if path is not None and len(runs) > 1:
             raise BadOption(name, str(path), "one RUN, for a file holds the report of one")
-    book = reports.book_of(config)
+    book = book_of(config)
 
     from traincheck.checking.offline import check_folder
 

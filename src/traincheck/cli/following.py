@@ -25,8 +25,9 @@ def follow(
     from traincheck.checking.offline import check_folder
     from traincheck.checking.teller import Teller
     from traincheck.reporting.terminal import TerminalSink
+    from traincheck.runtime.checked_against import book_of
 
-    book = reports.book_of(config)
+    book = book_of(config)
     teller = Teller(TerminalSink(Console(stderr=True, highlight=False)).show)
     remark(f"watching {run}")
     while True:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from traincheck import config as configs
-from traincheck.cli import flags, infer, outputs, reports
+from traincheck.cli import flags, infer, outputs
 from traincheck.cli.console import Progress, amount, columns, out, out_json, remark, say
 from traincheck.errors import BadOption
 
@@ -73,10 +73,11 @@ app = typer.Typer(
 
 def _configured(packs: Sequence[str] | None) -> list[Packs]:
     from traincheck.invariants.packs import SHIPPED, read_packs
+    from traincheck.runtime.checked_against import packs_of
 
     config = configs.load({"packs": tuple(packs or ()) or None}, os.environ, Path.cwd())
     # Those that would be used, or could be: a book that is configured takes the place of the shipped ones.
-    return [read_packs(place) for place in reports.packs_of(config) or [str(SHIPPED)]]
+    return [read_packs(place) for place in packs_of(config) or [str(SHIPPED)]]
 
 
 @app.command("list", epilog=LIST_EPILOG)

@@ -117,12 +117,13 @@ def run(
     html_file: Path | None = None,
 ) -> int:
     """Run it, gather what its processes found, report; the exit code of program or findings."""
+    from traincheck.runtime.checked_against import book_of
     from traincheck.runtime.imported import program_of
 
     plugins.check("traincheck.relations")  # a package that adds what cannot be used stops us before the start
     target.check(os.environ)  # before a port is opened
     # And so does a bad book.
-    book = reports.book_of(config, lambda matter: program_of(target, os.environ, Path.cwd(), matter))
+    book = book_of(config, lambda matter: program_of(target, os.environ, Path.cwd(), matter))
     following: list[Follower] = []
 
     def follow(folder: RunFolder) -> Follower:

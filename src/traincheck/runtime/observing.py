@@ -1,4 +1,5 @@
-"""Observing from inside a program: `with traincheck.observe(...)`, `traincheck.step()` and `traincheck.stage(...)`."""
+"""Observing from inside a program: `with traincheck.observe(...)`, `with traincheck.checked(...)`, `traincheck.step()`
+and `traincheck.stage(...)`."""
 
 from __future__ import annotations
 
@@ -7,10 +8,12 @@ import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
+from traincheck import config as configs
 from traincheck import plugins, redaction
 from traincheck.checking.gathered import gather
 from traincheck.config import checked_number
@@ -21,8 +24,12 @@ from traincheck.options import OPTIONS, RECORDED_WHOLE
 from traincheck.reporting.html.sink import render_html
 from traincheck.reporting.json_report import write_json
 from traincheck.runtime import starting
+from traincheck.runtime.begun import begin, default_folder, now_in_words
+from traincheck.runtime.checked_against import book_of
 from traincheck.runtime.complaint import complain, in_words
+from traincheck.runtime.imported import program_of
 from traincheck.runtime.settings import Settings
+from traincheck.runtime.target import Target
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.format import BOOK_FILE
 from traincheck.trace.notes import Manifest
@@ -79,7 +86,7 @@ def observe(
     if outer is not None and outer.running:
         yield Observation(Path(outer.settings.run_folder))
         return
-    paths = [book] if isinstance(book, (str, os.PathLike)) else list(book)
+    paths = _several(book)
     rules = _rules(paths) if paths else None
     folder = _prepare(run_folder, rules, tuple(str(path) for path in paths), name)
     settings = Settings(
@@ -98,6 +105,82 @@ def observe(
         budget=share,
         script=folder.manifest.script,
     )
+    with _observed(folder, settings, rules) as observation:
+        yield observation
+
+
+@contextmanager
+def checked(
+    run_folder: PathLike | None = None,
+    book: PathLike | Sequence[PathLike] = (),
+    *,
+    packs: str | Sequence[str] = (),
+    name: str = "",
+    on_violation: Literal["warn", "stop", "callback"] | None = None,
+    callback: str | None = None,
+    look_closer: int | None = None,
+    snapshot: bool | None = None,
+    record: Literal["found", "all"] | None = None,
+    keep_recording: str | None = None,
+    compare_ranks: Literal["auto", "files", "exchange", "off"] | None = None,
+    packages: Sequence[str] = (),
+    sample_every: int | None = None,
+    warm_up: int | None = None,
+    budget: str | None = None,
+    runs: PathLike | None = None,
+) -> Iterator[Observation]:
+    """Check the training inside the block as `traincheck run` checks a program.
+
+    What it is checked against, and every other option, is as there: the books and packs that are named, otherwise those
+    of the environment (`TRAINCHECK_BOOKS`) or of `[tool.traincheck]` in pyproject.toml, otherwise the project's library
+    and the packs that come with TrainCheck. Findings are shown on stderr as they are made and summed up when the block
+    is left; `Observation.report` holds them. The run folder is made in `runs` where none is named; where a launcher has
+    started several ranks, each has one of its own, with `-rank1` behind its name, and what they tell each other is
+    compared by the first.
+
+    Raises as `observe` does. Inside a program that is observed already, by `traincheck run`, say, the block only
+    yields. Known limitations: as for `observe`; what happened before the block (a model that was built, a seed that was
+    set) is not seen, so rules about it are not triggered.
+    """
+    outer = starting.current
+    if outer is not None and outer.running:
+        yield Observation(Path(outer.settings.run_folder))
+        return
+    said = {
+        "books": tuple(map(str, _several(book))),
+        "packs": (packs,) if isinstance(packs, str) and packs else tuple(packs),
+        "on_violation": on_violation,
+        "callback": callback,
+        "look_closer": look_closer,
+        "snapshot": snapshot,
+        "record": record,
+        "keep_recording": keep_recording,
+        "compare_ranks": compare_ranks,
+        "packages": tuple(packages),
+        "sample_every": sample_every,
+        "warm_up": warm_up,
+        "budget": budget,
+        "runs": os.fspath(runs) if runs is not None else None,
+    }
+    config = configs.load(said, os.environ, Path.cwd())
+    plugins.check("traincheck.relations")
+    target = Target.running(name)
+    rules = book_of(config, lambda matter: program_of(target, os.environ, Path.cwd(), matter))
+    path = Path(run_folder) if run_folder is not None else default_folder(config.runs, target)
+    folder, settings = begin(target, config, _own_of_rank(path), rules)
+    own = (*settings.project, str(Path.cwd()))
+    settings = msgspec.structs.replace(settings, project=tuple(dict.fromkeys(own)))
+    observation = Observation(folder.path)
+    try:
+        with _observed(folder, settings, rules) as observation:
+            yield observation
+    finally:
+        if observation.report is not None:
+            _sum_up(observation.report, folder.path)
+
+
+@contextmanager
+def _observed(folder: RunFolder, settings: Settings, rules: Book | None) -> Iterator[Observation]:
     observation = Observation(folder.path)
     running = starting.start(settings)
     failed = True
@@ -109,6 +192,17 @@ def observe(
             running.stop()
         finally:
             _conclude(observation, folder, rules, failed=failed)
+
+
+def _own_of_rank(path: Path) -> Path:
+    """The run folder of this process, where a launcher has started several ranks."""
+    if os.environ.get("WORLD_SIZE", "1") == "1" or "RANK" not in os.environ:
+        return path
+    return path.with_name(f"{path.name}-rank{os.environ['RANK']}")
+
+
+def _several(book: PathLike | Sequence[PathLike]) -> list[PathLike]:
+    return [book] if isinstance(book, (str, os.PathLike)) else list(book)
 
 
 def _rules(paths: Sequence[PathLike]) -> Book:
@@ -148,7 +242,7 @@ def _prepare(path: PathLike, book: Book | None, books: tuple[str, ...], name: st
             argv=tuple(sys.argv),
             script=redaction.text(script),
             python=platform.python_version(),
-            started=_now(),
+            started=now_in_words(),
             books=books,
         ),
     )
@@ -159,7 +253,7 @@ def _prepare(path: PathLike, book: Book | None, books: tuple[str, ...], name: st
 
 def _conclude(observation: Observation, folder: RunFolder, book: Book | None, *, failed: bool) -> None:
     """Write down how it ended and what was found. What fails here (a full disk) is said: the program goes on."""
-    parts: list[Callable[[], object]] = [lambda: folder.update(ended=_now(), exit_code=int(failed))]
+    parts: list[Callable[[], object]] = [lambda: folder.update(ended=now_in_words(), exit_code=int(failed))]
     if book is not None:
         parts.append(lambda: _report(observation, folder.path, book))
     for part in parts:
@@ -176,8 +270,17 @@ def _report(observation: Observation, folder: Path, book: Book) -> None:
     render_html(checked.report, checked.verdicts, folder / "report.html")
 
 
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+def _sum_up(report: Report, folder: Path) -> None:
+    from rich.console import Console
+
+    from traincheck.reporting.terminal import TerminalSink
+
+    try:
+        TerminalSink(Console(stderr=True, highlight=False), [folder / "report.json", folder / "report.html"]).close(
+            report
+        )
+    except Exception as error:  # a stderr of the program's own, say
+        complain(f"{in_words(error)} (the program goes on)")
 
 
 def step() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,17 @@ class Target:
         if not target.words or not target.words[0]:
             raise NoTarget
         return target
+
+    @classmethod
+    def running(cls, name: str = "") -> Target:
+        """The program that this process runs, as its command line named it; `name` or `notebook` where none did."""
+        main = sys.modules.get("__main__")
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        if name or not file:
+            return cls("script", (name or "notebook",))
+        if spec is not None:
+            return cls("module", (spec.name.removesuffix(".__main__"), *sys.argv[1:]))
+        return cls("script", (sys.argv[0] if Path(sys.argv[0]).is_file() else file, *sys.argv[1:]))
 
     @property
     def name(self) -> str:
