@@ -17,6 +17,7 @@ __all__ = [
     "__version__",
     "before_stop",
     "checked",
+    "load_ipython_extension",
     "observe",
     "on_violation",
     "stage",
@@ -25,6 +26,13 @@ __all__ = [
 
 _LAZY = ("checked", "observe", "stage", "step")
 _CALLBACKS = ("before_stop", "on_violation")
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """What `%load_ext traincheck` calls in a notebook: it makes the magic `%%traincheck` known."""
+    from traincheck.integrations.notebook import load
+
+    load(shell)
 
 
 def __getattr__(name: str) -> Any:

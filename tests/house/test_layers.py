@@ -34,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "checking": GROUND | RULES,
     "testing": GROUND | RULES | {"inference", "checking", "sources"},
     "runtime": GROUND | RULES | {"sources", "inference", "checking", "reporting", "config", "options"},
+    "integrations": GROUND | {"runtime", "__init__"},
 }
 """What each stage may import besides itself. `cli`, `__init__` and `__main__` stand on top and may import all."""
 

@@ -97,7 +97,7 @@ class BadOption(UsageError):
         super().__init__(f"{option} was given {value!r}; expected {expected}.")
 
 
-class MissingExtra(UsageError):
+class MissingExtra(UsageError, ImportError):
     slug = "missing-extra"
 
     def __init__(self, what: str, package: str, command: str) -> None:

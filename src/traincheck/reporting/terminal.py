@@ -41,7 +41,7 @@ class TerminalSink:
     """
 
     def __init__(self, console: Console | None = None, reports: Sequence[PathLike] = ()) -> None:
-        self._console = console or Console(stderr=True, highlight=False)
+        self._console = console or Console(stderr=True, highlight=False, force_jupyter=False)
         self._reports = tuple(reports)
         self._shown = 0
 

@@ -3,6 +3,7 @@ and `traincheck.stage(...)`."""
 
 from __future__ import annotations
 
+import html
 import os
 import platform
 import sys
@@ -45,6 +46,15 @@ class Observation:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.report: Report | None = None
+
+    def _repr_html_(self) -> str | None:
+        """The page of the report, as notebooks show it; None where there is none."""
+        try:
+            page = (self.folder / "report.html").read_text(encoding="utf-8")
+        except OSError:
+            return None
+        shown = html.escape(page, quote=True)
+        return f'<iframe srcdoc="{shown}" style="width:100%;height:40em;border:0" title="TrainCheck"></iframe>'
 
 
 @contextmanager
@@ -105,7 +115,8 @@ def observe(
         budget=share,
         script=folder.manifest.script,
     )
-    with _observed(folder, settings, rules) as observation:
+    observation = Observation(folder.path)
+    with _observed(observation, folder, settings, rules):
         yield observation
 
 
@@ -172,20 +183,20 @@ def checked(
     settings = msgspec.structs.replace(settings, project=tuple(dict.fromkeys(own)))
     observation = Observation(folder.path)
     try:
-        with _observed(folder, settings, rules) as observation:
+        with _observed(observation, folder, settings, rules):
             yield observation
     finally:
-        if observation.report is not None:
+        # The other ranks say nothing of what the first says as well: that nothing was found.
+        if observation.report is not None and (observation.report.findings or _rank() in ("", "0")):
             _sum_up(observation.report, folder.path)
 
 
 @contextmanager
-def _observed(folder: RunFolder, settings: Settings, rules: Book | None) -> Iterator[Observation]:
-    observation = Observation(folder.path)
+def _observed(observation: Observation, folder: RunFolder, settings: Settings, rules: Book | None) -> Iterator[None]:
     running = starting.start(settings)
     failed = True
     try:
-        yield observation
+        yield
         failed = False
     finally:
         try:
@@ -194,11 +205,15 @@ def _observed(folder: RunFolder, settings: Settings, rules: Book | None) -> Iter
             _conclude(observation, folder, rules, failed=failed)
 
 
+def _rank() -> str:
+    """The rank of this process as its launcher has it, empty where there are no others."""
+    return os.environ.get("RANK", "") if os.environ.get("WORLD_SIZE", "1") != "1" else ""
+
+
 def _own_of_rank(path: Path) -> Path:
     """The run folder of this process, where a launcher has started several ranks."""
-    if os.environ.get("WORLD_SIZE", "1") == "1" or "RANK" not in os.environ:
-        return path
-    return path.with_name(f"{path.name}-rank{os.environ['RANK']}")
+    rank = _rank()
+    return path.with_name(f"{path.name}-rank{rank}") if rank else path
 
 
 def _several(book: PathLike | Sequence[PathLike]) -> list[PathLike]:
@@ -275,10 +290,9 @@ def _sum_up(report: Report, folder: Path) -> None:
 
     from traincheck.reporting.terminal import TerminalSink
 
+    files = [folder / "report.json", folder / "report.html"]
     try:
-        TerminalSink(Console(stderr=True, highlight=False), [folder / "report.json", folder / "report.html"]).close(
-            report
-        )
+        TerminalSink(Console(stderr=True, highlight=False, force_jupyter=False), files).close(report)
     except Exception as error:  # a stderr of the program's own, say
         complain(f"{in_words(error)} (the program goes on)")
 

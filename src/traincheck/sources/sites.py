@@ -14,7 +14,19 @@ _OURS = str(Path(__file__).resolve().parent.parent)
 
 def qualified_name(code: CodeType) -> str:
     """The function's qualified name where this Python tells it (3.11 and later), else its name."""
-    return str(getattr(code, "co_qualname", code.co_name))
+    name = str(getattr(code, "co_qualname", code.co_name))
+    return name if ":" not in name else "<module>"  # IPython calls the code of a cell `<cell line: 1>`
+
+
+def cell_of(filename: str) -> str:
+    """The cell of a notebook that code is from, as people know it (`In[3]`); empty for code of a file.
+
+    Source: IPython.core.compilerop.CachingCompiler.format_code_name.
+    """
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    told = shell.compile.format_code_name(filename) if shell is not None else None
+    return str(told[1]) if told else ""
 
 
 MOST_CODE = 20_000
@@ -35,7 +47,8 @@ class Sites:
     """Finds the nearest frame of the user's project on the stack, as `file:line:function`.
 
     A file belongs to the project when it lies under one of `project` and not in an environment below it
-    (`site-packages`, the standard library). Paths are told relative to the working directory at the start.
+    (`site-packages`, the standard library). Paths are told relative to the working directory at the start. The cells
+    of a notebook belong to it as well.
     """
 
     def __init__(self, project: tuple[str, ...]) -> None:
@@ -61,6 +74,9 @@ class Sites:
         return self._known.put_of(code, _Code(judged, {}) if judged else None)
 
     def _judge(self, filename: str) -> str:
+        cell = cell_of(filename)
+        if cell:
+            return cell
         if filename.startswith("<") or filename.startswith(_OURS):
             return ""
         path = Path(filename)

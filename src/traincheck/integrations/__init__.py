@@ -1,0 +1,1 @@
+"""Integrations: a line in a program that a framework trains, in place of `traincheck run` before its command."""

@@ -1,0 +1,72 @@
+"""For notebooks: `%load_ext traincheck`, and `%%traincheck` above a cell that trains.
+
+Source of the interface: IPython's custom magics.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from traincheck.errors import BadOption, TrainCheckError
+from traincheck.runtime.observing import checked
+
+OPTIONS = {"--book": "book", "-b": "book", "--packs": "packs", "--on-violation": "on_violation", "--budget": "budget"}
+"""What the magic takes, each with a value, and what `traincheck.checked` calls it."""
+
+
+def load(shell: Any) -> None:
+    """Make `%%traincheck` known to IPython."""
+    shell.register_magic_function(lambda line, cell: check_cell(shell, line, cell), "cell", "traincheck")
+
+
+def check_cell(shell: Any, line: str, cell: str) -> None:
+    """`%%traincheck [--book BOOK]... [--packs PACKS]... [--on-violation warn|stop] [--budget P%]`
+
+    Runs the cell and checks what it trains, as `traincheck run` does; the report is shown below it. What it is checked
+    against without an option, is as there.
+    """
+    observation = None
+    try:
+        with checked(name="notebook", **_asked(line)) as observation:
+            _run(shell, cell)
+    except _CellFailed:
+        pass  # IPython has told it
+    except TrainCheckError as error:
+        print(f"traincheck: error [{error.slug}]: {error}")
+        return
+    if observation is not None and observation.report is not None:
+        from IPython.display import display
+
+        display(observation)
+
+
+class _CellFailed(Exception):
+    """The code of the cell raised."""
+
+
+def _run(shell: Any, cell: str) -> None:
+    """Run the cell under the number that people see beside it, its lines where they see them."""
+    number = shell.execution_count
+    shell.execution_count = max(number - 1, 1)  # IPython counts a cell when it begins, and would count this one again
+    try:
+        result = shell.run_cell(f"# %%traincheck\n{cell}")
+    finally:
+        shell.execution_count = number
+    if not result.success:
+        raise _CellFailed
+
+
+def _asked(line: str) -> dict[str, Any]:
+    """What the line of the magic asks for. Raises BadOption."""
+    asked: dict[str, Any] = {"book": [], "packs": []}
+    words = shlex.split(line)
+    for flag, value in zip(words[::2], [*words[1::2], None], strict=False):
+        name = OPTIONS.get(flag)
+        if name is None or value is None:
+            raise BadOption("%%traincheck", flag, "one of " + ", ".join(sorted(OPTIONS)) + ", each with a value")
+        if name in ("book", "packs"):
+            asked[name].append(value)
+        else:
+            asked[name] = value
+    return asked

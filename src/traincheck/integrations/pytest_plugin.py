@@ -1,0 +1,112 @@
+"""For pytest: the fixture `checked_training`, with which a test fails when TrainCheck finds something in its training.
+
+Every run of pytest imports this file, so it imports nothing of ours before a test asks for the fixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from traincheck.runtime.observing import Observation
+
+BOOK, PACKS, FAIL_ON = "--traincheck-book", "--traincheck-packs", "--traincheck-fail-on"
+MARK = "traincheck"
+OPEN = pytest.StashKey["tuple[ExitStack, Observation]"]()
+"""What is open for a test while it runs."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Our options, in a group of their own in `pytest --help`."""
+    group = parser.getgroup("traincheck", "training that is checked by TrainCheck (fixture checked_training)")
+    group.addoption(BOOK, action="append", metavar="BOOK", help="Book of invariants to check against; may be repeated.")
+    group.addoption(
+        PACKS,
+        action="append",
+        metavar="PACKS",
+        help="Packs to check against: a folder, an address, shipped or none; may be repeated. (default: shipped, and "
+        "the project's library, where no book is named)",
+    )
+    group.addoption(
+        FAIL_ON,
+        choices=("error", "notice"),
+        default="error",
+        help="Findings of this severity and above fail the test. (default: error)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Our mark, in `pytest --markers`."""
+    config.addinivalue_line(
+        "markers",
+        f"{MARK}(**options): options of traincheck.checked for the fixture checked_training, such as "
+        "book='good.jsonl'; and fail_on='notice'.",
+    )
+
+
+@pytest.fixture  # type: ignore[untyped-decorator]
+def checked_training(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Observation]:
+    """Checks what the test trains, as `traincheck run` does, and fails the test when something is found.
+
+    What it is checked against say the mark `traincheck`, the options, and otherwise what holds for `traincheck run`.
+    In the test `folder` tells where it is recorded; `report` is there when the test is over.
+    """
+    from traincheck import TrainCheckError, checked
+
+    item = request.node
+    options = _asked(item)
+    stack = ExitStack()
+    try:
+        checking = checked(tmp_path / "traincheck", name=options.pop("name", item.path.name), **options)
+        observation = stack.enter_context(checking)
+    except TrainCheckError as error:
+        pytest.fail(f"TrainCheck error [{error.slug}]: {error}", pytrace=False)
+    item.stash[OPEN] = (stack, observation)
+    try:
+        yield observation
+    finally:
+        stack.close()
+
+
+@pytest.hookimpl(wrapper=True)  # type: ignore[untyped-decorator]
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """A finding is a failure of the test, not of what tidies up after it."""
+    result = yield
+    if OPEN in item.stash:
+        stack, observation = item.stash[OPEN]
+        stack.close()
+        _judge(item, observation)
+    return result
+
+
+def _judge(item: pytest.Item, observation: Observation) -> None:
+    report = observation.report
+    if report is None or not report.counts.steps:
+        item.warn(pytest.PytestWarning(f"{item.nodeid}: checked_training saw nothing train"))
+        return
+    mark = item.get_closest_marker(MARK)
+    fail_on = (mark.kwargs if mark else {}).get("fail_on") or item.config.getoption(FAIL_ON)
+    found = [one for one in report.findings if fail_on == "notice" or one.severity == "error"]
+    if found:
+        told = [
+            f"{one.severity} at step {one.step}: {one.title}{f' ({one.site})' if one.site else ''}" for one in found
+        ]
+        page = observation.folder / "report.html"
+        pytest.fail("\n".join(["TrainCheck found:", *told, f"report: {page}"]), pytrace=False)
+
+
+def _asked(item: pytest.Item) -> dict[str, Any]:
+    """The options of `traincheck.checked` that the mark and the command line name; the mark goes first."""
+    mark = item.get_closest_marker(MARK)
+    asked = {name: value for name, value in (mark.kwargs if mark else {}).items() if name != "fail_on"}
+    for name, option in (("book", BOOK), ("packs", PACKS)):
+        value = item.config.getoption(option)
+        if value and name not in asked:
+            asked[name] = value
+    return asked

@@ -1,0 +1,248 @@
+"""Callbacks of frameworks, the pytest plugin and notebooks: they find what `traincheck run` finds."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from traincheck.integrations import pytest_plugin
+
+pytestmark = pytest.mark.slow
+
+HUGGING_FACE = """
+import copy, tempfile, torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+from traincheck.integrations.hugging_face import TrainCheckCallback
+
+class Words(torch.utils.data.Dataset):
+    def __len__(self):
+        return 96
+
+    def __getitem__(self, i):
+        return {"input_ids": torch.arange(i, i + 8) % 50, "labels": i % 2}
+
+torch.manual_seed(0)
+size = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=50)
+model = BertForSequenceClassification(BertConfig(**size))
+other = torch.optim.AdamW(copy.deepcopy(model).parameters(), lr=1e-3)  # it holds parameters that nobody uses
+with tempfile.TemporaryDirectory() as folder:
+    quiet = dict(report_to="none", disable_tqdm=True, save_strategy="no", use_cpu=True)
+    arguments = TrainingArguments(folder, num_train_epochs=1, per_device_train_batch_size=8, **quiet)
+    callback = TrainCheckCallback(runs="runs")
+    Trainer(model, arguments, train_dataset=Words(), optimizers=(other, None), callbacks=[callback]).train()
+told = callback
+"""
+
+LIGHTNING = """
+import lightning.pytorch as pl, torch
+from traincheck.integrations.lightning import TrainCheckCallback
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+    def training_step(self, batch, number):
+        x, y = batch
+        return (self.layers(x) - y).pow(2).mean()
+
+    def optimizer_zero_grad(self, *rest):
+        pass  # gradients add up
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+torch.manual_seed(0)
+x = torch.randn(192, 4)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), 16)
+callback = TrainCheckCallback(runs="runs")
+quiet = dict(logger=False, enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False)
+pl.Trainer(accelerator="cpu", devices=1, max_epochs=1, callbacks=[callback], **quiet).fit(Model(), data)
+told = callback
+"""
+
+ACCELERATE = """
+import torch
+from accelerate import Accelerator
+from traincheck.integrations.accelerate import TrainCheckTracker
+
+accelerator = Accelerator(cpu=True, log_with=TrainCheckTracker(runs="runs"))
+accelerator.init_trackers("project")
+torch.manual_seed(0)
+x = torch.randn(192, 4)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), 16)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+model, optimizer, data = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01), data)
+for x, y in data:
+    loss = (model(x) - y).pow(2).mean()
+    accelerator.backward(loss)  # gradients add up
+    optimizer.step()
+accelerator.end_training()
+told = accelerator.get_tracker("traincheck")
+"""
+
+GUIDE = Path(__file__).parents[2] / "docs" / "frameworks.md"
+
+
+def test_the_guide_imports_what_there_is() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith(("from ", "import "))]
+    assert len(lines) == 4
+    for line in lines:
+        exec(line, {})
+    for block in blocks:
+        compile(block, str(GUIDE), "exec")
+
+
+TELL = """
+import json
+if told.report is not None:
+    print("told", json.dumps([[one.severity, one.step, one.title, one.site.line] for one in told.report.findings]))
+"""
+
+FRAMEWORKS = {
+    "hugging_face": (HUGGING_FACE, "The optimizer step changes no parameter"),
+    "lightning": (LIGHTNING, "Gradients are not cleared between steps"),
+    "accelerate": (ACCELERATE, "Gradients are not cleared between steps"),
+}
+
+
+def execute(where: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], cwd=where, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_callback_finds_what_a_run_finds(framework: str, tmp_path: Path) -> None:
+    text, title = FRAMEWORKS[framework]
+    (tmp_path / "train.py").write_text(text + TELL)
+    alone = execute(tmp_path, "train.py")
+    assert alone.returncode == 0, alone.stderr
+    line = next(line for line in alone.stdout.splitlines() if line.startswith("told "))
+    told = json.loads(line.removeprefix("told "))
+    assert title in [found[2] for found in told]
+    assert f"TrainCheck: {len(told)} error" in alone.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert (folder / "report.html").is_file()
+    # Under `traincheck run` the callback leaves it to that.
+    run = execute(tmp_path, "-m", "traincheck", "run", "-o", "run", "train.py")
+    assert run.returncode == 3, run.stderr
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    ours = [[one["severity"], one["step"], one["title"], one["site"]["line"]] for one in report["findings"]]
+    assert ours == told
+    assert len(list((tmp_path / "runs").iterdir())) == 1 and "told " not in run.stdout
+
+
+TESTS = """
+import pytest, torch
+
+def train(clear):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(20):
+        x = torch.randn(16, 4)
+        loss = (model(x) - x.sum(1, keepdim=True)).pow(2).mean()
+        if clear:
+            optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+def test_good(checked_training):
+    train(True)
+
+def test_bad(checked_training):
+    train(False)
+
+def test_trains_nothing(checked_training):
+    pass
+
+@pytest.mark.traincheck(book="nowhere.jsonl")
+def test_book_that_is_not_there(checked_training):
+    train(True)
+
+def test_fails_by_itself(checked_training):
+    train(False)
+    assert 1 == 2
+
+def test_after_the_others():
+    model = train(False)
+    assert not any(module._forward_hooks for module in model.modules())
+"""
+
+
+def test_a_test_fails_on_what_is_found(tmp_path: Path) -> None:
+    (tmp_path / "test_training.py").write_text(TESTS)
+    done = execute(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml", "out.xml")
+    assert done.returncode == 1, done.stdout
+    assert "2 failed, 3 passed, 1 warning, 1 error" in done.stdout
+    assert "error at step 2: Gradients are not cleared between steps (test_training.py:14 in train)" in done.stdout
+    assert "assert 1 == 2" in done.stdout
+    assert "test_trains_nothing: checked_training saw nothing train" in done.stdout
+    assert "error [book-not-found]: There is no book 'nowhere.jsonl'" in done.stdout
+    muted = execute(tmp_path, "-m", "pytest", "-q", "--traincheck-packs", "none", "-k", "test_bad")
+    assert "error [no-book]" in muted.stdout
+    (tmp_path / "empty.py").write_text("import sys\nimport traincheck.integrations.pytest_plugin\n" + LIGHT)
+    light = execute(tmp_path, "empty.py")
+    assert light.returncode == 0, light.stderr
+
+
+LIGHT = """
+heavy = [name for name in sys.modules if name.split(".")[0] in ("torch", "pyarrow", "typer", "rich")]
+assert not heavy, heavy
+"""
+
+
+def test_the_plugin_is_known_to_pytest() -> None:
+    from importlib.metadata import entry_points
+
+    (found,) = entry_points(group="pytest11", name="traincheck")
+    assert found.load() is pytest_plugin
+
+
+CELLS = (
+    """
+%load_ext traincheck
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+""",
+    """
+%%traincheck
+def train():
+    for _ in range(20):
+        x = torch.randn(16, 4)
+        loss = (model(x) - x.sum(1, keepdim=True)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+
+train()
+""",
+    "%%traincheck --bok good.jsonl\n1",
+    "%%traincheck --book nowhere.jsonl\n1",
+    "%%traincheck\n1 / 0",
+)
+
+
+def test_a_cell_of_a_notebook_is_checked(tmp_path: Path) -> None:
+    nbformat = pytest.importorskip("nbformat")
+    client = pytest.importorskip("nbclient").NotebookClient
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text.strip()) for text in CELLS])
+    client(notebook, timeout=120, allow_errors=True, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs: list[Any] = [cell.outputs for cell in notebook.cells]
+    said = ["".join(one.get("text", "") for one in some) for some in outputs]
+    assert outputs[0] == []
+    assert "Gradients are not cleared between steps" in said[1]
+    assert "In[2]:7" in said[1]  # as people count cells, and the lines in them
+    (page,) = [one.data["text/html"] for one in outputs[1] if one.output_type == "display_data"]
+    assert page.startswith("<iframe srcdoc=") and "Gradients are not cleared" in page
+    assert "error [bad-option]: %%traincheck was given '--bok'" in said[2]
+    assert "error [book-not-found]" in said[3]
+    assert any(one.output_type == "error" and one.ename == "ZeroDivisionError" for one in outputs[4])
