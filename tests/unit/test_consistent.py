@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from traincheck.relations.configuration import SETTINGS
 from traincheck.relations.consistent import Consistent
+from traincheck.relations.parts import FORWARD
 from traincheck.relations.rates import FIRST_STEPS
 from traincheck.vocab.events import LOADED, SAVED, Window
 from traincheck.vocab.facts import facts, value_of
@@ -424,6 +426,24 @@ def test_settings_of_a_loaded_state_are_not_this_programs() -> None:
     script.window().step(rate(0.1))
     (found,) = of(script, Subject("hyperparameter.lr", "setting 1"))
     assert found.held == {Property("is", "hyperparameter.lr", "0.1")}
+
+
+def test_the_precision_of_the_first_training_is_a_setting() -> None:
+    script = Script()
+    script.window("eval").call(FORWARD, receiver="Net", context=facts(autocast="off"))
+    for cast in ("bfloat16", "off"):
+        script.window().call(FORWARD, receiver="Net", context=facts(autocast=cast))
+    (found,) = of(script, Subject("module.autocast", "setting 1"))
+    assert found.held == {Property("is", "module.autocast", "bfloat16")}
+    assert Consistent.describe(found.subject, *found.held) == "the precision that autocast gives the model is bfloat16"
+    asked = Consistent.needs(found.subject, *found.held)
+    assert asked.wants_call([FORWARD]) and not asked.wants_readings("module")
+
+
+def test_a_run_can_be_asked_for_all_its_settings() -> None:
+    assert all(SETTINGS.wants_reading("hyperparameter", name) for name in ("lr", "anything"))
+    assert SETTINGS.wants_reading("optimizer", "class") and SETTINGS.wants_reading("loader", "batch_size")
+    assert not SETTINGS.wants_reading("optimizer", "anything") and not SETTINGS.wants_reading("parameter", "dtype")
 
 
 def test_after_a_gap_nothing_is_a_first_setting() -> None:

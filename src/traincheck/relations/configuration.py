@@ -1,4 +1,4 @@
-"""Configuration: with which learning rate, batch size, optimizer, model a program is run.
+"""Configuration: with which learning rate, batch size, optimizer, model, precision a program is run.
 
 Nothing of it is right or wrong. It is kept for each program, so that a check of a changed run says what was changed.
 The groups of an optimizer, the models and the loaders are told apart by the order in which they appear, since their
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from traincheck.relations.parts import FORWARD, UPDATE, named, readings, said
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import LIVE, Reading, Window
-from traincheck.vocab.facts import FactValue
+from traincheck.vocab.events import LIVE, TRAIN, Reading, Window
+from traincheck.vocab.facts import FactValue, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 IS = "is"
@@ -26,12 +26,19 @@ _OF_KINDS: dict[str, frozenset[str]] = {
     "loader": frozenset(("batch_size", "dataset_size")),
     "module": frozenset(("class", "input", "parameters")),
 }
+PRECISION = "module.autocast"
 _APIS = {
     "hyperparameter": UPDATE,
     "optimizer": UPDATE,
     "module": FORWARD,
     "loader": "torch.utils.data.DataLoader.__iter__",
 }
+
+SETTINGS = Demand(
+    frozenset(_APIS.values()),
+    readings("hyperparameter.*", *(f"{kind}.{name}" for kind, names in _OF_KINDS.items() for name in sorted(names))),
+)
+"""What must be observed for a run to tell its settings where no rule asks for them: others may be compared with it."""
 
 
 class Configuration:
@@ -40,11 +47,14 @@ class Configuration:
     def __init__(self) -> None:
         self._seen: dict[str, dict[str, int]] = {}
         self._from_start = True
+        self._precision_known = False
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """One occasion for each thing that is read for the first time."""
+        """One occasion for each thing that is read for the first time, and for the precision of the first training."""
         if not self._from_start:
             return
+        if window.stage == TRAIN and not self._precision_known:
+            yield from self._precision(window)
         for reading in window.readings:
             if not _is_setting(reading, window):
                 continue
@@ -57,6 +67,15 @@ class Configuration:
             # `failed` is None: it has no other value.
             yield Occasion(Subject(thing, f"{GRAIN} {place}"), (), held, None, reading.call, (reading.variable,))
 
+    def _precision(self, window: Window) -> Iterator[Occasion]:
+        """What the first model that is called while training is called under."""
+        call = next((call for call in window.calls if call.levels[-1] == FORWARD), None)
+        cast = None if call is None else value_of(call.context, "autocast")
+        if call is not None and cast is not None:
+            self._precision_known = True
+            held = frozenset((Property(IS, PRECISION, str(cast)),))
+            yield Occasion(Subject(PRECISION, f"{GRAIN} 1"), (), held, None, call.seq, (call.receiver,))
+
     def forget(self) -> None:
         """Of what comes later it is not known whether it is the first."""
         self._from_start = False
@@ -68,7 +87,8 @@ class Configuration:
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         api = _APIS.get(subject.api.partition(".")[0])
-        return Demand(frozenset((api,)) if api else frozenset(), readings(subject.api))
+        read = readings(subject.api) if subject.api != PRECISION else frozenset[tuple[str, str]]()
+        return Demand(frozenset((api,)) if api else frozenset(), read)
 
     @staticmethod
     def is_habit(prop: Property) -> bool:

@@ -149,6 +149,7 @@ _SAID = {
     "hyperparameter.keys": "set of entries of a parameter group",
     "optimizer.class": "class of the optimizer",
     "module.class": "class of the model",
+    "module.autocast": "precision that autocast gives the model",
     "module.input": "shape of the first input of the model",
     "module.parameters": "number of parameters of the model",
     "module.training": "training flag of a module",

@@ -20,6 +20,7 @@ from traincheck.errors import TrainCheckError
 from traincheck.invariants.book import Book, read_books
 from traincheck.invariants.selection import deployable
 from traincheck.options import ALL
+from traincheck.relations.configuration import SETTINGS
 from traincheck.runtime import place
 from traincheck.runtime.before_update import BeforeUpdate
 from traincheck.runtime.closer import Closer
@@ -37,7 +38,7 @@ from traincheck.runtime.telling import Telling
 from traincheck.runtime.terminal import import_terminal, shown_live
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.notes import ProcessNote, StopAsked
-from traincheck.vocab.demand import EVERYTHING
+from traincheck.vocab.demand import EVERYTHING, NOTHING
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import ERROR
@@ -89,7 +90,8 @@ class Session:
 
         book = read_books([Path(path) for path in self.settings.books]) if self.settings.books else Book(())
         rules = deployable(book.invariants, self.settings.script)
-        demand = EVERYTHING if self.settings.mode == "collect" else demand_of(rules)
+        asked = demand_of(rules) | (SETTINGS if self.settings.tells_settings else NOTHING)
+        demand = asked if self.settings.mode == "run" else EVERYTHING
         keep_told = self.settings.keep_recording // 8 if self.settings.mode == "run" else 0
         self._telling: Telling | None = None
         most = self.settings.keep_recording - keep_told
@@ -114,12 +116,8 @@ class Session:
                 keep=keep_told,
             )
             stages.append(("ranks", lambda window: telling.feed(window, self._place)))
-        heartbeat = Heartbeat(
-            self._tell_outside,
-            lambda: self._checker is not None and self._checker.unsaved,
-            _untold,
-            at_rest=self._keeping.at_rest,
-        )
+        unsaved = lambda: self._checker is not None and self._checker.unsaved  # noqa: E731
+        heartbeat = Heartbeat(self._tell_outside, unsaved, _untold, at_rest=self._keeping.at_rest)
         stages.append(("heartbeat", heartbeat.feed))
         self._pipeline = Pipeline(without_secrets(stages), self._fault, heartbeat, self._last())
         self.recorder = Recorder(Sites(self.settings.project), self._window, self._fault, process=self._process)

@@ -22,6 +22,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     `live_terminal` says whether findings are shown on stderr as they are made.
     `record` says which windows are recorded: all, or those that `Stretches` chooses; a run that is not checked is
     recorded whole.
+    `tells_settings` says whether the settings of the program are observed although no rule asks for them.
     `keep_recording` is how many bytes a process may record, 0 for no limit.
     `sample_every`, `warm_up` and `budget` (a share of one; 0 is none) are those of `Sampling`.
     Fields may be added: a process that knows fewer of them reads the file all the same.
@@ -44,6 +45,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     project: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     script: str = ""
+    tells_settings: bool = False
     live_terminal: bool = True
 
     @property

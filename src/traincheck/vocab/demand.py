@@ -16,8 +16,8 @@ class Demand:
     how large, `(api, "rows")` for whether rows sum to one, `(api, "contents")` for fingerprints and whether the call
     changed what it was given; `(api, "scale")` for whether a loss was scaled. `(api, "optimizer_state.some")` asks for
     changes of what an optimizer keeps for a few variables, which show whether it keeps anything. `(kind + "." +
-    attribute, "readings")`, such as `("hyperparameter.lr", "readings")`, asks for readings. `everything` asks for all
-    that the sources offer, as a full collection does.
+    attribute, "readings")`, such as `("hyperparameter.lr", "readings")`, asks for readings, `*` as the attribute
+    for all of that kind. `everything` asks for all that the sources offer, as a full collection does.
     """
 
     apis: frozenset[str] = frozenset()
@@ -34,7 +34,9 @@ class Demand:
 
     def wants_reading(self, kind: str, attribute: str) -> bool:
         """Whether readings of this attribute of this kind of thing are to be taken."""
-        return self.everything or (f"{kind}.{attribute}", READINGS) in self.states
+        return self.everything or not {(f"{kind}.{attribute}", READINGS), (f"{kind}.*", READINGS)}.isdisjoint(
+            self.states
+        )
 
     def wants_readings(self, kind: str) -> bool:
         """Whether readings of any attribute of this kind of thing are to be taken."""
