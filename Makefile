@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-all bench bench-detection packs docs clean
+.PHONY: help demo test check test-all bench bench-detection transfer packs docs clean
 
 help:  ## Tell what the targets do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ bench: $(READY)  ## The benchmarks: cost of observing and of learning, how far l
 
 bench-detection: $(READY)  ## The silent-error benchmark; CASES=A or CASES=id,... for a part of it
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.detection --cases "$(CASES)"
+
+transfer: $(READY)  ## Do the packs hold under another torch? OTHER=/path/to/python of an environment that has it
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.versions --other "$(OTHER)"
 
 packs: $(READY)  ## Make the packs that come with TrainCheck anew from the examples (some ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.packs

@@ -105,6 +105,13 @@ TRANSFER = """
 each violated rule is a false alarm. All choices of k, or a fixed sample of them.
 """
 
+VERSIONS = """
+## Whether the packs hold under another torch
+
+`make transfer OTHER=/path/to/python`: each example under two versions of torch. Of the rules of the packs that are
+triggered and hold under the first, the share that is triggered and holds under the second.
+"""
+
 PIPELINE = """
 ## Whether a pipeline's own rules keep quiet
 
@@ -170,6 +177,9 @@ def write_page() -> None:
         parts += [_scale(scale), _told_machine(scale)]
     if transfer:
         parts += [TRANSFER, _summary(transfer), _told_machine(transfer)]
+    versions = _data("versions")
+    if versions:
+        parts += [VERSIONS, _versions(versions), _told_machine(versions)]
     if pipeline:
         parts += [PIPELINE, _variations(pipeline), _told_machine(pipeline)]
     PAGE.write_text("".join(parts))
@@ -317,6 +327,19 @@ def _summary(transfer: dict[str, Any]) -> str:
             f"{found['checks_with_error']} | {found['checks_with_notice']} | {found['rules_median']:.0f} | "
             f"{found['triggered_share']:.0%} | {found['failed_share_of_triggered']:.3%} |"
         )
+    return "\n".join(lines) + "\n"
+
+
+def _versions(found: dict[str, Any]) -> str:
+    first, second = (f"torch {torch}, Python {python}" for torch, python in found["versions"])
+    lines = [
+        "",
+        f"| first | second | examples | hold under {found['versions'][0][0]} | and under the second | share "
+        "| fail under the second |",
+        "|---|---|---|---|---|---|---|",
+        f"| {first} | {second} | {found['examples']} | {found['pass_here']:,} | {found['pass_there_too']:,} | "
+        f"{found['share']:.1%} | {found['failed_there']:,} of {found['triggered_there']:,} |",
+    ]
     return "\n".join(lines) + "\n"
 
 

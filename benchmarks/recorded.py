@@ -12,8 +12,14 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-def record(script: Path, folder: Path, args: Sequence[str] = (), edits: Mapping[str, str] | None = None) -> Path:
-    """The run folder of a script run with `args`, recorded where it is missing.
+def record(
+    script: Path,
+    folder: Path,
+    args: Sequence[str] = (),
+    edits: Mapping[str, str] | None = None,
+    python: str = sys.executable,
+) -> Path:
+    """The run folder of a script run with `args` by `python`, recorded where it is missing.
 
     `edits` are replaced in a copy of the script first, as a user would edit it; each has to occur. The copy is run
     under the script's own name. Raises SystemExit with the program's output when it fails.
@@ -29,8 +35,10 @@ def record(script: Path, folder: Path, args: Sequence[str] = (), edits: Mapping[
         text = text.replace(old, new)
     (home / script.name).write_text(text)
     print(f"recording {script.name} {' '.join(args)} {edits or ''}", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "traincheck", "collect", "-o", str(folder.resolve()), script.name, *args]
-    environ = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    command = [python, "-m", "traincheck", "collect", "-o", str(folder.resolve()), script.name, *args]
+    # The TrainCheck of this checkout, also where another environment has one of its own.
+    paths = os.pathsep.join((str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])))
+    environ = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONPATH": paths}
     done = subprocess.run(command, capture_output=True, text=True, cwd=home, env=environ)
     if done.returncode:
         raise SystemExit(f"{script.name} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")

@@ -1,0 +1,106 @@
+"""python -m benchmarks.versions --other PYTHON [--runs FOLDER] [--only a,b,c]
+
+Do the packs that come with TrainCheck hold under another version of torch? Each example is recorded by this Python and
+by PYTHON, one of another environment that has what the examples need (`pip install '.[torch,examples]'` with another
+torch). Of the rules that are triggered and hold under this torch, it is told how many are and do under the other; and
+how many of those that are triggered there fail, which is false, for the examples are correct. Recordings are made once
+and reused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import machine
+from benchmarks.page import write_page
+from benchmarks.recorded import EXAMPLES, ROOT, record
+from benchmarks.verdicts import fared
+from traincheck.inference.learn import tally_folder
+from traincheck.invariants.book import Book
+from traincheck.invariants.packs import SHIPPED, book_of_packs, read_packs
+
+RESULTS = ROOT / "benchmarks" / "results" / "versions.json"
+ASK = "import torch, platform; print(torch.__version__, platform.python_version())"
+
+
+def main() -> int:
+    """Record what is missing, compare, keep and print the result."""
+    options = argparse.ArgumentParser(
+        prog="python -m benchmarks.versions", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--other", required=True, help="Python of the environment with another torch")
+    options.add_argument("--runs", type=Path, default=ROOT / "traincheck-runs" / "versions")
+    options.add_argument("--only", default="", help="comma-separated names of examples: only these, and keep no result")
+    chosen = options.parse_args()
+    try:
+        versions = [_versions(python) for python in (sys.executable, chosen.other)]
+    except (OSError, subprocess.CalledProcessError) as error:
+        options.error(
+            f"--other {chosen.other} cannot import torch ({error}); expected the Python of an environment with it"
+        )
+    names = {*chosen.only.split(",")} if chosen.only else {script.stem for script in EXAMPLES}
+    book = book_of_packs([read_packs(str(SHIPPED))])
+    rows = []
+    for script in EXAMPLES:
+        if script.stem in names:
+            folders = [
+                record(script, chosen.runs / f"torch-{torch}-python-{python}" / script.stem, python=executable)
+                for executable, (torch, python) in zip((sys.executable, chosen.other), versions, strict=True)
+            ]
+            rows.append(row(script.stem, book, *folders))
+            print(json.dumps(rows[-1]), flush=True)
+    result = {"machine": machine(), "versions": versions, **summed(rows), "rows": rows}
+    print(json.dumps({name: value for name, value in result.items() if name != "rows"}, indent=2))
+    if not chosen.only:
+        RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+        write_page()
+    return 0
+
+
+def _versions(python: str) -> tuple[str, str]:
+    """The versions of torch and of Python. Raises OSError and CalledProcessError."""
+    said = subprocess.run([python, "-c", ASK], capture_output=True, text=True, check=True).stdout.split()
+    return said[-2], said[-1]
+
+
+def row(name: str, book: Book, here: Path, there: Path) -> dict[str, Any]:
+    """How the packs fare on one example under the two versions."""
+    ours, others = (fared(book, tally_folder(folder)) for folder in (here, there))
+    passed, triggered, failed = (
+        {rule.id for rule in ours.triggered} - {rule.id for rule in ours.failed},
+        {rule.id for rule in others.triggered},
+        {rule.id for rule in others.failed},
+    )
+    sentences = {rule.id: f"{rule.severity}: {rule.sentence}" for rule in book.invariants}
+    return {
+        "example": name,
+        "pass_here": len(passed),
+        "pass_there_too": len(passed & (triggered - failed)),
+        "triggered_there": len(triggered),
+        "not_triggered": sorted(sentences[one] for one in passed - triggered),
+        "failed": sorted(sentences[one] for one in failed),
+    }
+
+
+def summed(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of all examples."""
+    here, both = (sum(found[name] for found in rows) for name in ("pass_here", "pass_there_too"))
+    return {
+        "examples": len(rows),
+        "pass_here": here,
+        "pass_there_too": both,
+        "share": round(both / max(1, here), 4),
+        "triggered_there": sum(found["triggered_there"] for found in rows),
+        "failed_there": sum(len(found["failed"]) for found in rows),
+        "not_triggered": Counter(rule for found in rows for rule in found["not_triggered"]).most_common(25),
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
