@@ -23,9 +23,10 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import ClassVar
 
 from traincheck.relations.base import context_of, ended, short
-from traincheck.relations.call_arguments import BACKWARD, SCALED, SIZE, VALUES_OF, asked_of_arguments, judge_arguments
+from traincheck.relations.call_arguments import SCALED, SIZE, VALUES_OF, asked_of_arguments, judge_arguments
 from traincheck.relations.comparison import AT_ONCE, COMPARED, asked_of, common, compare, said, sampled, ways_of
 from traincheck.relations.fills import FILLED, Fills
+from traincheck.relations.parts import BACKWARD
 from traincheck.relations.rank_calls import VERBS, Ranks
 from traincheck.relations.switches import AGREES, Switches
 from traincheck.relations.worker_states import STATES, WorkerStates

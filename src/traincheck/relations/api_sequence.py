@@ -34,6 +34,7 @@ from traincheck.relations.base import (
     transitions,
     without_argument,
 )
+from traincheck.relations.parts import BACKWARD, FORWARD
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import COMPILED, LIFECYCLE, MODULE, REGION, TOUCHES, Call, Change, Window
 from traincheck.vocab.facts import value_of
@@ -59,8 +60,6 @@ models do). No properties: they tell that not all calls were seen."""
 
 OPTIMIZER = "torch.optim.Optimizer"
 UPDATE = f"{OPTIMIZER}.step"
-BACKWARD = "torch.autograd.backward"
-FORWARD = "torch.nn.Module.forward"
 
 
 ESTABLISHED = 3

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from traincheck.relations.base import varies
 from traincheck.relations.comparison import is_result
+from traincheck.relations.parts import BACKWARD
 from traincheck.vocab import demand
 from traincheck.vocab.demand import ARGUMENTS, SCALE, TENSORS
 from traincheck.vocab.events import FUNCTION, Call, TensorSummary
@@ -16,7 +17,6 @@ from traincheck.vocab.occasion import Property
 
 VALUES_OF, SIZE = "argument values", "argument size"
 SCALED = Property("argument is scaled", "loss")
-BACKWARD = "torch.autograd.backward"
 
 ROWS, NO_ROWS, NOT_ZERO = "rows sum to one", "rows do not sum to one", "not all is zero"
 SEVERAL = "more than one element along dim"

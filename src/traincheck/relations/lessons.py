@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from traincheck.relations.base import context_of, ended, fate
-from traincheck.relations.parts import FORWARD, UPDATE
+from traincheck.relations.parts import BACKWARD, FORWARD, UPDATE
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import MODULE, Call, Window
 from traincheck.vocab.facts import facts, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 GRAIN = "lesson"
-BACKWARD = "torch.autograd.backward"
 LEARNS = Property("learns from", BACKWARD)
 
 _TOLD = frozenset((BACKWARD, FORWARD, UPDATE))

@@ -17,6 +17,7 @@ from traincheck.vocab.occasion import Occasion, Property, Subject
 UPDATE = "torch.optim.Optimizer.step"
 SCHEDULE = "torch.optim.lr_scheduler.LRScheduler.step"
 FORWARD = "torch.nn.Module.forward"
+BACKWARD = "torch.autograd.backward"
 
 TIME = "time"
 """The grain of one variable at two times."""

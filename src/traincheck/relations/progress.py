@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from traincheck.relations.base import context_of, fate
-from traincheck.relations.parts import UPDATE
+from traincheck.relations.parts import BACKWARD, UPDATE
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import NO_CALL, TRAIN, Call, Change, Window
 from traincheck.vocab.facts import Facts
@@ -25,7 +25,6 @@ GRAIN = "step"
 DATA, GRAD = "parameter.data", "parameter.grad"
 MOVES = Property("moves", DATA, "changes")
 CLEARED = Property("is cleared before its next use", GRAD, "is cleared")
-BACKWARD = "torch.autograd.backward"
 
 _TOLD = ("attributes", "held", "owned", "precision", "requires_grad", "scalar", "tied")
 """What of the variable's facts may tell an honest exception."""

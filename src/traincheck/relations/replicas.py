@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from traincheck.relations.alike_ranks import Kept, Names, classes_of, pairs_of
 from traincheck.relations.base import context_of, fate
-from traincheck.relations.parts import UPDATE, calls_of, named, readings, said
+from traincheck.relations.parts import BACKWARD, UPDATE, calls_of, named, readings, said
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import DIGEST, LIVE, NO_CALL, Change, Reading, Window
 from traincheck.vocab.facts import Facts, FactValue, facts, value_of
@@ -32,7 +32,6 @@ from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
 from traincheck.vocab.ranks import NOT_APART, Apart, apart, who_differs
 
 SAME = "same on ranks"
-BACKWARD = "torch.autograd.backward"
 DATA, GRAD = "parameter.data", "parameter.grad"
 USED_DATA, USED_GRAD = "parameter.used_data", "parameter.used_grad"
 FIRST_DATA, BUILT = "parameter.first_data", "torch.optim.Optimizer.__init__"
