@@ -299,7 +299,8 @@ def messages(text: str) -> str:
 
 
 def _bases(cls: type) -> str:
-    return f"`{cls.__base__.__name__}`" if cls.__base__ else ""
+    ours = [base for base in cls.__bases__ if issubclass(base, errors.TrainCheckError)]
+    return f"`{(ours or cls.__bases__)[0].__name__}`"
 
 
 def main(words: list[str]) -> int:
