@@ -40,6 +40,7 @@ class Config:
     warm_up: int
     budget: float
     runs: str
+    reports: tuple[str, ...] = ()
     webhook: str | None = field(default=None, repr=False)
     alert_command: str | None = None
     alert_on: str = "error"

@@ -35,6 +35,23 @@ def read_bounded(path: PathLike, largest: int = LARGEST) -> bytes:
         return file.read(largest)
 
 
+def may_write(path: PathLike) -> None:
+    """Raise OutputError for a file that plainly cannot be written: it is a folder, lies where no folder can be made, or
+    its permissions say so. It is made by nobody yet, so a full disk shows only when it is written."""
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise OutputError(path, "it is a folder")
+    if target.exists() and not os.access(target, os.W_OK):
+        raise OutputError(path, os.strerror(errno.EACCES))
+    above = target.parent
+    while not above.exists() and above != above.parent:
+        above = above.parent
+    if not above.is_dir():
+        raise OutputError(path, f"'{above}' is no folder")
+    if not (target.exists() or os.access(above, os.W_OK | os.X_OK)):
+        raise OutputError(path, os.strerror(errno.EACCES))
+
+
 def write_whole(path: PathLike, data: bytes) -> None:
     """Writes `data` beside `path` and moves it into place; makes the folder. A device or a pipe is written to directly.
 

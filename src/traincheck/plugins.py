@@ -22,10 +22,20 @@ RELATIONS = {
     "Periodic": "traincheck.relations.periodic:Periodic",
 }
 
-GROUPS: dict[str, dict[str, str]] = {"traincheck.relations": RELATIONS}
+SINKS = {
+    "json": "traincheck.reporting.json_report:JsonSink",
+    "html": "traincheck.reporting.html.sink:HtmlSink",
+    "junit": "traincheck.reporting.junit:JUnitSink",
+    "sarif": "traincheck.reporting.sarif:SarifSink",
+    "github": "traincheck.reporting.github:GitHubSink",
+    "markdown": "traincheck.reporting.markdown:MarkdownSink",
+}
+
+GROUPS: dict[str, dict[str, str]] = {"traincheck.relations": RELATIONS, "traincheck.sinks": SINKS}
 
 MEMBERS: dict[str, tuple[str, ...]] = {
     "traincheck.relations": ("occasions", "needs", "is_habit", "is_setting", "argument_of", "implied", "describe"),
+    "traincheck.sinks": ("open", "show", "close"),
 }
 """The methods that a class must have to be an extension of a group, whatever they do."""
 
@@ -34,6 +44,11 @@ def check(group: str) -> None:
     """See to it that what installed packages add to an extension point can be used, if any does. Raises as `load`."""
     if _added(group):
         load(group)
+
+
+def names(group: str) -> list[str]:
+    """The names of an extension point's classes, none of which is imported."""
+    return list(dict.fromkeys([*GROUPS[group], *(name for name, _ in _added(group))]))
 
 
 def load(group: str, only: Iterable[str] | None = None) -> dict[str, Any]:

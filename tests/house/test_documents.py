@@ -130,7 +130,7 @@ def test_decisions_are_listed() -> None:
 
 
 def test_blocks_name_a_language_that_is_known() -> None:
-    known = {"", "bash", "python", "toml", "json", "sql"}
+    known = {"", "bash", "python", "toml", "json", "sql", "yaml"}
     assert [(told(path), name) for path in DOCUMENTS for name, _ in blocks(path) if name not in known] == []
 
 

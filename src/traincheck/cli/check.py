@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from traincheck import config as configs
-from traincheck.cli import flags, reports
+from traincheck.cli import flags, reports, sinks
 from traincheck.cli.console import Progress, exit_code, remark
 from traincheck.config import Config
 from traincheck.errors import BadOption
@@ -19,6 +19,7 @@ Examples:
   traincheck check runs/suspicious --book good.jsonl
   traincheck check runs/* -b good.jsonl --fail-on notice
   traincheck check runs/suspicious -b good.jsonl --json report.json --html report.html
+  traincheck check runs/suspicious -b good.jsonl --report sarif=traincheck.sarif --report junit=results.xml
 
 Exit codes: 0 no findings at or above --fail-on, 3 findings, 2 wrong usage, 1 TrainCheck failed.
 """
@@ -30,10 +31,16 @@ def command(
     packs: flags.Packs = None,
     json_file: flags.JsonFile = None,
     html_file: flags.HtmlFile = None,
+    more_reports: flags.Reports = None,
     fail_on: flags.FailOn = None,
 ) -> None:
     """Check recorded runs against books of invariants, or packs where none is named. Torch is not needed."""
-    said = {"books": tuple(map(str, books or ())), "packs": tuple(packs or ()), "fail_on": fail_on}
+    said = {
+        "books": tuple(map(str, books or ())),
+        "packs": tuple(packs or ()),
+        "fail_on": fail_on,
+        "reports": tuple(more_reports or ()),
+    }
     raise typer.Exit(check(runs, configs.load(said, os.environ, Path.cwd()), json_file, html_file))
 
 
@@ -44,17 +51,20 @@ def check(runs: Sequence[Path], config: Config, json_file: Path | None = None, h
     for name, path in (("--json", json_file), ("--html", html_file)):
         if path is not None and len(runs) > 1:
             raise BadOption(name, str(path), "one RUN, for a file holds the report of one")
+    asked = sinks.asked_for(config, len(runs))
+    opened = [sinks.Sinks(asked, {"script": "", "folder": str(run), "fail_on": config.fail_on}) for run in runs]
     book = book_of(config)
 
     from traincheck.checking.offline import check_folder
 
     code = 0
-    for run in runs:
+    for run, more in zip(runs, opened, strict=True):
         if len(runs) > 1:
             remark(f"checking {run}")
         with Progress() as progress:
             checked = check_folder(run, book, progress)
         reports.write_reports(checked.report, checked.verdicts, reports.given(json_file), reports.given(html_file))
-        reports.show_summary(checked.report, reports.given(json_file, html_file))
+        more.close(checked.report, checked.verdicts)
+        reports.show_summary(checked.report, [*reports.given(json_file, html_file), *more.files])
         code = max(code, exit_code(checked.report, config.fail_on))
     return code

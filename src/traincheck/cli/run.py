@@ -11,7 +11,7 @@ import typer
 
 from traincheck import config as configs
 from traincheck import plugins
-from traincheck.cli import flags, guarding, recording, reports
+from traincheck.cli import flags, guarding, recording, reports, sinks
 from traincheck.cli.console import FINDINGS, exit_code, remark
 from traincheck.config import Config
 from traincheck.errors import TrainCheckError
@@ -36,6 +36,7 @@ Examples:
   traincheck run -b good.jsonl --on-violation stop -m package.train --epochs 3
   traincheck run -b good.jsonl --budget 1% --keep-recording 200MB train.py
   traincheck run -b good.jsonl --sample-every 10 -- torchrun --nproc-per-node 2 train.py
+  traincheck run -b good.jsonl --report junit=results.xml --report github train.py
   traincheck run -b good.jsonl --alert-command "notify-send TrainCheck" --metrics-port 9100 train.py
 
 Options of TrainCheck come before the program; everything after it is the program's own. Report and recording are
@@ -64,6 +65,7 @@ def command(
     budget: flags.Budget = None,
     json_file: flags.JsonFile = None,
     html_file: flags.HtmlFile = None,
+    more_reports: flags.Reports = None,
     packages: flags.Packages = None,
     runs: flags.Runs = None,
     webhook: flags.Webhook = None,
@@ -94,6 +96,7 @@ def command(
         "sample_every": sample_every,
         "warm_up": warm_up,
         "budget": budget,
+        "reports": tuple(more_reports or ()),
         "packages": tuple(packages or ()),
         "runs": str(runs) if runs else None,
         "webhook": webhook,
@@ -122,6 +125,7 @@ def run(
 
     plugins.check("traincheck.relations")  # a package that adds what cannot be used stops us before the start
     target.check(os.environ)  # before a port is opened
+    more = sinks.Sinks(sinks.asked_for(config), {"script": target.script, "fail_on": config.fail_on})
     # And so does a bad book.
     book = book_of(config, lambda matter: program_of(target, os.environ, Path.cwd(), matter))
     following: list[Follower] = []
@@ -136,7 +140,7 @@ def run(
         done = recording.record(target, config, run_folder, book, os.environ, follow)
         try:
             compared = following[0].compared if following else ()
-            return _conclude(done, book, config, compared, json_file, html_file)
+            return _conclude(done, book, config, compared, json_file, html_file, more)
         except Exception as error:
             if not done.status.code:
                 raise
@@ -151,6 +155,7 @@ def _conclude(
     compared: Sequence[Compared],
     json_file: Path | None,
     html_file: Path | None,
+    more: sinks.Sinks,
 ) -> int:
     """Gather and report what was found; the exit code."""
     from traincheck.checking.gathered import gather
@@ -160,11 +165,12 @@ def _conclude(
     html_files = [done.path / reports.HTML_NAME, *reports.given(html_file)]
     try:
         reports.write_reports(checked.report, checked.verdicts, json_files, html_files)
+        more.close(checked.report, checked.verdicts)
     finally:  # what was found is told even where it cannot be written
         recording.tell_end(done.status)
         recording.tell_removed(done.folder)
         if checked.outcomes:
-            reports.show_summary(checked.report, [*json_files, *html_files], is_result=False)
+            reports.show_summary(checked.report, [*json_files, *html_files, *more.files], is_result=False)
             if not (done.status.code or config.books or checked.report.findings):
                 reports.offer(done.folder, Path.cwd())
         else:

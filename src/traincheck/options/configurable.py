@@ -112,6 +112,17 @@ CONFIGURABLE = (
         shared=True,
     ),
     Option(
+        "reports",
+        ("--report",),
+        "Also write the report in this format: json, html, junit, sarif, github, markdown, or one that a package adds. "
+        "FILE is in the working directory unless a path is given, and - is standard output; by default it is "
+        "traincheck.json, traincheck-junit.xml and the like. github needs no file. May be given several times.",
+        "texts",
+        "FORMAT[=FILE]",
+        default=(),
+        shared=True,
+    ),
+    Option(
         "sample_every",
         ("--sample-every",),
         "Watch one of so many training steps, in bursts of two; all of them with 1.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -10,6 +9,7 @@ import msgspec
 from traincheck.errors import ReportNotFound, ReportTooNew, ReportUnreadable
 from traincheck.files import PathLike, read_bounded, write_whole
 from traincheck.printable import json_text
+from traincheck.reporting.base import Document
 from traincheck.vocab.finding import REPORT_VERSION, Cost, Counts, Finding, Parting, RankState, Report
 
 
@@ -31,20 +31,14 @@ class _Version(msgspec.Struct):
     version: int
 
 
-class JsonSink:
+class JsonSink(Document):
     """Writes the JSON report when the run is over."""
 
-    def __init__(self, path: PathLike) -> None:
-        self._path = path
+    name = "json"
+    file = "traincheck.json"
 
-    def open(self, run: Mapping[str, object]) -> None:
-        """Nothing: the document is written as one."""
-
-    def show(self, finding: Finding) -> None:
-        """Nothing: the report of `close` holds every finding."""
-
-    def close(self, report: Report) -> None:
-        write_json(report, self._path)
+    def text(self, report: Report) -> str:
+        return json_of(report)
 
 
 def write_json(report: Report, path: PathLike) -> None:

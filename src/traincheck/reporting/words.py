@@ -169,3 +169,19 @@ def recorded(report: Report) -> str:
         return ""
     held, watched = told
     return f"the recording holds {held:,} of {number(watched, 'step')} (--record all keeps each of them)"
+
+
+def in_lines(finding: Finding) -> list[str]:
+    """All that there is to say about a finding beside its title, a line each."""
+    where = steps(finding)
+    told = [f"step{'s' * ('-' in where)} {where}, {about_ranks(finding)}"]
+    told += [finding.cause] if finding.cause else []
+    told += [f"where: {finding.site}"] if finding.site else []
+    told += [f"variables: {listed(finding.variables, MOST_VARIABLES)}"] if finding.variables else []
+    told += [f"expected: {finding.expected}", f"observed: {finding.observed}"]
+    told += [f"look at: {place}. {advice}" for place, advice in enumerate(finding.advice, 1)]
+    return [plain(line) for line in told]
+
+
+MOST_VARIABLES = 8
+"""Variables of a finding that are named in a line; the JSON report has all of them."""

@@ -7,43 +7,32 @@ import functools
 import hashlib
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TypeAlias
 
 import jinja2
 from markupsafe import Markup
 
 from traincheck.files import PathLike, write_whole
 from traincheck.reporting import words
+from traincheck.reporting.base import Document, Judged
 from traincheck.reporting.html.timeline import timeline
 from traincheck.reporting.rank_rows import job_names, rank_rows
 from traincheck.version import __version__
-from traincheck.vocab.finding import NOT_OBSERVED, NOT_TRIGGERED, PASSED, VIOLATED, Counts, Finding, Report
-from traincheck.vocab.invariant import Invariant
-
-Judged: TypeAlias = tuple[Invariant, str]
-"""An invariant with its verdict: passed, violated, never triggered or could not be observed."""
+from traincheck.vocab.finding import NOT_OBSERVED, NOT_TRIGGERED, PASSED, VIOLATED, Counts, Report
 
 _ORDER = (VIOLATED, PASSED, NOT_TRIGGERED, NOT_OBSERVED)
 
 
-class HtmlSink:
+class HtmlSink(Document):
     """Writes the HTML report when the run is over; `judged` is asked then for the invariants and their verdicts."""
 
-    def __init__(self, path: PathLike, judged: Callable[[], Sequence[Judged]] = tuple) -> None:
-        self._path = path
-        self._judged = judged
+    name = "html"
+    file = "traincheck.html"
 
-    def open(self, run: Mapping[str, object]) -> None:
-        """Nothing: the document is written as one."""
-
-    def show(self, finding: Finding) -> None:
-        """Nothing: the report of `close` holds every finding."""
-
-    def close(self, report: Report) -> None:
-        render_html(report, self._judged(), self._path)
+    def text(self, report: Report) -> str:
+        return html_of(report, self._judged())
 
 
 def render_html(report: Report, invariants: Sequence[Judged], path: PathLike) -> None:

@@ -1,0 +1,92 @@
+"""GitHub Actions: findings as annotations at their lines, and the summary of the job.
+
+Source: GitHub Docs, "Workflow commands for GitHub Actions".
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from traincheck.errors import OutputError
+from traincheck.files import PathLike, may_write
+from traincheck.reporting import words
+from traincheck.reporting.base import STDOUT, Judging
+from traincheck.reporting.markdown import markdown_of
+from traincheck.reporting.repository import in_repository
+from traincheck.vocab.finding import Finding, Report
+from traincheck.vocab.invariant import ERROR
+
+SUMMARY = "GITHUB_STEP_SUMMARY"
+"""The variable that names the file to which a step appends its part of the summary."""
+
+MOST = 10
+"""Annotations of a level that GitHub shows of a step; further ones would only be found in its log."""
+
+
+class GitHubSink:
+    """Writes a workflow command for each finding, and appends Markdown to the summary of the job where there is one.
+
+    GitHub reads commands on both streams. They go to stderr, for stdout may be the program's; with `-` to stdout.
+    """
+
+    name = "github"
+    file = ""
+
+    def __init__(self, place: PathLike = "", judged: Judging = tuple) -> None:
+        if place not in ("", STDOUT):
+            raise ValueError(f"github, or github={STDOUT} for standard output")
+        self._place = place
+
+    def open(self, run: Mapping[str, object]) -> None:
+        """See to it that the summary can be written. Raises OutputError."""
+        if summary := os.environ.get(SUMMARY):
+            may_write(summary)
+
+    def show(self, finding: Finding) -> None:
+        """Nothing: the report of `close` holds every finding."""
+
+    def close(self, report: Report) -> None:
+        """Write the commands, and append to the summary. Raises OutputError."""
+        stream = sys.stdout if self._place == STDOUT else sys.stderr
+        stream.writelines(f"{line}\n" for line in commands(report))
+        stream.flush()
+        if summary := os.environ.get(SUMMARY):
+            try:
+                with Path(summary).open("a", encoding="utf-8", errors="backslashreplace") as file:
+                    file.write(markdown_of(report))
+            except OSError as error:
+                raise OutputError(summary, error.strerror or str(error)) from None
+
+
+def commands(report: Report) -> Iterator[str]:
+    """The workflow commands that tell the report, a line each; none for a run in which nothing wrong was found."""
+    shown = {True: 0, False: 0}
+    for finding in report.findings:
+        grave = finding.severity == ERROR
+        shown[grave] += 1
+        if shown[grave] <= MOST:
+            yield _command(finding)
+    if not (report.findings or report.counts.passed):
+        yield f"::warning title=TrainCheck::{_data(words.plain(words.headline(report)))}"
+
+
+def _command(finding: Finding) -> str:
+    where = {}
+    if finding.site is not None:
+        where = {"file": in_repository(words.plain(finding.site.file)), "line": str(finding.site.line)}
+    properties = {**where, "title": f"TrainCheck: {words.plain(finding.title)}"}
+    told = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
+    level = "error" if finding.severity == ERROR else "notice"
+    return f"::{level} {told}::{_data(chr(10).join(words.in_lines(finding)))}"
+
+
+def _data(text: str) -> str:
+    """As GitHub's own toolkit escapes a message: in one line."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

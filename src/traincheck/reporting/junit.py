@@ -1,0 +1,131 @@
+"""JUnit XML: what Jenkins, GitLab, Azure and most other CI systems show as test results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from html import escape
+
+from traincheck.reporting import words
+from traincheck.reporting.base import Document
+from traincheck.vocab.finding import Finding, Report
+from traincheck.vocab.invariant import ERROR, NOTICE
+
+FAILING = {"error": (ERROR,), "notice": (ERROR, NOTICE), "never": ()}
+"""By `--fail-on`: the severities that fail. Others are told as skipped, so that they can be seen and do no harm."""
+
+
+@dataclass(slots=True)
+class Element:
+    """An element of XML; a writer of our own, for the one of the standard library comes with a reader that expands what
+    strangers write. Texts and values must hold no character that XML cannot, which `_plain` sees to."""
+
+    tag: str
+    attrib: dict[str, str] = field(default_factory=dict)
+    text: str = ""
+    children: list[Element] = field(default_factory=list)
+
+    def add(self, tag: str, text: str = "", **attrib: str) -> Element:
+        """A new last child."""
+        self.children.append(Element(tag, attrib, text))
+        return self.children[-1]
+
+    def lines(self, indent: str = "") -> Iterator[str]:
+        """The element as text."""
+        head = "".join([self.tag, *(f' {name}="{escape(value)}"' for name, value in self.attrib.items())])
+        if self.children:
+            yield f"{indent}<{head}>"
+            for child in self.children:
+                yield from child.lines(indent + "  ")
+            yield f"{indent}</{self.tag}>"
+        elif self.text:
+            yield f"{indent}<{head}>{escape(self.text)}</{self.tag}>"
+        else:
+            yield f"{indent}<{head}/>"
+
+
+class JUnitSink(Document):
+    """One test case for each finding, and one for the invariants that held."""
+
+    name = "junit"
+    file = "traincheck-junit.xml"
+
+    def text(self, report: Report) -> str:
+        failing = FAILING.get(str(self._run.get("fail_on", ERROR)), (ERROR,))
+        suite = Element("testsuite", {"name": _plain(f"traincheck {_script(report)}".strip())})
+        properties = suite.add("properties")
+        for fact, value in (("verdict", report.verdict), *_facts(report)):
+            properties.add("property", name=_plain(fact), value=_plain(value))
+        cases = [_of_invariants(report), *(_case(one, name, report, failing) for name, one in _named(report))]
+        suite.children += cases
+        fared = Counter(child.tag for case in cases for child in case.children)
+        counts = {
+            "tests": str(len(cases)),
+            "failures": str(fared["failure"]),
+            "errors": "0",
+            "skipped": str(fared["skipped"]),
+        }
+        suite.attrib |= {**counts, **_times(report)}
+        root = Element("testsuites", {"name": "TrainCheck", **counts}, children=[suite])
+        return "\n".join(['<?xml version="1.0" encoding="utf-8"?>', *root.lines(), ""])
+
+
+def _named(report: Report) -> list[tuple[str, Finding]]:
+    """Findings with a name each: CI systems take test cases of one name for one."""
+    seen: Counter[str] = Counter()
+    named = []
+    for finding in report.findings:
+        seen[finding.title] += 1
+        again = seen[finding.title]
+        named.append((f"{finding.title} ({again})" if again > 1 else finding.title, finding))
+    return named
+
+
+def _case(finding: Finding, name: str, report: Report, failing: tuple[str, ...]) -> Element:
+    case = Element("testcase", {"classname": _classname(report), "name": _plain(name)})
+    if finding.site is not None:
+        case.attrib |= {"file": _plain(finding.site.file), "line": str(finding.site.line)}
+    told = "\n".join(words.in_lines(finding))
+    message = f"{finding.severity} at step {finding.step}: {finding.observed}"
+    kind = "failure" if finding.severity in failing else "skipped"
+    case.add(kind, told, type=_plain(finding.severity), message=_plain(message))
+    return case
+
+
+def _of_invariants(report: Report) -> Element:
+    """That a run in which nothing could be judged has passed is never said."""
+    case = Element("testcase", {"classname": _classname(report), "name": "invariants hold"})
+    if not (report.counts.passed or report.counts.violated):
+        case.add("skipped", message=_plain(words.headline(report)))
+    case.add("system-out", f"{words.judged(report.counts)}; {words.seen(report.counts)}")
+    return case
+
+
+def _classname(report: Report) -> str:
+    return "traincheck." + _plain(_script(report).removesuffix(".py").replace("/", ".") or "run").lstrip(".")
+
+
+def _script(report: Report) -> str:
+    return str(report.run.get("script") or "")
+
+
+def _facts(report: Report) -> list[tuple[str, object]]:
+    return [(name, value) for name, value in report.run.items() if isinstance(value, str | int) and value != ""]
+
+
+def _times(report: Report) -> dict[str, str]:
+    """When the run began and how long it took, where that is known."""
+    try:
+        began = datetime.fromisoformat(str(report.run["started"]))
+        ended = datetime.fromisoformat(str(report.run["ended"]))
+        taken = {"time": f"{(ended - began).total_seconds():.3f}"}
+    except (KeyError, ValueError, TypeError):  # not ended, or the words of a stranger
+        return {}
+    return {"timestamp": began.replace(tzinfo=None).isoformat(), **taken}
+
+
+def _plain(value: object) -> str:
+    """As one line without the characters that XML cannot hold."""
+    return words.plain(str(value))

@@ -1,0 +1,90 @@
+"""Markdown: a summary for people, as GitHub shows it of a job, or to paste into a pull request."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from traincheck.reporting import words
+from traincheck.reporting.base import Document
+from traincheck.vocab.finding import Finding, Report
+from traincheck.vocab.invariant import ERROR
+
+ROWS, AT_LENGTH, REASONS = 50, 10, 10
+"""Findings in the table, those that are told at length, and reasons why something was not observed."""
+
+LONGEST = 2_000
+"""Characters of one text: GitHub takes a summary of one megabyte, and none of a larger one."""
+
+
+class MarkdownSink(Document):
+    """Headline, a table of the findings, the first of them at length, and what was checked."""
+
+    name = "markdown"
+    file = "traincheck.md"
+
+    def text(self, report: Report) -> str:
+        return markdown_of(report)
+
+
+def markdown_of(report: Report) -> str:
+    """The report as Markdown (CommonMark with tables, as GitHub has it). All text of the report is escaped."""
+    return "\n".join(_lines(report)) + "\n"
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield f"## TrainCheck: {escaped(words.headline(report))}"
+    yield ""
+    if report.run.get("script"):
+        yield f"Program: {_code(str(report.run['script']))}"
+        yield ""
+    if report.findings:
+        yield "| # | severity | steps | ranks | finding | where |"
+        yield "| ---: | --- | --- | --- | --- | --- |"
+        for place, finding in enumerate(report.findings[:ROWS], 1):
+            yield _row(place, finding)
+        yield ""
+        if len(report.findings) > ROWS:
+            yield f"and {len(report.findings) - ROWS:,} more findings in the JSON report"
+            yield ""
+    for place, finding in enumerate(report.findings[:AT_LENGTH], 1):
+        yield f"### {place}. {escaped(finding.title)}"
+        yield ""
+        yield from (f"* {escaped(line)}" for line in words.in_lines(finding))
+        yield ""
+    facts = [("invariants", words.judged(report.counts)), ("seen", words.seen(report.counts))]
+    facts += [("recorded", told)] if (told := words.recorded(report)) else []
+    facts += [("cost", words.cost(report.cost))] if report.cost is not None else []
+    reasons = Counter(report.not_observed).most_common()
+    facts += [("not observed", reason) for reason, _ in reasons[:REASONS]]
+    yield from (f"* **{name}**: {escaped(told)}" for name, told in facts)
+    if len(reasons) > REASONS:
+        yield f"* and {len(reasons) - REASONS:,} more reasons in the JSON report"
+
+
+def _row(place: int, finding: Finding) -> str:
+    severity = f"**{escaped(finding.severity)}**" if finding.severity == ERROR else escaped(finding.severity)
+    where = _code(f"{finding.site.file}:{finding.site.line}") if finding.site else ""
+    cells = (str(place), severity, words.steps(finding), words.ranks_of(finding), escaped(finding.title), where)
+    return f"| {' | '.join(cells)} |"
+
+
+_MEANS_SOMETHING = re.compile(r"[\\`*_{}\[\]#|~!$@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
+_HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}
+
+
+def escaped(text: str) -> str:
+    """`text` on one line and as text: nothing in it is a link, an element, an emphasis or the end of a cell.
+
+    A backslash before a punctuation mark makes it one in CommonMark; what is meant for HTML is written as an entity,
+    for a viewer that knows no backslashes.
+    """
+    told = words.plain(text)
+    if len(told) > LONGEST:
+        told = told[:LONGEST] + " ..."
+    return "".join(_HTML.get(one, one) for one in _MEANS_SOMETHING.sub(r"\\\g<0>", told))
+
+
+def _code(text: str) -> str:
+    return f"<code>{escaped(text)}</code>"
