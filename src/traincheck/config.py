@@ -41,6 +41,7 @@ class Config:
     budget: float
     runs: str
     reports: tuple[str, ...] = ()
+    trackers: tuple[str, ...] = ()
     webhook: str | None = field(default=None, repr=False)
     alert_command: str | None = None
     alert_on: str = "error"

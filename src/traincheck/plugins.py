@@ -31,11 +31,22 @@ SINKS = {
     "markdown": "traincheck.reporting.markdown:MarkdownSink",
 }
 
-GROUPS: dict[str, dict[str, str]] = {"traincheck.relations": RELATIONS, "traincheck.sinks": SINKS}
+TRACKERS = {
+    "tensorboard": "traincheck.reporting.trackers.tensorboard:TensorBoard",
+    "wandb": "traincheck.reporting.trackers.wandb:WeightsAndBiases",
+    "mlflow": "traincheck.reporting.trackers.mlflow:MLflow",
+}
+
+GROUPS: dict[str, dict[str, str]] = {
+    "traincheck.relations": RELATIONS,
+    "traincheck.sinks": SINKS,
+    "traincheck.trackers": TRACKERS,
+}
 
 MEMBERS: dict[str, tuple[str, ...]] = {
     "traincheck.relations": ("occasions", "needs", "is_habit", "is_setting", "argument_of", "implied", "describe"),
     "traincheck.sinks": ("open", "show", "close"),
+    "traincheck.trackers": ("open", "show", "measure", "close"),
 }
 """The methods that a class must have to be an extension of a group, whatever they do."""
 

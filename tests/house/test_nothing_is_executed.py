@@ -38,6 +38,8 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("runtime/target.py", "compile"): "asks whether the user's own script is Python; what comes of it is thrown away",
     ("runtime/launch.py", "Popen"): "starts the program that the user named",
     ("reporting/alerts/command.py", "Popen"): "starts the command that the user named, without a shell",
+    ("reporting/trackers/tracking.py", "Popen"): "our own worker, with the Python that runs us",
+    ("reporting/trackers/worker.py", "import_module"): "the tracker that --track named, of an installed package",
     ("cli/doctor.py", "run"): "asks a Python of its own what torch has",
     ("runtime/callbacks.py", "import_module"): "the function that --callback names, on the command line of the user",
     ("runtime/bootstrap/sitecustomize.py", "__import__"): "the sitecustomize that it shadows",

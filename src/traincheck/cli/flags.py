@@ -40,6 +40,7 @@ Record = Annotated[Optional[str], flag("record")]  # noqa: UP045
 KeepRecording = Annotated[Optional[str], flag("keep_recording")]  # noqa: UP045
 CompareRanks = Annotated[Optional[str], flag("compare_ranks")]  # noqa: UP045
 Reports = Annotated[Optional[list[str]], flag("reports")]  # noqa: UP045
+Trackers = Annotated[Optional[list[str]], flag("trackers")]  # noqa: UP045
 FailOn = Annotated[Optional[str], flag("fail_on")]  # noqa: UP045
 SampleEvery = Annotated[Optional[str], flag("sample_every")]  # noqa: UP045
 WarmUp = Annotated[Optional[str], flag("warm_up")]  # noqa: UP045

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
+from traincheck import plugins
 from traincheck.cli.console import remark
 from traincheck.config import Config
-from traincheck.errors import BadOption
+from traincheck.errors import BadOption, OutputError, PluginError, TrainCheckError
 from traincheck.options import OPTIONS
 
 if TYPE_CHECKING:
     from traincheck.reporting.metrics.otlp import Otlp
     from traincheck.reporting.metrics.prometheus import Prometheus
+    from traincheck.reporting.trackers.tracking import Tracking
     from traincheck.runtime.guard import Guard, Receiver
 
 MOST_PORTS = 65_535
@@ -28,12 +31,37 @@ def silent_after(config: Config) -> float:
     raise _bad(config, "silent_after", "a number of seconds above 0")
 
 
-def guard(config: Config) -> Guard:
-    """What looks out for a run that this command starts. Raises as `receivers`."""
+def guard(config: Config, more: Sequence[Receiver] = ()) -> Guard:
+    """What looks out for a run that this command starts, for `more` as well. Raises as `receivers`."""
     from traincheck.runtime.guard import Guard
 
     seconds = silent_after(config)
-    return Guard(receivers(config), remark, seconds)
+    return Guard([*receivers(config), *more], remark, seconds)
+
+
+def tracking(config: Config) -> list[Tracking]:
+    """The trackers that are asked for; none of them is at work yet. Raises BadOption, MissingExtra and PluginError."""
+    group, origin = "traincheck.trackers", config.origin("trackers")
+    found: list[Tracking] = []
+    for words in config.trackers:
+        from traincheck.reporting.trackers.tracking import Tracking
+
+        name, _, place = words.partition("=")
+        if name not in plugins.TRACKERS and name not in (known := plugins.names(group)):
+            raise BadOption(origin, words, f"TRACKER or TRACKER=PLACE, and as TRACKER one of {', '.join(known)}")
+        tracker = plugins.load(group, only=[name])[name]
+        try:
+            tracker(place)
+        except ValueError as error:
+            raise BadOption(origin, words, str(error)) from None
+        except OutputError as error:
+            raise BadOption(origin, words, f"a place that can be written ({error})") from None
+        except TrainCheckError:
+            raise
+        except Exception as error:  # it may be somebody else's code
+            raise PluginError(group, name, f"it cannot be made ({type(error).__name__}: {error})") from error
+        found.append(Tracking(name, f"{tracker.__module__}:{tracker.__qualname__}", place, remark))
+    return found
 
 
 def receivers(config: Config) -> list[Receiver]:

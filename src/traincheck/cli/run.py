@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ Examples:
   traincheck run -b good.jsonl --budget 1% --keep-recording 200MB train.py
   traincheck run -b good.jsonl --sample-every 10 -- torchrun --nproc-per-node 2 train.py
   traincheck run -b good.jsonl --report junit=results.xml --report github train.py
+  traincheck run -b good.jsonl --track tensorboard --track wandb=lab/vision train.py
   traincheck run -b good.jsonl --alert-command "notify-send TrainCheck" --metrics-port 9100 train.py
 
 Options of TrainCheck come before the program; everything after it is the program's own. Report and recording are
@@ -66,6 +68,7 @@ def command(
     json_file: flags.JsonFile = None,
     html_file: flags.HtmlFile = None,
     more_reports: flags.Reports = None,
+    trackers: flags.Trackers = None,
     packages: flags.Packages = None,
     runs: flags.Runs = None,
     webhook: flags.Webhook = None,
@@ -97,6 +100,7 @@ def command(
         "warm_up": warm_up,
         "budget": budget,
         "reports": tuple(more_reports or ()),
+        "trackers": tuple(trackers or ()),
         "packages": tuple(packages or ()),
         "runs": str(runs) if runs else None,
         "webhook": webhook,
@@ -126,20 +130,25 @@ def run(
     plugins.check("traincheck.relations")  # a package that adds what cannot be used stops us before the start
     target.check(os.environ)  # before a port is opened
     more = sinks.Sinks(sinks.asked_for(config), {"script": target.script, "fail_on": config.fail_on})
+    tracking = guarding.tracking(config)
     # And so does a bad book.
     book = book_of(config, lambda matter: program_of(target, os.environ, Path.cwd(), matter))
     following: list[Follower] = []
 
     def follow(folder: RunFolder) -> Follower:
         guard.begin(folder.path)
+        for one in tracking:
+            one.begin({"folder": str(folder.path), "script": folder.manifest.script, "host": platform.node()})
         following.append(_follower(folder, book, config))
         reports.make_ready()
         return following[0]
 
-    with guarding.guard(config) as guard:
+    with guarding.guard(config, tracking) as guard:
         done = recording.record(target, config, run_folder, book, os.environ, follow)
         try:
             compared = following[0].compared if following else ()
+            for one in tracking:
+                one.finish([done.path / reports.JSON_NAME, done.path / reports.HTML_NAME])
             return _conclude(done, book, config, compared, json_file, html_file, more)
         except Exception as error:
             if not done.status.code:

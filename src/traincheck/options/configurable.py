@@ -123,6 +123,16 @@ CONFIGURABLE = (
         shared=True,
     ),
     Option(
+        "trackers",
+        ("--track",),
+        "Show the run in a tracker while it goes on: tensorboard[=FOLDER], wandb[=PROJECT], mlflow[=EXPERIMENT], or "
+        "one that a package adds. May be given several times.",
+        "texts",
+        "TRACKER[=PLACE]",
+        default=(),
+        shared=True,
+    ),
+    Option(
         "sample_every",
         ("--sample-every",),
         "Watch one of so many training steps, in bursts of two; all of them with 1.",

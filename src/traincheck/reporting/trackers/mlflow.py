@@ -1,0 +1,90 @@
+"""MLflow: metrics, tags and artifacts of the program's run where MLFLOW_RUN_ID names it, otherwise of one of ours."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from traincheck.reporting.markdown import markdown_of
+from traincheck.reporting.trackers.tracker import curves, in_words, last_numbers, name_of, needs
+from traincheck.reporting.words import headline
+from traincheck.vocab.finding import Finding, Report
+from traincheck.vocab.status import RunStatus
+
+MOST = 20
+"""Findings that are told as tags as they come; the report has all of them."""
+
+LONGEST = 500
+"""Characters of a tag, as the narrowest store takes them."""
+
+FOLDER = "traincheck"
+"""Where the artifacts are."""
+
+
+class MLflow:
+    """Metrics by step, findings as tags, the reports as artifacts. `place` is the name of the experiment; without one
+    MLflow's own variables decide, as they do about the store (MLFLOW_TRACKING_URI).
+
+    Raises MissingExtra.
+    """
+
+    name = "mlflow"
+
+    def __init__(self, place: str) -> None:
+        needs(self.name, "mlflow")
+        self._place = place
+        self._shown = 0
+        self._step = 0
+
+    def open(self, run: Mapping[str, str]) -> str:
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient()
+        self._id = os.environ.get("MLFLOW_RUN_ID", "")
+        self._own = not self._id
+        if self._own:
+            tags = {f"{FOLDER}.{name}": value[:LONGEST] for name, value in run.items() if value}
+            made = self._client.create_run(self._experiment(), run_name=name_of(run), tags=tags)
+            self._id = made.info.run_id
+        found = self._client.get_run(self._id)
+        return f"MLflow run {self._id} ({found.info.run_name}) of experiment {found.info.experiment_id}"
+
+    def _experiment(self) -> str:
+        """Its id; an experiment that is not there yet is made."""
+        name = self._place or os.environ.get("MLFLOW_EXPERIMENT_NAME", "")
+        if not name:
+            return os.environ.get("MLFLOW_EXPERIMENT_ID") or "0"
+        known = self._client.get_experiment_by_name(name)
+        return str(known.experiment_id if known else self._client.create_experiment(name))
+
+    def show(self, finding: Finding) -> None:
+        self._shown += 1
+        if self._shown <= MOST:
+            self._client.set_tag(self._id, f"{FOLDER}.finding.{self._shown}", in_words(finding)[:LONGEST])
+
+    def measure(self, status: RunStatus) -> None:
+        self._step = max(self._step, status.steps)
+        self._log(curves(status))
+
+    def close(self, report: Report | None, files: tuple[Path, ...]) -> None:
+        if report is not None:
+            self._step = max(self._step, report.counts.steps)
+            self._log(last_numbers(report))
+            self._client.set_tag(self._id, f"{FOLDER}.verdict", report.verdict)
+            self._client.set_tag(self._id, f"{FOLDER}.headline", headline(report)[:LONGEST])
+            self._client.log_text(self._id, markdown_of(report), f"{FOLDER}/report.md")
+        for file in files:
+            self._client.log_artifact(self._id, str(file), FOLDER)
+        if self._own:  # that of the program is the program's to end
+            failed = report is not None and report.verdict == "errors"
+            self._client.set_terminated(self._id, "FAILED" if failed else "FINISHED")
+
+    def _log(self, told: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        metrics: list[Any] = [Metric(name, number, now, self._step) for name, number in told.items()]
+        self._client.log_batch(self._id, metrics=metrics)

@@ -1,0 +1,80 @@
+"""TensorBoard: event files, written by its own writer. Neither torch nor TensorFlow is needed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from traincheck.files import may_write
+from traincheck.reporting.markdown import escaped, markdown_of
+from traincheck.reporting.trackers.tracker import PREFIX, curves, in_words, last_numbers, needs
+from traincheck.reporting.words import in_lines
+from traincheck.vocab.finding import Finding, Report
+from traincheck.vocab.status import RunStatus
+
+FOLDER = "tensorboard"
+"""In the run folder, where no other one is named."""
+
+
+class TensorBoard:
+    """Scalars by step, and findings and report as text, in the folder `place`, or in the run folder.
+
+    Raises MissingExtra, and OutputError for a folder that cannot be written.
+    """
+
+    name = "tensorboard"
+
+    def __init__(self, place: str) -> None:
+        needs(self.name, "tensorboard")
+        if place:
+            may_write(Path(place) / "events")
+        self._place = place
+        self._step = 0
+
+    def open(self, run: Mapping[str, str]) -> str:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        folder = Path(self._place) if self._place else Path(run["folder"]) / FOLDER
+        self._writer = EventFileWriter(str(folder), filename_suffix=".traincheck")
+        return f"tensorboard --logdir {folder}"
+
+    def show(self, finding: Finding) -> None:
+        lines = "".join(f"\n* {escaped(line)}" for line in in_lines(finding))
+        self._text("findings", f"**{escaped(in_words(finding))}**\n{lines}", finding.step)
+        self._writer.flush()
+
+    def measure(self, status: RunStatus) -> None:
+        self._step = max(self._step, status.steps)
+        self._scalars(curves(status))
+
+    def close(self, report: Report | None, files: tuple[Path, ...]) -> None:
+        if report is not None:
+            self._step = max(self._step, report.counts.steps)
+            self._scalars(last_numbers(report))
+            self._text("report", markdown_of(report), self._step)
+        self._writer.close()
+
+    def _scalars(self, told: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        self._add(Summary(value=[Summary.Value(tag=tag, simple_value=one) for tag, one in told.items()]), self._step)
+        self._writer.flush()
+
+    def _text(self, tag: str, text: str, step: int) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+        from tensorboard.compat.proto.types_pb2 import DT_STRING
+        from tensorboard.plugins.text.metadata import create_summary_metadata
+
+        shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+        told = TensorProto(dtype=DT_STRING, string_val=[text.encode("utf-8", "backslashreplace")], tensor_shape=shape)
+        metadata = create_summary_metadata(display_name="", description="")
+        self._add(Summary(value=[Summary.Value(tag=PREFIX + tag, metadata=metadata, tensor=told)]), step)
+
+    def _add(self, summary: Any, step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))

@@ -1,0 +1,181 @@
+"""Tracking: tells a tracker in a process of its own how a run goes on, and waits for nothing it does."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from traincheck.background import background
+from traincheck.reporting.json_report import tellable
+from traincheck.reporting.trackers.messages import CLOSE, MEASURE, OPEN, SHOW, Answer, Message
+from traincheck.vocab.finding import Finding
+from traincheck.vocab.status import RunStatus
+
+EVERY = 10.0
+"""Seconds between two points of a curve, unless something was found or the run is over."""
+
+ANSWER, FIRST_ANSWER = 60.0, 120.0
+"""Seconds after which a tracker that gives no answer is ended: the libraries give up their own attempts sooner; at the
+start they are imported and may wait for a server."""
+
+AT_THE_END = 60.0
+"""Seconds that the end of a run waits for a tracker: reports are sent to its server then."""
+
+PATIENCE = 5.0
+"""Seconds of it after which a word is said."""
+
+MOST_WAITING = 1_000
+"""Findings that may wait; there are some dozens at most. Of the numbers only the last ones wait."""
+
+_CODE = (
+    "import sys; sys.path[:] = [place for place in sys.path if place]; "  # no module of the working directory
+    "from traincheck.reporting.trackers.worker import main; main()"
+)
+
+
+class Tracking:
+    """A receiver that tells the tracker `target` (`module:Class`), which is called `name`, what it receives.
+
+    What goes wrong is told through `tell`, once; the run is not concerned. `begin` it, and before it is closed say with
+    `finish` which files hold the report.
+    """
+
+    def __init__(self, name: str, target: str, place: str, tell: Callable[[str], None]) -> None:
+        self.name = name
+        self._tell = tell
+        self._words = [sys.executable, "-c", _CODE, target, place]
+        self._waiting: deque[Message] = deque()
+        self._news = threading.Condition()
+        self._told = False
+        self._files: tuple[str, ...] = ()
+        self._due = 0.0
+        self._found: object = None
+        self._ends: float | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+
+    def begin(self, run: Mapping[str, str]) -> None:
+        """Start the process; `run` tells of the run, see `Tracker.open`."""
+        try:
+            # In a session of its own: a Ctrl-C is not meant for it, and what it starts can be ended with it.
+            self._process = subprocess.Popen(
+                self._words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._trouble(error.strerror or str(error))
+            return
+        self._put(Message(OPEN, run=dict(run)))
+        self._thread = background(self._work, "traincheck-tracking")
+
+    def look(self, findings: Sequence[Finding], status: RunStatus) -> None:
+        """Tell what is new."""
+        for finding in findings:
+            self._put(Message(SHOW, finding=finding))
+        found, now = (status.errors, status.notices, status.over), time.monotonic()
+        if status.ranks and (found != self._found or now >= self._due):
+            self._found, self._due = found, now + EVERY
+            self._put(Message(MEASURE, status=status))
+
+    def finish(self, files: Sequence[Path]) -> None:
+        """These files hold the report."""
+        self._files = tuple(str(file.absolute()) for file in files)
+
+    def close(self) -> None:
+        """Tell that the run is over, and wait for the tracker to take it, for at most `AT_THE_END` seconds."""
+        if self._thread is None:
+            return
+        with self._news:
+            self._ends = time.monotonic() + AT_THE_END
+        self._put(Message(CLOSE, files=self._files))
+        self._thread.join(min(PATIENCE, AT_THE_END))
+        if self._thread.is_alive():
+            self._tell(f"waiting for {self.name} to take the report, {AT_THE_END:.0f} s at most")
+            self._thread.join(AT_THE_END - PATIENCE + 1)
+        self._end()
+
+    def _put(self, message: Message) -> None:
+        with self._news:
+            if message.kind == MEASURE:  # only the last numbers matter
+                for older in [one for one in self._waiting if one.kind == MEASURE]:
+                    self._waiting.remove(older)
+            if len(self._waiting) < MOST_WAITING or message.kind == CLOSE:
+                self._waiting.append(message)
+                self._news.notify()
+
+    def _trouble(self, why: str) -> None:
+        if not self._told:
+            self._told = True
+            self._tell(f"--track {self.name}: {why} (told once; the run is not concerned)")
+
+    # -- on the thread ---------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            with self._news:
+                while not self._waiting:
+                    self._news.wait()
+                message = self._waiting.popleft()
+            try:
+                answer = self._asked(message)
+            except (OSError, ValueError, msgspec.MsgspecError) as error:  # it has ended, or says what is no answer
+                self._trouble(str(error))
+                self._end()
+                return
+            if answer.trouble:
+                self._trouble(answer.trouble)
+            if answer.where:
+                self._tell(f"tracked by {self.name}: {answer.where}")
+            if message.kind == OPEN and answer.trouble:
+                self._end()
+                return
+            if message.kind == CLOSE:
+                return
+
+    def _asked(self, message: Message) -> Answer:
+        """What the tracker answers. Raises OSError where it does not."""
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        process.stdin.write(msgspec.json.encode(tellable(message)) + b"\n")
+        process.stdin.flush()
+        line = b""
+        until = time.monotonic() + (FIRST_ANSWER if message.kind == OPEN else ANSWER)
+        while not line.endswith(b"\n"):
+            left = min(until, self._ends or until) - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("it gives no answer, and is given up")
+            if select.select([process.stdout], [], [], min(left, 1.0))[0]:
+                read = os.read(process.stdout.fileno(), 65_536)
+                if not read:
+                    raise OSError("its process has ended, and nothing more is told there")
+                line += read
+        return msgspec.json.decode(line, type=Answer)
+
+    def _end(self) -> None:
+        """End its process, and what that has started."""
+        process = self._process
+        if process is None:
+            return
+        with suppress(OSError):
+            if process.stdin is not None:
+                process.stdin.close()
+        try:
+            process.wait(0 if self._told else 5.0)
+        except subprocess.TimeoutExpired:
+            with suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

@@ -1,0 +1,143 @@
+"""The shell blocks of "Trackers" do what it says: a run with an error, read back by the trackers' own libraries."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "trackers.md"
+BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+PROGRAM = """
+import os
+
+import torch
+
+if "MLFLOW_RUN_ID" in os.environ:
+    import mlflow
+
+    mlflow.start_run()
+    mlflow.log_metric("loss", 1.0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(12):
+    x = torch.randn(16, 4)
+    loss = torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+    loss.backward()
+    optimizer.step()
+"""
+ERROR = "Gradients are not cleared between steps"
+CURVES = {f"traincheck/{name}" for name in ("errors", "notices", "rules_checked", "steps", "steps_watched", "cost")}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def run(place: Path, line: str, **variables: str) -> str:
+    """What a command that finds an error says. Nothing of it reaches a network."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "MLFLOW_"))}
+    environ |= {"PATH": path, "COLUMNS": "100", "WANDB_MODE": "offline", "WANDB_DIR": str(place)}
+    environ |= {f"WANDB_{kind}_DIR": str(place / kind) for kind in ("CACHE", "CONFIG", "DATA")}
+    environ |= {"MLFLOW_TRACKING_URI": str(place / "mlruns"), "MLFLOW_ALLOW_FILE_STORE": "true", **variables}
+    done = subprocess.run(["bash", "-c", line], cwd=place, env=environ, capture_output=True, text=True)
+    assert done.returncode == 3, f"{line}\n{done.stdout}{done.stderr}"
+    return done.stderr
+
+
+def records(file: Path) -> Iterator[Any]:
+    """What an offline run of wandb holds: a log of LevelDB behind a header, records of protobuf in it."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, at, parts = file.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if 32_768 - at % 32_768 < 7:
+            at += 32_768 - at % 32_768
+            continue
+        size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        parts += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # a whole one, or the end of one
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(parts)
+            parts = b""
+            yield record
+
+
+@pytest.mark.slow
+def test_the_guide_does_what_it_says(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for library in ("tensorboard", "wandb", "mlflow"):
+        pytest.importorskip(library)
+    (line,) = [line for block in BLOCK.findall(GUIDE.read_text(encoding="utf-8")) for line in block.splitlines()]
+    told = run(place, line)
+    for tracker in ("tensorboard", "wandb", "mlflow"):
+        assert f"tracked by {tracker}: " in told, told
+    assert "told once" not in told, told
+    _tensorboard(place / "runs" / "today" / "tensorboard")
+    _wandb(place)
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=str(place / "mlruns"))
+    experiment = client.get_experiment_by_name("nightly")
+    (ours,) = client.search_runs([experiment.experiment_id])
+    assert (ours.info.run_name, ours.info.status) == ("traincheck train.py", "FAILED")
+    assert ours.data.metrics.keys() >= CURVES and ours.data.metrics["traincheck/steps"] == 12
+    assert ERROR in ours.data.tags["traincheck.finding.1"] and ours.data.tags["traincheck.verdict"] == "errors"
+    artifacts = {one.path for one in client.list_artifacts(ours.info.run_id, "traincheck")}
+    assert artifacts == {"traincheck/report.html", "traincheck/report.json", "traincheck/report.md"}
+
+    # A run of the program's own is joined, and left to it to end.
+    theirs = client.create_run(experiment.experiment_id, run_name="theirs").info.run_id
+    run(place, "traincheck run --track mlflow train.py", MLFLOW_RUN_ID=theirs)
+    found = client.get_run(theirs)
+    assert found.data.metrics.keys() >= {"loss", "traincheck/errors"}
+    assert (found.info.run_name, found.info.status) == ("theirs", "FINISHED")
+    assert len(client.search_runs([experiment.experiment_id])) == 2
+
+
+def _tensorboard(folder: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(folder))
+    read.Reload()
+    assert set(read.Tags()["scalars"]) >= CURVES
+    last = read.Scalars("traincheck/errors")[-1]
+    assert last.value >= 1 and [one.value for one in read.Scalars("traincheck/steps")] == [12]
+    texts = {
+        tag: read.Tensors(tag)[0].tensor_proto.string_val[0].decode()
+        for tag in read.Tags()["tensors"]
+        if read.SummaryMetadata(tag).plugin_data.plugin_name == "text"
+    }
+    assert ERROR in texts["traincheck/findings"] and texts["traincheck/report"].startswith("## TrainCheck: ")
+
+
+def _wandb(place: Path) -> None:
+    (file,) = place.glob("wandb/offline-run-*/*.wandb")
+    told: dict[str, list[Any]] = {}
+    for record in records(file):
+        kind = record.WhichOneof("record_type")
+        told.setdefault(kind, []).append(getattr(record, kind))
+    (begun, *_) = told["run"]
+    assert (begun.project, begun.display_name, begun.run_group) == ("vision", "traincheck train.py", "traincheck")
+    keys = {item.key or "/".join(item.nested_key) for one in told["history"] for item in one.item}
+    assert keys >= {"traincheck/errors", "traincheck/step", "traincheck/findings/nrows"}
+    summary = {item.key or "/".join(item.nested_key): item.value_json for one in told["summary"] for item in one.update}
+    assert ERROR in summary["traincheck/last_finding"] and summary["traincheck/verdict"] == '"errors"'
+    (artifact,) = (one for one in told["artifact"] if one.type == "traincheck-report")
+    assert {one.path for one in artifact.manifest.contents} == {"report.html", "report.json"}
+    # Of machine, code and what is printed nothing is told.
+    assert not {"stats", "output", "output_raw"} & told.keys()
+    assert not list(place.glob("wandb/offline-run-*/files/*metadata*"))

@@ -1,0 +1,203 @@
+"""Trackers keep nobody waiting: one that fails, hangs or ends is told once; what is told arrives whole and in order."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from telling import wait_for
+from traincheck import plugins
+from traincheck.cli import guarding
+from traincheck.cli.main import main
+from traincheck.config import Config, load
+from traincheck.errors import BadOption, MissingExtra
+from traincheck.reporting.json_report import write_json
+from traincheck.reporting.trackers import tracking as trackings
+from traincheck.reporting.trackers.tracker import curves, needs
+from traincheck.reporting.trackers.tracking import Tracking
+from traincheck.vocab.finding import Report
+from traincheck.vocab.status import ENDED, GOING, TRAINING, RankStatus, RunStatus
+
+RANK = RankStatus(0, 7, "", TRAINING, 12, 13, 1, 3.5, 0.25, 1.5, 1.0)
+STATUS = RunStatus("runs/today", GOING, "train.py", "run", None, False, 9, 4, 1, 0, (RANK,))
+
+NOTED = """
+import json, os, sys, time
+
+class Noted:
+    name = "noted"
+
+    def __init__(self, place):
+        self.place = place
+
+    def note(self, *words):
+        with open(self.place, "a") as file:
+            file.write(json.dumps(words) + "\\n")
+
+    def open(self, run):
+        print("what a library prints is no answer")
+        self.note("open", run["script"], os.environ["MLFLOW_DISABLE_TELEMETRY"])
+        return "here"
+
+    def show(self, finding):
+        self.note("show", finding.title, finding.site and finding.site.line)
+
+    def measure(self, status):
+        self.note("measure", status.steps, status.errors)
+
+    def close(self, report, files):
+        self.note("close", report and report.verdict, [file.name for file in files])
+
+
+class Unwilling(Noted):
+    def open(self, run):
+        raise OSError("no login")
+
+
+class Failing(Noted):
+    def show(self, finding):
+        raise ValueError("no such table")
+
+
+class Hanging(Noted):
+    def show(self, finding):
+        self.note("hangs", os.getpid())
+        time.sleep(600)
+
+
+class Ending(Noted):
+    def show(self, finding):
+        os._exit(1)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a package with trackers is installed."""
+    (tmp_path / "noted.py").write_text(NOTED)
+    path = [str(tmp_path), str(Path(trackings.__file__).parents[3])]
+    monkeypatch.setenv("PYTHONPATH", ":".join(path))
+    return tmp_path
+
+
+def noted(place: Path) -> list[list[object]]:
+    file = place / "notes"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def followed(place: Path, kind: str, report: Report, said: list[str]) -> float:
+    """Follow a short run to its end; how many seconds the one who tells had to wait before it."""
+    write_json(report, place / "report.json")
+    tracking = Tracking("noted", f"noted:{kind}", str(place / "notes"), said.append)
+    tracking.begin({"script": "train.py", "folder": str(place)})
+    began = time.monotonic()
+    tracking.look([], STATUS)
+    tracking.look(report.findings, replace(STATUS, errors=2))
+    taken = time.monotonic() - began
+    wait_for(lambda: len(noted(place)) > 1 or len(said) > 1 or (said and "tracked by" not in said[0]))
+    tracking.look([], replace(STATUS, errors=2, state=ENDED, exit_code=0))
+    tracking.finish([place / "report.json", place / "report.html"])
+    tracking.close()
+    return taken
+
+
+def test_what_is_told_arrives_whole_and_in_order(place: Path, some_report: Report) -> None:
+    said: list[str] = []
+    hostile = replace(some_report.findings[0], title="a \ud800 \n b")
+    followed(place, "Noted", replace(some_report, findings=(hostile, *some_report.findings[1:])), said)
+    told = noted(place)
+    assert told[0] == ["open", "train.py", "true"] and told[-1] == ["close", "errors", ["report.json"]]
+    assert [one for one in told if one[0] == "show"] == [
+        ["show", "a \\ud800 \n b", 42],
+        ["show", "The loss is printed no more", None],
+    ]
+    assert [one for one in told if one[0] == "measure"][-1] == ["measure", 12, 2]
+    assert said == ["tracked by noted: here"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("Unwilling", "OSError: no login"),
+        ("Failing", "ValueError: no such table"),
+        ("Ending", "its process has ended, and nothing more is told there"),
+        ("Missing", "AttributeError: module 'noted' has no attribute 'Missing'"),
+    ],
+)
+def test_trouble_is_told_once(place: Path, some_report: Report, kind: str, why: str) -> None:
+    said: list[str] = []
+    assert followed(place, kind, some_report, said) < 1
+    assert [one for one in said if "tracked by" not in one] == [
+        f"--track noted: {why} (told once; the run is not concerned)"
+    ]
+    closed = [one[0] for one in noted(place)][-1:] == ["close"]
+    assert closed == (kind == "Failing")  # one that takes no findings may take the report
+
+
+def test_one_that_hangs_is_ended(place: Path, some_report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackings, "ANSWER", 0.5)
+    monkeypatch.setattr(trackings, "AT_THE_END", 3.0)
+    said: list[str] = []
+    assert followed(place, "Hanging", some_report, said) < 1
+    assert sum("gives no answer, and is given up" in one for one in said) == 1
+    (process,) = (int(str(one[1])) for one in noted(place) if one[0] == "hangs")
+    wait_for(lambda: not Path(f"/proc/{process}").exists() or sys.platform != "linux")
+
+
+def test_curves_are_those_that_are_known() -> None:
+    assert curves(STATUS) == {
+        "traincheck/errors": 1.0,
+        "traincheck/notices": 0.0,
+        "traincheck/rules_checked": 4.0,
+        "traincheck/windows_dropped": 1.0,
+        "traincheck/steps_per_second": 3.5,
+        "traincheck/cost": 0.25,
+    }
+    unknown = replace(STATUS, ranks=(replace(RANK, cost=None, steps_per_second=None),))
+    assert not {"traincheck/cost", "traincheck/steps_per_second"} & curves(unknown).keys()
+
+
+# -- the option ------------------------------------------------------------------------------------------------------
+
+
+def config(place: Path, *words: str) -> Config:
+    return load({"trackers": words}, {}, place)
+
+
+def test_a_missing_library_is_told_politely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nowhere_installed").mkdir()  # as wandb leaves a folder `wandb`
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(MissingExtra, match=r"--track wandb needs the package 'nowhere_installed'.*traincheck\[wandb\]"):
+        needs("wandb", "nowhere_installed")
+
+
+def test_what_cannot_be_is_told_before_the_program_starts(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINCHECK_PACKS", "shipped")
+    (folder / "train.py").write_text("open('started', 'w')\n")
+    assert main(["run", "--track", "comet", "train.py"]) == 2
+    assert (
+        "expected TRACKER or TRACKER=PLACE, and as TRACKER one of tensorboard, wandb, mlflow" in capsys.readouterr().err
+    )
+    assert not (folder / "started").exists()
+    pytest.importorskip("tensorboard")
+    with pytest.raises(
+        BadOption, match=r"--track was given 'tensorboard=train.py'; expected a place that can be written"
+    ):
+        guarding.tracking(config(folder, "tensorboard=train.py"))
+    pytest.importorskip("wandb")
+    with pytest.raises(BadOption, match="expected wandb=PROJECT or wandb=ENTITY/PROJECT"):
+        guarding.tracking(config(folder, "wandb=a/b/c"))
+
+
+def test_ours_load_without_their_libraries() -> None:
+    known = set(sys.modules)
+    assert list(plugins.load("traincheck.trackers", only=plugins.TRACKERS)) == ["tensorboard", "wandb", "mlflow"]
+    assert not {"wandb", "mlflow", "tensorboard", "torch"} & (set(sys.modules) - known)
