@@ -125,7 +125,7 @@ def _tensorboard(folder: Path) -> None:
 
 
 def _wandb(place: Path) -> None:
-    (file,) = place.glob("wandb/offline-run-*/*.wandb")
+    (file,) = place.glob("runs/today/wandb/offline-run-*/*.wandb")
     told: dict[str, list[Any]] = {}
     for record in records(file):
         kind = record.WhichOneof("record_type")
@@ -138,6 +138,7 @@ def _wandb(place: Path) -> None:
     assert ERROR in summary["traincheck/last_finding"] and summary["traincheck/verdict"] == '"errors"'
     (artifact,) = (one for one in told["artifact"] if one.type == "traincheck-report")
     assert {one.path for one in artifact.manifest.contents} == {"report.html", "report.json"}
+    assert not (place / "wandb").exists()  # which is the program's
     # Of machine, code and what is printed nothing is told.
     assert not {"stats", "output", "output_raw"} & told.keys()
-    assert not list(place.glob("wandb/offline-run-*/files/*metadata*"))
+    assert not list(place.glob("runs/today/wandb/offline-run-*/files/*metadata*"))

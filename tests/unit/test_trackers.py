@@ -20,6 +20,9 @@ from traincheck.reporting.json_report import write_json
 from traincheck.reporting.trackers import tracking as trackings
 from traincheck.reporting.trackers.tracker import curves, needs
 from traincheck.reporting.trackers.tracking import Tracking
+from traincheck.reporting.trackers.worker import serve
+from traincheck.testing.sinks import NotConforming
+from traincheck.testing.trackers import check_tracker
 from traincheck.vocab.finding import Report
 from traincheck.vocab.status import ENDED, GOING, TRAINING, RankStatus, RunStatus
 
@@ -201,3 +204,70 @@ def test_ours_load_without_their_libraries() -> None:
     known = set(sys.modules)
     assert list(plugins.load("traincheck.trackers", only=plugins.TRACKERS)) == ["tensorboard", "wandb", "mlflow"]
     assert not {"wandb", "mlflow", "tensorboard", "torch"} & (set(sys.modules) - known)
+
+
+# -- conformance -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["tensorboard", *(pytest.param(one, marks=pytest.mark.slow) for one in ("wandb", "mlflow"))]
+)
+def test_ours_conform(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(name)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "mlruns"))
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+    for kind in ("CACHE", "CONFIG", "DATA"):
+        monkeypatch.setenv(f"WANDB_{kind}_DIR", str(tmp_path / kind))
+    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
+    assert check_tracker(plugins.load("traincheck.trackers", only=[name])[name], tmp_path) == 7
+
+
+class Kept:
+    """A tracker that keeps its promises. The broken ones below are made from it."""
+
+    name = "kept"
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def open(self, run: object) -> str:
+        return "nowhere"
+
+    def show(self, finding: object) -> None: ...
+
+    def measure(self, status: object) -> None: ...
+
+    def close(self, report: object, files: object) -> None: ...
+
+
+BROKEN = {
+    "no class": (Kept(""), "is no class"),
+    "no name": (type("Broken", (Kept,), {"name": "a=b"}), "has no name"),
+    "no method": (type("Broken", (Kept,), {"measure": None}), "has no measure"),
+    "raises": (type("Broken", (Kept,), {"close": lambda self, report, files: report.findings}), "no report.*raises"),
+    "no text": (type("Broken", (Kept,), {"open": lambda self, run: None}), "Return a text"),
+    "changes": (type("Broken", (Kept,), {"close": lambda self, report, files: report.run.clear()}), "changes the"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_promise_is_told_with_its_cure(name: str, tmp_path: Path) -> None:
+    assert check_tracker(Kept, tmp_path) == 7
+    tracker, message = BROKEN[name]
+    (tmp_path / "again").mkdir()
+    with pytest.raises(NotConforming, match=message) as told:
+        check_tracker(tracker, tmp_path / "again")
+    assert str(told.value).endswith(".")
+
+
+def test_a_run_whose_command_was_killed_is_closed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(place))
+    answers: list[bytes] = []
+    lines = [b'{"kind":"open","run":{"script":"train.py"}}\n', b"garbled\n"]
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    serve("noted:Noted", str(place / "notes"), lines, answers.append)
+    assert json.loads(answers[0]) == {"where": "here"} and b"trouble" in answers[1]
+    assert noted(place)[-1] == ["close", None, []]

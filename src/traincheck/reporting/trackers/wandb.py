@@ -58,10 +58,16 @@ class WeightsAndBiases:
             whose = {"name": name_of(run), "group": group, "job_type": "traincheck"}
             whose["config"] = {"traincheck": dict(run), **({"training_run": theirs} if theirs else {})}
         self._run = wandb.init(
-            entity=entity or None, project=project or None, settings=wandb.Settings(**settings), **whose
+            entity=entity or None,
+            project=project or None,
+            dir=run["folder"],  # not beside those of the program, where `latest-run` would become ours
+            settings=wandb.Settings(**settings),
+            **whose,
         )
         self._run.define_metric(f"{PREFIX}step", hidden=True)
         self._run.define_metric(f"{PREFIX}*", step_metric=f"{PREFIX}step")
+        if self._run.settings.mode == "disabled":
+            return "nothing is kept, for wandb is disabled"
         return str(self._run.url or f"wandb sync {self._run.settings.sync_dir}")
 
     def show(self, finding: Finding) -> None:
