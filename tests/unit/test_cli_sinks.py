@@ -66,7 +66,7 @@ def test_what_cannot_be_is_told_before_anything_is_done(
 
 def test_two_formats_need_two_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "run", "--report", "junit=a", "--report", "sarif=a"]) == 2
-    assert "--report was given 'sarif=a'; expected a file of its own" in capsys.readouterr().err
+    assert "--report was given 'sarif=a'; expected a place of its own" in capsys.readouterr().err
 
 
 def test_a_file_holds_the_report_of_one_run(capsys: pytest.CaptureFixture[str]) -> None:

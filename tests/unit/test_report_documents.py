@@ -129,6 +129,13 @@ def test_sarif_names_the_same_thing_alike_in_every_run(some_report: Report) -> N
     assert re.fullmatch(r"[0-9a-f]{8}", rule_id("!!"))
 
 
+def test_sarif_makes_no_links_of_what_strangers_wrote() -> None:
+    told = [one["message"]["text"].splitlines()[0] for one in sarif(REPORTS["hostile"])["runs"][0]["results"]]
+    assert r"\[e\](http://example.com)" in told[1]
+    assert told[4].endswith(r"{{{{ 7 * 7 }}}} ${{jndi}} \\n.")
+    assert rule_id(HOSTILE[1]) == "a-b-c-d-e-http-example-com-www-example-com-someone"
+
+
 @pytest.mark.parametrize("name", REPORTS)
 def test_sarif_is_valid_by_the_official_schema(name: str) -> None:
     jsonschema = pytest.importorskip("jsonschema")

@@ -52,8 +52,8 @@ def asked_for(config: Config, runs: int = 1) -> list[Asked]:
         one = Asked(name, place or file, sink, words, origin)
         if one.file is not None and runs > 1:
             raise BadOption(origin, words, "one RUN, for a file holds the report of one")
-        if one.file is not None and any(one.file == other.file for other in found):
-            raise BadOption(origin, words, "a file of its own for each format")
+        if one.place and any(one.place == other.place for other in found):
+            raise BadOption(origin, words, "a place of its own for each format")
         found.append(one)
     return found
 

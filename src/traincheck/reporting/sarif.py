@@ -55,12 +55,11 @@ class SarifSink(Document):
 
 def _rule(title: str, report: Report) -> dict[str, Any]:
     first = next(finding for finding in report.findings if finding.title == title)
-    said = words.plain(title)
     return {
         "id": rule_id(title),
-        "shortDescription": {"text": said},
-        "fullDescription": {"text": words.plain(first.cause) or said},
-        "help": {"text": "\n".join(map(words.plain, first.advice)) or said},
+        "shortDescription": _message(title),
+        "fullDescription": _message(first.cause or title),
+        "help": _message(*(first.advice or (title,))),
         "defaultConfiguration": {"level": _level(first)},
     }
 
@@ -75,14 +74,13 @@ def rule_id(title: str) -> str:
 
 
 def _result(finding: Finding, titles: list[str], report: Report) -> dict[str, Any]:
-    said = [words.plain(finding.title) + ".", *words.in_lines(finding)]
     place = f"{finding.site.file}:{finding.site.function}" if finding.site else ""
     told = f"{finding.title}\n{place}".encode("utf-8", "replace")
     return {
         "ruleId": rule_id(finding.title),
         "ruleIndex": titles.index(finding.title),
         "level": _level(finding),
-        "message": {"text": "\n".join(said)},
+        "message": _message(finding.title + ".", *words.in_lines(finding)),
         "locations": _locations(finding, report),
         "partialFingerprints": {"traincheck/v1": hashlib.sha256(told).hexdigest()[:32]},
         "properties": {
@@ -118,12 +116,21 @@ def _physical(file: str, line: int) -> dict[str, Any]:
 def _invocation(report: Report) -> dict[str, Any]:
     """That TrainCheck did its work, and what it could not see."""
     told: list[dict[str, Any]] = [
-        {"level": "note", "message": {"text": f"not observed: {words.plain(reason)}{_times(times)}"}}
+        {"level": "note", "message": _message(f"not observed: {reason}{_times(times)}")}
         for reason, times in Counter(report.not_observed).most_common()
     ]
     if not (report.findings or report.counts.passed):
-        told.insert(0, {"level": "warning", "message": {"text": words.headline(report)}})
+        told.insert(0, {"level": "warning", "message": _message(words.headline(report))})
     return {"executionSuccessful": True, "toolExecutionNotifications": told}
+
+
+_MEANS_SOMETHING = str.maketrans({"\\": "\\\\", "[": "\\[", "]": "\\]", "{": "{{", "}": "}}"})
+"""In a message: brackets would make a link, braces a placeholder (sections 3.11.5 and 3.11.6 of the standard)."""
+
+
+def _message(*lines: str) -> dict[str, str]:
+    """A message of these lines, in which all of it is text."""
+    return {"text": "\n".join(words.plain(line) for line in lines).translate(_MEANS_SOMETHING)}
 
 
 def _times(times: int) -> str:
