@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import random
+import re
 import shutil
 import struct
 from collections.abc import Callable, Iterable
@@ -28,6 +29,7 @@ from recorded import training
 from rules import make_invariant
 from telling import learned, updates
 from traincheck.checking.engine import Engine, Outcome
+from traincheck.checking.exhibits import exhibits
 from traincheck.checking.gathered import gather
 from traincheck.checking.offline import BOOK_FILE, check_folder
 from traincheck.checking.outcome_files import (
@@ -39,6 +41,7 @@ from traincheck.checking.outcome_files import (
 )
 from traincheck.checking.rank_engine import Compared
 from traincheck.checking.ranks import compare_recorded
+from traincheck.checking.recalled import verdicts_of
 from traincheck.checking.watching import Watcher
 from traincheck.cli import explain
 from traincheck.config import load
@@ -186,8 +189,11 @@ def _outcome(book: Book, windows: Iterable[Window], rank: int) -> Outcome:
 # -- what is done with them --------------------------------------------------------------------------------------------
 
 
-def _show(report: Report, verdicts: Any = ()) -> None:
-    html_of(report, verdicts)
+def _show(report: Report, verdicts: Any = (), folder: Path | None = None) -> None:
+    shown = exhibits(folder, report, [rule for rule, _ in verdicts]) if folder is not None else ()
+    for one in shown:
+        assert not re.match(r"\w+(Error|Exception):", one.note), one.note  # told with the page, and a fault of ours
+    html_of(report, verdicts, shown)
     json_of(report)
     TerminalSink(Console(file=io.StringIO(), width=100)).close(report)
     for finding in report.findings:
@@ -205,7 +211,7 @@ def _book(path: Path, folder: Path) -> None:
 
 
 def _report(path: Path, folder: Path) -> None:
-    _show(read_json(path))
+    _show(read_json(path), verdicts_of(folder), folder)
 
 
 def _outcomes(path: Path, folder: Path) -> None:
@@ -218,12 +224,12 @@ def _of_ranks(path: Path, folder: Path) -> None:
 
 def _whole(path: Path, folder: Path) -> None:
     checked = check_folder(folder, read_book(folder / BOOK_FILE))
-    _show(checked.report, checked.verdicts)
+    _show(checked.report, checked.verdicts, folder)
 
 
 def _gathered(path: Path, folder: Path) -> None:
     checked = gather(folder, read_book(folder / BOOK_FILE))
-    _show(checked.report, checked.verdicts)
+    _show(checked.report, checked.verdicts, folder)
 
 
 def _watched(path: Path, folder: Path) -> None:

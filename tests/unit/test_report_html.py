@@ -7,12 +7,13 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from exhibited import exhibit
+from pages import ATTACKS, Page
 from traincheck.errors import OutputError
 from traincheck.reporting.base import Sink
 from traincheck.reporting.html.sink import HtmlSink, html_of, render_html
@@ -20,53 +21,6 @@ from traincheck.reporting.html.timeline import LANES, TICKS, timeline
 from traincheck.vocab.finding import NOT_OBSERVED, NOT_TRIGGERED, PASSED, VIOLATED, Report, Site
 from traincheck.vocab.invariant import Clause, Invariant
 from traincheck.vocab.occasion import Subject
-
-ATTACKS = (
-    "<script>alert(1)</script>",
-    "</script><script>alert(1)</script>",
-    "</style><img src=x onerror=alert(1)>",
-    "\" onmouseover=\"alert(1)",
-    "' autofocus onfocus='alert(1)",
-    "{{ 7 * 7 }}{% raw %}",
-    "<!-- ]]> &lt;b&gt;",
-    "javascript:alert(1)",
-    "data:text/html,<script>alert(1)</script>",
-    "[x](javascript:alert(1)) `code` ${alert(1)}",
-)  # fmt: skip
-
-
-class Page(HTMLParser):
-    """What a browser would make of a document: its elements, and what they hold."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.raw: dict[str, list[str]] = {"script": [], "style": []}
-        self.texts: list[str] = []
-        self._open: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in ("meta", "link", "input"):
-            self._open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open and self._open.pop() == tag, f"{tag} closed out of order at {self.getpos()}"
-
-    def handle_data(self, data: str) -> None:
-        if self._open and self._open[-1] in self.raw:
-            self.raw[self._open[-1]].append(data)
-        else:
-            self.texts.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.texts).split())
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.elements if name == tag]
 
 
 @pytest.fixture
@@ -76,7 +30,7 @@ def judged(some_invariants: tuple[Invariant, ...]) -> list[tuple[Invariant, str]
 
 @pytest.fixture
 def page(some_report: Report, judged: list[tuple[Invariant, str]]) -> Page:
-    return Page(html_of(some_report, judged))
+    return Page(html_of(some_report, judged, [exhibit()]))
 
 
 def hostile(attack: str, report: Report, make: Callable[..., Invariant]) -> str:
@@ -105,7 +59,7 @@ def hostile(attack: str, report: Report, make: Callable[..., Invariant]) -> str:
     partings = (replace(report.partings[0], job=states[0].job, what=attack),)
     told = replace(report, findings=(finding, finding), not_observed=(attack,), run=run)
     told = replace(told, ranks=tuple(states), partings=partings)
-    return html_of(told, [(replace(invariant, id=attack), attack), (invariant, VIOLATED)])
+    return html_of(told, [(replace(invariant, id=attack), attack), (invariant, VIOLATED)], [exhibit(attack)])
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
@@ -180,14 +134,14 @@ def test_headings_are_in_order(page: Page) -> None:
 
 
 def test_what_calls_for_attention_comes_first(page: Page) -> None:
-    verdicts = [row["data-verdict"] for row in page.all("tr") if "data-verdict" in row]
+    verdicts = [row["data-kind"] for row in page.all("tr") if "data-kind" in row]
     assert verdicts == ["violated", "passed", "never-triggered", "could-not-be-observed"]
 
 
 def test_a_clean_report_has_no_empty_sections(clean_report: Report) -> None:
     page = Page(html_of(clean_report, ()))
     assert "Nothing wrong found in 1 step: 9 invariants held" in page.text
-    assert {a["id"] for a in page.all("section") if "id" in a} == {"run"}
+    assert {a["id"] for a in page.all("section") if "id" in a} == {"watched", "run"}
 
 
 def test_the_sink_asks_for_verdicts_at_the_end(

@@ -45,7 +45,7 @@ def lean(window: Window, demand: Demand) -> Window:
 
     `demand` is that of the rules about ranks. Calls that place the window among those of others are kept in any case.
     """
-    values = list(_values(window))
+    values = list(values_of(window))
     crowded = len({section_of(variable) for _, variable, _ in values}) > MOST_SECTIONS
     sums: dict[str, int] = {}
     for value in values:
@@ -61,7 +61,7 @@ def lean(window: Window, demand: Demand) -> Window:
 
 def full(window: Window, demand: Demand) -> Window:
     """What a rank tells where digests differ: as `lean`, with the values in place of their digests."""
-    told = {(what, variable) for what, variable, _ in _values(window)}
+    told = {(what, variable) for what, variable, _ in values_of(window)}
     readings = tuple(
         reading
         for reading in window.readings
@@ -190,7 +190,7 @@ def _all_different(
     seen: dict[str, Counter[tuple[str, str, str]]] = {section: Counter() for section in opened}
     asked: dict[str, set[int]] = {section: set() for section in opened}
     for place, window in whole.items():
-        for what, variable, content in _values(window):
+        for what, variable, content in values_of(window):
             section = section_of(variable, crowded)
             if section in opened and who[section][place] not in asked[section]:
                 seen[section][what, variable, repr(content)] += 1
@@ -204,7 +204,7 @@ def _without(window: Window, shards: set[str], crowded: bool) -> Window:
     if not shards:
         return window
     changes = (change for change in window.changes if section_of(change.variable, crowded) not in shards)
-    told = {(what, variable) for what, variable, _ in _values(window)}
+    told = {(what, variable) for what, variable, _ in values_of(window)}
     readings = (
         each
         for each in window.readings
@@ -223,7 +223,8 @@ def _digests(window: Window) -> dict[str, Any]:
     return {each.variable: each.value for each in window.readings if each.kind == DIGEST}
 
 
-def _values(window: Window) -> Iterator[tuple[str, str, object]]:
+def values_of(window: Window) -> Iterator[tuple[str, str, object]]:
+    """What of a window the relations compare over ranks: of what thing, of which variable, and its content."""
     for relation in _with_values():
         yield from relation.values(window)
 

@@ -18,7 +18,7 @@ from traincheck.vocab.invariant import ERROR
 WRITING = "trace:"
 """How what a process could not observe begins, where its recording was given up."""
 
-_THINGS = {
+THINGS = {
     "parameter.used_grad": "gradients",
     "parameter.grad": "gradients",
     "parameter.used_data": "parameters",
@@ -26,6 +26,7 @@ _THINGS = {
     "parameter.data": "parameters",
     "module.batch": "batches",
 }
+"""What ranks hold of a subject, in a word."""
 _KINDS = {"hyperparameter": "settings of the optimizer", "optimizer_state": "state of the optimizer"}
 
 
@@ -101,4 +102,4 @@ def what_of(violation: Violation) -> str:
     kind = subject.api.partition(".")[0]
     other = "collectives" if subject.api.startswith(COLLECTIVE) else f"calls of {short(subject.api)}"
     to_differ = prop.verb == "differs on ranks" or prop.detail == "all distinct"
-    return f"{_THINGS.get(subject.api) or _KINDS.get(kind, other)} {'are the same' if to_differ else 'differ'}"
+    return f"{THINGS.get(subject.api) or _KINDS.get(kind, other)} {'are the same' if to_differ else 'differ'}"

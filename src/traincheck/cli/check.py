@@ -63,7 +63,7 @@ def check(runs: Sequence[Path], config: Config, json_file: Path | None = None, h
             remark(f"checking {run}")
         with Progress() as progress:
             checked = check_folder(run, book, progress)
-        reports.write_reports(checked.report, checked.verdicts, reports.given(json_file), reports.given(html_file))
+        reports.write_reports(run, checked.report, checked.verdicts, reports.given(json_file), reports.given(html_file))
         more.close(checked.report, checked.verdicts)
         reports.show_summary(checked.report, [*reports.given(json_file, html_file), *more.files])
         code = max(code, exit_code(checked.report, config.fail_on))

@@ -71,6 +71,7 @@ Unmute = Annotated[bool, flag("unmute")]
 FailOnChange = Annotated[bool, flag("fail_on_change")]
 JsonFile = Annotated[Optional[Path], flag("json_file")]  # noqa: UP045
 HtmlFile = Annotated[Optional[Path], flag("html_file")]  # noqa: UP045
+PageFile = Annotated[Optional[Path], flag("page_file")]  # noqa: UP045
 JsonLines = Annotated[bool, flag("json_lines")]
 AsJson = Annotated[bool, flag("as_json")]
 Text = Annotated[Optional[str], flag("text")]  # noqa: UP045

@@ -43,7 +43,7 @@ def follow(
                 break
         sleep(pause)
     files = [output / reports.JSON_NAME, output / reports.HTML_NAME] if output else []
-    reports.write_reports(checked.report, checked.verdicts, files[:1], files[1:])
+    reports.write_reports(run, checked.report, checked.verdicts, files[:1], files[1:])
     reports.show_summary(checked.report, files)
     return exit_code(checked.report, config.fail_on)
 

@@ -1,54 +1,75 @@
-"""`traincheck report`: show the report of a run again."""
+"""`traincheck report`: show the reports of runs again, each by itself and side by side."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 
 from traincheck import config as configs
 from traincheck.cli import flags, reports, sinks
-from traincheck.cli.console import exit_code
+from traincheck.cli.console import exit_code, remark
 from traincheck.config import Config
+from traincheck.errors import BadOption
 
 EPILOG = """\b
 Examples:
   traincheck report traincheck-runs/train-20260102-030405
   traincheck report RUN --json - | jq .verdict
-  traincheck report RUN --html report.html
+  traincheck report RUN -o report.html
   traincheck report RUN --report markdown=- --report sarif=traincheck.sarif
+  traincheck report runs/monday runs/tuesday runs/wednesday -o week.html
+
+The page is one file that loads nothing: open it in a browser, or send it. Several runs stand side by side on it.
+
+Exit codes: 0 no findings at or above --fail-on, 3 findings, 2 wrong usage, 1 TrainCheck failed.
 """
 
 
 def command(
-    run: flags.OneRunFolder,
+    runs: flags.RunFolders,
+    page: flags.PageFile = None,
     json_file: flags.JsonFile = None,
-    html_file: flags.HtmlFile = None,
     more_reports: flags.Reports = None,
     fail_on: flags.FailOn = None,
 ) -> None:
-    """Show the report of a run again.
+    """Show the reports of runs again, on the terminal and as a page.
 
-    It is the one that `traincheck run` left in the run folder.
+    A report is the one that `traincheck run` left in the run folder.
     """
     said = {"fail_on": fail_on, "reports": tuple(more_reports or ())}
-    raise typer.Exit(report(run, configs.load(said, os.environ, Path.cwd()), json_file, html_file))
+    raise typer.Exit(report(runs, configs.load(said, os.environ, Path.cwd()), json_file, page))
 
 
-def report(run: Path, config: Config, json_file: Path | None = None, html_file: Path | None = None) -> int:
-    """Show it on the terminal and write it where asked; the exit code is that of the run's findings.
+def report(runs: Sequence[Path], config: Config, json_file: Path | None = None, page: Path | None = None) -> int:
+    """Show them on the terminal and write them where asked; the exit code is that of the findings of all runs.
 
-    Raises RunFolderNotFound and ReportNotFound.
+    Raises RunFolderNotFound and ReportNotFound, before anything is written.
     """
+    from traincheck.checking.recalled import verdicts_of
     from traincheck.errors import RunFolderNotFound
     from traincheck.reporting.json_report import read_json
 
-    if not run.is_dir():
-        raise RunFolderNotFound(run)
-    more = sinks.Sinks(sinks.asked_for(config), {"folder": str(run), "fail_on": config.fail_on})
-    told = read_json(run / reports.JSON_NAME)
-    reports.write_reports(told, (), reports.given(json_file), reports.given(html_file))
-    more.close(told, ())
-    reports.show_summary(told, [*reports.given(json_file, html_file), *more.files])
-    return exit_code(told, config.fail_on)
+    if json_file is not None and len(runs) > 1:
+        raise BadOption("--json", str(json_file), "one RUN, for a file holds the report of one")
+    for run in runs:
+        if not run.is_dir():
+            raise RunFolderNotFound(run)
+    asked = sinks.asked_for(config, len(runs))
+    opened = [sinks.Sinks(asked, {"folder": str(run), "fail_on": config.fail_on}) for run in runs]
+    told = [read_json(run / reports.JSON_NAME) for run in runs]
+    verdicts = [verdicts_of(run) if asked or page is not None else () for run in runs]
+    if json_file is not None:
+        reports.write_json_file(told[0], json_file)
+    if page is not None:
+        several = zip(runs, told, verdicts, reports.names_of(runs), strict=True)
+        reports.write_page([reports.part_of_page(*one) for one in several], page)
+    files = reports.given(json_file, page)
+    for place, (run, each, judged, more) in enumerate(zip(runs, told, verdicts, opened, strict=True), 1):
+        if len(runs) > 1:
+            remark(f"report of {run}")
+        more.close(each, judged)
+        reports.show_summary(each, [*(files if place == len(runs) else []), *more.files])
+    return max(exit_code(each, config.fail_on) for each in told)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from traincheck.cli.console import out, remark
 
 if TYPE_CHECKING:
+    from traincheck.reporting.html.part import Told
     from traincheck.trace.folder import RunFolder
     from traincheck.vocab.finding import Report
     from traincheck.vocab.invariant import Invariant
@@ -40,6 +41,7 @@ def make_ready() -> None:
     Raises nothing: what is missing says so when it is used.
     """
     with suppress(Exception):
+        import traincheck.checking.exhibits
         import traincheck.checking.gathered
         import traincheck.reporting.json_report
         import traincheck.reporting.terminal  # noqa: F401
@@ -49,19 +51,55 @@ def make_ready() -> None:
 
 
 def write_reports(
-    report: Report, verdicts: Sequence[tuple[Invariant, str]], json_files: Sequence[Path], html_files: Sequence[Path]
+    folder: Path,
+    report: Report,
+    verdicts: Sequence[tuple[Invariant, str]],
+    json_files: Sequence[Path],
+    html_files: Sequence[Path],
 ) -> None:
-    """Write the report into each of the files; JSON for `-` goes to stdout. Raises OutputError."""
-    from traincheck.reporting.html.sink import render_html
+    """Write the report of a run folder into each of the files; JSON for `-` goes to stdout. Raises OutputError."""
+    for path in json_files:
+        write_json_file(report, path)
+    if html_files:
+        part = part_of_page(folder, report, verdicts)
+        for path in html_files:
+            write_page([part], path)
+
+
+def write_json_file(report: Report, path: Path) -> None:
+    """Write the report as JSON; for `-` it goes to stdout. Raises OutputError."""
     from traincheck.reporting.json_report import json_of, write_json
 
-    for path in json_files:
-        if path == STDOUT:
-            out(json_of(report).rstrip())
-        else:
-            write_json(report, path)
-    for path in html_files:
-        render_html(report, verdicts, path)
+    if path == STDOUT:
+        out(json_of(report).rstrip())
+    else:
+        write_json(report, path)
+
+
+def part_of_page(folder: Path, report: Report, verdicts: Sequence[tuple[Invariant, str]], name: str = "") -> Told:
+    """A run as the page tells it, with what its findings are shown with, as far as the folder holds it."""
+    from traincheck.checking.exhibits import exhibits
+    from traincheck.reporting.html.part import Told
+
+    return Told(report, verdicts, exhibits(folder, report, [rule for rule, _ in verdicts]), name)
+
+
+def write_page(parts: Sequence[Told], path: Path) -> None:
+    """Write the page of one or several runs. Raises OutputError."""
+    from traincheck.reporting.html.sink import render_page
+
+    render_page(parts, path)
+
+
+def names_of(runs: Sequence[Path]) -> list[str]:
+    """A name for each run folder: its last part, or as much of its path as tells it from the others."""
+    paths = [run.absolute() for run in runs]
+    most = max(len(path.parts) for path in paths)
+    for length in range(1, most + 1):
+        names = [str(Path(*path.parts[-length:])) for path in paths]
+        if len(set(names)) == len(set(paths)):
+            return names
+    return [str(path) for path in paths]
 
 
 def show_summary(report: Report, files: Sequence[Path], is_result: bool = True) -> None:

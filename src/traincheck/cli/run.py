@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -167,13 +168,15 @@ def _conclude(
     more: sinks.Sinks,
 ) -> int:
     """Gather and report what was found; the exit code."""
+    from traincheck.checking.excerpts import with_files
     from traincheck.checking.gathered import gather
 
     checked = gather(done.path, book, compared)
+    checked = replace(checked, report=with_files(checked.report, Path(), done.folder.manifest.started))
     json_files = [done.path / reports.JSON_NAME, *reports.given(json_file)]
     html_files = [done.path / reports.HTML_NAME, *reports.given(html_file)]
     try:
-        reports.write_reports(checked.report, checked.verdicts, json_files, html_files)
+        reports.write_reports(done.path, checked.report, checked.verdicts, json_files, html_files)
         more.close(checked.report, checked.verdicts)
     finally:  # what was found is told even where it cannot be written
         recording.tell_end(done.status)

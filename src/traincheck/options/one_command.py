@@ -88,6 +88,13 @@ ONE_COMMAND = (
     Option("json_file", ("--json",), "Also write the report as JSON.", "path", "FILE"),
     Option("html_file", ("--html",), "Also write the report as one self-contained HTML page.", "path", "FILE"),
     Option(
+        "page_file",
+        ("--output", "-o", "--html"),
+        "Also write one self-contained HTML page, on which several runs stand side by side.",
+        "path",
+        "FILE",
+    ),
+    Option(
         "json_lines", ("--json",), "Print JSON: one object for each finding and each status.", "switch", default=False
     ),
     Option("as_json", ("--json",), "Print JSON.", "switch", default=False),

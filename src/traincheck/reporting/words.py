@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -68,13 +69,27 @@ MOST_SOURCES = 3
 def cost(told: Cost) -> str:
     """How many steps were watched, and which share of the run that took, on the program's threads and beside them."""
     said = f"watched {told.watched:,} of {number(told.steps, 'step')}"
-    total = told.share(sum(told.sources.values()))
     most = sorted(told.sources.items(), key=lambda entry: -entry[1])[:MOST_SOURCES]
     by_source = ", ".join(f"{source} {percent(told.share(seconds))}" for source, seconds in most)
     beside = percent(told.share(sum(told.background.values())))
-    return (
-        f"{said}; it took {percent(total)} of the run{f' ({by_source})' if by_source else ''}, and {beside} beside it"
-    )
+    took = f"it took {percent(told.whole)} of the run{f' ({by_source})' if by_source else ''}"
+    return f"{said}; {took}, and {beside} beside it"
+
+
+def cost_share(told: Cost) -> str:
+    """What watching took of the run, in a few words."""
+    return f"watching took {percent(told.whole)} of the run"
+
+
+def moment(told: object) -> str:
+    """A time in ISO 8601 to the minute, as people write it; any other text as it is."""
+    text = str(told or "")
+    return text[:16].replace("T", " ") if re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", text) else text
+
+
+def by_severity(report: Report) -> list[tuple[str, int]]:
+    """How many findings there are of each severity, in the order of the findings."""
+    return list(Counter(finding.severity for finding in report.findings).items())
 
 
 def percent(share: float) -> str:
@@ -123,6 +138,11 @@ def beside_others(told: RankState) -> str:
     if told.compared is None:
         return "not compared"
     return "agrees" if told.compared >= told.recorded else f"agrees to step {told.compared:,}"
+
+
+def sentence(text: str) -> str:
+    """`text` with a capital letter at its start."""
+    return text[:1].upper() + text[1:]
 
 
 def listed(items: Sequence[str], most: int) -> str:

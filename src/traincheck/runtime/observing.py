@@ -16,6 +16,8 @@ import msgspec
 
 from traincheck import config as configs
 from traincheck import plugins, redaction
+from traincheck.checking.excerpts import with_files
+from traincheck.checking.exhibits import exhibits
 from traincheck.checking.gathered import gather
 from traincheck.config import checked_number
 from traincheck.errors import BadOption
@@ -280,9 +282,10 @@ def _conclude(observation: Observation, folder: RunFolder, book: Book | None, *,
 
 def _report(observation: Observation, folder: Path, book: Book) -> None:
     checked = gather(folder, book)
-    observation.report = checked.report
-    write_json(checked.report, folder / "report.json")
-    render_html(checked.report, checked.verdicts, folder / "report.html")
+    observation.report = report = with_files(checked.report, Path(), RunFolder(folder).manifest.started)
+    write_json(report, folder / "report.json")
+    shown = exhibits(folder, report, [rule for rule, _ in checked.verdicts])
+    render_html(report, checked.verdicts, folder / "report.html", shown)
 
 
 def _sum_up(report: Report, folder: Path) -> None:

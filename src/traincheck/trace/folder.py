@@ -147,6 +147,10 @@ class RunFolder:
         """The event file of each process, by rank, then by process."""
         return tuple(self._files(_EVENTS).values())
 
+    def event_files_of(self, rank: int) -> tuple[Path, ...]:
+        """The event file of each process of this rank, by process."""
+        return tuple(file for owner, file in self._files(_EVENTS).items() if owner[0] == rank)
+
     def removed(self) -> tuple[str, ...]:
         """Which training steps were removed from recordings that grew too large, as sentences."""
         long = [file for file in self.event_files() if len(segments(file)) > 1]  # the first segment is never removed

@@ -67,14 +67,23 @@ def read_windows(path: str | os.PathLike[str]) -> Iterator[Window]:
 
     Known limitations: a length in the file that was garbled so that it points beyond the end looks like a torn tail.
     """
+    return _read(path, lambda batch: True)
+
+
+def read_steps(path: str | os.PathLike[str], first: int, last: int) -> Iterator[Window]:
+    """Of the windows that `read_windows` yields those of the training steps `first` to `last`; the others are passed
+    over, which costs little."""
+    return _read(path, lambda batch: first <= batch.column("step")[0].as_py() <= last)
+
+
+def _read(path: str | os.PathLike[str], wanted: Callable[[pa.RecordBatch], bool]) -> Iterator[Window]:
     for segment in segments(path):  # those that are there now
         with _opened_if_there(segment) as opened:
             if opened is None:
                 continue
             # Its size now: while it is being written, the end that a read ran into is not where it ends afterwards.
             size = opened.file.size()
-            ahead = Bounds(opened.again)
-            yield from _windows(opened.file, lambda size=size: size, segment, lambda index: True, ahead)  # type: ignore[misc]
+            yield from _windows(opened.file, lambda size=size: size, segment, wanted, Bounds(opened.again))  # type: ignore[misc]
 
 
 def follow_windows(
@@ -89,6 +98,10 @@ def follow_windows(
     then is read, and nothing more is waited for; it is asked every `pause` seconds while nothing comes. Raises as
     `read_windows`.
     """
+
+    def among(batch: pa.RecordBatch) -> bool:
+        return wanted(_Batches.index(batch))
+
     for segment in segments_in_turn(path):
         try:
             growing, ahead = GrowingFile(segment, ended, pause), GrowingFile(segment, ended, pause)
@@ -97,7 +110,7 @@ def follow_windows(
                 continue
             raise TraceOutOfReach(segment, os.strerror(error.errno) if error.errno else str(error)) from error
         with growing, ahead, pa.PythonFile(growing, mode="r") as file:
-            yield from _windows(file, lambda growing=growing: growing.end, segment, wanted, Bounds(ahead))  # type: ignore[misc]
+            yield from _windows(file, lambda growing=growing: growing.end, segment, among, Bounds(ahead))  # type: ignore[misc]
 
 
 def count_windows(path: str | os.PathLike[str]) -> int:
@@ -181,7 +194,7 @@ def _windows(
     file: pa.NativeFile,
     end: Callable[[], int],
     path: str | os.PathLike[str],
-    wanted: Callable[[int], bool],
+    wanted: Callable[[pa.RecordBatch], bool],
     bounds: Bounds,
 ) -> Iterator[Window]:
     """The windows in `file` that are wanted; `end` tells where it ends once a read has come there."""
@@ -206,7 +219,7 @@ def _windows(
         except (ValueError, MemoryError) as error:
             raise TraceUnreadable(path, f"garbled behind byte {file.tell()} ({error})") from error
         try:
-            if not wanted(batches.index(batch)):
+            if not wanted(batch):
                 continue
             window = batches.window(batch, stream.stats.num_replaced_dictionaries)
         except _GARBLED as error:

@@ -164,6 +164,11 @@ class Cost:
         """How much of the run so many seconds are."""
         return seconds / self.seconds if self.seconds else 0.0
 
+    @property
+    def whole(self) -> float:
+        """How much of the run watching took on the threads of the program."""
+        return self.share(sum(self.sources.values()))
+
 
 @dataclass(frozen=True, slots=True)
 class Report:

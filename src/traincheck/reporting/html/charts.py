@@ -1,0 +1,185 @@
+"""Charts: the geometry of what the page draws as inline SVG. Positions are percentages, or units of a drawing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from traincheck.vocab.exhibit import UNKNOWN, Agreement, Aspect, Curve, History, Strip
+from traincheck.vocab.finding import Cost
+
+WIDTH, HEIGHT = 320, 72
+"""Units of the drawing of a curve, which is stretched to the place that it has."""
+
+ROOM = 6
+"""Units above and below a curve, so that its line is not cut."""
+
+STEPS_OF_SHARES = 4
+"""Shades between `none` and `all` of a matrix."""
+
+MOST_NUMBERS = 12
+"""Columns of a matrix up to which its cells have numbers in them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Steps in a row in which something is in one state."""
+
+    left: float
+    width: float
+    tone: str
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """A strip as it is drawn, and in words."""
+
+    blocks: tuple[Block, ...]
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The step that is marked on the tracks of a history, as a percentage (None where it is not among them)."""
+
+    first: int
+    last: int
+    mark: int
+    at: float | None
+    width: float
+
+
+def axis(history: History) -> Axis:
+    """Where the marked step of a history lies."""
+    width = 100 / max(len(history.steps), 1)
+    at = round(history.steps.index(history.mark) * width, 3) if history.mark in history.steps else None
+    return Axis(history.steps[0], history.steps[-1], history.mark, at, round(width, 3))
+
+
+def track(strip: Strip, aspect: Aspect, steps: Sequence[int]) -> Track:
+    """The blocks of a strip; what is not known is left blank."""
+    blocks, words, place = [], [], 0
+    for state, group in groupby(strip.states):
+        length = len(list(group))
+        first, last = steps[place], steps[place + length - 1]
+        span = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+        if state == UNKNOWN:
+            words.append(f"not recorded in {span}")
+        else:
+            known = aspect.states[state]
+            words.append(f"{known.words} in {span}")
+            left, width = 100 * place / len(steps), 100 * length / len(steps)
+            blocks.append(Block(round(left, 3), round(width, 3), known.tone))
+        place += length
+    return Track(tuple(blocks), f"{aspect.title}: {', '.join(words)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A curve as it is drawn: `path` joins steps that follow each other, `dots` has each of them, `mark` is where the
+    marked step lies, `lost` are places of numbers that are not finite."""
+
+    title: str
+    path: str
+    dots: str
+    mark: float | None
+    lost: tuple[float, ...]
+    low: str
+    high: str
+    first: int
+    last: int
+    words: str
+
+
+def line(curve: Curve) -> Line:
+    """The drawing of a curve, in `WIDTH` by `HEIGHT` units."""
+    finite = [value for _, value in curve.points if math.isfinite(value)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    first, last = curve.first, curve.last
+
+    def x(step: int) -> float:
+        return round(ROOM + (WIDTH - 2 * ROOM) * (step - first) / max(last - first, 1), 2)
+
+    def y(value: float) -> float:
+        share = (value - low) / (high - low) if high - low > 0 and math.isfinite(high - low) else 0.5
+        return round(HEIGHT - ROOM - (HEIGHT - 2 * ROOM) * share, 2)
+
+    path, dots, before = [], [], None
+    for step, value in curve.points:
+        if not math.isfinite(value):
+            before = None
+            continue
+        path.append(f"{'L' if before == step - 1 else 'M'}{x(step)} {y(value)}")
+        dots.append(f"M{x(step)} {y(value)}h0")
+        before = step
+    lost = tuple(x(step) for step, value in curve.points if not math.isfinite(value))
+    said = f"{curve.title}: from {_number(low)} to {_number(high)} in steps {first:,} to {last:,}"
+    said += f", not finite in {len(lost)} of them" if lost else ""
+    mark = x(curve.mark) if first <= curve.mark <= last else None
+    ends = _number(low), _number(high)
+    return Line(curve.title, "".join(path), "".join(dots), mark, lost, *ends, first, last, said)
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """How much is the same on two ranks: the shade, from 0 (nothing) to `STEPS_OF_SHARES` (all), and in words."""
+
+    shade: int
+    number: str
+    words: str
+
+
+def matrix(agreement: Agreement) -> tuple[tuple[str, tuple[Cell, ...]], ...]:
+    """The rows of the matrix: the label, and a cell for each column."""
+    few = len(agreement.labels) <= MOST_NUMBERS
+    rows = []
+    for label, alike in zip(agreement.labels, agreement.alike, strict=True):
+        cells = tuple(
+            Cell(
+                _shade(count, agreement.values),
+                f"{count:,}" if few else "",
+                f"rank {label} and {other}: {count:,} of {agreement.values:,} the same",
+            )
+            for other, count in zip(agreement.labels, alike, strict=True)
+        )
+        rows.append((label, cells))
+    return tuple(rows)
+
+
+def _shade(count: int, total: int) -> int:
+    """Only what is the same as a whole has the last shade, and only what differs as a whole has the first."""
+    if count >= total:
+        return STEPS_OF_SHARES
+    if not count:
+        return 0
+    return min(max(int(STEPS_OF_SHARES * count / total), 1), STEPS_OF_SHARES - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A part of what watching took; `width` is a percentage of the largest."""
+
+    name: str
+    share: float
+    width: float
+    beside: bool
+
+
+MOST_BARS = 8
+"""Parts of the cost that have a bar; the rest is small."""
+
+
+def cost_bars(cost: Cost | None) -> tuple[Bar, ...]:
+    """What watching took by part, the largest first: on the threads of the program, and beside them."""
+    if cost is None:
+        return ()
+    parts = [(name, cost.share(seconds), False) for name, seconds in cost.sources.items()]
+    parts += [(name, cost.share(seconds), True) for name, seconds in cost.background.items()]
+    parts = sorted((part for part in parts if part[1] > 0), key=lambda part: -part[1])[:MOST_BARS]
+    return tuple(Bar(name, share, round(100 * share / parts[0][1], 2), beside) for name, share, beside in parts)
