@@ -29,8 +29,8 @@ from pathlib import Path
 
 from traincheck import config
 from traincheck.cli.main import SELDOM
-from traincheck.cli.recording import manifest, now_in_words, settings
 from traincheck.runtime import children
+from traincheck.runtime.begun import manifest, now_in_words, settings
 from traincheck.runtime.target import Target
 from traincheck.trace.folder import RunFolder
 
