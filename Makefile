@@ -47,8 +47,11 @@ transfer: $(READY)  ## Do the packs hold under another torch? OTHER=/path/to/pyt
 packs: $(READY)  ## Make the packs that come with TrainCheck anew from the examples (some ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.packs
 
-docs: $(READY)  ## Write the reference pages anew from the source
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(READY)  ## Write the reference pages anew from the source, and build the site in build/site
 	$(BIN)/python docs/generate.py
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html; with a search: $(BIN)/python -m http.server --directory build/site"
 
 clean:  ## Remove what was built; recorded runs stay
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,97 @@
+"""The navigation of the site holds every page, and links name anchors that GitHub and the site give to headings."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from repository import DOCUMENTS, ROOT, told
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]*#[^)\s]+)\)")
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+EVERY_DECISION = re.compile(r"decisions/\d{4}-")
+"""docs/pages.py puts them into the navigation; tests/house/test_documents.py looks at their list."""
+
+
+def settings() -> Any:
+    """mkdocs.yml, which names nothing that only mkdocs could read."""
+    return yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+
+
+def hook() -> Any:
+    """docs/pages.py as a module; it needs mkdocs only when it is called."""
+    spec = importlib.util.spec_from_file_location("pages", ROOT / "docs" / "pages.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def entries(nav: Any) -> Iterator[str]:
+    """The pages of a part of the navigation."""
+    for entry in nav:
+        value = next(iter(entry.values())) if isinstance(entry, dict) else entry
+        if isinstance(value, str):
+            yield value
+        else:
+            yield from entries(value)
+
+
+def test_navigation_holds_every_page_once() -> None:
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    expected = {page for page in pages if not EVERY_DECISION.match(page)} | set(hook().OUTSIDE)
+    found = list(entries(settings()["nav"]))
+    assert sorted(expected - set(found)) == [], "put these pages into `nav` of mkdocs.yml"
+    assert sorted(set(found) - expected) == [], "`nav` of mkdocs.yml names what is not there"
+    assert len(found) == len(set(found))
+
+
+def test_the_hook_adds_every_decision() -> None:
+    class Config:
+        nav = settings()["nav"]
+
+    pages = [entry for entry in entries(hook().on_config(Config).nav) if EVERY_DECISION.match(entry)]
+    decisions = sorted(path.name for path in (ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+    assert pages == [f"decisions/{name}" for name in decisions]
+
+
+def test_pages_from_outside_are_there() -> None:
+    for path in hook().OUTSIDE.values():
+        assert (ROOT / path).is_file()
+
+
+@pytest.mark.parametrize(
+    ("link", "path", "place", "turned"),
+    [
+        ("../examples/README.md", "docs/packs.md", "packs.md", "examples/README.md"),
+        ("../../CHANGELOG.md#added", "docs/extend/x.md", "extend/x.md", "../project/changelog.md#added"),
+        ("docs/decisions/README.md", "CONTRIBUTING.md", "project/contributing.md", "../decisions/README.md"),
+        ("messages.md#plugin", "docs/packs.md", "packs.md", "messages.md#plugin"),
+        ("#here", "CHANGELOG.md", "project/changelog.md", "#here"),
+        ("https://example.com/a.md", "CHANGELOG.md", "project/changelog.md", "https://example.com/a.md"),
+    ],
+)
+def test_links_that_leave_docs_are_turned(link: str, path: str, place: str, turned: str) -> None:
+    assert hook().site_link(link, path, place) == turned
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of the headings of a document, as GitHub makes them and the site does."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.*)$", FENCED.sub("", text), re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        found.add(re.sub(r"[^\w\- ]", "", plain.strip().lower()).replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=told)
+def test_anchors_lead_to_headings(path: Any) -> None:
+    for link in LINK.findall(FENCED.sub("", path.read_text(encoding="utf-8"))):
+        file, _, anchor = link.partition("#")
+        if "://" not in link:
+            target = path.parent / file if file else path
+            assert anchor in anchors(target.read_text(encoding="utf-8")), f"{told(path)} links to {link}"
