@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-all bench bench-detection transfer packs docs clean
+.PHONY: help demo test check test-all bench bench-detection transfer packs docs dist clean
 
 help:  ## Tell what the targets do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,11 @@ docs: $(READY)  ## Write the reference pages anew from the source, and build the
 	$(BIN)/python docs/generate.py
 	$(BIN)/mkdocs build --strict --quiet
 	@echo "build/site/index.html; with a search: $(BIN)/python -m http.server --directory build/site"
+
+dist: $(READY)  ## Build the wheel and the source archive in dist/, and look at what they contain
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python tests/distribution/archives.py dist
 
 clean:  ## Remove what was built; recorded runs stay
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -39,6 +39,13 @@ def test_module_opens_with_a_sentence(path: Path) -> None:
     assert "TODO" not in text
 
 
+@pytest.mark.parametrize("path", MODULES, ids=told)
+def test_syntax_is_that_of_the_oldest_python(path: Path) -> None:
+    wanted = re.search(r'requires-python = ">=3\.(\d+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert wanted is not None
+    ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=(3, int(wanted[1])))
+
+
 def undocumented(path: Path) -> list[str]:
     """Public classes and functions of a module without a docstring."""
     kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

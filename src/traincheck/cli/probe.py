@@ -12,6 +12,11 @@ from typing import Any
 ATTACHED = "traincheck.runtime.children" in sys.modules
 """Whether the bootstrap has run in this process."""
 
+NO_TORCH = (
+    "PyTorch is not installed for this Python. To observe training, install TrainCheck where the program finds its "
+    "torch; infer, check, report, show and the like work without."
+)
+
 
 def probe() -> dict[str, Any]:
     """Torch and its accelerator, and what each source offers: name, whether it is available, why (not)."""
@@ -19,6 +24,8 @@ def probe() -> dict[str, Any]:
     try:
         import torch
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            return {**found, "why": NO_TORCH}
         return {**found, "why": f"torch cannot be imported: {type(error).__name__}: {error}"}
     found["torch"] = str(torch.__version__)
     if torch.cuda.is_available():

@@ -1,0 +1,25 @@
+"""The archives, as `make dist` builds them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from archives import ROOT
+
+from once import made_once
+
+
+@pytest.fixture(scope="session")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the source archive; the wheel is built from the latter, as everywhere."""
+    pytest.importorskip("build", reason="the extra `dev` is not installed")
+
+    def make(place: Path) -> None:
+        words = [sys.executable, "-m", "build", "--outdir", str(place), str(ROOT)]
+        done = subprocess.run(words, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return made_once(tmp_path_factory, "archives", make)
