@@ -1,0 +1,34 @@
+"""Commands in a guide, executed line by line as a reader would type them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
+ENDS = re.compile(r"#.*ends with exit code (\d+)")
+
+
+def commands(page: str) -> list[str]:
+    """The lines in the bash blocks of a page of docs/."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return [line for block in BLOCK.findall(text) for line in block.splitlines() if line.strip()]
+
+
+def follow(page: str, home: Path) -> dict[str, str]:
+    """Run the commands of a page in `home`; what each of them said. They have to end as the page says."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environ = {**os.environ, "PATH": path, "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
+    told: dict[str, str] = {}
+    for line in commands(page):
+        ends = ENDS.search(line)
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=home, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert done.returncode == (int(ends[1]) if ends else 0), f"{line}\n{done.stdout}"
+        told[line] = done.stdout
+    return told
