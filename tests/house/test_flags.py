@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -54,3 +55,19 @@ def test_help_has_examples(name: str) -> None:
     assert shown.exit_code == 0, shown.output
     assert "Examples:" in shown.output
     assert f"traincheck {name}" in shown.output.partition("Examples:")[2]
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_is_in_plain_words(name: str) -> None:
+    usage, _, rest = CliRunner().invoke(app(), [*name.split(), "--help"]).output.partition("\n\n")
+    assert "{" not in usage and "<" not in usage, "types of Python are no help"
+    described = rest.partition("\n\n")[0].strip()
+    assert described.endswith("."), f"traincheck {name} begins with no sentence"
+    assert not re.search(r"<(list|str|path|int)\b", rest)
+
+
+@pytest.mark.parametrize("name", ["", "packs"])
+def test_lists_of_commands_tell_whole_sentences(name: str) -> None:
+    shown = CliRunner().invoke(app(), [*name.split(), "--help"]).output
+    listed = re.findall(r"^  [a-z]+  +(.+)$", shown.partition("Commands:\n")[2].partition("\n\n")[0], re.MULTILINE)
+    assert listed and [line for line in listed if not line.endswith(".") or line.endswith("...")] == []

@@ -39,7 +39,10 @@ def command(
     anyway: flags.Anyway = False,
     library: flags.Library = None,
 ) -> None:
-    """Take runs as known good, and learn from them what to expect of later ones."""
+    """Take runs as known good, and learn from them.
+
+    What they show is expected of later runs.
+    """
     config = configs.load({}, os.environ, Path.cwd())
     raise typer.Exit(accept(runs, library, config, reason or "", anyway))
 

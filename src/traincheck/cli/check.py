@@ -34,7 +34,11 @@ def command(
     more_reports: flags.Reports = None,
     fail_on: flags.FailOn = None,
 ) -> None:
-    """Check recorded runs against books of invariants, or packs where none is named. Torch is not needed."""
+    """Check recorded runs; PyTorch is not needed.
+
+    They are checked against books of invariants; where none is named, against the packs that come with TrainCheck and
+    what accepted runs showed.
+    """
     said = {
         "books": tuple(map(str, books or ())),
         "packs": tuple(packs or ()),

@@ -55,7 +55,10 @@ def command(
     wait: flags.Wait = str(OPTIONS["wait"].default),
     as_json: flags.AsJson = False,
 ) -> None:
-    """Ask something of a run while it trains: which steps it watches, mutes, sources, a closer look, a stop."""
+    """Ask something of a run while it trains.
+
+    Which steps it watches, mutes, sources, a closer look, a stop: see the orders below.
+    """
     raise typer.Exit(ctl(run, order or ["status"], reason, wait, as_json))
 
 

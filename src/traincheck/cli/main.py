@@ -14,6 +14,7 @@ import typer
 
 from traincheck.cli import flags
 from traincheck.cli.console import INTERRUPTED, out, remark, say
+from traincheck.cli.plain import PlainCommand
 from traincheck.cli.targets import TargetCommand
 from traincheck.errors import TrainCheckError
 from traincheck.version import __version__
@@ -51,6 +52,7 @@ COMMANDS = {
     "packs": "traincheck.cli.packs",
     "report": "traincheck.cli.report",
     "doctor": "traincheck.cli.doctor",
+    "completion": "traincheck.cli.completion",
 }
 """The module of each command, in the order in which --help tells them: it has a `command` and an `EPILOG`, or an
 `app` of several."""
@@ -97,7 +99,7 @@ def app(names: Collection[str] = tuple(COMMANDS)) -> typer.Typer:
         if hasattr(module, "app"):
             made.add_typer(module.app, name=name)
             continue
-        kind = TargetCommand if name in PROGRAM_FOLLOWS else None
+        kind = TargetCommand if name in PROGRAM_FOLLOWS else PlainCommand
         made.command(name, cls=kind, epilog=module.EPILOG)(module.command)
     return made
 

@@ -12,6 +12,7 @@ import typer
 from traincheck import config as configs
 from traincheck.cli import flags, infer, outputs
 from traincheck.cli.console import Progress, amount, columns, out, out_json, remark, say
+from traincheck.cli.plain import PlainCommand
 from traincheck.errors import BadOption
 
 if TYPE_CHECKING:
@@ -80,9 +81,12 @@ def _configured(packs: Sequence[str] | None) -> list[Packs]:
     return [read_packs(place) for place in packs_of(config) or [str(SHIPPED)]]
 
 
-@app.command("list", epilog=LIST_EPILOG)
+@app.command("list", cls=PlainCommand, epilog=LIST_EPILOG)
 def list_command(packs: flags.Packs = None, as_json: flags.AsJson = False) -> None:
-    """Tell which packs there are: how much they say, what they were learned from, and for whom they are."""
+    """Tell which packs there are, and for whom they are.
+
+    With how much they say, and what they were learned from.
+    """
     found = _configured(packs)
     if as_json:
         out_json([_data(each) for each in found])
@@ -108,7 +112,7 @@ def _data(packs: Packs) -> dict[str, object]:
     return {"place": str(packs.home), **msgspec.to_builtins(packs.manifest)}
 
 
-@app.command("show", epilog=SHOW_EPILOG)
+@app.command("show", cls=PlainCommand, epilog=SHOW_EPILOG)
 def show_command(
     name: flags.PackName,
     packs: flags.Packs = None,
@@ -117,7 +121,10 @@ def show_command(
     severity: flags.Severity = None,
     as_json: flags.AsJson = False,
 ) -> None:
-    """Print the rules of a pack, and the programs that they were learned from."""
+    """Print the rules of a pack, and its programs.
+
+    These are the programs that the rules were learned from.
+    """
     from traincheck.cli.show import print_rules
 
     several = _configured(packs)
@@ -134,7 +141,7 @@ def show_command(
     raise BadOption("packs show", name, f"one of {known}")
 
 
-@app.command("build", epilog=BUILD_EPILOG)
+@app.command("build", cls=PlainCommand, epilog=BUILD_EPILOG)
 def build_command(
     runs: flags.Recordings,
     folder: flags.PacksFolder,
@@ -142,7 +149,10 @@ def build_command(
     release: flags.Release = "1",
     jobs: flags.Jobs = None,
 ) -> None:
-    """Make packs: learn from good runs of several programs, and take the book apart by themes."""
+    """Make packs from good runs of several programs.
+
+    The book that is learned from all of them is taken apart by themes.
+    """
     raise typer.Exit(build(runs, folder, themes, release, jobs))
 
 

@@ -27,7 +27,10 @@ A rule that runs of one program bear out is an error once three runs did: until 
 
 
 def command(library: flags.Library = None, as_json: flags.AsJson = False) -> None:
-    """Tell how much evidence there is of what is normal here, and what was never seen."""
+    """Tell what is known of the programs here, and what not.
+
+    How much evidence there is of what is normal, and what was never seen.
+    """
     raise typer.Exit(status(library, as_json))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from typer.core import TyperCommand
+from traincheck.cli.plain import PlainCommand
 
 
 def split(words: Sequence[str], with_value: frozenset[str]) -> tuple[list[str], list[str]]:
@@ -23,8 +23,10 @@ def split(words: Sequence[str], with_value: frozenset[str]) -> tuple[list[str], 
     return list(words[:place]), list(words[place:])
 
 
-class TargetCommand(TyperCommand):
+class TargetCommand(PlainCommand):
     """A command whose arguments are a program and the program's own arguments, untouched (also `--help` and `-o`)."""
+
+    optional = "{}"  # without a program there is nothing to do, which we say better than the parser
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As any command's, with the program's words out of reach of our options."""

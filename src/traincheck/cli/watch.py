@@ -49,7 +49,10 @@ def command(
     metrics_token: flags.MetricsToken = None,
     otlp: flags.Otlp = None,
 ) -> None:
-    """Watch a run that goes on: findings as they come, and how it fares."""
+    """Watch a run that goes on, from another terminal or host.
+
+    Findings are shown as they come, and how the run fares.
+    """
     said = {
         "fail_on": fail_on,
         "webhook": webhook,

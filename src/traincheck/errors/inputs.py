@@ -12,7 +12,7 @@ class _TooNew(Exception):
 
     def __init__(self, path: PathLike, version: object, known: int) -> None:
         told = f"{os.fspath(path)} {self.what} {version}; this TrainCheck reads up to {known}."
-        super().__init__(f"{told} Upgrade TrainCheck: pip install -U traincheck")
+        super().__init__(f"{told} Install a newer TrainCheck to read it.")
 
 
 class _Unreadable(Exception):

@@ -1,0 +1,81 @@
+"""Shells complete: what is typed at a terminal, with the key of completion, becomes the command that is meant."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PATIENCE = 60.0
+TYPED = "traincheck compl\tfi\t\r"
+"""Which becomes `traincheck completion fish`."""
+SET_UP = {
+    "bash": (["bash", "--norc", "--noprofile", "-i"], "source <(traincheck completion bash); echo re''ady\r"),
+    "zsh": (
+        ["zsh", "-f", "-i"],
+        "autoload -Uz compinit; compinit -u -D; source <(traincheck completion zsh); echo re''ady\r",
+    ),
+    "fish": (["fish", "--no-config", "-i"], "traincheck completion fish | source; echo re''ady\r"),
+}
+
+
+class Terminal:
+    """A shell at a terminal."""
+
+    def __init__(self, words: list[str], home: Path) -> None:
+        self.shown = ""
+        self.process, self.screen = pty.fork()
+        if self.process == 0:
+            os.chdir(home)
+            path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+            environ = {
+                **os.environ,
+                "PATH": path,
+                "HOME": str(home),
+                "TERM": "dumb",
+                "PS1": "$ ",
+                "INPUTRC": "/dev/null",
+            }
+            os.execvpe(words[0], words, environ)
+
+    def type(self, text: str) -> None:
+        """Type it."""
+        os.write(self.screen, text.encode())
+
+    def shows(self, text: str) -> bool:
+        """Wait until it is on the screen."""
+        deadline = time.monotonic() + PATIENCE
+        while text not in self.shown and time.monotonic() < deadline:
+            if select.select([self.screen], [], [], 0.2)[0]:
+                try:
+                    self.shown += os.read(self.screen, 65536).decode(errors="replace")
+                except OSError:
+                    break
+        return text in self.shown
+
+    def close(self) -> None:
+        """End the shell."""
+        os.close(self.screen)
+        os.waitpid(self.process, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", SET_UP)
+def test_what_is_typed_is_completed(shell: str, tmp_path: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    words, set_up = SET_UP[shell]
+    terminal = Terminal(words, tmp_path)
+    try:
+        terminal.type(set_up)
+        assert terminal.shows("ready"), terminal.shown
+        terminal.type(TYPED)
+        assert terminal.shows("complete --command traincheck"), terminal.shown
+    finally:
+        terminal.close()
