@@ -17,13 +17,15 @@ PACKAGE = ROOT / "src" / "traincheck"
 ALWAYS = (
     "traincheck/py.typed",
     "traincheck/packs/packs.json",
+    "traincheck/demo/sound.txt",
+    "traincheck/demo/broken.txt",
     "traincheck/reporting/html/templates/report.html.j2",
     "traincheck/reporting/html/templates/report.css",
     "traincheck/reporting/html/templates/report.js",
 )
 """Data without which a command fails, or a type checker sees no types."""
 OF_WHEELS = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
-SUFFIXES = {".py", ".jsonl", ".json", ".j2", ".css", ".js", ".typed"}
+SUFFIXES = {".py", ".jsonl", ".json", ".j2", ".css", ".js", ".txt", ".typed"}
 TOP = {
     *(".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "PKG-INFO", "README.md"),
     *("benchmarks", "constraints.txt", "docs", "examples", "mkdocs.yml", "pyproject.toml", "src", "tests"),

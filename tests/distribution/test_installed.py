@@ -77,9 +77,14 @@ def what_needs_no_torch(installed: Installed) -> None:
 
 def what_needs_torch_says_so(installed: Installed) -> None:
     assert "PyTorch is not installed" in installed.does("doctor", code=1)
+    assert "pip install torch" in installed.does("demo", code=2)
 
 
 def with_torch(installed: Installed) -> None:
     assert "PyTorch is not installed" not in installed.does("doctor")
     (installed.work / "train.py").write_text(PROGRAM)
     assert "Nothing wrong found in 4 steps" in installed.does("run", "-o", "runs/mine", "train.py")
+    told = installed.does("demo", "-o", "demo")
+    assert "Nothing wrong found in 40 steps" in told and "ERROR at step 9: Training runs in evaluation mode" in told
+    assert (installed.work / "demo" / "runs" / "broken" / "report.html").is_file()
+    assert "already holds something" in installed.does("demo", "-o", "demo", code=2)

@@ -41,6 +41,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("reporting/trackers/tracking.py", "Popen"): "our own worker, with the Python that runs us",
     ("reporting/trackers/worker.py", "import_module"): "the tracker that --track named, of an installed package",
     ("cli/doctor.py", "run"): "asks a Python of its own what torch has",
+    ("cli/demo.py", "run"): "`traincheck run` on the two programs that come with us",
     ("runtime/callbacks.py", "import_module"): "the function that --callback names, on the command line of the user",
     ("runtime/bootstrap/sitecustomize.py", "__import__"): "the sitecustomize that it shadows",
     ("plugins.py", "import_module"): "extensions of installed packages; no name comes from a file that is read",

@@ -25,6 +25,7 @@ Packs = Annotated[Optional[list[str]], flag("packs")]  # noqa: UP045
 Library = Annotated[Optional[Path], flag("library")]  # noqa: UP045
 ReasonAccepted = Annotated[Optional[str], flag("reason_accepted")]  # noqa: UP045
 Anyway = Annotated[bool, flag("anyway")]
+DemoFolder = Annotated[Optional[Path], flag("demo_folder")]  # noqa: UP045
 PacksFolder = Annotated[Path, flag("packs_folder")]
 Themes = Annotated[Optional[Path], flag("themes")]  # noqa: UP045
 Release = Annotated[str, flag("release")]

@@ -36,6 +36,7 @@ When your program fails, its own exit code is returned.
 """
 
 COMMANDS = {
+    "demo": "traincheck.cli.demo",
     "collect": "traincheck.cli.collect",
     "infer": "traincheck.cli.infer",
     "run": "traincheck.cli.run",

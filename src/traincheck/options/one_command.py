@@ -25,6 +25,13 @@ ONE_COMMAND = (
         "reason_accepted", ("--reason",), "Why the run is known to be good; it is kept in the library.", metavar="TEXT"
     ),
     Option("anyway", ("--anyway",), "Accept the run although something was found in it, or it failed.", "switch"),
+    Option(
+        "demo_folder",
+        ("--out", "-o"),
+        "Folder for programs, recordings and reports; it must be empty. By default a new one for temporary files.",
+        "path",
+        "FOLDER",
+    ),
     Option("packs_folder", ("--out", "-o"), "Folder to write; older packs in it are replaced.", "path", "PACKS"),
     Option(
         "themes",
