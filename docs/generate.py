@@ -12,9 +12,13 @@ from typing import Any
 
 from typer.main import get_command
 
+import traincheck
 from traincheck import errors
 from traincheck.cli.main import app
 from traincheck.options import OPTIONS, Option
+from traincheck.runtime.observing import Observation
+from traincheck.testing.conformance import check_relation
+from traincheck.testing.readable import from_text, to_text
 from traincheck.vocab.events import STAGES
 from traincheck.vocab.facts import FACTS
 from traincheck.vocab.finding import REPORT_VERSION, Cost, Counts, Finding, Parting, RankState, Site
@@ -99,6 +103,7 @@ def pages() -> dict[Path, str]:
         reference / "options.md": "".join(options()),
         reference / "report-json.md": "".join(report_json()),
         reference / "facts.md": "".join(facts()),
+        reference / "python.md": "".join(python()),
         DOCS / "messages.md": messages((DOCS / "messages.md").read_text(encoding="utf-8")),
     }
 
@@ -274,6 +279,49 @@ def facts() -> Iterator[str]:
     )
     yield table(("fact", "meaning"), *((f"`{name}`", meaning) for name, meaning in FACTS.items()))
     yield f"Stages: {', '.join(f'`{stage}`' for stage in STAGES)}.\n"
+
+
+def python() -> Iterator[str]:
+    """What `import traincheck` offers, and what packages may use to prove their extensions, from the docstrings."""
+    yield f"# Python\n\n{NOTE}\n"
+    yield (
+        "What `import traincheck` offers; it does not import torch. Where the launch command is in reach, "
+        "`traincheck run` does the same without a line of code. `traincheck.testing` is for packages that "
+        "[prove their extensions](../extend/relations.md#proving-it); the rest is not for others to rely on.\n\n"
+    )
+    for name in traincheck.__all__:
+        thing = getattr(traincheck, name)
+        if not isinstance(thing, str):
+            yield from _described(f"traincheck.{name}", thing)
+    yield from _described("Observation", Observation, "What `observe` and `checked` give the block.")
+    for thing in (check_relation, from_text, to_text):
+        yield from _described(f"{thing.__module__}.{thing.__name__}", thing)
+
+
+def _described(name: str, thing: Any, before: str = "") -> Iterator[str]:
+    yield f"## {name}\n\n"
+    if inspect.isfunction(thing):
+        yield f"```\n{_signature(name, thing)}\n```\n\n"
+    yield (f"{before}\n\n" if before else "") + f"{inspect.getdoc(thing)}\n\n"
+
+
+def _signature(name: str, function: Any) -> str:
+    """As it is called: each parameter on a line of its own where they do not fit in one."""
+    signature = inspect.signature(function)
+    told, keywords = [], False
+    for param in signature.parameters.values():
+        if param.kind is param.KEYWORD_ONLY and not keywords:
+            told.append("*")
+            keywords = True
+        default = "" if param.default is param.empty else f" = {param.default!r}"
+        told.append(f"{param.name}: {param.annotation}{default}")
+    result = str(signature.return_annotation)
+    entered = result.startswith("Iterator[") and hasattr(function, "__wrapped__")
+    begin = f"with {name}(" if entered else f"{name}("
+    given = result.removeprefix("Iterator[").removesuffix("]")
+    end = (f") as {given}" if given != "None" else ")") if entered else f") -> {result}"
+    line = begin + ", ".join(told) + end
+    return line if len(line) <= 90 else begin + "".join(f"\n    {each}," for each in told) + f"\n{end}"
 
 
 def slugs() -> dict[str, type[errors.TrainCheckError]]:
