@@ -1,0 +1,176 @@
+"""Fault: what a defective device does to the numbers of a training, as data and as the text of `--fault`.
+
+Knows nothing of torch, so that a text that is wrong is told before anything is imported. `inject.py` does it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from traincheck.errors import BadOption
+
+BITFLIP, STUCK, SCALE, ZERO = "bitflip", "stuck", "scale", "zero"
+KINDS = (BITFLIP, STUCK, SCALE, ZERO)
+FORWARD, BACKWARD, GRADIENT, OPTIMIZER, COMMUNICATION = "forward", "backward", "gradient", "optimizer", "communication"
+SITES = (FORWARD, BACKWARD, GRADIENT, OPTIMIZER, COMMUNICATION)
+ANY, SIGN, EXPONENT, MANTISSA = "any", "sign", "exponent", "mantissa"
+FIELDS_OF_BITS = (ANY, SIGN, EXPONENT, MANTISSA)
+
+WIDEST = 64
+"""Bits of the widest floating point number, fp64."""
+
+SYNTAX = "KIND@SITE[:PATTERN][,KEY=VALUE...], such as bitflip@forward:*.mlp,bit=30,chance=0.1"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault: its kind, the operators that it is in, and when it strikes.
+
+    kind: `bitflip` (bits change), `stuck` (a bit has one value, always at the same places of a tensor), `scale` and
+        `zero` (a block of elements in a row is multiplied by `factor`, or is zero).
+    site: `forward` (what modules return), `backward` (the gradients of their inputs), `gradient` (those of
+        parameters), `optimizer` (parameters after a step), `communication` (what collectives bring to this rank).
+    pattern: which of them, as a shell pattern: the qualified name or the class of a module, the name of a parameter,
+        the name of a collective (`all_reduce`).
+    bit: its number, 0 being the least significant one, or `any`, `sign`, `exponent`, `mantissa`: one of these is drawn
+        for each element.
+    to: the value of a stuck bit, 0 or 1.
+    factor: of `scale`.
+    elements: how many are hit, 1 for bits and 16 for blocks if neither it nor `share` (of the elements) is given.
+    chance: that it strikes, on each occasion (a call of a module, a gradient of a parameter...).
+    first, last: training steps, from 1 on, between which it may strike; 0 is no limit.
+    burst: (steps, period): in each period it is active for so many steps in a row, from a step on that is drawn.
+    rank: of torch.distributed; None is any.
+    seed: of all that is drawn. The same fault in the same training strikes at the same places.
+    """
+
+    kind: str = BITFLIP
+    site: str = FORWARD
+    pattern: str = "*"
+    bit: int | str = ANY
+    to: int = 1
+    factor: float = 2.0
+    elements: int | None = None
+    share: float | None = None
+    chance: float = 1.0
+    first: int = 0
+    last: int = 0
+    burst: tuple[int, int] | None = None
+    rank: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises BadOption for a value that cannot be."""
+        _check(self)
+
+    @property
+    def text(self) -> str:
+        """The fault as `--fault` takes it."""
+        told = f"{self.kind}@{self.site}:{self.pattern}"
+        for name in _READERS:
+            value, usual = getattr(self, name), _USUAL[name]
+            if value != usual:
+                told += f",{name}={'/'.join(map(str, value)) if isinstance(value, tuple) else value}"
+        return told
+
+    def hits(self, size: int) -> int:
+        """How many elements it hits of a tensor of `size`."""
+        if self.share is not None:
+            return min(size, max(1, round(self.share * size)))
+        usual = 16 if self.kind in (SCALE, ZERO) else 1
+        return min(size, usual if self.elements is None else self.elements)
+
+    def active(self, step: int) -> bool:
+        """Whether it may strike in this training step; the first is 1."""
+        if step < self.first or (self.last and step > self.last):
+            return False
+        if self.burst is None:
+            return True
+        length, period = self.burst
+        number, place = divmod(step - 1, period)
+        begins = self.draws("burst", number).randrange(period - length + 1)
+        return begins <= place < begins + length
+
+    def draws(self, *occasion: object) -> random.Random:
+        """The stream of random numbers of an occasion: the same for the same seed and occasion, whatever was drawn."""
+        # Text, for Random hashes it by sha512: the same in every process and release.
+        return random.Random("/".join(map(str, (self.seed, *occasion))))
+
+
+_USUAL = {field.name: field.default for field in fields(Fault)}
+
+
+def _check(fault: Fault) -> None:
+    def needs(name: str, holds: bool, expected: str) -> None:
+        if not holds:
+            raise BadOption(f"{name} of a fault", getattr(fault, name), expected)
+
+    needs("kind", fault.kind in KINDS, f"one of {', '.join(KINDS)}")
+    needs("site", fault.site in SITES, f"one of {', '.join(SITES)}")
+    needs("pattern", bool(fault.pattern), "the name of a module, parameter or collective, or a pattern such as *.mlp")
+    by_number = isinstance(fault.bit, int) and 0 <= fault.bit < WIDEST
+    needs("bit", by_number or fault.bit in FIELDS_OF_BITS, f"0 to {WIDEST - 1}, or {', '.join(FIELDS_OF_BITS)}")
+    needs("to", fault.to in (0, 1), "0 or 1")
+    needs("elements", fault.elements is None or fault.elements >= 1, "a whole number, 1 or more")
+    needs("share", fault.share is None or 0 < fault.share <= 1, "more than 0, at most 1")
+    needs("share", fault.share is None or fault.elements is None, "only one of elements and share")
+    needs("chance", 0 <= fault.chance <= 1, "0 to 1")
+    needs("first", fault.first >= 0, "a whole number, 0 or more")
+    needs("last", fault.last == 0 or fault.last >= fault.first >= 0, "0, or not less than first")
+    burst = fault.burst
+    needs("burst", burst is None or 1 <= burst[0] <= burst[1], "STEPS/PERIOD with 1 <= STEPS <= PERIOD, such as 3/20")
+    needs("rank", fault.rank is None or fault.rank >= 0, "a whole number, 0 or more")
+
+
+def _bit(text: str) -> int | str:
+    return text if text in FIELDS_OF_BITS else int(text)
+
+
+def _pair(text: str) -> tuple[int, int]:
+    length, period = text.split("/")
+    return int(length), int(period)
+
+
+_READERS: dict[str, Callable[[str], object]] = {
+    "bit": _bit,
+    "to": int,
+    "factor": float,
+    "elements": int,
+    "share": float,
+    "chance": float,
+    "first": int,
+    "last": int,
+    "burst": _pair,
+    "rank": int,
+    "seed": int,
+}
+_EXPECTED = {
+    **dict.fromkeys(("to", "elements", "first", "last", "rank", "seed"), "a whole number"),
+    **dict.fromkeys(("factor", "share", "chance"), "a number"),
+    "bit": f"a whole number, or {', '.join(FIELDS_OF_BITS)}",
+    "burst": "STEPS/PERIOD, such as 3/20",
+}
+
+
+def parse_fault(text: str, option: str = "--fault") -> Fault:
+    """The fault that a text such as `stuck@backward:*.attention,bit=14,to=0,share=0.001` tells.
+
+    Raises BadOption, which names the part that is wrong and what it should be.
+    """
+    head, *pairs = text.split(",")
+    kind, at, where = head.partition("@")
+    site, colon, pattern = where.partition(":")
+    if not at:
+        raise BadOption(option, text, SYNTAX)
+    found: dict[str, object] = {"kind": kind, "site": site, **({"pattern": pattern} if colon else {})}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        if name not in _READERS:
+            raise BadOption(option, text, f"not {pair!r} but KEY=VALUE with one of {', '.join(_READERS)}")
+        try:
+            found[name] = _READERS[name](value)
+        except ValueError:
+            raise BadOption(f"{name}= of {option}", value, _EXPECTED[name]) from None
+    return Fault(**found)  # type: ignore[arg-type]
