@@ -11,7 +11,8 @@ TrainCheckError
 │   ├── OtherFile
 │   ├── NoSuchInvariant
 │   ├── BadOption
-│   └── MissingExtra
+│   ├── MissingExtra
+│   └── WorkloadUnusable
 ├── InputError                 a file that cannot be read as what it should be (exit code 2)
 │   ├── BookError
 │   │   ├── BookNotFound
@@ -92,6 +93,7 @@ from traincheck.errors.usage import (
     OtherFile,
     ScriptNotFound,
     UsageError,
+    WorkloadUnusable,
 )
 
 __all__ = [
@@ -137,4 +139,5 @@ __all__ = [
     "TrainCheckError",
     "UsageError",
     "WorkerLost",
+    "WorkloadUnusable",
 ]

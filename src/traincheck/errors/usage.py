@@ -102,3 +102,14 @@ class MissingExtra(UsageError, ImportError):
 
     def __init__(self, what: str, package: str, command: str) -> None:
         super().__init__(f"{what} needs the package '{package}', which is not installed. Install it: {command}")
+
+
+class WorkloadUnusable(UsageError):
+    slug = "workload-unusable"
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(
+            f"The workload '{name}' cannot be used: {why}. A workload is what a function FILE.py:FUNCTION or "
+            "MODULE:FUNCTION returns when it is called with seed and device; it has build_model, build_optimizer, "
+            "batch and loss."
+        )
