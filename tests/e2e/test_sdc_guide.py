@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BLOCKS = BLOCK.findall((ROOT / "docs" / "sdc.md").read_text(encoding="utf-8"))
+
+
+def commands(word: str) -> list[str]:
+    """The lines of shell blocks that call this command."""
+    lines = [line for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
+    return [line for line in lines if line.startswith(f"traincheck sdc {word}")]
+
+
+def run(place: Path, line: str) -> subprocess.CompletedProcess[str]:
+    """The command in a shell."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environ = {**os.environ, "PATH": path, "COLUMNS": "100"}
+    return subprocess.run(["bash", "-c", line], cwd=place, env=environ, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the workload of the guide lies."""
+    home = tmp_path_factory.mktemp("guide")
+    (text,) = (text for kind, text in BLOCKS if kind == "python" and "def workload" in text)
+    (home / "mine.py").write_text(text)
+    return home
+
+
+def test_training_is_reproducible(place: Path) -> None:
+    (line,) = commands("doctor")
+    done = run(place, line)
+    assert done.returncode == 0, done.stderr
+    assert "Reproducible: two runs of decoder-tiny, 3 steps on cpu" in done.stdout
 
 
 def test_a_fault_is_put_in(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("cli/demo.py", "run"): "`traincheck run` on the two programs that come with us",
     ("runtime/callbacks.py", "import_module"): "the function that --callback names, on the command line of the user",
     ("runtime/bootstrap/sitecustomize.py", "__import__"): "the sitecustomize that it shadows",
+    ("sdc/children.py", "Popen"): "starts a Python of its own that executes the workload",
     ("sdc/workload.py", "import_module"): "the workload that the user names, on the command line",
     ("sdc/workload.py", "spec_from_file_location"): "",
     ("sdc/workload.py", "module_from_spec"): "",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
 
 from traincheck.errors import BadOption
+from traincheck.sdc.workload import load_workload
 from traincheck.testing.corruption import Fault, inject, parse_fault
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -72,6 +75,22 @@ def test_a_fault_that_never_strikes_changes_no_bit(site: str) -> None:
     losses, parameters, injected = training(Fault("bitflip", site, chance=0.0))
     plain = training(None)
     assert injected.times == 0 and same(losses, plain[0]) and same(parameters, plain[1])
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_neither_does_it_where_gradients_are_summed_of_many(site: str) -> None:
+    workload = load_workload("decoder-tiny", 0, torch.device("cpu"))
+
+    def gradients(fault: Fault | None) -> list[torch.Tensor]:
+        model = workload.build_model()
+        optimizer = workload.build_optimizer(model)
+        with inject(model, optimizer, fault) if fault else nullcontext():
+            workload.loss(model, workload.batch(1)).backward()
+            optimizer.step()
+        return [value for p in model.parameters() for value in (p.grad, p.detach())]
+
+    assert same(gradients(Fault(site=site, chance=0.0)), gradients(None))
+    assert not same(gradients(Fault(site=site, bit=20)), gradients(None))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

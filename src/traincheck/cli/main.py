@@ -54,6 +54,7 @@ COMMANDS = {
     "report": "traincheck.cli.report",
     "doctor": "traincheck.cli.doctor",
     "completion": "traincheck.cli.completion",
+    "sdc": "traincheck.cli.sdc",
 }
 """The module of each command, in the order in which --help tells them: it has a `command` and an `EPILOG`, or an
 `app` of several."""

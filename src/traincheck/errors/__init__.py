@@ -41,6 +41,7 @@ TrainCheckError
 ├── PluginError                a relation, source or sink of a package that cannot be used (exit code 2)
 ├── OutputError                a place that cannot be written (exit code 1)
 ├── WorkerLost                 a process that helped with the work and ended before it was done (exit code 1)
+├── WorkerFailed               a process that executed a training and ended before it was done (exit code 1)
 └── StopTraining               raised in the training loop on request (--on-violation stop)
 """
 
@@ -52,6 +53,7 @@ from traincheck.errors.base import (
     PluginError,
     StopTraining,
     TrainCheckError,
+    WorkerFailed,
     WorkerLost,
 )
 from traincheck.errors.inputs import (
@@ -138,6 +140,7 @@ __all__ = [
     "TraceUnreadable",
     "TrainCheckError",
     "UsageError",
+    "WorkerFailed",
     "WorkerLost",
     "WorkloadUnusable",
 ]

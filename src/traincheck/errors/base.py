@@ -52,6 +52,18 @@ class WorkerLost(TrainCheckError):
         )
 
 
+class WorkerFailed(TrainCheckError):
+    slug = "worker-failed"
+
+    def __init__(self, name: str, code: int | None, words: str) -> None:
+        how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
+        said = f" It said: {words}" if words else ""
+        super().__init__(
+            f"The process '{name}' of this command ended {how} before its work was done.{said} "
+            "Try a smaller --workload or fewer --steps; memory may have run out."
+        )
+
+
 class StopTraining(TrainCheckError):
     """Raised before the next optimizer step when a finding of severity error was made and stopping was asked for."""
 

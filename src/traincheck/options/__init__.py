@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from traincheck.options.configurable import CONFIGURABLE
+from traincheck.options.corruption import CORRUPTION
 from traincheck.options.one_command import ONE_COMMAND
 from traincheck.options.row import ENVIRONMENT, Kind, Option, Value
 from traincheck.options.words import (
@@ -26,7 +27,7 @@ from traincheck.options.words import (
     SHIPPED_PACKS,
 )
 
-OPTIONS: Mapping[str, Option] = {option.name: option for option in (*CONFIGURABLE, *ONE_COMMAND)}
+OPTIONS: Mapping[str, Option] = {option.name: option for option in (*CONFIGURABLE, *ONE_COMMAND, *CORRUPTION)}
 
 __all__ = [
     "ALL",

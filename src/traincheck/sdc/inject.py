@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,7 @@ from traincheck.errors import BadOption
 from traincheck.sdc.bits import can_be_hit, corrupted
 from traincheck.sdc.fault import BACKWARD, COMMUNICATION, FORWARD, GRADIENT, OPTIMIZER, Fault
 from traincheck.sdc.graph import put_in_place, with_input_gradients
+from traincheck.sources.tensors import unseen
 
 COLLECTIVES = {
     "all_reduce": "tensor",
@@ -63,20 +65,28 @@ class Injected:
     hits: list[Hit] = field(default_factory=list)
     _occasions: Counter[tuple[int, str]] = field(default_factory=Counter, repr=False)
 
-    def strike(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor as it is after this occasion: itself where the fault does not strike."""
+    def comes(self, name: str) -> random.Random | None:
+        """An occasion has come: the stream that says what is hit, None where the fault does not strike."""
         fault = self.fault
         if not fault.active(self.step):
-            return tensor
+            return None
         self._occasions[self.step, name] += 1
         draws = fault.draws(self.step, name, self._occasions[self.step, name])
-        if draws.random() >= fault.chance:
-            return tensor
+        return draws if draws.random() < fault.chance else None
+
+    def struck(self, name: str, tensor: torch.Tensor, draws: random.Random) -> torch.Tensor:
+        """The tensor as it is after the stroke."""
+        fault = self.fault
         self.times += 1
         if len(self.hits) < KEPT:
             self.hits.append(Hit(self.step, fault.site, name, fault.hits(tensor.numel())))
-        with torch.no_grad():
+        with unseen():  # no mode of the program's, or of a recording, sees an operation that hardware does not do
             return corrupted(tensor, fault, draws, fault.draws("lasting", name))
+
+    def strike(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor as it is after this occasion: itself where the fault does not strike."""
+        draws = self.comes(name)
+        return tensor if draws is None else self.struck(name, tensor, draws)
 
     def next_step(self) -> None:
         """A training step has ended. Called by itself where an optimizer was given."""
@@ -166,8 +176,13 @@ def _in_backward(model: torch.nn.Module, _: object, injected: Injected, undo: Ex
     undo.callback(live.clear)  # hooks of tensors stay as long as their graph does
 
     def pre_hook(name: str, _module: Any, args: Any, kwargs: Any) -> Any:
+        # Drawn before the call: views regroup the sums of gradients, so only a call that is hit is given some.
+        draws = injected.comes(name)
+        if draws is None:
+            return None
+
         def seen(_number: int, gradient: torch.Tensor) -> torch.Tensor | None:
-            return injected.strike(name, gradient) if live and can_be_hit(gradient) else None
+            return injected.struck(name, gradient, draws) if live and can_be_hit(gradient) else None
 
         return with_input_gradients(args, kwargs, seen)
 
@@ -206,8 +221,8 @@ def _write(injected: Injected, name: str, tensor: torch.Tensor) -> None:
     if can_be_hit(tensor):
         struck = injected.strike(name, tensor)
         if struck is not tensor:
-            with torch.no_grad():
-                tensor.copy_(struck)
+            with unseen():
+                tensor.detach().copy_(struck)
 
 
 _SITES: dict[str, Callable[[torch.nn.Module, Any, Injected, ExitStack], int]] = {

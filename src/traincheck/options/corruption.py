@@ -1,0 +1,20 @@
+"""Options of the commands that look for silent data corruption."""
+
+from __future__ import annotations
+
+from traincheck.options.row import Option
+
+CORRUPTION = (
+    Option(
+        "workload",
+        ("--workload",),
+        "Training to execute: decoder-tiny, -small, -125m, -1b or -8b, in another type as decoder-8b-bf16, or a "
+        "function of your own, FILE.py:FUNCTION or MODULE:FUNCTION.",
+        metavar="WORKLOAD",
+        default="decoder-tiny",
+    ),
+    Option("steps", ("--steps",), "Training steps to execute.", "number", "N"),
+    Option("seed", ("--seed",), "Seed of model, data and whatever else is drawn.", "count", "N", default="0"),
+    Option("device", ("--device",), "Device to compute on, such as cpu, cuda or cuda:1.", metavar="DEVICE"),
+    Option("threads", ("--threads",), "Threads that torch may use on the CPU.", "number", "N", default=1),
+)

@@ -1,0 +1,176 @@
+"""Children: the processes that do the work of a command, and what they say while they do it.
+
+A child is `python -m traincheck.sdc.worker JOB`, JOB being a file of JSON. It says how far it is by lines on its stdout
+that begin with `SAYS`; all others are the workload's own, and are passed on. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from traincheck import errors
+from traincheck.errors import TrainCheckError, WorkerFailed
+from traincheck.sdc.environment import deterministic
+
+SAYS = "@traincheck "
+PROGRESS, FAILED, DONE = "progress", "failed", "done"
+
+LAST_WORDS = 5
+"""Lines of the stderr of a child that are told when it failed without saying why."""
+PATIENCE = 60.0
+"""Seconds that children have to end when one has failed, or when they were asked to stop: a step may take long."""
+
+
+class Job(NamedTuple):
+    """The name of a child, for messages, and what it is to do."""
+
+    name: str
+    settings: Mapping[str, Any]
+
+
+class _Child:
+    def __init__(self, job: Job, folder: Path, lines: queue.SimpleQueue[tuple[_Child, str, str]]) -> None:
+        self.name, self.done = job.name, False
+        self.error: TrainCheckError | None = None
+        self.words: list[str] = []
+        file = folder / f"{job.name}.json"
+        file.write_text(json.dumps(job.settings), encoding="utf-8")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "traincheck.sdc.worker", str(file)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=deterministic(os.environ),
+            # Of its own, so that Ctrl-C comes to us alone, and we say who stops when.
+            start_new_session=True,
+        )
+        self.threads = [
+            threading.Thread(target=self._read, args=(name, lines), daemon=True) for name in ("stdout", "stderr")
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def _read(self, name: str, lines: queue.SimpleQueue[tuple[_Child, str, str]]) -> None:
+        for line in getattr(self.process, name):
+            lines.put((self, name, line.rstrip("\n")))
+
+    @property
+    def over(self) -> bool:
+        return self.process.poll() is not None and not any(thread.is_alive() for thread in self.threads)
+
+    def signal(self, number: int) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+
+
+def run_children(
+    jobs: Sequence[Job],
+    folder: Path,
+    progress: Callable[[str, int, int], object],
+    said: Callable[[str], object],
+    stoppable: bool = False,
+) -> None:
+    """Start a child for each job and wait for them; `said` is given what the workload itself prints.
+
+    Raises what a child raised, and WorkerFailed for one that ended in another way; the others are ended then. On Ctrl-C
+    the first child is asked to stop, where they are `stoppable`, and ends them all in its own time; a second one ends
+    them at once, and is raised.
+    """
+    lines: queue.SimpleQueue[tuple[_Child, str, str]] = queue.SimpleQueue()
+    children: list[_Child] = []
+    asked = False
+    try:
+        with _whole():
+            children.extend(_Child(job, folder, lines) for job in jobs)
+        while True:
+            try:
+                _listen(children, lines, progress, said)
+                return
+            except KeyboardInterrupt:
+                if asked or not stoppable:
+                    raise
+                asked = True
+                said("stopping after this step; press Ctrl-C again to end at once")
+                children[0].signal(signal.SIGINT)
+    finally:
+        for child in children:
+            child.signal(signal.SIGKILL)
+            child.process.wait()
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """Ctrl-C comes after the block: a process that is just being started would be left behind."""
+    if threading.current_thread() is not threading.main_thread():  # it never comes there
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
+
+
+def _listen(
+    children: Sequence[_Child],
+    lines: queue.SimpleQueue[tuple[_Child, str, str]],
+    progress: Callable[[str, int, int], object],
+    said: Callable[[str], object],
+) -> None:
+    """Until all have ended, or one has failed and the others had time to say why."""
+    failed_at = 0.0
+    while True:
+        try:
+            child, stream, line = lines.get(timeout=0.1)
+        except queue.Empty:
+            ended = [one for one in children if one.over]
+            if not lines.empty():  # what they said last
+                continue
+            failed = [one for one in ended if not one.done]
+            failed_at = failed_at or (time.monotonic() if failed else 0.0)
+            told = [one for one in children if one.error is not None]
+            late = failed_at and time.monotonic() - failed_at > PATIENCE
+            if told or late or (failed and len(ended) == len(children)):
+                _raise(*(told or failed))
+            if len(ended) == len(children):
+                return
+            continue
+        if stream == "stdout" and line.startswith(SAYS):
+            _heard(child, json.loads(line.removeprefix(SAYS)), progress)
+        elif stream == "stdout":
+            said(line)
+        elif line.strip():
+            child.words = [*child.words, line][-LAST_WORDS:]
+
+
+def _heard(child: _Child, message: Mapping[str, Any], progress: Callable[[str, int, int], object]) -> None:
+    if PROGRESS in message:
+        what, done, total = message[PROGRESS]
+        progress(what, done, total)
+    elif FAILED in message:
+        name, text = message[FAILED]
+        kind = getattr(errors, name, TrainCheckError)
+        child.error = kind.__new__(kind, text)  # from its message, as errors travel between processes
+    else:
+        child.done = True
+
+
+def _raise(child: _Child, *_others: _Child) -> None:
+    if child.error is not None:
+        raise child.error
+    raise WorkerFailed(child.name, child.process.returncode, " / ".join(child.words))

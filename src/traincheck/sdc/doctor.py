@@ -1,0 +1,97 @@
+"""Doctor: whether a training computes the same bits each time, found out by executing it twice, in two processes.
+
+Knows nothing of torch: the children do the work.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from traincheck.sdc.children import Job, run_children
+from traincheck.sdc.entry import Difference, Entry, first_difference, read_entries
+
+RUNS = ("first run", "second run")
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What is executed, and how: the workload by its name, steps, seed, device, threads of torch."""
+
+    workload: str
+    steps: int = 3
+    seed: int = 0
+    device: str = "cpu"
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What came out: how many results were compared, where the runs part (None: nowhere), the settings that both had,
+    and operations of which torch says that they have no deterministic implementation."""
+
+    execution: Execution
+    compared: int
+    difference: Difference | None
+    settings: dict[str, str] = field(default_factory=dict)
+    undetermined: tuple[str, ...] = ()
+
+    @property
+    def reproducible(self) -> bool:
+        return self.difference is None
+
+    def data(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        found = self.difference
+        told = None
+        if found is not None:
+            told = {
+                "number": found.number,
+                "first": found.first._asdict() if found.first else None,
+                "second": found.second._asdict() if found.second else None,
+                "same_work": found.same_work,
+            }
+        return {
+            **asdict(self.execution),
+            "reproducible": self.reproducible,
+            "compared": self.compared,
+            "first_difference": told,
+            "settings": self.settings,
+            "undetermined": list(self.undetermined),
+        }
+
+
+def diagnose(
+    execution: Execution, progress: Callable[[str, int, int], object], said: Callable[[str], object]
+) -> Diagnosis:
+    """Execute it twice and compare all that was computed. Raises WorkloadUnusable and WorkerFailed."""
+    with tempfile.TemporaryDirectory(prefix="traincheck-sdc-") as made:
+        folder = Path(made)
+        entries = [folder / f"{number}.entries" for number in range(2)]
+        told = [folder / f"{number}.told" for number in range(2)]
+        for number, name in enumerate(RUNS):  # one after the other: they take the same cores, or the same device
+            job = {"task": "record", **asdict(execution), "title": name, "entries": str(entries[number])}
+            run_children([Job(name.replace(" ", "-"), {**job, "told": str(told[number])})], folder, progress, said)
+        about = json.loads(told[0].read_text(encoding="utf-8"))
+        difference = first_difference(*map(read_entries, entries))
+        compared = sum(1 for _ in read_entries(entries[0])) if difference is None else difference.number
+    return Diagnosis(execution, compared, difference, about["settings"], tuple(about["undetermined"]))
+
+
+def advice(difference: Difference, undetermined: tuple[str, ...]) -> str:
+    """What to look at."""
+    entry: Entry | None = difference.first or difference.second
+    if not difference.same_work:
+        return "There they went different ways: look for what depends on time, on the order in a set, on files."
+    assert entry is not None
+    if entry.direction == "build":
+        return "The model begins otherwise: draw its weights from a generator that is seeded with the workload's seed."
+    if entry.direction == "batch":
+        return "The batches differ: make them from the workload's seed and the number of the step alone."
+    if undetermined:
+        return f"Of {', '.join(undetermined)} torch has no deterministic implementation on this device; use another."
+    return "Look for numbers in it that do not come from the seed (time, os.urandom), and for other threads."

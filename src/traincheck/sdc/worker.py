@@ -1,0 +1,84 @@
+"""Worker: a child process that does a job (`children.py`): records a run for the doctor, or is one side of a study."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from traincheck.errors import TrainCheckError, WorkloadUnusable
+from traincheck.sdc.children import DONE, FAILED, PROGRESS, SAYS
+from traincheck.sdc.determinism import settle, undetermined
+from traincheck.sdc.devices import device_of
+from traincheck.sdc.entry import Entry, written
+from traincheck.sdc.recording import record
+from traincheck.sdc.workload import load_workload
+
+
+def say(message: Mapping[str, Any]) -> None:
+    """To the parent."""
+    # In one piece, and past what the workload has made of sys.stdout.
+    sys.stdout.flush()
+    os.write(1, f"{SAYS}{json.dumps(message)}\n".encode())
+
+
+def progress(what: str, done: int, total: int) -> None:
+    """Say how far it is."""
+    say({PROGRESS: [what, done, total]})
+
+
+def record_run(job: Mapping[str, Any]) -> None:
+    """Execute a workload and write what it computed, with the settings, beside each other."""
+    settings = settle(job["seed"], job["threads"])
+    workload = load_workload(job["workload"], job["seed"], device_of(job["device"]))
+    settle(job["seed"], job["threads"])  # again: what was imported may have drawn, or have brought numpy with it
+    total = job["steps"]
+    with Path(job["entries"]).open("w", encoding="utf-8") as file, undetermined() as names:
+
+        def emit(entry: Entry) -> None:
+            file.writelines(written([entry]))
+
+        record(workload, total, emit, lambda step: progress(job["title"], step, total))
+    Path(job["told"]).write_text(json.dumps({"settings": settings, "undetermined": names}), encoding="utf-8")
+
+
+TASKS: dict[str, Callable[[Mapping[str, Any]], None]] = {"record": record_run}
+
+
+def where(error: BaseException) -> str:
+    """What was raised, and the last line of code that is not torch's or ours."""
+    frames = traceback.extract_tb(error.__traceback__)
+    others = [one for one in frames if f"{os.sep}torch{os.sep}" not in one.filename]
+    last = ([one for one in others if f"{os.sep}traincheck{os.sep}" not in one.filename] or others or frames)[-1]
+    text = (str(error).strip().splitlines() or [""])[0]
+    return f"it raised {type(error).__name__}: {text} ({last.filename}, line {last.lineno})"
+
+
+def main(file: str) -> int:
+    """Do the job that stands in a file; 0, or 1 when it failed."""
+    job = json.loads(Path(file).read_text(encoding="utf-8"))
+    try:
+        try:
+            TASKS[job["task"]](job)
+        except (TrainCheckError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            raise WorkloadUnusable(job["workload"], where(error)) from error
+    except TrainCheckError as error:
+        say({FAILED: [type(error).__name__, str(error)]})
+        return 1
+    say({DONE: True})
+    return 0
+
+
+if __name__ == "__main__":
+    # At once: threads that gloo and others leave behind may abort an interpreter that ends in order.
+    code = main(sys.argv[1])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
