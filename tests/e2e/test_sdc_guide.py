@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -42,6 +43,16 @@ def test_training_is_reproducible(place: Path) -> None:
     done = run(place, line)
     assert done.returncode == 0, done.stderr
     assert "Reproducible: two runs of decoder-tiny, 3 steps on cpu" in done.stdout
+
+
+def test_a_fault_is_studied(place: Path) -> None:
+    (line,) = commands("study")
+    done = run(place, line)
+    assert done.returncode == 3, done.stderr
+    assert "attention  forward" in done.stdout and "worst noise to signal of the gradients: 0." in done.stdout
+    found = json.loads((place / "study.json").read_text())
+    last = found["levels"]["period"]["series"][-1]
+    assert last["relative_distance"] > 0 and abs(last["loss"] - last["suspect_loss"]) < 0.05
 
 
 def test_a_fault_is_put_in(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Optional
 
 from traincheck.cli.flags import flag
@@ -12,6 +13,9 @@ Steps = Annotated[Optional[int], flag("steps")]  # noqa: UP045
 Seed = Annotated[int, flag("seed")]
 Device = Annotated[Optional[str], flag("device")]  # noqa: UP045
 Threads = Annotated[int, flag("threads")]
+Faults = Annotated[Optional[list[str]], flag("faults")]  # noqa: UP045
+Levels = Annotated[Optional[list[str]], flag("levels")]  # noqa: UP045
+StudyFile = Annotated[Optional[Path], flag("study_file")]  # noqa: UP045
 
 BUILT_IN = "decoder-tiny"
 

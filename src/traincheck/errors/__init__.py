@@ -12,6 +12,7 @@ TrainCheckError
 │   ├── NoSuchInvariant
 │   ├── BadOption
 │   ├── MissingExtra
+│   ├── NotTheSameWork
 │   └── WorkloadUnusable
 ├── InputError                 a file that cannot be read as what it should be (exit code 2)
 │   ├── BookError
@@ -92,6 +93,7 @@ from traincheck.errors.usage import (
     NoSuchInvariant,
     NoTarget,
     NotAScript,
+    NotTheSameWork,
     OtherFile,
     ScriptNotFound,
     UsageError,
@@ -116,6 +118,7 @@ __all__ = [
     "NoSuchInvariant",
     "NoTarget",
     "NotAScript",
+    "NotTheSameWork",
     "OtherFile",
     "OutputError",
     "PacksUnreadable",

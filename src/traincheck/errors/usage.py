@@ -113,3 +113,13 @@ class WorkloadUnusable(UsageError):
             "MODULE:FUNCTION returns when it is called with seed and device; it has build_model, build_optimizer, "
             "batch and loss."
         )
+
+
+class NotTheSameWork(UsageError):
+    slug = "not-the-same-work"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"The two workers do not execute the same work: they differ in {what}, where no fault of hardware can come "
+            "in. The workload has to depend on its seed alone; `traincheck sdc doctor` names what differs."
+        )

@@ -17,4 +17,22 @@ CORRUPTION = (
     Option("seed", ("--seed",), "Seed of model, data and whatever else is drawn.", "count", "N", default="0"),
     Option("device", ("--device",), "Device to compute on, such as cpu, cuda or cuda:1.", metavar="DEVICE"),
     Option("threads", ("--threads",), "Threads that torch may use on the CPU.", "number", "N", default=1),
+    Option(
+        "faults",
+        ("--fault",),
+        "Fault to put in, KIND@SITE:PATTERN,KEY=VALUE..., such as bitflip@forward:*.attention,bit=exponent,chance=0.1 "
+        "(docs/sdc.md tells all); may be given several times.",
+        "texts",
+        "FAULT",
+        default=(),
+    ),
+    Option(
+        "levels",
+        ("--level",),
+        "Level of the study: 1 (submodule), 2 (step), 3 (period); all of them by default. May be given several times.",
+        "texts",
+        "LEVEL",
+        default=(),
+    ),
+    Option("study_file", ("--out", "-o"), "File to write what was found to, as JSON.", "path", "FILE"),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import torch
 
 from traincheck.errors import BadOption
@@ -19,3 +21,25 @@ def device_of(text: str, option: str = "--device") -> torch.device:
         why = str(error).strip().splitlines()[0]
         raise BadOption(option, text, f"a device that is here ({why}); cpu always is") from None
     return found
+
+
+def software(device: torch.device) -> dict[str, str]:
+    """What the bits of a result depend on besides the work itself: releases, the kind of device, what it can do."""
+    found = {"torch": str(torch.__version__), "device": device.type, "threads": str(torch.get_num_threads())}
+    if device.type == "cuda":
+        found["name"] = torch.cuda.get_device_name(device)
+        found["cuda"] = str(torch.version.cuda or torch.version.hip)
+        found["cudnn"] = str(torch.backends.cudnn.version())
+    elif device.type == "cpu":
+        found["name"] = _processor()
+        found["instructions"] = torch.backends.cpu.get_cpu_capability()
+    return found
+
+
+def _processor() -> str:
+    """The model of the processor: libraries choose their kernels by it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123
+            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

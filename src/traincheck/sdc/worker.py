@@ -15,6 +15,7 @@ from traincheck.sdc.children import DONE, FAILED, PROGRESS, SAYS
 from traincheck.sdc.determinism import settle, undetermined
 from traincheck.sdc.devices import device_of
 from traincheck.sdc.entry import Entry, written
+from traincheck.sdc.plan import read_plan
 from traincheck.sdc.recording import record
 from traincheck.sdc.workload import load_workload
 
@@ -46,7 +47,16 @@ def record_run(job: Mapping[str, Any]) -> None:
     Path(job["told"]).write_text(json.dumps({"settings": settings, "undetermined": names}), encoding="utf-8")
 
 
-TASKS: dict[str, Callable[[Mapping[str, Any]], None]] = {"record": record_run}
+def study_side(job: Mapping[str, Any]) -> None:
+    """Be one of the two workers of a study on this machine; the trusted one writes what was found."""
+    from traincheck.sdc.side import execute_side
+
+    found = execute_side(read_plan(job["plan"]), job["rank"], progress, f"file://{job['store']}")
+    if job["rank"] == 0:
+        Path(job["found"]).write_text(json.dumps(found), encoding="utf-8")
+
+
+TASKS: dict[str, Callable[[Mapping[str, Any]], None]] = {"record": record_run, "study": study_side}
 
 
 def where(error: BaseException) -> str:
@@ -68,7 +78,7 @@ def main(file: str) -> int:
             raise
         except Exception as error:
             traceback.print_exc()
-            raise WorkloadUnusable(job["workload"], where(error)) from error
+            raise WorkloadUnusable(job.get("workload") or job["plan"]["workload"], where(error)) from error
     except TrainCheckError as error:
         say({FAILED: [type(error).__name__, str(error)]})
         return 1

@@ -1,0 +1,215 @@
+"""`traincheck sdc study`: a suspect worker compared with a trusted one that executes the same training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from traincheck.cli import flags, sdc_flags
+from traincheck.cli.console import FINDINGS, Progress, amount, columns, out, out_json, remark
+from traincheck.errors import OtherFile
+
+if TYPE_CHECKING:
+    from traincheck.sdc.plan import Plan
+
+EPILOG = """\b
+Examples:
+  traincheck sdc study --fault bitflip@forward:*.attention,bit=exponent,chance=0.1 -o study.json
+  traincheck sdc study --level 1 --workload decoder-small --steps 5
+  torchrun --nnodes 2 --nproc-per-node 1 --rdzv-endpoint HOST:29400 -m traincheck sdc study --device cuda -o study.json
+
+Without a launcher both workers are processes of this machine, and differ only by --fault, which is put into the suspect
+one. Started by a launcher as two processes, rank 0 is the trusted worker and rank 1 the suspect one.
+
+\b
+Exit codes: 0 no bit differed, 3 some did. Under a launcher it is 0, as a launcher takes others for a crash.
+"""
+
+STEPS = 10
+"""Of each level: a few seconds for the smallest workload; faults that seldom strike need more."""
+
+SHOWN = 12
+"""Lines of the table of steps: the rest stands in the file."""
+
+
+def command(
+    workload: sdc_flags.Workload = sdc_flags.BUILT_IN,
+    steps: sdc_flags.Steps = None,
+    seed: sdc_flags.Seed = 0,
+    device: sdc_flags.Device = None,
+    threads: sdc_flags.Threads = 1,
+    faults: sdc_flags.Faults = None,
+    levels: sdc_flags.Levels = None,
+    file: sdc_flags.StudyFile = None,
+    as_json: flags.AsJson = False,
+) -> None:
+    """Compare a suspect worker with a trusted one on three levels: submodules, steps, a period of training.
+
+    Level 1 compares what each submodule computes and overwrites the suspect's with the trusted one. Level 2 lets
+    differences grow within a step, compares gradients and copies parameters. Level 3 copies nothing.
+    """
+    from traincheck.sdc.environment import needs_torch
+    from traincheck.sdc.fault import parse_fault
+    from traincheck.sdc.plan import Plan, launched_rank, levels_of
+
+    needs_torch("traincheck sdc study")
+    steps = STEPS if steps is None else steps
+    sdc_flags.at_least("--steps", steps, 1)
+    sdc_flags.at_least("--seed", seed, 0)
+    sdc_flags.at_least("--threads", threads, 1)
+    chosen = tuple(parse_fault(text) for text in faults or ())
+    plan = Plan(workload, steps, seed, device or "cpu", threads, levels_of(levels or ()), chosen)
+    rank = launched_rank()
+    if file is not None and rank != 1:
+        _may_replace(file)
+    found = _execute(plan, rank)
+    if rank == 1:  # the trusted worker tells
+        return
+    if file is not None:
+        from traincheck.files import write_whole
+
+        write_whole(file, (json.dumps(found, indent=1, allow_nan=False) + "\n").encode())
+        remark(f"what was found is in {file}")
+    if as_json:
+        out_json(found)
+    else:
+        for line in _lines(found):
+            out(line)
+    raise typer.Exit(FINDINGS if differs(found) and rank is None else 0)
+
+
+def _execute(plan: Plan, rank: int | None) -> dict[str, Any]:
+    with Progress() as progress:
+        if rank is None:
+            from traincheck.sdc.plan import run_pair
+
+            return run_pair(plan, progress, remark)
+        from traincheck.sdc.environment import settle_here
+
+        settle_here()
+        from traincheck.sdc.side import execute_side
+
+        return execute_side(plan, rank, progress)
+
+
+def _may_replace(path: Path) -> None:
+    """Raise OtherFile for a file that is there and no study."""
+    from traincheck.files import read_bounded
+    from traincheck.sdc.plan import FORMAT
+
+    if not path.exists() or (path.is_file() and path.stat().st_size == 0):
+        return
+    try:
+        ours = json.loads(read_bounded(path)).get("format") == FORMAT
+    except (OSError, ValueError, AttributeError, RecursionError):
+        ours = False
+    if not ours:
+        raise OtherFile(path, "what a study has found", "-o")
+
+
+def differs(found: Mapping[str, Any]) -> bool:
+    """Whether anything that the suspect computed was not as the trusted worker's."""
+    levels = found["levels"].values()
+    apart = any(one["relative_distance"] != 0 for one in found["levels"].get("period", {}).get("series", []))
+    losses = any(one["loss"] != one["suspect_loss"] for level in levels for one in level["series"])
+    return apart or losses or any(one["different"] for level in levels for one in level["by_kind"])
+
+
+def _lines(found: Mapping[str, Any]) -> Iterable[str]:
+    workers = found["workers"]
+    trusted, suspect = _who(workers["trusted"]), _who(workers["suspect"])
+    yield f"{found['workload']}, seed {found['seed']}: trusted {trusted}, suspect {suspect}"
+    if {**workers["trusted"], "host": ""} != {**workers["suspect"], "host": ""}:
+        yield "The two have different software or devices: they may differ without any fault."
+    for level, tell in (("submodule", _submodule), ("step", _step), ("period", _period)):
+        if level in found["levels"]:
+            yield from tell(found["levels"][level])
+    if found["interrupted"]:
+        yield "It was interrupted; this is what was found so far."
+    yield "The suspect worker computed otherwise than the trusted one." if differs(found) else "No bit differed."
+
+
+def _who(worker: Mapping[str, str]) -> str:
+    return f"{worker['host']} ({worker['device']}, torch {worker['torch']})"
+
+
+def _head(number: int, title: str, level: Mapping[str, Any]) -> Iterable[str]:
+    yield ""
+    yield f"Level {number}: {title}, {amount(level['steps'], 'step')}"
+    for one in level["injected"]:
+        yield f"  {one['fault']} struck {amount(one['times'], 'time')}"
+
+
+def _submodule(level: Mapping[str, Any]) -> Iterable[str]:
+    yield from _head(1, "each submodule, synchronised", level)
+    yield from _mismatches(level["by_kind"])
+
+
+def _mismatches(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    head = ("submodule", "direction", "elements", "differ", "frequency", "severity", "not finite")
+    cells = [
+        (
+            one["kind"],
+            one["direction"],
+            f"{one['elements']:,}",
+            f"{one['different']:,}",
+            f"{one['frequency']:.2e}",
+            _number(one["severity"]),
+            f"{one['not_finite']:,}",
+        )
+        for one in rows
+        if one["different"]
+    ]
+    if cells:
+        yield from columns([head, *cells])
+    same = sum(one["elements"] for one in rows if not one["different"])
+    yield f"  {'elsewhere ' if cells else ''}none of {same:,} elements differs"
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.3g}"
+
+
+def _step(level: Mapping[str, Any]) -> Iterable[str]:
+    yield from _head(2, "one optimizer step, then parameters are copied", level)
+    yield from _mismatches(level["by_kind"])
+    whole, alone = level["worst_noise_to_signal"], level["worst_noise_to_signal_of_a_parameter"]
+    yield f"  worst noise to signal of the gradients: {_number(whole)} (of one alone: {_number(alone)})"
+    head = ("step", "loss", "suspect's loss", "noise to signal", "loudest gradient")
+    rows = [
+        (
+            *_losses(one),
+            _number(one["noise_to_signal"]),
+            one["worst_parameter"] if one["worst_noise_to_signal"] != 0 else "",
+        )
+        for one in _some(level["series"])
+    ]
+    yield from columns([head, *rows])
+
+
+def _losses(one: Mapping[str, Any]) -> tuple[str, ...]:
+    told = [f"{value:.6f}" if value is not None else "not finite" for value in (one["loss"], one["suspect_loss"])]
+    return f"{one['step']}", *told
+
+
+def _some(series: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Steps at equal distances, with the first and the last."""
+    if len(series) <= SHOWN:
+        return series
+    return [series[round(place * (len(series) - 1) / (SHOWN - 1))] for place in range(SHOWN)]
+
+
+def _period(level: Mapping[str, Any]) -> Iterable[str]:
+    yield from _head(3, "a period of training, nothing copied", level)
+    head = ("step", "loss", "suspect's loss", "distance of parameters", "relative")
+    rows = [
+        (*_losses(one), _number(one["parameter_distance"]), _number(one["relative_distance"]))
+        for one in _some(level["series"])
+    ]
+    yield from columns([head, *rows])
+    found = level["evaluation"]
+    yield f"  evaluation: trusted {_number(found['trusted'])}, suspect {_number(found['suspect'])}"

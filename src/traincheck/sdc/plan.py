@@ -1,0 +1,80 @@
+"""Plan: what a study executes, and how its two workers are started here. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from traincheck.errors import BadOption
+from traincheck.sdc.children import Job, run_children
+from traincheck.sdc.fault import Fault, parse_fault
+
+SUBMODULE, STEP, PERIOD = "submodule", "step", "period"
+LEVELS = (SUBMODULE, STEP, PERIOD)
+
+FORMAT, VERSION = "traincheck-sdc-study", 1
+"""Of the data that a study writes. 1: the first."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study: the workload by its name, steps of each level, seed, device, threads of torch, levels, faults."""
+
+    workload: str
+    steps: int
+    seed: int = 0
+    device: str = "cpu"
+    threads: int = 1
+    levels: Sequence[str] = LEVELS
+    faults: Sequence[Fault] = ()
+
+    def data(self) -> dict[str, Any]:
+        """As JSON holds it, and `read_plan` reads it."""
+        return {**asdict(self), "levels": list(self.levels), "faults": [fault.text for fault in self.faults]}
+
+
+def read_plan(data: Mapping[str, Any]) -> Plan:
+    """The plan whose `data` this is."""
+    return Plan(**{**data, "faults": tuple(parse_fault(text) for text in data["faults"])})
+
+
+def levels_of(named: Sequence[str]) -> tuple[str, ...]:
+    """The levels by name or number, in their order; all of them where none is named. Raises BadOption."""
+    numbers = {str(number): level for number, level in enumerate(LEVELS, 1)}
+    wanted = set()
+    for name in named:
+        if name not in LEVELS and name not in numbers:
+            raise BadOption("--level", name, ", ".join(f"{number} ({level})" for number, level in numbers.items()))
+        wanted.add(numbers.get(name, name))
+    return tuple(level for level in LEVELS if level in wanted or not wanted)
+
+
+def launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
+    """The rank that a launcher such as torchrun gave this process, None where there was none.
+
+    Raises BadOption where it did not start two.
+    """
+    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        return None
+    if environ["WORLD_SIZE"] != "2":
+        raise BadOption("the launcher", f"{environ['WORLD_SIZE']} processes", "two, a trusted and a suspect one")
+    return int(environ["RANK"])
+
+
+def run_pair(plan: Plan, progress: Callable[[str, int, int], object], said: Callable[[str], object]) -> dict[str, Any]:
+    """Execute a study by two processes of this machine; what was found, as JSON holds it.
+
+    Ctrl-C ends it after a step, with what was found so far.
+    """
+    with tempfile.TemporaryDirectory(prefix="traincheck-sdc-") as made:
+        folder = Path(made)
+        job = {"task": "study", "plan": plan.data(), "store": str(folder / "store"), "found": str(folder / "found")}
+        jobs = [Job(name, {**job, "rank": rank}) for rank, name in enumerate(("trusted", "suspect"))]
+        run_children(jobs, folder, progress, said, stoppable=True)
+        found: dict[str, Any] = json.loads((folder / "found").read_text(encoding="utf-8"))
+    return found

@@ -1,0 +1,79 @@
+"""The measures of a study, by numbers that can be worked out by hand; and what a plan says."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from traincheck.errors import BadOption
+from traincheck.sdc.fault import Fault
+from traincheck.sdc.mismatch import Distance, Mismatch, plain, worst
+from traincheck.sdc.plan import LEVELS, Plan, launched_rank, levels_of, read_plan
+
+
+def test_frequency_and_severity() -> None:
+    found = Mismatch()
+    assert not found.add(torch.ones(6), torch.ones(6))
+    assert found.add(torch.tensor([1.0, 2.0, 4.0, 0.0]), torch.tensor([1.0, 3.0, 3.0, 7.0]))
+    assert (found.elements, found.different, found.rated) == (10, 3, 2)
+    assert found.frequency == 0.3 and found.severity == pytest.approx((0.5 + 0.25) / 2) and found.worst == 0.5
+    assert Mismatch().frequency == 0 == Mismatch().severity
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_one_bit_is_a_difference_in_every_type(dtype: torch.dtype) -> None:
+    right = torch.ones(3, dtype=dtype)
+    found = Mismatch()
+    assert found.add(right, torch.tensor([1, 1 + torch.finfo(dtype).eps, 1], dtype=dtype))
+    assert found.different == 1 and found.severity == pytest.approx(torch.finfo(dtype).eps)
+    assert Mismatch().add(torch.zeros(1, dtype=dtype), -torch.zeros(1, dtype=dtype))
+
+
+def test_what_is_not_finite_is_counted_and_not_averaged() -> None:
+    found = Mismatch()
+    found.add(torch.tensor([1.0, 1.0, 1.0, math.inf]), torch.tensor([math.nan, math.inf, 1.5, 1.0]))
+    assert (found.different, found.broken, found.rated, found.severity) == (4, 2, 1, 0.5)
+    same = torch.tensor([math.nan, math.inf])
+    assert not Mismatch().add(same, same.clone())
+
+
+def test_other_types_and_layouts() -> None:
+    found = Mismatch()
+    assert found.add(torch.arange(6).view(2, 3).T, torch.arange(6).view(2, 3).T + torch.eye(3, 2).long())
+    assert (found.elements, found.different, found.severity) == (6, 2, 0)
+    assert Mismatch().add(torch.tensor([True, False]), torch.tensor([True, True]))
+    assert Mismatch().add(torch.tensor([1 + 1j]), torch.tensor([1 + 2j]))
+    assert not Mismatch().add(torch.zeros(0), torch.zeros(0))
+
+
+def test_noise_to_signal() -> None:
+    found = Distance()
+    assert found.add(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5])) == pytest.approx(0.1)
+    assert found.add(torch.zeros(2), torch.zeros(2)) == 0
+    assert found.absolute == pytest.approx(0.5) and found.relative == pytest.approx(0.1)
+    assert Distance().add(torch.zeros(1), torch.ones(1)) == math.inf
+    assert worst([0.5, math.nan, 2.0]) == math.inf and worst([]) == 0 and worst([0.5, 0.25]) == 0.5
+
+
+def test_json_has_no_numbers_that_are_not_finite() -> None:
+    assert json.loads(json.dumps(plain({"a": [1.5, math.nan], "b": (math.inf, "x", 3)}), allow_nan=False)) == {
+        "a": [1.5, None],
+        "b": [None, "x", 3],
+    }
+
+
+def test_a_plan_travels_as_json() -> None:
+    plan = Plan("decoder-tiny", 3, levels=["step"], faults=(Fault("scale", factor=0.5, burst=(1, 4)),))
+    assert read_plan(json.loads(json.dumps(plan.data()))) == plan
+
+
+def test_levels_and_launchers() -> None:
+    assert levels_of(()) == LEVELS and levels_of(("3", "submodule")) == ("submodule", "period")
+    with pytest.raises(BadOption, match="--level was given '4'; expected 1 "):
+        levels_of(("4",))
+    assert launched_rank({}) is None and launched_rank({"RANK": "1", "WORLD_SIZE": "2"}) == 1
+    with pytest.raises(BadOption, match="'8 processes'; expected two"):
+        launched_rank({"RANK": "1", "WORLD_SIZE": "8"})
