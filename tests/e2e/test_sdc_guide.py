@@ -38,6 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@pytest.mark.slow
 def test_training_is_reproducible(place: Path) -> None:
     (line,) = commands("doctor")
     done = run(place, line)
@@ -45,6 +46,7 @@ def test_training_is_reproducible(place: Path) -> None:
     assert "Reproducible: two runs of decoder-tiny, 3 steps on cpu" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_fault_is_studied(place: Path) -> None:
     (line,) = commands("study")
     done = run(place, line)
@@ -53,6 +55,14 @@ def test_a_fault_is_studied(place: Path) -> None:
     found = json.loads((place / "study.json").read_text())
     last = found["levels"]["period"]["series"][-1]
     assert last["relative_distance"] > 0 and abs(last["loss"] - last["suspect_loss"]) < 0.05
+
+
+@pytest.mark.slow
+def test_a_machine_is_screened(place: Path) -> None:
+    saves, judges, faulty = (run(place, line) for line in commands("screen"))
+    assert saves.returncode == 0 and "CLEAN" in saves.stdout and "are in good.json" in saves.stderr, saves.stderr
+    assert judges.returncode == 0 and "compared with known fingerprints, 0 wrong" in judges.stdout, judges.stderr
+    assert faulty.returncode == 3 and "CORRUPT" in faulty.stdout and "attention" in faulty.stdout, faulty.stderr
 
 
 def test_a_fault_is_put_in(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ STEPS = 3
 
 
 def command(
-    workload: sdc_flags.Workload = sdc_flags.BUILT_IN,
+    workload: sdc_flags.Workload = None,
     steps: sdc_flags.Steps = None,
     seed: sdc_flags.Seed = 0,
     device: sdc_flags.Device = None,
@@ -47,7 +47,7 @@ def command(
     sdc_flags.at_least("--steps", steps, 1)
     sdc_flags.at_least("--seed", seed, 0)
     sdc_flags.at_least("--threads", threads, 1)
-    execution = Execution(workload, steps, seed, device or "cpu", threads)
+    execution = Execution(workload or sdc_flags.BUILT_IN, steps, seed, device or "cpu", threads)
     with Progress() as progress:
         found = diagnose(execution, progress, remark)
     if as_json:

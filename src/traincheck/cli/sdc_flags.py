@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 from traincheck.cli.flags import flag
 from traincheck.errors import BadOption
 
-Workload = Annotated[str, flag("workload")]
+Workload = Annotated[Optional[str], flag("workload")]  # noqa: UP045
 Steps = Annotated[Optional[int], flag("steps")]  # noqa: UP045
 Seed = Annotated[int, flag("seed")]
 Device = Annotated[Optional[str], flag("device")]  # noqa: UP045
@@ -16,6 +16,9 @@ Threads = Annotated[int, flag("threads")]
 Faults = Annotated[Optional[list[str]], flag("faults")]  # noqa: UP045
 Levels = Annotated[Optional[list[str]], flag("levels")]  # noqa: UP045
 StudyFile = Annotated[Optional[Path], flag("study_file")]  # noqa: UP045
+Seconds = Annotated[int, flag("seconds")]
+Save = Annotated[Optional[Path], flag("save")]  # noqa: UP045
+Against = Annotated[Optional[Path], flag("against")]  # noqa: UP045
 
 BUILT_IN = "decoder-tiny"
 

@@ -37,7 +37,7 @@ SHOWN = 12
 
 
 def command(
-    workload: sdc_flags.Workload = sdc_flags.BUILT_IN,
+    workload: sdc_flags.Workload = None,
     steps: sdc_flags.Steps = None,
     seed: sdc_flags.Seed = 0,
     device: sdc_flags.Device = None,
@@ -62,7 +62,7 @@ def command(
     sdc_flags.at_least("--seed", seed, 0)
     sdc_flags.at_least("--threads", threads, 1)
     chosen = tuple(parse_fault(text) for text in faults or ())
-    plan = Plan(workload, steps, seed, device or "cpu", threads, levels_of(levels or ()), chosen)
+    plan = Plan(workload or sdc_flags.BUILT_IN, steps, seed, device or "cpu", threads, levels_of(levels or ()), chosen)
     rank = launched_rank()
     if file is not None and rank != 1:
         _may_replace(file)

@@ -35,10 +35,14 @@ TrainCheckError
 │   │   ├── TraceOutOfReach
 │   │   ├── SessionUnreadable
 │   │   └── RunFolderInUse
-│   └── ReportError
-│       ├── ReportNotFound
-│       ├── ReportUnreadable
-│       └── ReportTooNew
+│   ├── ReportError
+│   │   ├── ReportNotFound
+│   │   ├── ReportUnreadable
+│   │   └── ReportTooNew
+│   └── FingerprintsError
+│       ├── FingerprintsUnreadable
+│       ├── FingerprintsTooNew
+│       └── FingerprintsOfOthers
 ├── PluginError                a relation, source or sink of a package that cannot be used (exit code 2)
 ├── OutputError                a place that cannot be written (exit code 1)
 ├── WorkerLost                 a process that helped with the work and ended before it was done (exit code 1)
@@ -64,6 +68,10 @@ from traincheck.errors.inputs import (
     BookTooNew,
     BookUnreadable,
     BookUnrecognised,
+    FingerprintsError,
+    FingerprintsOfOthers,
+    FingerprintsTooNew,
+    FingerprintsUnreadable,
     InputError,
     JournalUnreadable,
     LibraryUnreadable,
@@ -110,6 +118,10 @@ __all__ = [
     "BookUnrecognised",
     "CommandNotFound",
     "CommandNotRunnable",
+    "FingerprintsError",
+    "FingerprintsOfOthers",
+    "FingerprintsTooNew",
+    "FingerprintsUnreadable",
     "InputError",
     "JournalUnreadable",
     "LibraryUnreadable",

@@ -199,3 +199,32 @@ class ReportUnreadable(_Unreadable, ReportError):
 class ReportTooNew(_TooNew, ReportError):
     slug = "report-too-new"
     what = "is a report of version"
+
+
+class FingerprintsError(InputError):
+    """Known fingerprints that a device cannot be judged by."""
+
+    slug = "fingerprints"
+
+
+class FingerprintsUnreadable(FingerprintsError, _Unreadable):
+    slug = "fingerprints-unreadable"
+    what = "known fingerprints"
+    cure = (
+        "They are the file that `traincheck sdc screen --save FILE` writes; write it again on a device that is clean."
+    )
+
+
+class FingerprintsTooNew(FingerprintsError, _TooNew):
+    slug = "fingerprints-too-new"
+    what = "holds known fingerprints of format"
+
+
+class FingerprintsOfOthers(FingerprintsError):
+    slug = "fingerprints-of-others"
+
+    def __init__(self, path: PathLike, what: str) -> None:
+        super().__init__(
+            f"'{os.fspath(path)}' is of another kind of device, software or work: {what}. Results may differ without "
+            "any fault. Give the same options, or make some for this kind: traincheck sdc screen --save FILE"
+        )

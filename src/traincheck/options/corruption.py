@@ -9,9 +9,8 @@ CORRUPTION = (
         "workload",
         ("--workload",),
         "Training to execute: decoder-tiny, -small, -125m, -1b or -8b, in another type as decoder-8b-bf16, or a "
-        "function of your own, FILE.py:FUNCTION or MODULE:FUNCTION.",
+        "function of your own, FILE.py:FUNCTION or MODULE:FUNCTION. (default: decoder-tiny; of screen decoder-small)",
         metavar="WORKLOAD",
-        default="decoder-tiny",
     ),
     Option("steps", ("--steps",), "Training steps to execute.", "number", "N"),
     Option("seed", ("--seed",), "Seed of model, data and whatever else is drawn.", "count", "N", default="0"),
@@ -35,4 +34,26 @@ CORRUPTION = (
         default=(),
     ),
     Option("study_file", ("--out", "-o"), "File to write what was found to, as JSON.", "path", "FILE"),
+    Option(
+        "seconds",
+        ("--seconds",),
+        "Seconds to screen each device for; at least two rounds are made.",
+        "number",
+        "N",
+        default=120,
+    ),
+    Option(
+        "save",
+        ("--save",),
+        "File to write the fingerprints of a clean device to, to judge others by.",
+        "path",
+        "FILE",
+    ),
+    Option(
+        "against",
+        ("--against",),
+        "File of known fingerprints, as --save wrote it on a device of the same kind.",
+        "path",
+        "FILE",
+    ),
 )

@@ -1,0 +1,81 @@
+"""Known fingerprints: what a screening computed on a device that is clean, in a file, to judge others by.
+
+Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from traincheck.errors import FingerprintsOfOthers, FingerprintsTooNew, FingerprintsUnreadable, OtherFile
+from traincheck.files import read_bounded, write_whole
+
+FORMAT, VERSION = "traincheck-sdc-fingerprints", 1
+"""1: the first."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was executed (by its names), what its bits depend on, and the fingerprint of each part of the work."""
+
+    work: Mapping[str, str]
+    software: Mapping[str, str]
+    fingerprints: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """Of all of it: a file that was changed since is refused."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+    def must_be_of(self, path: Path, work: Mapping[str, str], software: Mapping[str, str]) -> None:
+        """Raises FingerprintsOfOthers where results here may differ without any fault."""
+        here, there = {**work, **software}, {**self.work, **self.software}
+        names = [name for name in here | there if here.get(name) != there.get(name)]
+        if names:
+            told = [f"{name} {there.get(name, 'unknown')} (here {here.get(name, 'unknown')})" for name in names]
+            raise FingerprintsOfOthers(path, ", ".join(told))
+
+
+def write_known(known: Known, path: Path) -> None:
+    """Raises OutputError where it cannot be written."""
+    data = {"format": FORMAT, "version": VERSION, **asdict(known), "digest": known.digest}
+    write_whole(path, (json.dumps(data, indent=1, sort_keys=True) + "\n").encode())
+
+
+def read_known(path: Path) -> Known:
+    """Raises FingerprintsUnreadable for what is not such a file as it was written, and FingerprintsTooNew."""
+    try:
+        data = json.loads(read_bounded(path))
+    except OSError as error:
+        raise FingerprintsUnreadable(path, error.strerror or str(error)) from None
+    except (ValueError, RecursionError):
+        raise FingerprintsUnreadable(path, "it is not JSON") from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise FingerprintsUnreadable(path, "it is of another kind")
+    version = data.get("version")
+    if not isinstance(version, int) or version > VERSION:
+        raise FingerprintsTooNew(path, version, VERSION)
+    parts = [data.get(name) for name in ("work", "software", "fingerprints")]
+    tables = [part for part in parts if isinstance(part, dict) and all(isinstance(one, str) for one in part.values())]
+    if len(tables) < len(parts) or not tables[-1]:
+        raise FingerprintsUnreadable(path, "parts of it are missing")
+    found = Known(*tables)
+    if found.digest != data.get("digest"):
+        raise FingerprintsUnreadable(path, "it was changed since it was written")
+    return found
+
+
+def may_replace_known(path: Path) -> None:
+    """Raises OtherFile for a file that is there and holds something else."""
+    if not path.exists() or (path.is_file() and path.stat().st_size == 0):
+        return
+    try:
+        read_known(path)
+    except FingerprintsUnreadable as error:
+        raise OtherFile(path, "a file of known fingerprints", "--save") from error
+    except FingerprintsTooNew as error:
+        raise OtherFile(path, "one that this TrainCheck has written", "--save") from error

@@ -1,0 +1,197 @@
+"""Screening: verdicts by numbers made up, files of known fingerprints, and rounds of real work with faults in them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from traincheck.errors import (
+    FingerprintsOfOthers,
+    FingerprintsTooNew,
+    FingerprintsUnreadable,
+    OtherFile,
+)
+from traincheck.sdc import screening as module
+from traincheck.sdc.fault import Fault
+from traincheck.sdc.known import Known, may_replace_known, read_known, write_known
+from traincheck.sdc.screening import Screening, known_from, screen
+from traincheck.sdc.verdict import KNOWN, OTHERS, OVER_TIME, Rounds, judge
+
+CPU = torch.device("cpu")
+SOFTWARE = {"torch": "2", "device": "cpu"}
+
+
+def rounds(*found: dict[str, str], device: str = "cpu", undetermined: tuple[str, ...] = ()) -> Rounds:
+    made = Rounds(device, SOFTWARE, undetermined=undetermined)
+    for one in found:
+        made.add(one)
+    return made
+
+
+def verdicts(*devices: Rounds, known: Known | None = None) -> list[tuple[str, list[tuple[str, str, int]]]]:
+    told = judge(devices, known)
+    return [
+        (one["verdict"], [(what["what"], what["reason"], what["round"]) for what in one["first_wrong"]]) for one in told
+    ]
+
+
+GOOD, ODD = {"a": "1", "b": "2"}, {"a": "1", "b": "3"}
+
+
+def test_over_time() -> None:
+    assert verdicts(rounds(GOOD, GOOD, GOOD)) == [("clean", [])]
+    assert verdicts(rounds(GOOD, GOOD, ODD, GOOD)) == [("corrupt", [("b", OVER_TIME, 3)])]
+    assert verdicts(rounds(ODD, GOOD, GOOD)) == [("corrupt", [("b", OVER_TIME, 1)])]
+    assert verdicts(rounds(GOOD, ODD, undetermined=("cumsum",)))[0][0] == "undecided"
+
+
+def test_against_what_is_known() -> None:
+    known = Known({}, SOFTWARE, GOOD)
+    assert verdicts(rounds(GOOD, GOOD), known=known) == [("clean", [])]
+    assert verdicts(rounds(ODD, ODD), known=known) == [("corrupt", [("b", KNOWN, 1)])]
+    # Undetermined operations explain what differs from round to round, and not what is the same in each and wrong.
+    assert verdicts(rounds(ODD, ODD, undetermined=("cumsum",)), known=known)[0][0] == "corrupt"
+
+
+def test_against_other_devices() -> None:
+    three = [rounds(GOOD, GOOD, device=f"cuda:{number}") for number in range(2)]
+    odd = rounds(ODD, ODD, device="cuda:2")
+    assert verdicts(*three, odd) == [("clean", []), ("clean", []), ("corrupt", [("b", OTHERS, 1)])]
+    assert [verdict for verdict, _ in verdicts(three[0], odd)] == ["corrupt", "corrupt"]
+    odd.software = {"torch": "3"}
+    assert [verdict for verdict, _ in verdicts(three[0], odd)] == ["clean", "clean"]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "known.json"
+    write_known(Known({"workload": "w"}, SOFTWARE, GOOD), path)
+    return path
+
+
+def test_known_fingerprints_come_back(file: Path) -> None:
+    found = read_known(file)
+    assert found.fingerprints == GOOD and found.software == SOFTWARE
+    found.must_be_of(file, {"workload": "w"}, SOFTWARE)
+    may_replace_known(file)
+    with pytest.raises(FingerprintsOfOthers, match="threads unknown"):
+        found.must_be_of(file, {"workload": "w"}, {**SOFTWARE, "torch": "3", "threads": "4"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda text: text[:-20], "not JSON"),
+        (lambda text: text.replace('"b": "2"', '"b": "4"'), "changed since"),
+        (lambda text: text.replace("traincheck-sdc-fingerprints", "other"), "of another kind"),
+        (lambda text: text.replace('"fingerprints": {', '"prints": {'), "parts of it are missing"),
+        (lambda text: "[1, 2]", "of another kind"),
+        (lambda text: "[" * 100_000, "not JSON"),
+    ],
+)
+def test_a_damaged_file_is_told(file: Path, damage, told: str) -> None:
+    file.write_text(damage(file.read_text()))
+    with pytest.raises(FingerprintsUnreadable, match=told) as error:
+        read_known(file)
+    assert str(file) in str(error.value) and "--save FILE" in str(error.value)
+    with pytest.raises(OtherFile):
+        may_replace_known(file)
+
+
+def test_other_versions_and_no_file(file: Path, tmp_path: Path) -> None:
+    file.write_text(file.read_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(FingerprintsTooNew, match="format 2"):
+        read_known(file)
+    with pytest.raises(FingerprintsUnreadable, match="No such file"):
+        read_known(tmp_path / "nowhere")
+
+
+@pytest.fixture
+def settings() -> Iterator[None]:
+    """What is settled lasts beyond a screening, in a process that goes on after it."""
+    algorithms, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    cudnn = torch.backends.cudnn
+    flags = cudnn.benchmark, cudnn.deterministic
+    yield
+    torch.use_deterministic_algorithms(algorithms)
+    torch.set_num_threads(threads)
+    cudnn.benchmark, cudnn.deterministic = flags
+
+
+def screened(*faults: Fault, known: Known | None = None, rounds: float = 0.0):
+    screening = Screening("decoder-tiny", 2, 0, 1, rounds, faults)
+    found = screen(screening, [CPU], lambda software: None, lambda what, done, total: None)
+    (verdict,) = judge(found.devices, known)
+    return verdict, screening, found.devices[0]
+
+
+def test_rounds_of_real_work(settings: None) -> None:
+    verdict, screening, clean = screened()
+    assert verdict["verdict"] == "clean" and verdict["rounds"] == 2 and verdict["compared"] > 200
+    known = known_from(screening, clean)
+    assert {"products, step 1, forward 32x64-bfloat16", "training, step 2, optimizer head.weight"} <= set(
+        known.fingerprints
+    )
+    assert screened(known=known)[0]["verdict"] == "clean"
+
+    # One bit, the lowest, of one gradient, in one of two steps.
+    once = screened(Fault("bitflip", "backward", "layers.1.attention", bit=0, first=2), known=known)[0]
+    assert once["verdict"] == "corrupt"
+    assert once["first_wrong"][0]["what"] == "training, step 2, backward layers.1.attention"
+
+    lasting = Fault("stuck", "forward", "head", bit=3, elements=3)
+    assert screened(lasting)[0]["verdict"] == "clean"  # the same in each round
+    by_known = screened(lasting, known=known)[0]
+    assert by_known["verdict"] == "corrupt"
+    assert by_known["first_wrong"][0]["what"] == "training, step 1, forward head"
+    comes_and_goes = screened(Fault("bitflip", "optimizer", "*.query.weight", bit="any", chance=0.5))[0]
+    assert comes_and_goes["verdict"] == "corrupt" and comes_and_goes["first_wrong"][0]["reason"] == OVER_TIME
+
+
+def test_fingerprints_with_a_fault_are_not_saved(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "traincheck", "sdc", "screen", "--fault", "zero@forward", "--save", "good.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "--save was given 'good.json'; expected no --fault beside it" in done.stderr
+
+
+def test_ctrl_c_leaves_whole_rounds(settings: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = 0
+    original = module.Exercise.round
+
+    def round_(self, number, stepped):
+        nonlocal begun
+        begun += 1
+        if begun == 3:
+            raise KeyboardInterrupt
+        return original(self, number, stepped)
+
+    monkeypatch.setattr(module.Exercise, "round", round_)
+    screening = Screening("decoder-tiny", 1, 0, 1, 60)
+    found = screen(screening, [CPU], lambda software: None, lambda what, done, total: None)
+    assert found.interrupted and found.devices[0].number == 2
+    begun = 2
+    with pytest.raises(KeyboardInterrupt):
+        screen(screening, [CPU], lambda software: None, lambda what, done, total: None)
+
+
+def test_the_command_says_it_as_json_and_by_its_exit_code(tmp_path: Path) -> None:
+    words = (
+        "--workload",
+        "decoder-tiny",
+        "--seconds",
+        "1",
+        "--json",
+        "--fault",
+        "zero@gradient:head.weight,chance=0.2",
+    )
+    command = [sys.executable, "-m", "traincheck", "sdc", "screen", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 3, done.stderr
+    (device,) = json.loads(done.stdout)["devices"]
+    assert device["verdict"] == "corrupt" and device["first_wrong"][0]["what"].endswith("head.weight")
