@@ -27,6 +27,19 @@ def workload(seed, device):
 """
 
 
+DIES = """
+import os
+import torch.distributed
+from traincheck.sdc.workload import load_workload
+
+def workload(seed, device):
+    made = load_workload("decoder-tiny", seed, device)
+    batch = made.batch
+    made.batch = lambda step: os.abort() if step == 2 and torch.distributed.get_rank() == 1 else batch(step)
+    return made
+"""
+
+
 def study(home: Path, *words: str, expect: int = 0) -> dict[str, Any]:
     command = [sys.executable, "-m", "traincheck", "sdc", "study", *words, "-o", "study.json"]
     done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=300)
@@ -88,6 +101,15 @@ def test_workers_that_do_not_do_the_same_are_told(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "[not-the-same-work]" in done.stderr and "the batch of step 1" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_worker_that_died_is_named_and_not_the_one_that_missed_it(tmp_path: Path) -> None:
+    (tmp_path / "dies.py").write_text(DIES)
+    command = [sys.executable, "-m", "traincheck", "sdc", "study", "--workload", "dies.py:workload"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "[worker-failed]: The process 'suspect' of this command ended by signal 6" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -64,8 +63,6 @@ class Work:
     def loss(self, model, batch):
         if self.where == "raises":
             raise ValueError("no such column")
-        if self.where == "dies":
-            os.abort()
         if self.where == "sleeps":
             time.sleep(600)
         print("hello from the workload")
@@ -81,15 +78,6 @@ def make(tmp_path: Path, where: str) -> str:
 def doctor(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "traincheck", "sdc", "doctor", *words]
     return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-
-
-@pytest.mark.slow
-def test_the_built_in_workload_is_reproducible(tmp_path: Path) -> None:
-    done = doctor(tmp_path, "--json", "--steps", "2")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["reproducible"] and found["first_difference"] is None and found["compared"] > 1000
-    assert found["settings"]["torch.use_deterministic_algorithms"] == "True"
 
 
 def test_what_is_not_reproducible_is_named(tmp_path: Path) -> None:
@@ -124,17 +112,11 @@ def settle_again() -> None:
     torch.manual_seed(0)
 
 
+@pytest.mark.slow
 def test_what_is_raised_in_a_workload_is_told_with_its_line(tmp_path: Path) -> None:
     done = doctor(tmp_path, "--workload", make(tmp_path, "raises"))
     assert done.returncode == 2 and "[workload-unusable]" in done.stderr
     assert "it raised ValueError: no such column" in done.stderr and "mine.py, line" in done.stderr
-
-
-@pytest.mark.slow
-def test_a_workload_that_dies_is_told(tmp_path: Path) -> None:
-    done = doctor(tmp_path, "--workload", make(tmp_path, "dies"))
-    assert done.returncode == 1 and "[worker-failed]" in done.stderr and "'first-run'" in done.stderr
-    assert "by signal 6" in done.stderr
 
 
 def test_ctrl_c_ends_what_was_started(tmp_path: Path) -> None:

@@ -44,3 +44,12 @@ def test_import_of_the_package_brings_nothing_large() -> None:
     large = ("torch", "numpy", "pyarrow", "rich", "typer", "jinja2")
     done = python(f"import traincheck\nprint([name for name in {large!r} if name in sys.modules])\n")
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_commands_that_need_torch_say_so_and_their_help_does_not_need_it() -> None:
+    lines = "from traincheck.cli.main import main\n"
+    for name in ("doctor", "study", "screen"):
+        done = python(f"{lines}sys.exit(main(['sdc', '{name}']))\n")
+        assert done.returncode == 2 and "pip install 'traincheck[torch]'" in done.stderr, done.stderr
+    done = python(f"{lines}assert main(['sdc', 'study', '--help']) == 0\nassert 'torch' not in sys.modules\n")
+    assert done.returncode == 0, done.stderr

@@ -16,6 +16,7 @@ from traincheck.errors import (
     FingerprintsTooNew,
     FingerprintsUnreadable,
     OtherFile,
+    WorkloadUnusable,
 )
 from traincheck.sdc import screening as module
 from traincheck.sdc.fault import Fault
@@ -158,6 +159,21 @@ def test_fingerprints_with_a_fault_are_not_saved(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "traincheck", "sdc", "screen", "--fault", "zero@forward", "--save", "good.json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and "--save was given 'good.json'; expected no --fault beside it" in done.stderr
+
+
+def test_what_a_workload_raises_is_told_with_its_line(settings: None, tmp_path: Path) -> None:
+    (tmp_path / "raises_here.py").write_text(
+        "from traincheck.sdc.workload import load_workload\n"
+        "def workload(seed, device):\n"
+        "    made = load_workload('decoder-tiny', seed, device)\n"
+        "    made.submodules = None\n"
+        "    made.loss = lambda model, batch: model(batch) / 'x'\n"
+        "    return made\n"
+    )
+    screening = Screening(f"{tmp_path}/raises_here.py:workload", 1, 0, 1, 0)
+    with pytest.raises(WorkloadUnusable, match="it raised TypeError") as error:
+        screen(screening, [CPU], lambda software: None, lambda what, done, total: None)
+    assert "raises_here.py, line 5" in str(error.value)
 
 
 def test_ctrl_c_leaves_whole_rounds(settings: None, monkeypatch: pytest.MonkeyPatch) -> None:

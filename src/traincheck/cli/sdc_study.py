@@ -92,8 +92,10 @@ def _execute(plan: Plan, rank: int | None) -> dict[str, Any]:
 
         settle_here()
         from traincheck.sdc.side import execute_side
+        from traincheck.sdc.workload import blamed
 
-        return execute_side(plan, rank, progress)
+        with blamed(plan.workload):
+            return execute_side(plan, rank, progress)
 
 
 def _may_replace(path: Path) -> None:

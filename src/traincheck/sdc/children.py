@@ -43,6 +43,8 @@ class _Child:
     def __init__(self, job: Job, folder: Path, lines: queue.SimpleQueue[tuple[_Child, str, str]]) -> None:
         self.name, self.done = job.name, False
         self.error: TrainCheckError | None = None
+        self.heard = 0
+        """How many messages it has sent; none while it imports torch, when it cannot be asked to stop."""
         self.words: list[str] = []
         file = folder / f"{job.name}.json"
         file.write_text(json.dumps(job.settings), encoding="utf-8")
@@ -84,9 +86,9 @@ def run_children(
 ) -> None:
     """Start a child for each job and wait for them; `said` is given what the workload itself prints.
 
-    Raises what a child raised, and WorkerFailed for one that ended in another way; the others are ended then. On Ctrl-C
-    the first child is asked to stop, where they are `stoppable`, and ends them all in its own time; a second one ends
-    them at once, and is raised.
+    Raises what the first child to fail raised, and WorkerFailed for one that ended in another way; the others are ended
+    then. On Ctrl-C the first child is asked to stop, where they are `stoppable` and at work, and ends them all in its
+    own time; a second one ends them at once, and is raised.
     """
     lines: queue.SimpleQueue[tuple[_Child, str, str]] = queue.SimpleQueue()
     children: list[_Child] = []
@@ -99,7 +101,7 @@ def run_children(
                 _listen(children, lines, progress, said)
                 return
             except KeyboardInterrupt:
-                if asked or not stoppable:
+                if asked or not (stoppable and children[0].heard):
                     raise
                 asked = True
                 said("stopping after this step; press Ctrl-C again to end at once")
@@ -134,6 +136,8 @@ def _listen(
 ) -> None:
     """Until all have ended, or one has failed and the others had time to say why."""
     failed_at = 0.0
+    failures: list[_Child] = []
+    """Those that said that they failed, the first one first."""
     while True:
         try:
             child, stream, line = lines.get(timeout=0.1)
@@ -143,15 +147,17 @@ def _listen(
                 continue
             failed = [one for one in ended if not one.done]
             failed_at = failed_at or (time.monotonic() if failed else 0.0)
-            told = [one for one in children if one.error is not None]
+            # Who was killed first: what others raise is that it is gone.
+            told = [one for one in failed if one.error is None] or failures
             late = failed_at and time.monotonic() - failed_at > PATIENCE
-            if told or late or (failed and len(ended) == len(children)):
-                _raise(*(told or failed))
+            if failures or late or (failed and len(ended) == len(children)):
+                _raise(told[0])
             if len(ended) == len(children):
                 return
             continue
         if stream == "stdout" and line.startswith(SAYS):
             _heard(child, json.loads(line.removeprefix(SAYS)), progress)
+            failures += [child] if child.error is not None else []
         elif stream == "stdout":
             said(line)
         elif line.strip():
@@ -159,6 +165,7 @@ def _listen(
 
 
 def _heard(child: _Child, message: Mapping[str, Any], progress: Callable[[str, int, int], object]) -> None:
+    child.heard += 1
     if PROGRESS in message:
         what, done, total = message[PROGRESS]
         progress(what, done, total)
@@ -170,7 +177,7 @@ def _heard(child: _Child, message: Mapping[str, Any], progress: Callable[[str, i
         child.done = True
 
 
-def _raise(child: _Child, *_others: _Child) -> None:
+def _raise(child: _Child) -> None:
     if child.error is not None:
         raise child.error
     raise WorkerFailed(child.name, child.process.returncode, " / ".join(child.words))

@@ -32,6 +32,8 @@ def needs_torch(what: str) -> None:
     """Raises MissingExtra where torch is not installed. Does not import it, which takes seconds."""
     try:
         found = importlib.util.find_spec("torch") is not None
+    except ImportError:
+        found = False
     except ValueError:  # it is imported already, and by no loader
         found = True
     if not found:

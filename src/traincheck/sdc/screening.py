@@ -15,7 +15,7 @@ from traincheck.sdc.exercise import Exercise
 from traincheck.sdc.fault import Fault
 from traincheck.sdc.known import Known
 from traincheck.sdc.verdict import Rounds
-from traincheck.sdc.workload import load_workload
+from traincheck.sdc.workload import blamed, load_workload
 
 LEAST_ROUNDS = 2
 """One says nothing about what another would have been."""
@@ -75,11 +75,14 @@ def screen(
         workload = load_workload(screening.workload, screening.seed, device)
         torch.set_num_threads(screening.threads)
         check(software(device))
-        exercise = Exercise(workload, screening.steps, screening.seed, device, screening.threads, screening.faults)
         rounds = Rounds(str(device), software(device))
         found.devices.append(rounds)
         try:
-            _rounds(exercise, screening, rounds, progress)
+            with blamed(screening.workload):
+                exercise = Exercise(
+                    workload, screening.steps, screening.seed, device, screening.threads, screening.faults
+                )
+                _rounds(exercise, screening, rounds, progress)
         except KeyboardInterrupt:
             found.devices = [one for one in found.devices if one.number]
             if not found.devices:
@@ -95,7 +98,8 @@ def _rounds(
     began, total = time.monotonic(), max(1, round(screening.seconds))
 
     def stepped() -> None:
-        progress(f"screening {rounds.device}", min(int(time.monotonic() - began), total), total)
+        # Short of the end, which comes with the round that is under way then.
+        progress(f"screening {rounds.device}", min(int(time.monotonic() - began), total - 1), total)
 
     with undetermined() as names:
         while rounds.number < LEAST_ROUNDS or time.monotonic() - began < screening.seconds:

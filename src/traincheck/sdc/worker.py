@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from traincheck.errors import TrainCheckError, WorkloadUnusable
+from traincheck.errors import TrainCheckError
 from traincheck.sdc.children import DONE, FAILED, PROGRESS, SAYS
 from traincheck.sdc.determinism import settle, undetermined
 from traincheck.sdc.devices import device_of
 from traincheck.sdc.entry import Entry, written
 from traincheck.sdc.plan import read_plan
 from traincheck.sdc.recording import record
-from traincheck.sdc.workload import load_workload
+from traincheck.sdc.workload import blamed, load_workload
 
 
 def say(message: Mapping[str, Any]) -> None:
@@ -59,26 +58,12 @@ def study_side(job: Mapping[str, Any]) -> None:
 TASKS: dict[str, Callable[[Mapping[str, Any]], None]] = {"record": record_run, "study": study_side}
 
 
-def where(error: BaseException) -> str:
-    """What was raised, and the last line of code that is not torch's or ours."""
-    frames = traceback.extract_tb(error.__traceback__)
-    others = [one for one in frames if f"{os.sep}torch{os.sep}" not in one.filename]
-    last = ([one for one in others if f"{os.sep}traincheck{os.sep}" not in one.filename] or others or frames)[-1]
-    text = (str(error).strip().splitlines() or [""])[0]
-    return f"it raised {type(error).__name__}: {text} ({last.filename}, line {last.lineno})"
-
-
 def main(file: str) -> int:
     """Do the job that stands in a file; 0, or 1 when it failed."""
     job = json.loads(Path(file).read_text(encoding="utf-8"))
     try:
-        try:
+        with blamed(job.get("workload") or job["plan"]["workload"]):
             TASKS[job["task"]](job)
-        except (TrainCheckError, KeyboardInterrupt):
-            raise
-        except Exception as error:
-            traceback.print_exc()
-            raise WorkloadUnusable(job.get("workload") or job["plan"]["workload"], where(error)) from error
     except TrainCheckError as error:
         say({FAILED: [type(error).__name__, str(error)]})
         return 1

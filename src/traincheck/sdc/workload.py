@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
 import torch
 
-from traincheck.errors import BadOption, WorkloadUnusable
+from traincheck.errors import BadOption, TrainCheckError, WorkloadUnusable
 from traincheck.sdc.decoder import DTYPES, SIZES, DecoderWorkload
 
 BUILT_IN = "decoder-"
@@ -112,6 +115,20 @@ def _of_name(name: str) -> ModuleType:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # as `python -m` does it
     return importlib.import_module(name)
+
+
+@contextmanager
+def blamed(named: str) -> Iterator[None]:
+    """What is raised in the block comes of this workload: WorkloadUnusable, with the line of the user's code."""
+    try:
+        yield
+    except TrainCheckError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        others = [one for one in frames if f"{os.sep}torch{os.sep}" not in one.filename]
+        last = ([one for one in others if f"{os.sep}traincheck{os.sep}" not in one.filename] or others or frames)[-1]
+        raise WorkloadUnusable(named, f"it raised {_told(error)} ({last.filename}, line {last.lineno})") from error
 
 
 def _told(error: BaseException) -> str:
