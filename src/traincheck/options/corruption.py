@@ -9,10 +9,12 @@ CORRUPTION = (
         "workload",
         ("--workload",),
         "Training to execute: decoder-tiny, -small, -125m, -1b or -8b, in another type as decoder-8b-bf16, or a "
-        "function of your own, FILE.py:FUNCTION or MODULE:FUNCTION. (default: decoder-tiny; of screen decoder-small)",
+        "function of your own, FILE.py:FUNCTION or MODULE:FUNCTION. By default decoder-tiny, for screen decoder-small.",
         metavar="WORKLOAD",
     ),
-    Option("steps", ("--steps",), "Training steps to execute.", "number", "N"),
+    Option(
+        "steps", ("--steps",), "Training steps to execute; by default 3, for each level of a study 10.", "number", "N"
+    ),
     Option("seed", ("--seed",), "Seed of model, data and whatever else is drawn.", "count", "N", default="0"),
     Option("device", ("--device",), "Device to compute on, such as cpu, cuda or cuda:1.", metavar="DEVICE"),
     Option("threads", ("--threads",), "Threads that torch may use on the CPU.", "number", "N", default=1),
