@@ -207,7 +207,7 @@ class FingerprintsError(InputError):
     slug = "fingerprints"
 
 
-class FingerprintsUnreadable(FingerprintsError, _Unreadable):
+class FingerprintsUnreadable(_Unreadable, FingerprintsError):
     slug = "fingerprints-unreadable"
     what = "known fingerprints"
     cure = (
@@ -215,7 +215,7 @@ class FingerprintsUnreadable(FingerprintsError, _Unreadable):
     )
 
 
-class FingerprintsTooNew(FingerprintsError, _TooNew):
+class FingerprintsTooNew(_TooNew, FingerprintsError):
     slug = "fingerprints-too-new"
     what = "holds known fingerprints of format"
 
