@@ -18,7 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog=EPILOG,
-    help="Look for silent data corruption: hardware that computes wrongly without failing.",
+    help="Look for hardware that computes wrongly without failing.",
 )
 app.command("doctor", epilog=sdc_doctor.EPILOG)(sdc_doctor.command)
 app.command("study", epilog=sdc_study.EPILOG)(sdc_study.command)
