@@ -5,14 +5,10 @@ Source of the moments: accelerate.tracking.GeneralTracker.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from traincheck.errors import MissingExtra
-from traincheck.integrations.training_watch import TrainingWatch
-
-if TYPE_CHECKING:
-    from traincheck.vocab.finding import Report
+from traincheck.integrations.training_watch import Telling, TrainingWatch
 
 try:
     from accelerate.tracking import GeneralTracker
@@ -20,7 +16,7 @@ except ImportError:
     raise MissingExtra("The tracker for Accelerate", "accelerate", "pip install accelerate") from None
 
 
-class TrainCheckTracker(GeneralTracker):  # type: ignore[misc]
+class TrainCheckTracker(Telling, GeneralTracker):  # type: ignore[misc]
     """Checks the training from here on; `options` are those of `traincheck.checked`.
 
     It ends with `Accelerator.end_training()`, if `init_trackers` was called, and otherwise with the program. `report`
@@ -41,16 +37,6 @@ class TrainCheckTracker(GeneralTracker):  # type: ignore[misc]
     def tracker(self) -> TrainCheckTracker:
         """What `Accelerator.get_tracker("traincheck")` gives."""
         return self
-
-    @property
-    def report(self) -> Report | None:
-        """What was found, once the training has ended."""
-        return self._watch.report
-
-    @property
-    def folder(self) -> Path | None:
-        """The run folder."""
-        return self._watch.folder
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Nothing: settings are observed where they have an effect."""

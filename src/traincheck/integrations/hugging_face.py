@@ -5,14 +5,10 @@ Source of the moments: transformers.TrainerCallback.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from traincheck.errors import MissingExtra
-from traincheck.integrations.training_watch import TrainingWatch
-
-if TYPE_CHECKING:
-    from traincheck.vocab.finding import Report
+from traincheck.integrations.training_watch import Telling, TrainingWatch
 
 try:
     from transformers import TrainerCallback
@@ -20,7 +16,7 @@ except ImportError:
     raise MissingExtra("The callback for Hugging Face", "transformers", "pip install transformers") from None
 
 
-class TrainCheckCallback(TrainerCallback):  # type: ignore[misc]
+class TrainCheckCallback(Telling, TrainerCallback):  # type: ignore[misc]
     """Checks the training of a Trainer from `train()` to its end; `options` are those of `traincheck.checked`.
 
     `report` and `folder` tell what was found last, and where. Under `traincheck run` the callback leaves the training
@@ -30,16 +26,6 @@ class TrainCheckCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, **options: Any) -> None:
         self._watch = TrainingWatch(options)
-
-    @property
-    def report(self) -> Report | None:
-        """What was found in the training that ended last."""
-        return self._watch.report
-
-    @property
-    def folder(self) -> Path | None:
-        """The run folder of the training that was begun last."""
-        return self._watch.folder
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         """Begin."""

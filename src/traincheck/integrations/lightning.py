@@ -6,14 +6,10 @@ Source of the moments: lightning.pytorch.callbacks.Callback.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from traincheck.errors import MissingExtra
-from traincheck.integrations.training_watch import TrainingWatch
-
-if TYPE_CHECKING:
-    from traincheck.vocab.finding import Report
+from traincheck.integrations.training_watch import Telling, TrainingWatch
 
 try:
     # The two are one code under two names, and each takes callbacks of its own name only.
@@ -27,7 +23,7 @@ except ImportError:
 FIT = "fit"
 
 
-class TrainCheckCallback(Callback):  # type: ignore[misc]
+class TrainCheckCallback(Telling, Callback):  # type: ignore[misc]
     """Checks what `fit` trains, from its set-up to its end; `options` are those of `traincheck.checked`.
 
     `report` and `folder` tell what was found last, and where. Under `traincheck run` the callback leaves the training
@@ -37,16 +33,6 @@ class TrainCheckCallback(Callback):  # type: ignore[misc]
 
     def __init__(self, **options: Any) -> None:
         self._watch = TrainingWatch(options)
-
-    @property
-    def report(self) -> Report | None:
-        """What was found in the training that ended last."""
-        return self._watch.report
-
-    @property
-    def folder(self) -> Path | None:
-        """The run folder of the training that was begun last."""
-        return self._watch.folder
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Begin, before optimizers are made."""

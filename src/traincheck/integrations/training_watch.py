@@ -49,3 +49,19 @@ class TrainingWatch:
         atexit.unregister(self.end)
         if stack is not None:
             stack.close()
+
+
+class Telling:
+    """What every callback tells of its watch."""
+
+    _watch: TrainingWatch
+
+    @property
+    def report(self) -> Report | None:
+        """What was found in the training that ended last; None before, and under `traincheck run`, which tells it."""
+        return self._watch.report
+
+    @property
+    def folder(self) -> Path | None:
+        """The run folder of the training that was begun last."""
+        return self._watch.folder
