@@ -20,7 +20,6 @@ from traincheck.errors import TrainCheckError
 from traincheck.invariants.book import Book, read_books
 from traincheck.invariants.selection import deployable
 from traincheck.options import ALL
-from traincheck.relations.configuration import SETTINGS
 from traincheck.runtime import place
 from traincheck.runtime.before_update import BeforeUpdate
 from traincheck.runtime.closer import Closer
@@ -38,7 +37,7 @@ from traincheck.runtime.telling import Telling
 from traincheck.runtime.terminal import import_terminal, shown_live
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.notes import ProcessNote, StopAsked
-from traincheck.vocab.demand import EVERYTHING, NOTHING
+from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import ERROR
@@ -90,8 +89,11 @@ class Session:
 
         book = read_books([Path(path) for path in self.settings.books]) if self.settings.books else Book(())
         rules = deployable(book.invariants, self.settings.script)
-        asked = demand_of(rules) | (SETTINGS if self.settings.tells_settings else NOTHING)
-        demand = asked if self.settings.mode == "run" else EVERYTHING
+        demand = demand_of(rules) if self.settings.mode == "run" else EVERYTHING
+        if self.settings.tells_settings:
+            from traincheck.relations.configuration import SETTINGS
+
+            demand |= SETTINGS
         keep_told = self.settings.keep_recording // 8 if self.settings.mode == "run" else 0
         self._telling: Telling | None = None
         most = self.settings.keep_recording - keep_told
