@@ -392,6 +392,26 @@ def test_a_first_step_with_the_rate_before_the_warm_up() -> None:
     assert run(*[0.1] * FIRST_STEPS, 0.01) == [True] * (FIRST_STEPS - 1)  # a drop later on is a schedule
 
 
+def loading(*present: bool, kind: str = "parameter", also: Sequence[Any] = ()) -> Occasion:
+    """The occasion of a load that has these of the parameters of a model."""
+    script = Script().window("setup")
+    reads: list[Any] = [(f"{kind}.present", f"Net.{number}", so, LOADED) for number, so in enumerate(present)]
+    script.call("torch.nn.Module.load_state_dict", receiver="Net", reads=[*also, *reads])
+    (found,) = of(script, Subject("torch.nn.Module.load_state_dict", "model.loaded"))
+    return found
+
+
+def test_a_load_takes_something() -> None:
+    takes = Property("takes something", "model")
+    assert loading(True, False).held == loading(False, True, kind="buffer").held == {takes}
+    nothing = loading(False, False, also=[("buffer.present", "Net.counted", True, LOADED)])
+    assert nothing.failed == {takes} and nothing.variables == ("Net.0", "Net.1")
+    assert not Consistent.is_habit(takes)
+    assert Consistent.needs(nothing.subject, takes).wants_reading("buffer", "present")
+    told = "a call of Module.load_state_dict finds something of the model in what it loads"
+    assert Consistent.describe(nothing.subject, takes) == told
+
+
 # -- configuration -----------------------------------------------------------------------------------------------------
 
 

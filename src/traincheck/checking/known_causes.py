@@ -183,6 +183,17 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         7,
+        "Nothing of the checkpoint was loaded",
+        "No name in what was loaded is one of the model's, and strict=False keeps silent about it: the model trains on "
+        "from where it was.",
+        (
+            "Compare the names in the checkpoint with the model's: is there a prefix (module. of a wrapped model)?",
+            "Look at what load_state_dict returns: the missing and the unexpected keys.",
+        ),
+        says("takes something"),
+    ),
+    Cause(
+        7,
         "Loading did not restore what was saved",
         "After the load, the model holds other values than those that were handed in, or lacks some of them.",
         ("Compare the names in the checkpoint with those of the model; is strict=False hiding a mismatch?",),

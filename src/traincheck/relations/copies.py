@@ -7,6 +7,12 @@ Note [Several files]
 A large model is saved in parts, one call for each. So what is missing from one part is not missing if another one of
 the same go has it: calls at the same place, of which no two save the same variable.
 
+Note [Loading in part]
+A program that is fine-tuned loads a part of its model on purpose, and says so by `strict=False`. The same words hide a
+checkpoint whose names are none of the model's (saved from a wrapped model, with a prefix), of which nothing is taken.
+So that all is loaded is a habit, and that something is, is none. Where the model has parameters these are looked at:
+torch does not miss every buffer (batch norms count their batches from anew where an old checkpoint lacks the count).
+
 Known limitations: of copies in another precision or shape only that is said, not whether their values agree.
 """
 
@@ -15,15 +21,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from traincheck.relations.base import ended, short
+from traincheck.relations.base import ended, fate, short
 from traincheck.relations.parts import is_figure, readings, said
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import LIVE, LOADED, SAVED, Reading, Window
+from traincheck.vocab.events import LIVE, LOADED, SAVED, Call, Reading, Window
 from traincheck.vocab.facts import Facts, FactValue, merged, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 SAVED_EQUALS, LOADED_EQUALS = "saved equals live", "live equals loaded"
 IS_SAVED, IS_LOADED = "is saved", "is loaded"
+TAKES = "takes something"
 PRESENT = "present"
 
 _VERBS = {SAVED: (SAVED_EQUALS, IS_SAVED), LOADED: (LOADED_EQUALS, IS_LOADED)}
@@ -56,6 +63,8 @@ class Copies:
                     continue
                 within = value_of(call.context, "within")
                 around: Facts = () if within is None else (("within", within),)
+                if role == LOADED:
+                    yield from _taken(call, told)
                 for (kind, context, held, failed), variables in _alike(told, role).items():
                     told_context = merged(context, **dict(around))
                     for level in call.levels:
@@ -72,6 +81,8 @@ class Copies:
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         kind = subject.grain.rpartition(".")[0]
+        if prop.verb == TAKES:
+            return Demand(frozenset((subject.api,)), readings(*(f"{one}.{PRESENT}" for one in _OF_TENSORS)))
         if prop.verb in (IS_SAVED, IS_LOADED):
             attributes: tuple[str, ...] = (PRESENT,)
         else:  # whether values can be compared is told by dtype and shape
@@ -88,6 +99,8 @@ class Copies:
         kind, _, role = subject.grain.rpartition(".")
         thing = kind.replace("_", " ")
         call = short(subject.api)
+        if prop.verb == TAKES:
+            return f"a call of {call} finds something of the model in what it loads"
         if prop.verb in (IS_SAVED, IS_LOADED):
             return f"every {thing} of the model is among what a call of {call} {'saves' if role == SAVED else 'loads'}"
         if kind in _OF_TENSORS:
@@ -97,6 +110,18 @@ class Copies:
         if role == SAVED:
             return f"the {what} that a call of {call} saves is that of the live one"
         return f"after a call of {call}, the {what} is that of the loaded one"
+
+
+def _taken(call: Call, told: list[Reading]) -> Iterator[Occasion]:
+    """Whether anything was loaded, see Note [Loading in part]."""
+    found = [reading for reading in told if reading.role == LOADED and reading.attribute == PRESENT]
+    there = next(filter(None, ([one for one in found if one.kind == kind] for kind in _OF_TENSORS)), [])
+    if there:
+        held, failed = fate(Property(TAKES, "model"), any(reading.value is True for reading in there))
+        missing = () if held else tuple(reading.variable for reading in there)
+        note = f"none of {len(missing)} {there[0].kind}s of the model was in what was loaded"
+        for level in call.levels:
+            yield Occasion(Subject(level, f"model.{LOADED}"), (), held, failed, call.seq, missing, note=note)
 
 
 def _saved_elsewhere(window: Window) -> dict[int, set[str]]:
