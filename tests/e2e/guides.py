@@ -13,6 +13,26 @@ BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
 ENDS = re.compile(r"#.*ends with exit code (\d+)")
 
 
+PROGRAM = """
+import argparse
+
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.Adam(model.parameters())
+for epoch in range(parser.parse_args().epochs):
+    for _ in range(6):
+        x = torch.randn(16, 4)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+        loss.backward()
+        optimizer.step()
+"""
+"""What a reader of the guides trains, as train.py."""
+
+
 def commands(page: str) -> list[str]:
     """The lines in the bash blocks of a page of docs/."""
     text = (DOCS / page).read_text(encoding="utf-8")

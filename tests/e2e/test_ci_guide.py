@@ -11,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree as Tree
 
 import pytest
+from guides import PROGRAM
 
 from recorded import training, write_run
 from traincheck.cli.main import main
@@ -19,24 +20,6 @@ from traincheck.vocab.finding import Report
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "ci.md"
 BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
-
-PROGRAM = """
-import argparse
-
-import torch
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int)
-model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-optimizer = torch.optim.Adam(model.parameters())
-for epoch in range(parser.parse_args().epochs):
-    for _ in range(6):
-        x = torch.randn(16, 4)
-        optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
-        loss.backward()
-        optimizer.step()
-"""
 
 
 @pytest.fixture

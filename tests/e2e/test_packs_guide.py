@@ -9,29 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from guides import PROGRAM
 
 from recorded import training, write_run
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(bash|toml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-
-PROGRAM = """
-import argparse
-
-import torch
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int)
-model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-optimizer = torch.optim.Adam(model.parameters())
-for epoch in range(parser.parse_args().epochs):
-    for _ in range(6):
-        x = torch.randn(16, 4)
-        optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
-        loss.backward()
-        optimizer.step()
-"""
 
 
 @pytest.fixture

@@ -17,29 +17,20 @@ class TrainingWatch:
     """`traincheck.checked(**options)`, begun and ended by calls.
 
     A training that ends without saying so (an exception, of which the framework does not tell) is concluded when the
-    next one begins, or when the interpreter ends. `options` are looked at when a training begins.
+    next one begins, or when the interpreter ends. `options` are looked at when a training begins; `observation` is that
+    of the training that was begun last.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options
         self._open: ExitStack | None = None
-        self._observation: Observation | None = None
-
-    @property
-    def report(self) -> Report | None:
-        """What was found in the training that ended last; None before, and under `traincheck run`, which tells it."""
-        return self._observation.report if self._observation is not None else None
-
-    @property
-    def folder(self) -> Path | None:
-        """The run folder of the training that was begun last."""
-        return self._observation.folder if self._observation is not None else None
+        self.observation: Observation | None = None
 
     def begin(self) -> None:
         """A training begins. Raises TrainCheckError where it cannot be checked as asked (a book that is not there)."""
         self.end()
         with ExitStack() as stack:
-            self._observation = stack.enter_context(checked(**self._options))
+            self.observation = stack.enter_context(checked(**self._options))
             self._open = stack.pop_all()
         atexit.register(self.end)
 
@@ -59,9 +50,9 @@ class Telling:
     @property
     def report(self) -> Report | None:
         """What was found in the training that ended last; None before, and under `traincheck run`, which tells it."""
-        return self._watch.report
+        return self._watch.observation.report if self._watch.observation is not None else None
 
     @property
     def folder(self) -> Path | None:
         """The run folder of the training that was begun last."""
-        return self._watch.folder
+        return self._watch.observation.folder if self._watch.observation is not None else None

@@ -47,14 +47,15 @@ class Configuration:
     def __init__(self) -> None:
         self._seen: dict[str, dict[str, int]] = {}
         self._from_start = True
-        self._precision_known = False
+        self._trained = False
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """One occasion for each thing that is read for the first time, and for the precision of the first training."""
         if not self._from_start:
             return
-        if window.stage == TRAIN and not self._precision_known:
-            yield from self._precision(window)
+        if window.stage == TRAIN and not self._trained:
+            self._trained = True
+            yield from _precision(window)
         for reading in window.readings:
             if not _is_setting(reading, window):
                 continue
@@ -66,15 +67,6 @@ class Configuration:
             held = frozenset((Property(IS, thing, _written(reading.value)),))
             # `failed` is None: it has no other value.
             yield Occasion(Subject(thing, f"{GRAIN} {place}"), (), held, None, reading.call, (reading.variable,))
-
-    def _precision(self, window: Window) -> Iterator[Occasion]:
-        """What the first model that is called while training is called under."""
-        call = next((call for call in window.calls if call.levels[-1] == FORWARD), None)
-        cast = None if call is None else value_of(call.context, "autocast")
-        if call is not None and cast is not None:
-            self._precision_known = True
-            held = frozenset((Property(IS, PRECISION, str(cast)),))
-            yield Occasion(Subject(PRECISION, f"{GRAIN} 1"), (), held, None, call.seq, (call.receiver,))
 
     def forget(self) -> None:
         """Of what comes later it is not known whether it is the first."""
@@ -99,6 +91,15 @@ class Configuration:
         place = subject.grain.removeprefix(f"{GRAIN} ")
         which = "" if place == "1" else f" (number {place})"
         return f"the {said(subject.api)}{which} is {prop.detail}"
+
+
+def _precision(window: Window) -> Iterator[Occasion]:
+    """What the first model that is called in this window is called under."""
+    call = next((call for call in window.calls if call.levels[-1] == FORWARD), None)
+    cast = None if call is None else value_of(call.context, "autocast")
+    if call is not None and cast is not None:
+        held = frozenset((Property(IS, PRECISION, str(cast)),))
+        yield Occasion(Subject(PRECISION, f"{GRAIN} 1"), (), held, None, call.seq, (call.receiver,))
 
 
 def _is_setting(reading: Reading, window: Window) -> bool:

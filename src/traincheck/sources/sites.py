@@ -23,9 +23,10 @@ def cell_of(filename: str) -> str:
 
     Source: IPython.core.compilerop.CachingCompiler.format_code_name.
     """
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    told = shell.compile.format_code_name(filename) if shell is not None else None
+    ask = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    compiler = getattr(ask() if ask is not None else None, "compile", None)
+    form = getattr(compiler, "format_code_name", None)  # older ones have none
+    told = form(filename) if form is not None else None
     return str(told[1]) if told else ""
 
 
