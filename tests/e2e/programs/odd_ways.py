@@ -763,12 +763,25 @@ def talkative():
 
 @way
 def shared():
-    """Without a lock, as Hogwild does: the result is another one each time, and nobody can follow it.
+    """Forwards without a lock, as Hogwild does: the result is another one each time, and nobody can follow it.
 
-    One layer, for autograd refuses a backward through weights that another thread has changed since the forward.
+    One layer, for autograd refuses a backward through weights that another thread has changed since the forward. The
+    gradients have a lock, for a thread that reads one while another replaces it ends PyTorch, also without us.
     """
-    model = nn.Sequential(nn.Linear(4, 2))
-    threads = [threading.Thread(target=train, args=(model,)) for _ in range(2)]
+    model, lock = nn.Sequential(nn.Linear(4, 2)), threading.Lock()
+
+    def work(seed):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        draws = torch.Generator().manual_seed(seed)
+        for _ in range(40):
+            x = torch.randn(8, 4, generator=draws)
+            loss = F.cross_entropy(model(x), (x.sum(1) > 0).long())
+            with lock:
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2)]
     for thread in threads:
         thread.start()
     for thread in threads:
