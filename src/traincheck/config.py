@@ -39,6 +39,7 @@ class Config:
     sample_every: int
     warm_up: int
     budget: float
+    replay_every: int
     runs: str
     reports: tuple[str, ...] = ()
     trackers: tuple[str, ...] = ()
@@ -71,7 +72,8 @@ def load(flags: Mapping[str, Value], environ: Mapping[str, str], start: Path) ->
         values[option.name] = option.default if origin == DEFAULT else _checked(option, given, origin)
         if file is not None and origin.startswith(str(file)) and option.is_path:
             values[option.name] = _beside(file, values[option.name])
-    values["look_closer"] = int(values["look_closer"])
+    for name in ("look_closer", "replay_every"):
+        values[name] = int(values[name])
     if origins["keep_recording"] == DEFAULT:
         values["keep_recording"] = checked_number(OPTIONS["keep_recording"], values["keep_recording"], DEFAULT)
     values["callback"] = _function(values["callback"], origins["callback"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,11 @@ from traincheck.invariants.book import write_book
 PROGRAMS = Path(__file__).with_name("programs")
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 TRAINCHECK = [sys.executable, "-m", "traincheck"]
+
+
+NOT_REPEATED = ("in_threads", "shared", "hooks_of_python", "patched", "forked", "started", "loaders", "talkative")
+"""Ways that train in several threads, whose streams are one (then no step is executed again), that count calls of what
+they have put in place of torch's own, or that say nothing of steps."""
 
 
 def environ(**more: str) -> dict[str, str]:
@@ -42,6 +48,19 @@ def test_odd_ways_to_train_compute_the_same(tmp_path: Path) -> None:
         assert observed.stdout == plain.stdout
         told = [line for line in observed.stderr.splitlines() if "the training goes on" in line]
         assert len(told) == 1 and "several threads train one module" in told[0]  # the last way, which is Hogwild's
+
+
+@pytest.mark.slow
+def test_odd_ways_compute_the_same_where_steps_are_executed_again(tmp_path: Path) -> None:
+    program = str(PROGRAMS / "odd_ways.py")
+    listed = run(tmp_path, sys.executable, "-c", f"import runpy; print(*runpy.run_path({program!r})['WAYS'])")
+    names = [word for word in re.findall(r"function (\w+)", listed.stdout) if word not in NOT_REPEATED]
+    assert len(names) > 25, listed.stderr
+    plain = run(tmp_path, sys.executable, program, *names)
+    command = [*TRAINCHECK, "run", "--packs", "none", "--replay-every", "2", "--fail-on", "notice", "-o", "live"]
+    replayed = run(tmp_path, *command, program, *names)
+    assert replayed.returncode == 0, replayed.stderr
+    assert replayed.stdout == plain.stdout
 
 
 @pytest.mark.long

@@ -30,6 +30,8 @@ def cause_of(violation: Violation) -> Cause:
 def expected(rule: Invariant) -> str:
     """What should have happened."""
     condition = f" (when {rule.precondition})" if rule.precondition.clauses else ""
+    if not rule.support.runs:
+        return f"{rule.sentence}{condition}"
     return f"{rule.sentence}{condition}; so it was in {rule.support.runs} good run(s), {rule.support.steps} steps"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from traincheck.checking.cause import Cause, says
+from traincheck.checking.hardware_causes import HARDWARE_CAUSES
 from traincheck.checking.rank_causes import RANK_CAUSES
 from traincheck.checking.state_causes import STATE_CAUSES
 from traincheck.vocab.finding import Violation
@@ -72,6 +73,7 @@ def _either(*tests: Callable[[Violation], bool]) -> Callable[[Violation], bool]:
 
 
 CAUSES: tuple[Cause, ...] = (
+    *HARDWARE_CAUSES,
     *STATE_CAUSES,
     Cause(
         90,

@@ -42,9 +42,11 @@ def command(
     sample_every: flags.NoSampleEvery = None,
     warm_up: flags.NoWarmUp = None,
     budget: flags.NoBudget = None,
+    replay_every: flags.NoReplayEvery = None,
 ) -> None:
     """Record a run of a program in full."""
-    for name, value in (("sample_every", sample_every), ("warm_up", warm_up), ("budget", budget)):
+    of_runs = {"sample_every": sample_every, "warm_up": warm_up, "budget": budget, "replay_every": replay_every}
+    for name, value in of_runs.items():
         if value is not None:
             raise BadOption(OPTIONS[name].flag, value, RECORDED_WHOLE)
     said = {"packages": tuple(packages or ()), "runs": str(runs) if runs else None, "keep_recording": keep_recording}

@@ -46,6 +46,8 @@ FailOn = Annotated[Optional[str], flag("fail_on")]  # noqa: UP045
 SampleEvery = Annotated[Optional[str], flag("sample_every")]  # noqa: UP045
 WarmUp = Annotated[Optional[str], flag("warm_up")]  # noqa: UP045
 Budget = Annotated[Optional[str], flag("budget")]  # noqa: UP045
+ReplayEvery = Annotated[Optional[str], flag("replay_every")]  # noqa: UP045
+NoReplayEvery = Annotated[Optional[str], flag("replay_every", hidden=True)]  # noqa: UP045
 NoSampleEvery = Annotated[Optional[str], flag("sample_every", hidden=True)]  # noqa: UP045
 NoWarmUp = Annotated[Optional[str], flag("warm_up", hidden=True)]  # noqa: UP045
 NoBudget = Annotated[Optional[str], flag("budget", hidden=True)]  # noqa: UP045

@@ -160,6 +160,16 @@ CONFIGURABLE = (
         shared=True,
     ),
     Option(
+        "replay_every",
+        ("--replay-every",),
+        "Execute one of so many training steps again, from the same state, and compare the bits: what differs is "
+        "hardware that computes wrongly. 0 for none.",
+        "count",
+        "K",
+        default="0",
+        shared=True,
+    ),
+    Option(
         "runs",
         ("--runs",),
         "Folder in which run folders are made that -o does not name.",

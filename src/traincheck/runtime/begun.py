@@ -76,6 +76,7 @@ def settings(
         sample_every=config.sample_every if mode == "run" else 1,
         warm_up=config.warm_up,
         budget=config.budget if mode == "run" else 0.0,
+        replay_every=config.replay_every if mode == "run" else 0,
         fail_on="notice" if config.fail_on == "notice" else "never" if config.fail_on == "never" else "error",
         project=target.project(Path.cwd()),
         packages=config.packages,

@@ -8,6 +8,7 @@ from pathlib import Path
 from traincheck.addresses import readable_place
 from traincheck.config import Config
 from traincheck.errors import BadOption, NoBook
+from traincheck.invariants import standing
 from traincheck.invariants.book import Book, merge_books, read_book
 from traincheck.invariants.packs import ANCHOR, ANY, SHIPPED, Packs, Program, book_of_packs, read_packs
 from traincheck.options import NO_PACKS, SHIPPED_PACKS
@@ -17,14 +18,14 @@ from traincheck.runtime.complaint import complain
 def book_of(config: Config, look: Callable[[Collection[str]], Program] | None = None) -> Book:
     """One book of all that was asked for: the books that are named, and the packs; where no book is named, that of the
     project's library and the packs that are shipped. `look` says what is known of the program, given the packages that
-    matter.
+    matter. Where steps are executed again, the rules about that are in it.
 
     Raises NoBook where there is nothing to check against, BookError for what cannot be read, BadOption for what no
     packs can be.
     """
     several = [read_packs(place) for place in packs_of(config)]
     books = config.books or own_books(Path.cwd())
-    if not several and not books:
+    if not several and not books and not config.replay_every:
         raise NoBook
     matter = {package for each in several for pack in each.manifest.packs for package in pack.uses}
     program = look(matter) if look is not None and several else ANY
@@ -32,7 +33,8 @@ def book_of(config: Config, look: Callable[[Collection[str]], Program] | None = 
         complain(told_of(each, program))
     own = [(path, read_book(path)) for path in books]
     packed = [("the packs", book_of_packs(several, program))] if several else []
-    return merge_books([*own, *packed])
+    replayed = [("what is executed again", standing.of_replays())] if config.replay_every else []
+    return merge_books([*own, *packed, *replayed])
 
 
 def own_books(start: Path) -> tuple[str, ...]:

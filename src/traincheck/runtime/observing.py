@@ -140,6 +140,7 @@ def checked(
     sample_every: int | None = None,
     warm_up: int | None = None,
     budget: str | None = None,
+    replay_every: int | None = None,
     runs: PathLike | None = None,
 ) -> Iterator[Observation]:
     """Check the training inside the block as `traincheck run` checks a program.
@@ -173,6 +174,7 @@ def checked(
         "sample_every": sample_every,
         "warm_up": warm_up,
         "budget": budget,
+        "replay_every": replay_every,
         "runs": os.fspath(runs) if runs is not None else None,
     }
     config = configs.load(said, os.environ, Path.cwd())

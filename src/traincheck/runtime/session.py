@@ -131,7 +131,7 @@ class Session:
             on_stop=self._tell_stop,
             callback=self.settings.callback if self.settings.on_violation == "callback" else "",
         )
-        built = build_all(self.recorder, self._may_step, when_imported)
+        built = build_all(self.recorder, self._may_step, when_imported, self.settings.replay_every)
         self._catalog = built.catalog
         attached = Attachment(built.sources, demand, self.recorder, lambda: bool(built.surroundings.flags))
         self._missing = attached.missing
@@ -318,6 +318,7 @@ class Session:
         if finding.severity != ERROR:
             return
         self._keeping.keep()
+        self.recorder.suspect()
         if self._closer is not None:
             self._closer.violated(finding.invariants)
         if self._snapshot_due:

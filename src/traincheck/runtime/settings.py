@@ -24,6 +24,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     recorded whole.
     `tells_settings` says whether the settings of the program are observed although no rule asks for them.
     `keep_recording` is how many bytes a process may record, 0 for no limit.
+    `replay_every` says which steps are executed again, see sources/replays.py; 0 is none.
     `sample_every`, `warm_up` and `budget` (a share of one; 0 is none) are those of `Sampling`.
     Fields may be added: a process that knows fewer of them reads the file all the same.
     """
@@ -41,6 +42,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     sample_every: int = 1
     warm_up: int = 20
     budget: float = 0.0
+    replay_every: int = 0
     fail_on: Literal["error", "notice", "never"] = "error"
     project: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()

@@ -150,13 +150,18 @@ class Hooks:
         """Note that a module or an optimizer is used in this thread."""
         self._threads.add(threading.get_ident())
 
+    @property
+    def in_one_thread(self) -> bool:
+        """Whether modules and optimizers were used in one thread only so far."""
+        return len(self._threads) <= 1
+
     def step_aside(self, *, methods: bool) -> int:
         """Take our hooks and functions away (with `methods` also our methods), and our mode off the stack of this
         thread; hand the result to `come_back`.
 
         Where several threads train or evaluate, the hooks stay: the others would lose them in the middle of a call.
         """
-        if self._away is None and len(self._threads) <= 1:
+        if self._away is None and self.in_one_thread:
             self._away = self._taken()
             for place in self._functions():
                 namespace, name, original, ours = place

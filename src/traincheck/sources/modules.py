@@ -166,9 +166,9 @@ class ModuleSource:
         context = circumstances_with(training=training, outermost=outermost, parametric=parametric)
         call = recorder.enter(MODULE, known.levels, self._catalog.module_name(module), context, _TRAINING[training])
         what = known.asked
-        before = self._summaries.begins(call, what, args, _keywords(recorder)) if what is not None else None
+        before = self._summaries.begins(call, what, args, keywords_of_call(recorder)) if what is not None else None
         if parametric and training and torch.is_grad_enabled() and self._batches.wanted:
-            self._batches.read(call.seq, call.receiver, module, args, _keywords(recorder))
+            self._batches.read(call.seq, call.receiver, module, args, keywords_of_call(recorder))
         buffers = None
         if known.buffers and module._buffers:
             buffers = self._read_buffers(module)
@@ -339,7 +339,7 @@ _DEEPEST = 6
 """Frames between our hook and the function of torch that calls it: our guard, and what a tool may have put between."""
 
 
-def _keywords(recorder: Recorder) -> Mapping[str, Any]:
+def keywords_of_call(recorder: Recorder) -> Mapping[str, Any]:
     """The keyword arguments of the module call whose hook is running.
 
     torch hands only the positional ones to global hooks; they are a variable of the function that calls the hook.

@@ -62,6 +62,7 @@ class Recorder:
         self.absences = Absences()
         self.changing = False  # sources are attached anew, for another demand
         self.at_rest: Callable[[], None] = lambda: None  # called between the calls of a step, see `Attachment`
+        self.suspect: Callable[[], None] = lambda: None  # called where something wrong was found
         self.at_border: Callable[[Cut], None] = lambda cut: None  # called when a window was cut
         self.switches: dict[str, Callable[[bool], object]] = {}  # called when a source is silenced, or goes on
         self.rank, self.process = rank, process

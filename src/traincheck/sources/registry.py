@@ -26,6 +26,7 @@ from traincheck.sources.own_clipping import OwnClipping
 from traincheck.sources.project import ProjectSource
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.regions import RegionSource
+from traincheck.sources.replays import ReplaySource
 from traincheck.sources.run import RunSource
 from traincheck.sources.sites import Sites
 from traincheck.sources.summaries import Summaries
@@ -56,8 +57,11 @@ def build(recorder: Recorder, may_step: Callable[[], None], when_imported: WhenI
     return build_all(recorder, may_step, when_imported).sources
 
 
-def build_all(recorder: Recorder, may_step: Callable[[], None], when_imported: WhenImported = never) -> Built:
-    """As `build`, with the catalog of variables and what the sources know of calls under way."""
+def build_all(
+    recorder: Recorder, may_step: Callable[[], None], when_imported: WhenImported = never, replay_every: int = 0
+) -> Built:
+    """As `build`, with the catalog of variables and what the sources know of calls under way; one of `replay_every`
+    steps is executed again, none with 0."""
     catalog, calls = Catalog(), ModuleCalls()
     gradients = Gradients(catalog, recorder)
     summaries, surroundings = Summaries(catalog, recorder), Surroundings()
@@ -76,6 +80,7 @@ def build_all(recorder: Recorder, may_step: Callable[[], None], when_imported: W
         FunctionSource(summaries, surroundings),
         RunSource(),
         CompiledSource(catalog, gradients, surroundings, may_step, when_imported),
+        ReplaySource(calls, catalog, replay_every),
         ProjectSource(recorder.sites, summaries, surroundings, OwnClipping(gradients)),
     ]
     return Built(sources, catalog, surroundings)

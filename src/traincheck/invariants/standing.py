@@ -1,0 +1,36 @@
+"""Standing rules: what needs no good run to be known, for it follows from what a computer is.
+
+They are deployed where what they are about is asked for, and kept in the book of the run as others are.
+"""
+
+from __future__ import annotations
+
+from traincheck.invariants.book import Book
+from traincheck.relations.consistent import Consistent
+from traincheck.relations.recomputed import DECIDED, ELSEWHERE, EXACT, GRAIN, KIND, PARTS
+from traincheck.vocab.invariant import ERROR, GENERAL, NOTICE, Invariant, Precondition, Support
+from traincheck.vocab.occasion import Property, Subject
+
+NO_SUPPORT = Support(0, 0, 0, 0)
+
+
+def of_replays() -> Book:
+    """The rules about steps that are executed again."""
+    rules = [(part, prop, severity) for part in PARTS for prop, severity in ((EXACT, ERROR), (DECIDED, NOTICE))]
+    rules.append((ELSEWHERE, EXACT, ERROR))
+    return Book(tuple(_rule(f"{KIND}.{part}", prop, severity) for part, prop, severity in rules))
+
+
+def _rule(thing: str, prop: Property, severity: str) -> Invariant:
+    subject = Subject(thing, GRAIN)
+    return Invariant(
+        relation=Consistent.name,
+        subject=subject,
+        property=prop,
+        precondition=Precondition(),
+        support=NO_SUPPORT,
+        confidence=1.0,
+        severity=severity,
+        scope=GENERAL,
+        sentence=Consistent.describe(subject, prop),
+    )

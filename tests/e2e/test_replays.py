@@ -1,0 +1,110 @@
+"""`traincheck run --replay-every`: corruption is told, a sound run is silent, and training is the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+PROGRAM = """
+import hashlib
+import sys
+
+import torch
+from torch import nn
+
+from traincheck.sdc.fault import parse_fault
+from traincheck.testing.corruption import inject
+
+torch.manual_seed(0)
+layers = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(288, 10)
+model = nn.Sequential(*layers)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+
+
+def train(steps):
+    for step in range(steps):
+        inputs, labels = torch.randn(16, 1, 8, 8), torch.randint(0, 10, (16,))
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        if sys.argv[1:] == ["decay"] and step >= 12:
+            loss = loss + 1e-3 * model[0].weight.square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+
+
+if "@" in sys.argv[-1]:
+    with inject(model, optimizer, parse_fault(sys.argv[-1])):
+        train(24)
+else:
+    train(24)
+state = [*model.state_dict().values(), torch.get_rng_state()]
+print("HASH", hashlib.sha256(b"".join(each.numpy().tobytes() for each in state)).hexdigest())
+"""
+
+
+ONCE, EACH_TIME = "A computation was wrong once", "A device computes something else each time"
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(PROGRAM)
+    environ = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *words], cwd=folder, env=environ, capture_output=True, text=True)
+
+
+def replayed(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    command = ["-m", "traincheck", "run", "--packs", "none", "--replay-every", "4", "-o", "run", "train.py"]
+    done = run(folder, *command, *arguments)
+    return done, json.loads((folder / "run" / "report.json").read_text())
+
+
+@pytest.mark.slow
+def test_a_sound_run_is_silent_and_trains_as_without(tmp_path: Path) -> None:
+    plain = run(tmp_path, "train.py")
+    done, report = replayed(tmp_path)
+    assert done.returncode == 0 and report["findings"] == [] and "HASH" in plain.stdout, done.stderr
+    assert done.stdout == plain.stdout
+    assert "6 checked (6 passed" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "title", "part"),
+    [
+        ("bitflip@forward:0,bit=22,first=15,last=15,chance=0.5,seed=6", ONCE, "forward"),
+        ("bitflip@gradient:5.weight,bit=20,first=15,last=15", EACH_TIME, "backward"),
+        ("bitflip@optimizer:0.weight,bit=0,first=15,last=15", ONCE, "update"),
+    ],
+)
+def test_a_fault_in_one_step_is_found_in_the_next(tmp_path: Path, fault: str, title: str, part: str) -> None:
+    done, report = replayed(tmp_path, fault)
+    assert done.returncode == 3, done.stderr
+    (finding,) = report["findings"]
+    assert finding["title"] == title and finding["severity"] == "error"
+    assert "step 15" in done.stderr.replace("\n", " ") and finding["step"] == 16
+    assert f"{part} of" in finding["observed"]
+
+
+@pytest.mark.slow
+def test_a_loss_that_changes_is_no_broken_device(tmp_path: Path) -> None:
+    done, report = replayed(tmp_path, "decay")
+    assert done.returncode == 0, done.stderr
+    (finding,) = report["findings"]
+    assert finding["severity"] == "notice" and finding["title"] == "A computation does not repeat any more"
+
+
+def test_bad_values_are_told(tmp_path: Path) -> None:
+    for value in ("-1", "often"):
+        done = run(tmp_path, "-m", "traincheck", "run", "--replay-every", value, "train.py")
+        assert done.returncode == 2 and "--replay-every" in done.stderr and value in done.stderr
+    done = run(tmp_path, "-m", "traincheck", "collect", "--replay-every", "3", "train.py")
+    assert done.returncode == 2 and "--replay-every" in done.stderr and "Traceback" not in done.stderr

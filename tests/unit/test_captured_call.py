@@ -1,0 +1,184 @@
+"""A call that is executed again gives the same, and nothing of it stays."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from traincheck.sources.as_it_was import without_modes
+from traincheck.sources.captured_call import CapturedCall
+from traincheck.sources.recomputed import CannotRepeat
+
+
+class Odd(nn.Module):
+    """Draws, counts, notes and keeps, besides computing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.calls, self.seen, self.kept = 0, [], torch.zeros(2)
+
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> dict[str, torch.Tensor]:
+        self.calls += 1
+        self.seen.append(self.calls)
+        self.kept.add_(1)
+        self.last = x
+        noise = torch.rand(4) + random.random()
+        out = self.norm(self.layer(x.clone())) * scale * self.calls + noise
+        x.add_(1)  # what it was given is changed under its hands
+        return {"out": nn.functional.dropout(out), "aside": out.detach()}
+
+
+def captured(module: nn.Module, *args: Any, **keywords: Any) -> tuple[CapturedCall, Any]:
+    call = CapturedCall("model", module, args, keywords)
+    handles = [
+        each.register_forward_hook(lambda one, _, output: call.inner_returned(one, output)) for each in module.modules()
+    ]
+    result = module(*args, **keywords)
+    for handle in handles:
+        handle.remove()
+    call.returns(result)
+    return call, result
+
+
+def trained(module: nn.Module, *args: Any, loss: Callable[[Any], torch.Tensor], **keywords: Any) -> CapturedCall:
+    call, result = captured(module, *args, **keywords)
+    loss(result).backward()
+    call.let_go()
+    return call
+
+
+def state(model: Odd) -> tuple[Any, ...]:
+    tensors = [*model.state_dict().values(), model.kept, *(p.grad for p in model.parameters() if p.grad is not None)]
+    held = [tensor.clone() for tensor in tensors]
+    return held, model.calls, list(model.seen), model.last, torch.get_rng_state(), random.getstate()
+
+
+def test_a_call_gives_the_same_again_and_leaves_nothing() -> None:
+    torch.manual_seed(0)
+    model = Odd()
+    call = trained(model, torch.randn(8, 4), scale=2.0, loss=lambda told: told["out"].square().sum())
+    before = state(model)
+    for _ in range(3):
+        assert call.seen.first_difference(call.execute(several_ranks=False)) is None
+    after = state(model)
+    assert all(torch.equal(one, other) for one, other in zip(before[0], after[0], strict=True))
+    assert before[1:3] == after[1:3] and before[3] is after[3]
+    assert torch.equal(before[4], after[4]) and before[5] == after[5]
+    assert call.seen.gradients.all().keys() == {name for name, _ in model.named_parameters()}
+
+
+def test_a_value_that_differs_is_named() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    call = trained(model, torch.randn(2, 4), loss=torch.sum)
+    with torch.no_grad():
+        model[2].bias.view(torch.int32)[0] ^= 1 << 20
+    assert call.seen.first_difference(call.execute(False)) == ("forward", "2")
+    assert not call.unchanged
+
+
+def test_hooks_of_the_program_are_not_called() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    called: list[str] = []
+    model[0].register_forward_hook(lambda *_: called.append("forward"))
+    model[0].register_full_backward_hook(lambda *_: called.append("backward"))
+    model[1].weight.register_hook(lambda grad: called.append("gradient"))
+    call = trained(model, torch.randn(2, 4), loss=torch.sum)
+    assert sorted(called) == ["backward", "forward", "gradient"]
+    assert call.seen.first_difference(call.execute(False)) is None
+    assert sorted(called) == ["backward", "forward", "gradient"]
+    model(torch.randn(2, 4)).sum().backward()
+    assert len(called) == 6  # they are back
+    assert "1.weight" not in call.seen.gradients.all()
+
+
+def test_modes_of_the_program_see_nothing() -> None:
+    class Counts(TorchFunctionMode):
+        times = 0
+
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            Counts.times += 1
+            return function(*args, **(kwargs or {}))
+
+    model = nn.Linear(4, 1)
+    with Counts():
+        call = trained(model, torch.randn(2, 4), loss=torch.sum)
+        before = Counts.times
+        with without_modes():
+            call.execute(False)
+        assert Counts.times == before
+        torch.zeros(1) + 1
+        assert Counts.times > before
+
+
+def test_gradients_of_several_calls_are_not_compared() -> None:
+    model = nn.Linear(4, 1)
+    call, result = captured(model, torch.randn(2, 4))
+    call.others += 1
+    (result.sum() + model(torch.randn(2, 4)).sum()).backward()
+    assert call.has_gradients and not call.one_backward
+    again = call.execute(False)
+    assert not again.gradients.all() and call.seen.first_difference(again) is None
+
+
+def test_autocast_is_as_it_was() -> None:
+    model = nn.Linear(4, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        call, result = captured(model, torch.randn(2, 4))
+    result.float().sum().backward()
+    assert result.dtype == torch.bfloat16
+    assert call.seen.first_difference(call.execute(False)) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "given", "why"),
+    [
+        (nn.SyncBatchNorm(4), torch.zeros(2, 4), "SyncBatchNorm"),
+        (nn.Linear(4, 4, device="meta"), torch.zeros(2, 4), "holds a"),
+        (nn.Linear(4, 4), torch.zeros(2, 4).as_subclass(type("Marked", (torch.Tensor,), {})), "is given a Marked"),
+    ],
+)
+def test_what_cannot_be_repeated_is_refused(module: nn.Module, given: torch.Tensor, why: str) -> None:
+    with pytest.raises(CannotRepeat, match=why):
+        CapturedCall("model", module, (given,), {})
+
+
+def test_a_forward_that_raises_is_told() -> None:
+    class Once(nn.Linear):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            Once.calls += 1
+            if Once.calls > 1:
+                raise ValueError("once is enough")
+            return super().forward(x)
+
+    call = trained(Once(4, 1), torch.randn(2, 4), loss=torch.sum)
+    with pytest.raises(CannotRepeat, match="ValueError: once is enough"):
+        call.execute(False)
+
+
+def test_another_rank_executes_it_with_parameters_of_that_step() -> None:
+    torch.manual_seed(1)
+    mine, theirs = (nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 1)) for _ in range(2))
+    theirs.load_state_dict(mine.state_dict())
+    call = trained(mine, torch.randn(2, 4), loss=torch.sum)
+    torch.manual_seed(2)
+    other = trained(theirs, torch.randn(2, 4), loss=torch.sum)
+    held = [parameter.detach().clone() for parameter in theirs.parameters()]
+    with torch.no_grad():
+        theirs[0].weight.add_(1)  # it has gone on meanwhile
+    before, stream = theirs[0].weight.detach().clone(), torch.get_rng_state()
+    handed = call.handed()
+    again = other.execute_for(handed, held)
+    assert again is not None and handed.executed().first_difference(again) is None
+    assert torch.equal(theirs[0].weight, before) and torch.equal(torch.get_rng_state(), stream)
+    held[0][0, 0] += 1
+    assert other.execute_for(handed, held) is None
