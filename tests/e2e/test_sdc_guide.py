@@ -65,6 +65,18 @@ def test_a_machine_is_screened(place: Path) -> None:
     assert faulty.returncode == 3 and "CORRUPT" in faulty.stdout and "attention" in faulty.stdout, faulty.stderr
 
 
+@pytest.mark.slow
+def test_steps_of_a_run_are_executed_again(place: Path) -> None:
+    (line,) = (one for kind, text in BLOCKS if kind == "bash" for one in text.splitlines() if "--replay-every" in one)
+    program = ["from mine import workload", "one = workload(0, 'cpu')", "model = one.build_model()"]
+    program += ["optimizer = one.build_optimizer(model)", "for step in range(1, 31):"]
+    program += ["    loss = one.loss(model, one.batch(step))", "    optimizer.zero_grad(); loss.backward()"]
+    (place / "train.py").write_text("\n".join([*program, "    optimizer.step()", ""]))
+    done = run(place, line)
+    assert done.returncode == 0 and "Nothing wrong found in 30 steps" in done.stderr, done.stderr
+    assert "replays" in done.stderr  # what it cost
+
+
 def test_a_fault_is_put_in(tmp_path: Path) -> None:
     program = next(text for kind, text in BLOCKS if kind == "python")
     (tmp_path / "program.py").write_text(program)

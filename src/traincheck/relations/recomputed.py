@@ -2,7 +2,7 @@
 
 Steps are executed again on request only (`--replay-every`, see sources/replays.py and sources/repeated.py), and each
 time it is told what that said of the forward, the backward and the update. The rule follows from what a computer is, so
-it needs no good run (see invariants/standing.py).
+it needs no good run (see standing.py).
 
 A unit that computes the same wrong thing each time gives the same bits again; that is seen where another rank executes
 the step (`elsewhere`).

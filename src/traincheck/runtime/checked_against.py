@@ -8,10 +8,10 @@ from pathlib import Path
 from traincheck.addresses import readable_place
 from traincheck.config import Config
 from traincheck.errors import BadOption, NoBook
-from traincheck.invariants import standing
 from traincheck.invariants.book import Book, merge_books, read_book
 from traincheck.invariants.packs import ANCHOR, ANY, SHIPPED, Packs, Program, book_of_packs, read_packs
 from traincheck.options import NO_PACKS, SHIPPED_PACKS
+from traincheck.relations import standing
 from traincheck.runtime.complaint import complain
 
 
@@ -33,7 +33,7 @@ def book_of(config: Config, look: Callable[[Collection[str]], Program] | None = 
         complain(told_of(each, program))
     own = [(path, read_book(path)) for path in books]
     packed = [("the packs", book_of_packs(several, program))] if several else []
-    replayed = [("what is executed again", standing.of_replays())] if config.replay_every else []
+    replayed = [("what is executed again", Book(standing.of_replays()))] if config.replay_every else []
     return merge_books([*own, *packed, *replayed])
 
 

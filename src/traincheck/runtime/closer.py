@@ -58,6 +58,7 @@ class Closer:
 
     def violated(self, rules: tuple[str, ...]) -> None:
         """A finding of severity error was made, of these rules."""
+        self._recorder.suspect()
         with self._lock:
             first = not self._told.intersection(rules)
             self._told.update(rules)

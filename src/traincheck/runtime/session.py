@@ -318,7 +318,6 @@ class Session:
         if finding.severity != ERROR:
             return
         self._keeping.keep()
-        self.recorder.suspect()
         if self._closer is not None:
             self._closer.violated(finding.invariants)
         if self._snapshot_due:

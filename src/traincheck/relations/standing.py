@@ -5,7 +5,6 @@ They are deployed where what they are about is asked for, and kept in the book o
 
 from __future__ import annotations
 
-from traincheck.invariants.book import Book
 from traincheck.relations.consistent import Consistent
 from traincheck.relations.recomputed import DECIDED, ELSEWHERE, EXACT, GRAIN, KIND, PARTS
 from traincheck.vocab.invariant import ERROR, GENERAL, NOTICE, Invariant, Precondition, Support
@@ -14,11 +13,11 @@ from traincheck.vocab.occasion import Property, Subject
 NO_SUPPORT = Support(0, 0, 0, 0)
 
 
-def of_replays() -> Book:
+def of_replays() -> tuple[Invariant, ...]:
     """The rules about steps that are executed again."""
     rules = [(part, prop, severity) for part in PARTS for prop, severity in ((EXACT, ERROR), (DECIDED, NOTICE))]
     rules.append((ELSEWHERE, EXACT, ERROR))
-    return Book(tuple(_rule(f"{KIND}.{part}", prop, severity) for part, prop, severity in rules))
+    return tuple(_rule(f"{KIND}.{part}", prop, severity) for part, prop, severity in rules)
 
 
 def _rule(thing: str, prop: Property, severity: str) -> Invariant:
