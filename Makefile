@@ -34,6 +34,7 @@ bench: $(READY)  ## The benchmarks: cost of observing and of learning, how far l
 	$(BIN)/python -m benchmarks.transfer
 	$(BIN)/python -m benchmarks.detection
 	$(BIN)/python -m benchmarks.ranks
+	$(BIN)/python -m benchmarks.replays
 	$(BIN)/python -m benchmarks.detection --live
 	$(BIN)/python -m benchmarks.inference
 	$(BIN)/python -m benchmarks.scale

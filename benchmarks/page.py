@@ -29,6 +29,17 @@ step are the recording's by all steps; a checked run is recorded in part, so the
 a long one adds.
 """
 
+REPLAYS = """
+## What executing steps again costs
+
+`python -m benchmarks.replays`: of the workloads above, with nothing else checked (`--packs none --replay-every
+{every}`), what one execution takes, in steps of the plain program: the time that the source says, with the least and
+the most of the rounds. With one step in a hundred executed again a run takes so much longer.
+
+| workload | plain step | an execution takes | with `--replay-every 100` |
+|---|---|---|---|
+"""
+
 SAMPLED = """
 Where not every step is watched (`--sample-every 10`): a step between those that are, and the mean of all steps.
 
@@ -166,6 +177,9 @@ def write_page() -> None:
         parts += [live_table.text(live), _told_machine(live)]
     if cost:
         parts += [COST, _table(cost), _start_up(cost.get("start_up")), _told_machine(cost)]
+    replays = _data("replays")
+    if replays:
+        parts += [REPLAYS.format(every=replays["every"]), _replays(replays), _told_machine(replays)]
     if soak:
         parts += [SOAK, soak_table.text(soak), _told_machine(soak)]
     if ranks:
@@ -210,6 +224,13 @@ def _table(cost: dict[str, Any]) -> str:
         if "unwatched_ratio" in found
     ]
     return "\n".join(lines) + "\n" + (SAMPLED + "".join(rows) if rows else "") + _where(cost)
+
+
+def _replays(found: dict[str, Any]) -> str:
+    return "".join(
+        f"| {name} | {told['plain_step_ms']:.1f} ms | {_ratio(told['steps_each'])} | {told['ratio_at_100']:.3f} |\n"
+        for name, told in found["workloads"].items()
+    )
 
 
 def _where(cost: dict[str, Any]) -> str:

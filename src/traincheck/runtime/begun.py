@@ -8,6 +8,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from traincheck import redaction
 from traincheck.config import Config
 from traincheck.invariants.book import Book, write_book
@@ -31,7 +33,10 @@ def begin(target: Target, config: Config, path: Path | None, book: Book | None) 
     if book is not None:  # kept with the run, where no later change reaches it
         write_book(book, folder.path / BOOK_FILE)
         books = (str((folder.path / BOOK_FILE).absolute()),)
-    return folder, settings(target, config, folder.path.absolute(), mode, books)
+    found = settings(target, config, folder.path.absolute(), mode, books)
+    learned = book is not None and any(rule.support.runs for rule in book.invariants)
+    # What is checked against good runs may be accepted as one itself, and then its settings have to be known.
+    return folder, msgspec.structs.replace(found, tells_settings=learned and not config.books)
 
 
 def default_folder(runs: str, target: Target, now: time.struct_time | None = None) -> Path:
@@ -81,7 +86,6 @@ def settings(
         project=target.project(Path.cwd()),
         packages=config.packages,
         script=redaction.text(target.script),
-        tells_settings=mode == "run" and not config.books,  # it may be accepted as known good
     )
 
 

@@ -59,6 +59,7 @@ class OptimizerSource:
         else:
             self._readings = OptimizerReadings(self._catalog, demand, recorder)
             self._settling = Settling(self._gradients, recorder)
+        self._tells = demand.asks_beside("computation")  # of these another source tells
         self._replicas = ReplicaReadings(demand, recorder)
         recorder.late_changes = settle = recorder.guarded(self.name, self._settling.tell)
         recorder.at_end(lambda: settle(TRAIN))
@@ -126,7 +127,8 @@ class OptimizerSource:
             return  # the step of a subclass that calls its base class's
         opened: list[OpenStep] = []
         recorder.steps.update_begins(name, recorder.next_seq(), lambda: any(map(self._runs, opened)))
-        told = self._tell_begins(optimizer, name, call_levels, args, kwargs) if recorder.watching else (None, None)
+        tells = recorder.watching and self._tells
+        told = self._tell_begins(optimizer, name, call_levels, args, kwargs) if tells else (None, None)
         # What an optimizer of torch's computes is its own affair; one with a closure calls what is not.
         aside = recorder.watching and is_torchs(optimizer) and closure_of(args, kwargs) is None
         opened.append(OpenStep(told[0], name, told[1], hooked(), threading.get_ident(), aside))

@@ -42,6 +42,14 @@ class Demand:
         """Whether readings of any attribute of this kind of thing are to be taken."""
         return self.everything or any(what == READINGS and name.startswith(f"{kind}.") for name, what in self.states)
 
+    def asks_beside(self, kind: str) -> bool:
+        """Whether anything is asked for but readings of this kind of thing."""
+        return (
+            self.everything
+            or bool(self.apis)
+            or any(what != READINGS or not name.startswith(f"{kind}.") for name, what in self.states)
+        )
+
     def __or__(self, other: Demand) -> Demand:
         return Demand(self.apis | other.apis, self.states | other.states, self.everything or other.everything)
 

@@ -1,0 +1,1 @@
+"""What it costs to execute steps again."""
