@@ -131,7 +131,7 @@ def test_wrong_options_are_told_before_anything_is_started(tmp_path: Path, words
 @pytest.mark.slow
 def test_a_launcher_starts_the_two(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    fault = "stuck@gradient:head.weight,bit=exponent,to=0"
+    fault = "stuck@gradient:head.weight,bit=exponent,to=0,elements=64"
     words = ["-m", "traincheck", "sdc", "study", "--level", "2", "--steps", "2", "--fault", fault, "-o", "study.json"]
     done = subprocess.run([*torchrun, *words], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ Device = Annotated[Optional[str], flag("device")]  # noqa: UP045
 Threads = Annotated[int, flag("threads")]
 Faults = Annotated[Optional[list[str]], flag("faults")]  # noqa: UP045
 Levels = Annotated[Optional[list[str]], flag("levels")]  # noqa: UP045
+TensorParallel = Annotated[int, flag("tensor_parallel")]
 StudyFile = Annotated[Optional[Path], flag("study_file")]  # noqa: UP045
 Seconds = Annotated[int, flag("seconds")]
 Save = Annotated[Optional[Path], flag("save")]  # noqa: UP045

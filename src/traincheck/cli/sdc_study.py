@@ -44,6 +44,7 @@ def command(
     threads: sdc_flags.Threads = 1,
     faults: sdc_flags.Faults = None,
     levels: sdc_flags.Levels = None,
+    tensor_parallel: sdc_flags.TensorParallel = 1,
     file: sdc_flags.StudyFile = None,
     as_json: flags.AsJson = False,
 ) -> None:
@@ -61,13 +62,15 @@ def command(
     sdc_flags.at_least("--steps", steps, 1)
     sdc_flags.at_least("--seed", seed, 0)
     sdc_flags.at_least("--threads", threads, 1)
+    sdc_flags.at_least("--tensor-parallel", tensor_parallel, 1)
     chosen = tuple(parse_fault(text) for text in faults or ())
-    plan = Plan(workload or sdc_flags.BUILT_IN, steps, seed, device or "cpu", threads, levels_of(levels or ()), chosen)
-    rank = launched_rank()
-    if file is not None and rank != 1:
+    named = workload or sdc_flags.BUILT_IN
+    plan = Plan(named, steps, seed, device or "cpu", threads, levels_of(levels or ()), chosen, tensor_parallel)
+    rank = launched_rank(tensor_parallel=tensor_parallel)
+    if file is not None and not rank:
         _may_replace(file)
     found = _execute(plan, rank)
-    if rank == 1:  # the trusted worker tells
+    if rank:  # the first one tells
         return
     if file is not None:
         from traincheck.files import write_whole
@@ -124,7 +127,8 @@ def differs(found: Mapping[str, Any]) -> bool:
 def _lines(found: Mapping[str, Any]) -> Iterable[str]:
     workers = found["workers"]
     trusted, suspect = _who(workers["trusted"]), _who(workers["suspect"])
-    yield f"{found['workload']}, seed {found['seed']}: trusted {trusted}, suspect {suspect}"
+    ranks = f", hosts of {found['tensor_parallel']} ranks" if found.get("tensor_parallel", 1) > 1 else ""
+    yield f"{found['workload']}, seed {found['seed']}{ranks}: trusted {trusted}, suspect {suspect}"
     if {**workers["trusted"], "host": ""} != {**workers["suspect"], "host": ""}:
         yield "The two have different software or devices: they may differ without any fault."
     for level, tell in (("submodule", _submodule), ("step", _step), ("period", _period)):
@@ -143,7 +147,8 @@ def _head(number: int, title: str, level: Mapping[str, Any]) -> Iterable[str]:
     yield ""
     yield f"Level {number}: {title}, {amount(level['steps'], 'step')}"
     for one in level["injected"]:
-        yield f"  {one['fault']} struck {amount(one['times'], 'time')}"
+        where = [str(rank) for rank, times in enumerate(one.get("times_by_rank", ())) if times]
+        yield f"  {one['fault']} struck {amount(one['times'], 'time')}{_on(where)}"
 
 
 def _submodule(level: Mapping[str, Any]) -> Iterable[str]:
@@ -151,8 +156,22 @@ def _submodule(level: Mapping[str, Any]) -> Iterable[str]:
     yield from _mismatches(level["by_kind"])
 
 
+def _on(ranks: Sequence[str]) -> str:
+    return f", on rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} of the suspect host" if ranks else ""
+
+
 def _mismatches(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    head = ("submodule", "direction", "elements", "differ", "frequency", "severity", "not finite")
+    of_ranks = any("ranks" in one for one in rows)
+    head = (
+        "submodule",
+        "direction",
+        "elements",
+        "differ",
+        "frequency",
+        "severity",
+        "not finite",
+        "ranks"[: 5 * of_ranks],
+    )
     cells = [
         (
             one["kind"],
@@ -162,6 +181,7 @@ def _mismatches(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
             f"{one['frequency']:.2e}",
             _number(one["severity"]),
             f"{one['not_finite']:,}",
+            ", ".join(map(str, one.get("ranks", ()))),
         )
         for one in rows
         if one["different"]
@@ -169,7 +189,8 @@ def _mismatches(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     if cells:
         yield from columns([head, *cells])
     same = sum(one["elements"] for one in rows if not one["different"])
-    yield f"  {'elsewhere ' if cells else ''}none of {same:,} elements differs"
+    if same or not cells:
+        yield f"  {'elsewhere ' if cells else ''}none of {same:,} elements differs"
 
 
 def _number(value: float | None) -> str:

@@ -35,6 +35,15 @@ CORRUPTION = (
         "LEVEL",
         default=(),
     ),
+    Option(
+        "tensor_parallel",
+        ("--tensor-parallel",),
+        "Ranks of each host of a study, over which the model is split; each is compared with that of the other host, "
+        "before they reduce.",
+        "number",
+        "N",
+        default=1,
+    ),
     Option("study_file", ("--out", "-o"), "File to write what was found to, as JSON.", "path", "FILE"),
     Option(
         "seconds",

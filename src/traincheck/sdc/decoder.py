@@ -6,6 +6,7 @@ Models", 2024, table 3).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,16 +66,20 @@ def rotated(x: torch.Tensor, base: float) -> torch.Tensor:
 
 
 class Attention(nn.Module):  # type: ignore[misc]
-    """Causal attention in which several heads of queries share one of keys and values."""
+    """Causal attention in which several heads of queries share one of keys and values.
 
-    def __init__(self, config: DecoderConfig) -> None:
+    One of `ranks` parts of it has so much fewer heads; what it returns is to be summed over the parts.
+    """
+
+    def __init__(self, config: DecoderConfig, ranks: int = 1) -> None:
         super().__init__()
         self.size = config.width // config.heads
         self.groups, self.base = config.heads // config.kv_heads, config.rotary_base
-        self.query = nn.Linear(config.width, config.heads * self.size, bias=False)
-        self.key = nn.Linear(config.width, config.kv_heads * self.size, bias=False)
-        self.value = nn.Linear(config.width, config.kv_heads * self.size, bias=False)
-        self.out = nn.Linear(config.heads * self.size, config.width, bias=False)
+        queries, others = config.heads // ranks * self.size, config.kv_heads // ranks * self.size
+        self.query = nn.Linear(config.width, queries, bias=False)
+        self.key = nn.Linear(config.width, others, bias=False)
+        self.value = nn.Linear(config.width, others, bias=False)
+        self.out = nn.Linear(queries, config.width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         def heads(projected: torch.Tensor) -> torch.Tensor:
@@ -89,13 +94,14 @@ class Attention(nn.Module):  # type: ignore[misc]
 
 
 class FeedForward(nn.Module):  # type: ignore[misc]
-    """SwiGLU."""
+    """SwiGLU. One of `ranks` parts of it has so much fewer hidden numbers; what it returns is to be summed."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, ranks: int = 1) -> None:
         super().__init__()
-        self.gate = nn.Linear(config.width, config.hidden, bias=False)
-        self.up = nn.Linear(config.width, config.hidden, bias=False)
-        self.down = nn.Linear(config.hidden, config.width, bias=False)
+        hidden = config.hidden // ranks
+        self.gate = nn.Linear(config.width, hidden, bias=False)
+        self.up = nn.Linear(config.width, hidden, bias=False)
+        self.down = nn.Linear(hidden, config.width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
@@ -105,10 +111,10 @@ class FeedForward(nn.Module):  # type: ignore[misc]
 class Block(nn.Module):  # type: ignore[misc]
     """A layer: attention and feed-forward, each behind a norm and beside the residual stream."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, ranks: int = 1) -> None:
         super().__init__()
-        self.attention_norm, self.attention = RMSNorm(config.width), Attention(config)
-        self.feed_forward_norm, self.feed_forward = RMSNorm(config.width), FeedForward(config)
+        self.attention_norm, self.attention = RMSNorm(config.width), Attention(config, ranks)
+        self.feed_forward_norm, self.feed_forward = RMSNorm(config.width), FeedForward(config, ranks)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x))
@@ -116,12 +122,12 @@ class Block(nn.Module):  # type: ignore[misc]
 
 
 class Decoder(nn.Module):  # type: ignore[misc]
-    """The model: tokens (batch, length) to logits (batch, length, vocabulary)."""
+    """The model: tokens (batch, length) to logits (batch, length, vocabulary). `layer` makes each of its layers."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, layer: Callable[[DecoderConfig], nn.Module] = Block) -> None:
         super().__init__()
         self.embedding = nn.Embedding(config.vocabulary, config.width)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(layer(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.width)
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
 
@@ -154,12 +160,27 @@ class DecoderWorkload:
 
     def build_model(self) -> nn.Module:
         """Initialised on the CPU, so that it begins as the same on every device."""
-        torch.manual_seed(self.seed)
-        model = Decoder(self.config)
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=0.02 if self.config.width > 512 else self.config.width**-0.5)
-        return model.to(self.device, self.dtype)
+        with torch.device("meta"):
+            model = self.empty_model().to(self.dtype)
+        model = model.to_empty(device=self.device)
+        # One by one, and nothing is drawn besides: so a rank that has a part of each draws the same, and never holds
+        # the whole model.
+        draws = torch.Generator().manual_seed(self.seed)
+        for name, parameter in model.named_parameters():
+            with torch.no_grad():
+                parameter.copy_(self.first_value(name, parameter.shape, draws))
+        return model
+
+    def empty_model(self) -> nn.Module:
+        """The model, whose parameters have no values yet."""
+        return Decoder(self.config)
+
+    def first_value(self, _name: str, shape: torch.Size, draws: torch.Generator) -> torch.Tensor:
+        """What a parameter begins with: scales with 1, all else with what is drawn."""
+        if len(shape) < 2:
+            return torch.ones(shape)
+        deviation = 0.02 if self.config.width > 512 else self.config.width**-0.5
+        return torch.empty(shape).normal_(std=deviation, generator=draws)
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """AdamW with a rate that small models bear and large ones survive for the steps of a study."""

@@ -95,19 +95,21 @@ class Injected:
 
 
 @contextmanager
-def inject(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None, fault: Fault) -> Iterator[Injected]:
+def inject(
+    model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None, fault: Fault, rank: int | None = None
+) -> Iterator[Injected]:
     """Have `fault` strike in the block; what is yielded counts how often it did.
 
     The optimizer counts the steps and may be None where there is none (call `next_step` then); the model may be None
-    for faults in communication. On another rank than the fault's nothing happens. Raises BadOption where its pattern
-    names nothing.
+    for faults in communication. On another rank than the fault's nothing happens; `rank` is this one, if not that of
+    torch.distributed. Raises BadOption where its pattern names nothing.
 
     Known limitations: a model that was compiled before (`torch.compile`) does not call the hooks; what happens inside
     kernels and inside DistributedDataParallel's own exchange is hit at its end, in the gradients before the step;
     a collective that is hit is waited for. Elements of fp8, integer and complex tensors are not hit.
     """
     injected = Injected(fault)
-    if fault.rank is not None and fault.rank != own_rank():
+    if fault.rank is not None and fault.rank != (own_rank() if rank is None else rank):
         yield injected
         return
     with ExitStack() as undo:

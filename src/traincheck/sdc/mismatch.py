@@ -65,6 +65,7 @@ class Mismatch:
         return {
             "elements": self.elements,
             "different": self.different,
+            "rated": self.rated,
             "frequency": self.frequency,
             "severity": self.severity,
             "worst": self.worst,

@@ -23,7 +23,8 @@ FORMAT, VERSION = "traincheck-sdc-study", 1
 
 @dataclass(frozen=True)
 class Plan:
-    """A study: the workload by its name, steps of each level, seed, device, threads of torch, levels, faults."""
+    """A study: the workload by its name, steps of each level, seed, device, threads of torch, levels, faults, and the
+    ranks of a host over which a model is split."""
 
     workload: str
     steps: int
@@ -32,6 +33,14 @@ class Plan:
     threads: int = 1
     levels: Sequence[str] = LEVELS
     faults: Sequence[Fault] = ()
+    tensor_parallel: int = 1
+
+    def __post_init__(self) -> None:
+        """Raises BadOption for a fault on a rank that a host of several does not have."""
+        for fault in self.faults:
+            if self.tensor_parallel > 1 and fault.rank is not None and fault.rank >= self.tensor_parallel:
+                last = self.tensor_parallel - 1
+                raise BadOption("rank= of --fault", fault.rank, f"a rank of the suspect host, 0 to {last}")
 
     def data(self) -> dict[str, Any]:
         """As JSON holds it, and `read_plan` reads it."""
@@ -54,27 +63,38 @@ def levels_of(named: Sequence[str]) -> tuple[str, ...]:
     return tuple(level for level in LEVELS if level in wanted or not wanted)
 
 
-def launched_rank(environ: Mapping[str, str] = os.environ) -> int | None:
+def launched_rank(environ: Mapping[str, str] = os.environ, tensor_parallel: int = 1) -> int | None:
     """The rank that a launcher such as torchrun gave this process, None where there was none.
 
-    Raises BadOption where it did not start two.
+    Raises BadOption where it did not start two, or two for each rank of a host.
     """
     if "RANK" not in environ or "WORLD_SIZE" not in environ:
         return None
-    if environ["WORLD_SIZE"] != "2":
-        raise BadOption("the launcher", f"{environ['WORLD_SIZE']} processes", "two, a trusted and a suspect one")
+    started = environ["WORLD_SIZE"]
+    if started != str(2 * tensor_parallel):
+        told = f"{started} process{'' if started == '1' else 'es'}"
+        if tensor_parallel > 1:
+            words = f"--nnodes 2 --nproc-per-node {tensor_parallel}"
+            expected = (
+                f"{2 * tensor_parallel}, two hosts of --tensor-parallel {tensor_parallel} ranks: torchrun {words}"
+            )
+        else:
+            expected = "two, a trusted and a suspect one (or two hosts of N ranks, and --tensor-parallel N)"
+        raise BadOption("the launcher", told, expected)
     return int(environ["RANK"])
 
 
 def run_pair(plan: Plan, progress: Callable[[str, int, int], object], said: Callable[[str], object]) -> dict[str, Any]:
-    """Execute a study by two processes of this machine; what was found, as JSON holds it.
+    """Execute a study by processes of this machine, two for each rank of a host; what was found, as JSON holds it.
 
     Ctrl-C ends it after a step, with what was found so far.
     """
     with tempfile.TemporaryDirectory(prefix="traincheck-sdc-") as made:
         folder = Path(made)
         job = {"task": "study", "plan": plan.data(), "store": str(folder / "store"), "found": str(folder / "found")}
-        jobs = [Job(name, {**job, "rank": rank}) for rank, name in enumerate(("trusted", "suspect"))]
+        hosts, size = ("trusted", "suspect"), plan.tensor_parallel
+        names = [f"{name} rank {rank}" for name in hosts for rank in range(size)] if size > 1 else hosts
+        jobs = [Job(name, {**job, "rank": rank}) for rank, name in enumerate(names)]
         run_children(jobs, folder, progress, said, stoppable=True)
         found: dict[str, Any] = json.loads((folder / "found").read_text(encoding="utf-8"))
     return found

@@ -1,4 +1,4 @@
-"""Side: one of the two workers of a study, from its start to what was found."""
+"""Side: one rank of the workers of a study, from its start to what was found."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import platform
 import signal
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,33 +15,34 @@ import torch.distributed as dist
 from traincheck.sdc.determinism import settle
 from traincheck.sdc.devices import device_of, software
 from traincheck.sdc.mismatch import plain
-from traincheck.sdc.pair import NAMES, TRUSTED, Pair
+from traincheck.sdc.pair import HOSTS, LEADER, Pair
 from traincheck.sdc.plan import FORMAT, VERSION, Plan
+from traincheck.sdc.rank_merge import merged
 from traincheck.sdc.study import Progress, Study
 from traincheck.sdc.workload import load_workload
 
 
 def execute_side(plan: Plan, rank: int, progress: Progress, store: str | None = None) -> dict[str, Any]:
-    """Take part in a study as this rank: 0 is trusted, 1 is suspect; what was found, on both.
+    """Take part in a study as this rank: the first half is trusted, the other suspect; what was found, on all.
 
-    `store` is where the two meet; without it a launcher has said where. Ctrl-C at the trusted worker ends both after a
-    step.
+    `store` is where they meet; without it a launcher has said where. Ctrl-C at rank 0 ends all after a step.
     """
     stop = _stop_asked()
     settle(plan.seed, plan.threads)
-    device = _own(device_of(plan.device))
-    workload = load_workload(plan.workload, plan.seed, device)
+    size = plan.tensor_parallel
+    pair = Pair(rank, size)
+    device = _own(device_of(plan.device), pair.host.rank)
+    workload = load_workload(plan.workload, plan.seed, device, pair.host)
     settle(plan.seed, plan.threads)
     if store is None:
         dist.init_process_group("gloo")
     else:
-        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=len(NAMES))
-    pair = Pair(rank)
-    shown: Progress = progress if rank == TRUSTED else lambda what, done, total: None
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=HOSTS * size)
+    pair.meet()
+    shown: Progress = progress if rank == LEADER else lambda what, done, total: None
     study = Study(pair, workload, plan.steps, plan.faults, shown, lambda: not stop.is_set())
-    levels = study.run(plan.levels)
-    own = {"host": platform.node(), **software(device)}
-    other = pair.told(own)
+    levels = merged(study.run(plan.levels))
+    workers = pair.told({"host": platform.node(), **software(device)})
     interrupted = study.interrupted
     del study, workload
     pair.close()
@@ -49,19 +51,31 @@ def execute_side(plan: Plan, rank: int, progress: Progress, store: str | None = 
         "version": VERSION,
         **plan.data(),
         "interrupted": interrupted,
-        "workers": {"trusted": own if rank == TRUSTED else None, "suspect": other},
+        "workers": _workers(workers[:size], workers[size:]),
         "levels": levels,
     }
     whole: dict[str, Any] = plain(found)
     return whole
 
 
-def _own(device: torch.device) -> torch.device:
-    """The accelerator of this worker among those of its host, where none is named."""
+def _workers(trusted: Sequence[dict[str, str]], suspect: Sequence[dict[str, str]]) -> dict[str, dict[str, str]]:
+    """What the first ranks run on, or the first two of a pair that run on something different."""
+
+    def apart(one: dict[str, str], other: dict[str, str]) -> bool:
+        return {**one, "host": ""} != {**other, "host": ""}
+
+    pairs = list(zip(trusted, suspect, strict=True))
+    one, other = next((pair for pair in pairs if apart(*pair)), pairs[0])
+    return {"trusted": one, "suspect": other}
+
+
+def _own(device: torch.device, rank: int) -> torch.device:
+    """The accelerator of this rank of its host, where none is named: as a launcher says, or one after the other."""
     if device.type == "cpu" or device.index is not None:
         return device
-    place = int(os.environ.get("LOCAL_RANK", "0"))
-    return device_of(f"{device.type}:{place}")
+    if "LOCAL_RANK" in os.environ:
+        return device_of(f"{device.type}:{int(os.environ['LOCAL_RANK'])}")
+    return device_of(f"{device.type}:{rank % torch.get_device_module(device).device_count()}")
 
 
 def _stop_asked() -> threading.Event:

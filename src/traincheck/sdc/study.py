@@ -63,7 +63,7 @@ class _Tally:
 
 
 class Study:
-    """One worker's part in it. What is found, the suspect finds; `run` returns it on both."""
+    """One rank's part in it. What is found, the suspect ones find; `run` returns it on all."""
 
     def __init__(
         self,
@@ -74,15 +74,18 @@ class Study:
         progress: Progress,
         wanted: Callable[[], bool],
     ) -> None:
-        """`wanted` says whether to go on; it is asked before each step, and counts on the trusted worker."""
+        """`wanted` says whether to go on; it is asked before each step, and counts on the leader."""
         self._pair, self._workload, self._steps, self._faults = pair, workload, steps, tuple(faults)
         self._progress, self._wanted = progress, wanted
         self._tally = _Tally()
         self._injected: list[Injected] = []
         self.interrupted = False
 
-    def run(self, levels: Sequence[str]) -> dict[str, Any]:
-        """What was found on each level. Raises NotTheSameWork where the workload is not the same on both."""
+    def run(self, levels: Sequence[str]) -> list[dict[str, Any]]:
+        """What each rank of the suspect host has found on each level.
+
+        Raises NotTheSameWork where the workload is not the same on both hosts.
+        """
         bodies = {SUBMODULE: self._submodule, STEP: self._step, PERIOD: self._period}
         found: dict[str, Any] = {}
         for level in levels:
@@ -90,8 +93,7 @@ class Study:
                 break
             self._tally = _Tally()
             found[level] = bodies[level]()
-        told: dict[str, Any] = self._pair.told(found)
-        return told
+        return self._pair.told(found)[self._pair.size :]
 
     # -- what the levels have in common ---------------------------------------------------------------------------
 
@@ -105,7 +107,8 @@ class Study:
     def _faulty(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         with ExitStack() as stack:
             faults = () if self._pair.trusted else self._faults
-            self._injected = [stack.enter_context(inject(model, optimizer, fault)) for fault in faults]
+            rank = self._pair.host.rank if self._pair.size > 1 else None
+            self._injected = [stack.enter_context(inject(model, optimizer, fault, rank)) for fault in faults]
             yield
 
     def _batches(self, level: str) -> Iterator[tuple[int, Any]]:

@@ -17,6 +17,8 @@ import torch
 
 from traincheck.errors import BadOption, TrainCheckError, WorkloadUnusable
 from traincheck.sdc.decoder import DTYPES, SIZES, DecoderWorkload
+from traincheck.sdc.host import Host
+from traincheck.sdc.parallel import ParallelDecoderWorkload
 
 BUILT_IN = "decoder-"
 """How the names of the built-in workloads begin: `decoder-tiny`, `decoder-8b-bf16`."""
@@ -31,8 +33,8 @@ class Workload(Protocol):
     """A training, in the parts that are executed one by one. All of it is to depend on the seed alone.
 
     It may also have `evaluate(model) -> float`, which is better when lower (else the mean loss of held-out batches is
-    taken), and `submodules(model) -> {name: kind}`, which modules are compared as one (else those without modules in
-    them, each by its class).
+    taken), `submodules(model) -> {name: kind}`, which modules are compared as one (else those without modules in
+    them, each by its class), and `tensor_parallel(host) -> Workload`, the part of it that a rank of a host executes.
     """
 
     def build_model(self) -> torch.nn.Module:
@@ -48,23 +50,48 @@ class Workload(Protocol):
         """The loss of a batch, which is one number."""
 
 
+PARALLEL = "tensor_parallel"
+"""The method of a workload that makes the part of it which one rank of a host executes."""
+
 METHODS = ("build_model", "build_optimizer", "batch", "loss")
 
 
-def load_workload(named: str, seed: int, device: torch.device) -> Workload:
+def load_workload(named: str, seed: int, device: torch.device, host: Host | None = None) -> Workload:
     """The workload `decoder-SIZE[-DTYPE]`, or what the function `module:function` or `file.py:function` makes.
 
-    The function is called as `function(seed=..., device=...)`. Raises BadOption for a name that is none, and
+    The function is called as `function(seed=..., device=...)`. With a host of several ranks it is the part that this
+    rank executes. Raises BadOption for a name that is none, and for a workload that cannot be split so, and
     WorkloadUnusable where it cannot be imported or is not what a `Workload` is.
     """
+    parallel = host if host is not None and host.size > 1 else None
     if ":" not in named:
-        return _built_in(named, seed, device)
+        return _built_in(named, seed, device, parallel)
+    found = _own(named, seed, device)
+    if parallel is None:
+        return found
+    made = getattr(found, PARALLEL, None)
+    if not callable(made):
+        raise BadOption(
+            "--tensor-parallel",
+            parallel.size,
+            f"a workload with a parallel variant, and {named} has no method {PARALLEL}(host); leave the option out, "
+            f"give it that method (docs/sdc.md), or take one of --workload {BUILT_IN}...",
+        )
+    with blamed(named):
+        return _checked(named, PARALLEL, made(parallel))
+
+
+def _own(named: str, seed: int, device: torch.device) -> Workload:
     home, _, name = named.rpartition(":")
     made = _function(named, home, name)
     try:
         found = made(seed=seed, device=device)
     except Exception as error:
         raise WorkloadUnusable(named, f"{name}(seed=..., device=...) raised {_told(error)}") from error
+    return _checked(named, name, found)
+
+
+def _checked(named: str, name: str, found: Any) -> Workload:
     missing = [method for method in METHODS if not callable(getattr(found, method, None))]
     if missing:
         raise WorkloadUnusable(
@@ -74,12 +101,15 @@ def load_workload(named: str, seed: int, device: torch.device) -> Workload:
     return workload
 
 
-def _built_in(named: str, seed: int, device: torch.device) -> Workload:
+def _built_in(named: str, seed: int, device: torch.device, host: Host | None) -> Workload:
     size, _, dtype = named.removeprefix(BUILT_IN).partition("-")
     if not named.startswith(BUILT_IN) or size not in SIZES or (dtype or "fp32") not in DTYPES:
         sizes, dtypes = "|".join(SIZES), "|".join(DTYPES)
         raise BadOption("--workload", named, f"decoder-{sizes}, with -{dtypes} or without, or FILE.py:FUNCTION")
-    return DecoderWorkload(SIZES[size], seed, device, DTYPES[dtype or "fp32"])
+    config, kind = SIZES[size], DTYPES[dtype or "fp32"]
+    if host is None:
+        return DecoderWorkload(config, seed, device, kind)
+    return ParallelDecoderWorkload(config, seed, device, kind, host)
 
 
 def _function(named: str, home: str, name: str) -> Callable[..., Any]:
