@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import typer
 
 from traincheck.cli import flags, sdc_flags
 from traincheck.cli.console import FINDINGS, Progress, amount, columns, out, out_json, remark
-from traincheck.errors import OtherFile
+from traincheck.errors import BadOption
 
 if TYPE_CHECKING:
     from traincheck.sdc.plan import Plan
@@ -46,6 +45,8 @@ def command(
     levels: sdc_flags.Levels = None,
     tensor_parallel: sdc_flags.TensorParallel = 1,
     file: sdc_flags.StudyFile = None,
+    page: sdc_flags.StudyPage = None,
+    source: sdc_flags.FromStudy = None,
     as_json: flags.AsJson = False,
 ) -> None:
     """Compare a suspect worker with a trusted one on three levels: submodules, steps, a period of training.
@@ -56,7 +57,16 @@ def command(
     from traincheck.sdc.environment import needs_torch
     from traincheck.sdc.fault import parse_fault
     from traincheck.sdc.plan import Plan, launched_rank, levels_of
+    from traincheck.sdc.study_file import differs, may_replace_study, read_study, write_study
 
+    if source is not None:
+        given = (workload, steps, device, faults, levels, file)
+        if any(one not in (None, []) for one in given) or (seed, threads, tensor_parallel) != (0, 1, 1):
+            raise BadOption("--from", str(source), "besides it only --html and --json, for nothing is executed")
+        _may_write(page, source, "--from")
+        found = read_study(source)
+        _tell(found, page, as_json)
+        raise typer.Exit(FINDINGS if differs(found) else 0)
     needs_torch("traincheck sdc study")
     steps = STEPS if steps is None else steps
     sdc_flags.at_least("--steps", steps, 1)
@@ -67,22 +77,43 @@ def command(
     named = workload or sdc_flags.BUILT_IN
     plan = Plan(named, steps, seed, device or "cpu", threads, levels_of(levels or ()), chosen, tensor_parallel)
     rank = launched_rank(tensor_parallel=tensor_parallel)
-    if file is not None and not rank:
-        _may_replace(file)
+    if not rank:
+        if file is not None:
+            may_replace_study(file)
+        _may_write(page, file, "-o")
     found = _execute(plan, rank)
     if rank:  # the first one tells
         return
     if file is not None:
-        from traincheck.files import write_whole
-
-        write_whole(file, (json.dumps(found, indent=1, allow_nan=False) + "\n").encode())
+        write_study(found, file)
         remark(f"what was found is in {file}")
+    _tell(found, page, as_json)
+    raise typer.Exit(FINDINGS if differs(found) and rank is None else 0)
+
+
+def _may_write(page: Path | None, data: Path | None, option: str) -> None:
+    """Raise OutputError for a page that cannot be written, and BadOption where it would replace the data."""
+    from traincheck.files import may_write
+
+    if page is None:
+        return
+    if data is not None and page.resolve() == data.resolve():
+        raise BadOption("--html", str(page), f"another file than that of {option}, which it would replace")
+    may_write(page)
+
+
+def _tell(found: Mapping[str, Any], page: Path | None, as_json: bool) -> None:
+    if page is not None:
+        from traincheck.reporting.study.page import render_study
+        from traincheck.sdc.study_file import differs
+
+        render_study(found, differs(found), page)
+        remark(f"tables and plots are in {page}")
     if as_json:
         out_json(found)
     else:
         for line in _lines(found):
             out(line)
-    raise typer.Exit(FINDINGS if differs(found) and rank is None else 0)
 
 
 def _execute(plan: Plan, rank: int | None) -> dict[str, Any]:
@@ -101,29 +132,6 @@ def _execute(plan: Plan, rank: int | None) -> dict[str, Any]:
             return execute_side(plan, rank, progress)
 
 
-def _may_replace(path: Path) -> None:
-    """Raise OtherFile for a file that is there and no study."""
-    from traincheck.files import read_bounded
-    from traincheck.sdc.plan import FORMAT
-
-    if not path.exists() or (path.is_file() and path.stat().st_size == 0):
-        return
-    try:
-        ours = json.loads(read_bounded(path)).get("format") == FORMAT
-    except (OSError, ValueError, AttributeError, RecursionError):
-        ours = False
-    if not ours:
-        raise OtherFile(path, "what a study has found", "-o")
-
-
-def differs(found: Mapping[str, Any]) -> bool:
-    """Whether anything that the suspect computed was not as the trusted worker's."""
-    levels = found["levels"].values()
-    apart = any(one["relative_distance"] != 0 for one in found["levels"].get("period", {}).get("series", []))
-    losses = any(one["loss"] != one["suspect_loss"] for level in levels for one in level["series"])
-    return apart or losses or any(one["different"] for level in levels for one in level["by_kind"])
-
-
 def _lines(found: Mapping[str, Any]) -> Iterable[str]:
     workers = found["workers"]
     trusted, suspect = _who(workers["trusted"]), _who(workers["suspect"])
@@ -136,11 +144,14 @@ def _lines(found: Mapping[str, Any]) -> Iterable[str]:
             yield from tell(found["levels"][level])
     if found["interrupted"]:
         yield "It was interrupted; this is what was found so far."
+    from traincheck.sdc.study_file import differs
+
     yield "The suspect worker computed otherwise than the trusted one." if differs(found) else "No bit differed."
 
 
 def _who(worker: Mapping[str, str]) -> str:
-    return f"{worker['host']} ({worker['device']}, torch {worker['torch']})"
+    package = "jax" if "jax" in worker else "torch"
+    return f"{worker['host']} ({worker['device']}, {package} {worker.get(package, 'unknown')})"
 
 
 def _head(number: int, title: str, level: Mapping[str, Any]) -> Iterable[str]:

@@ -39,10 +39,13 @@ TrainCheckError
 │   │   ├── ReportNotFound
 │   │   ├── ReportUnreadable
 │   │   └── ReportTooNew
-│   └── FingerprintsError
-│       ├── FingerprintsUnreadable
-│       ├── FingerprintsTooNew
-│       └── FingerprintsOfOthers
+│   ├── FingerprintsError
+│   │   ├── FingerprintsUnreadable
+│   │   ├── FingerprintsTooNew
+│   │   └── FingerprintsOfOthers
+│   └── StudyError
+│       ├── StudyUnreadable
+│       └── StudyTooNew
 ├── PluginError                a relation, source or sink of a package that cannot be used (exit code 2)
 ├── OutputError                a place that cannot be written (exit code 1)
 ├── WorkerLost                 a process that helped with the work and ended before it was done (exit code 1)
@@ -85,6 +88,9 @@ from traincheck.errors.inputs import (
     RunFolderInUse,
     RunFolderNotFound,
     SessionUnreadable,
+    StudyError,
+    StudyTooNew,
+    StudyUnreadable,
     TallyError,
     TallyTooNew,
     TallyUnreadable,
@@ -147,6 +153,9 @@ __all__ = [
     "ScriptNotFound",
     "SessionUnreadable",
     "StopTraining",
+    "StudyError",
+    "StudyTooNew",
+    "StudyUnreadable",
     "TallyError",
     "TallyTooNew",
     "TallyUnreadable",

@@ -228,3 +228,20 @@ class FingerprintsOfOthers(FingerprintsError):
             f"'{os.fspath(path)}' is of another kind of device, software or work: {what}. Results may differ without "
             "any fault. Give the same options, or make some for this kind: traincheck sdc screen --save FILE"
         )
+
+
+class StudyError(InputError):
+    """A file of what a study has found that cannot be read."""
+
+    slug = "study"
+
+
+class StudyUnreadable(_Unreadable, StudyError):
+    slug = "study-unreadable"
+    what = "what a study has found"
+    cure = "It is the file that `traincheck sdc study -o FILE` writes; name that one, or write it again."
+
+
+class StudyTooNew(_TooNew, StudyError):
+    slug = "study-too-new"
+    what = "holds a study of format"

@@ -46,6 +46,16 @@ CORRUPTION = (
     ),
     Option("study_file", ("--out", "-o"), "File to write what was found to, as JSON.", "path", "FILE"),
     Option(
+        "study_page", ("--html",), "File to write a page with tables and plots to, which loads nothing.", "path", "FILE"
+    ),
+    Option(
+        "from_study",
+        ("--from",),
+        "File of an earlier study, as -o wrote it: nothing is executed, what it found is shown again.",
+        "path",
+        "FILE",
+    ),
+    Option(
         "seconds",
         ("--seconds",),
         "Seconds to screen each device for; at least two rounds are made.",

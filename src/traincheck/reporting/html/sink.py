@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
 from collections.abc import Sequence
-from importlib.resources import files
 
 import jinja2
-from markupsafe import Markup
 
 from traincheck.files import PathLike, write_whole
-from traincheck.reporting import words
 from traincheck.reporting.base import Document, Judged
 from traincheck.reporting.html import charts
+from traincheck.reporting.html.document import assets_of, environment, policy
 from traincheck.reporting.html.part import Told, part
 from traincheck.reporting.html.side_by_side import shared
 from traincheck.version import __version__
@@ -67,9 +63,10 @@ def page_of(runs: Sequence[Told]) -> str:
     """The reports as one HTML document that loads nothing; several runs stand side by side before each has its part.
 
     All text of the reports is escaped. Besides, the policy in the head of the document admits our own style and script
-    alone, by their digests: a browser would run nothing else even if it stood there.
+    alone.
     """
-    style, script = _asset("report.css"), _asset("report.js")
+    asset = assets_of(__package__)
+    style, script = asset("report.css"), asset("report.js")
     several = len(runs) > 1
     parts = [part(told, f"run{number}-" if several else "") for number, told in enumerate(runs, 1)]
     return template().render(
@@ -79,42 +76,17 @@ def page_of(runs: Sequence[Told]) -> str:
         top=_TOP,
         version=__version__,
         report_version=REPORT_VERSION,
-        policy=_policy(style, script),
+        policy=policy(style, script),
         style=style,
         script=script,
     )
-
-
-def _asset(name: str) -> str:
-    return files(__package__).joinpath("templates").joinpath(name).read_text(encoding="utf-8")
-
-
-def _policy(style: str, script: str) -> str:
-    def digest(text: str) -> str:
-        return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
-
-    admitted = f"style-src {digest(style)}; script-src {digest(script)}; img-src data:"
-    return f"default-src 'none'; {admitted}; base-uri 'none'; form-action 'none'"
 
 
 @functools.cache
 def template() -> jinja2.Template:
     """The page with all that it is made of, compiled when it is first asked for: that takes longer than to write a
     short report."""
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_asset),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=_printable,
-    )
-    environment.globals.update(words=words, charts=charts)
+    made = environment(assets_of(__package__), charts=charts)
     for name in TEMPLATES:
-        page = environment.get_template(name)
+        page = made.get_template(name)
     return page
-
-
-def _printable(value: object) -> object:
-    """What cannot be seen, or turns the direction of writing, is written out; our own style and script stay."""
-    return value if isinstance(value, Markup) else words.plain(str(value))

@@ -1,0 +1,181 @@
+"""Page: what a study has found as one HTML file: tables by submodule, and how far the two workers came apart."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+
+from traincheck.files import PathLike, write_whole
+from traincheck.reporting import html
+from traincheck.reporting.html.document import assets_of, environment, policy
+from traincheck.reporting.study import plots
+from traincheck.reporting.study.plots import Plot, plot
+from traincheck.version import __version__
+
+MOST_MODULES = 200
+"""Submodules with a difference that are named on the page; the file has all."""
+
+DIRECTIONS = ("forward", "backward", "gradient", "update")
+
+TITLES = {
+    "submodule": ("1", "Each submodule, synchronised"),
+    "step": ("2", "One optimizer step, then parameters are copied"),
+    "period": ("3", "A period of training, nothing copied"),
+}
+TOLD = {
+    "submodule": "After each submodule, in the forward and the backward, the suspect worker goes on with the trusted "
+    "one's result. So errors do not add up: each is of the submodule that it is told of.",
+    "step": "Errors add up within one step, and their noise stands beside the signal of the gradients.",
+    "period": "Errors add up from step to step. Losses may stay close while parameters drift apart.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """What one rank of the suspect host has found on a level."""
+
+    rank: int
+    elements: int
+    different: int
+    first: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A level of the study, as it is shown. `beyond` counts submodules that are not named."""
+
+    name: str
+    number: str
+    title: str
+    told: str
+    data: Mapping[str, Any]
+    of_ranks: bool
+    modules: Sequence[Mapping[str, Any]]
+    beyond: int
+    ranks: Sequence[RankRow]
+    plots: Sequence[Plot]
+
+
+def render_study(found: Mapping[str, Any], differs: bool, path: PathLike) -> None:
+    """Writes the page of what a study has found, whole or not at all. Raises OutputError."""
+    write_whole(path, study_page(found, differs).encode("utf-8", "backslashreplace"))
+
+
+def study_page(found: Mapping[str, Any], differs: bool) -> str:
+    """One HTML document that loads nothing. All text of the study is escaped, and only our own style and script run."""
+    own = assets_of(__package__)
+    style, script = assets_of(html.__name__)("report.css") + own("study.css"), own("study.js")
+    parts = [part(name, level) for name, level in found["levels"].items()]
+    return template().render(
+        found=found,
+        differs=differs,
+        parts=parts,
+        places=places(found["levels"].get("submodule")),
+        version=__version__,
+        policy=policy(style, script),
+        style=style,
+        script=script,
+    )
+
+
+@functools.cache
+def template() -> jinja2.Template:
+    """The page, compiled when it is first asked for."""
+    return environment(assets_of(__package__), number=plots.number).get_template("study.html.j2")
+
+
+def places(level: Mapping[str, Any] | None) -> list[str]:
+    """Where errors came in, as the first level tells: kinds of submodules, with their directions."""
+    rows = level["by_kind"] if level is not None else ()
+    found: dict[str, list[str]] = {}
+    for one in rows:
+        if one["different"]:
+            found.setdefault(one["kind"], []).append(one["direction"])
+    return [f"{kind} ({', '.join(ways)})" for kind, ways in found.items()]
+
+
+def part(name: str, level: Mapping[str, Any]) -> Part:
+    """A level in the form in which it is shown."""
+    odd = [one for one in level["by_module"] if one["different"]]
+    odd.sort(key=lambda one: -one["different"])
+    ranks = level.get("by_rank", ())
+    return Part(
+        name=name,
+        number=TITLES[name][0],
+        title=TITLES[name][1],
+        told=TOLD[name],
+        data=level,
+        of_ranks=bool(ranks),
+        modules=odd[:MOST_MODULES],
+        beyond=max(len(odd) - MOST_MODULES, 0),
+        ranks=[_rank(one) for one in ranks],
+        plots=_PLOTS[name](level["series"]),
+    )
+
+
+def _rank(level: Mapping[str, Any]) -> RankRow:
+    elements, different = (sum(one[name] for one in level["by_kind"]) for name in ("elements", "different"))
+    return RankRow(level["rank"], elements, different, next(filter(None, map(_apart, level["series"])), None))
+
+
+def _apart(one: Mapping[str, Any]) -> int | None:
+    """The step of a row in which anything differs, None for another."""
+    shares = any(one.get(way, 0) != 0 for way in DIRECTIONS)
+    losses = one["loss"] != one["suspect_loss"] or one.get("relative_distance", 0) != 0
+    return one["step"] if shares or losses else None
+
+
+Series = Sequence[Mapping[str, Any]]
+
+
+def _of_submodules(series: Series) -> list[Plot]:
+    ways = [way for way in DIRECTIONS if any(way in one for one in series)]
+    lines = [(way, 2 + DIRECTIONS.index(way), [one.get(way, 0.0) for one in series]) for way in ways]
+    return [plot("Share of elements that differ", _steps(series), lines, logarithmic=True)] if series and ways else []
+
+
+def _of_steps(series: Series) -> list[Plot]:
+    if not series:
+        return []
+    lines = [
+        ("all gradients", 1, [one["noise_to_signal"] for one in series]),
+        ("the loudest gradient", 4, [one["worst_noise_to_signal"] for one in series]),
+    ]
+    return [plot("Noise to signal of the gradients", _steps(series), lines, logarithmic=True), *_losses(series)]
+
+
+def _of_period(series: Series) -> list[Plot]:
+    if not series:
+        return []
+    steps = _steps(series)
+    relative = [("distance", 1, [one["relative_distance"] for one in series])]
+    title = "Distance of the parameters, relative to their norm"
+    return [*_losses(series), plot(title, steps, relative, logarithmic=True)]
+
+
+def _losses(series: Series) -> list[Plot]:
+    steps = _steps(series)
+    both = [
+        ("trusted", 0, [one["loss"] for one in series]),
+        ("suspect", 1, [one["suspect_loss"] for one in series]),
+    ]
+    apart = [("suspect - trusted", 1, [_difference(one["suspect_loss"], one["loss"]) for one in series])]
+    return [
+        plot("Loss", steps, both),
+        plot("Difference of the losses", steps, apart),
+    ]
+
+
+def _difference(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one - other
+
+
+def _steps(series: Series) -> list[int]:
+    return [one["step"] for one in series]
+
+
+_PLOTS = {"submodule": _of_submodules, "step": _of_steps, "period": _of_period}

@@ -1,0 +1,174 @@
+"""Plots: the geometry of numbers over steps, on a linear or a logarithmic axis. Positions are percentages."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LEFT, RIGHT, TOP, BOTTOM = 1.0, 99.0, 6.0, 94.0
+"""Between which the lines lie, so that they are not cut."""
+FLOOR = 84.0
+"""Where the lowest decade of a logarithmic axis lies when there are zeros, which lie at `BOTTOM`."""
+TICKS = 5
+"""At most so many numbers beside an axis."""
+MOST_POINTS = 300
+"""Parts into which a long series is divided, of which the lowest and the highest point of each line are drawn."""
+
+Values = Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A number beside the axis."""
+
+    label: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line: `path` joins steps that follow each other, `dots` has each of them, `lost` are the places of those that
+    are not finite. `tone` numbers the colour."""
+
+    name: str
+    tone: int
+    path: str
+    dots: str
+    lost: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A picture, in words, and what its script shows of the step that is pointed at."""
+
+    title: str
+    words: str
+    lines: tuple[Line, ...]
+    ticks: tuple[Tick, ...]
+    first: int
+    last: int
+    lost: int
+    points: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    low: float
+    high: float
+    logarithmic: bool
+    bottom: float = BOTTOM
+
+    def at(self, value: float) -> float:
+        if self.logarithmic and value <= 0:
+            return BOTTOM
+        return self.along(math.log10(value) if self.logarithmic else value)
+
+    def along(self, value: float) -> float:
+        """Of a number of the axis, which is the power of ten where it is logarithmic."""
+        share = min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
+        return round(self.bottom - (self.bottom - TOP) * share, 2)
+
+
+def plot(title: str, steps: Sequence[int], lines: Sequence[tuple[str, int, Values]], logarithmic: bool = False) -> Plot:
+    """The picture of several lines (name, tone, a value for each step; None is not finite) over the same steps.
+
+    On a logarithmic axis zeros lie below it, beside a 0; there are to be no negative numbers then.
+    """
+    kept = _kept(len(steps), [values for _, _, values in lines])
+    own_steps = [steps[place] for place in kept]
+    thin = [(name, tone, [values[place] for place in kept]) for name, tone, values in lines]
+    finite = [value for _, _, values in thin for value in values if value is not None]
+    axis, ticks = _logarithmic(finite) if logarithmic else _linear(finite)
+    first, last = (steps[0], steps[-1]) if steps else (0, 0)
+    places = [round(LEFT + (RIGHT - LEFT) * (step - first) / max(last - first, 1), 2) for step in own_steps]
+    drawn = tuple(_line(name, tone, values, places, axis) for name, tone, values in thin)
+    points = {"at": places, "steps": own_steps, "lines": [{"name": name, "values": values} for name, _, values in thin]}
+    words = f"{title}, steps {first:,} to {last:,}: {'; '.join(_in_words(name, values) for name, _, values in lines)}"
+    lost = sum(any(values[place] is None for _, _, values in lines) for place in range(len(steps)))
+    return Plot(title, words, drawn, ticks, first, last, lost, json.dumps(points))
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A measure as it is told beside a picture or in a table."""
+    return "not finite" if value is None else f"{value:.{digits}g}"
+
+
+def _in_words(name: str, values: Values) -> str:
+    finite = [value for value in values if value is not None]
+    if not finite:
+        return f"{name} not finite" if values else f"{name} nothing"
+    return f"{name} from {number(min(finite))} to {number(max(finite))}"
+
+
+def _kept(count: int, lines: Sequence[Values]) -> list[int]:
+    """The places that are drawn: all of a short series; of each part of a long one what is extreme or not finite."""
+    if count <= 2 * MOST_POINTS:
+        return list(range(count))
+    kept = {0, count - 1}
+    for part in range(MOST_POINTS):
+        places = range(part * count // MOST_POINTS, (part + 1) * count // MOST_POINTS)
+        for values in lines:
+            finite = [(value, place) for place in places if (value := values[place]) is not None]
+            if finite:
+                kept |= {min(finite)[1], max(finite)[1]}
+            kept.update([place for place in places if values[place] is None][:1])
+    return sorted(kept)
+
+
+def _line(name: str, tone: int, values: Values, places: Sequence[float], axis: _Axis) -> Line:
+    path, dots, joined = [], [], False
+    for place, value in zip(places, values, strict=True):
+        if value is None:
+            joined = False
+            continue
+        at = f"{place} {axis.at(value)}"
+        path.append(f"{'L' if joined else 'M'}{at}")
+        dots.append(f"M{at}h0")
+        joined = True
+    lost = tuple(place for place, value in zip(places, values, strict=True) if value is None)
+    return Line(name, tone, "".join(path), "".join(dots), lost)
+
+
+def _linear(values: Sequence[float]) -> tuple[_Axis, tuple[Tick, ...]]:
+    low, high = (min(values), max(values)) if values else (0.0, 1.0)
+    if not math.isfinite(high - low):
+        low, high = low / 2, high / 2  # of all that can be drawn the middle
+    if high - low <= abs(high) * 1e-12:
+        room = abs(high) / 10 or 1.0
+        low, high = low - room, high + room
+    axis = _Axis(low, high, logarithmic=False)
+    apart = _apart(high - low)
+    if not (apart > 0 and math.isfinite(low / apart)):
+        return axis, ()
+    first = math.ceil(low / apart)
+    digits = max(0, -math.floor(math.log10(apart) + 1e-9))
+    numbers = [place * apart for place in range(first, first + TICKS + 1) if place * apart <= high]
+    few = apart >= 1e-4 and max(abs(low), abs(high)) < 1e6
+    told = [(f"{value:.{digits}f}" if few else f"{value:.3g}") if value else "0" for value in numbers]
+    return axis, tuple(Tick(label, axis.at(value)) for label, value in zip(told, numbers, strict=True))
+
+
+def _apart(span: float) -> float:
+    """The smallest of 1, 2 and 5 times a power of ten of which `TICKS` make the span."""
+    least = span / TICKS
+    power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 0.0
+    return next((power * one for one in (1, 2, 5) if power * one >= least), power * 10)
+
+
+def _logarithmic(values: Sequence[float]) -> tuple[_Axis, tuple[Tick, ...]]:
+    above = [math.log10(value) for value in values if value > 0]
+    zeros = len(above) < len(values) or not values
+    if not above:
+        return _Axis(0, 1, logarithmic=True), (Tick("0", BOTTOM),)
+    low, high = math.floor(min(above)), math.ceil(max(above))
+    high = max(high, low + 1)
+    axis = _Axis(low, high, logarithmic=True, bottom=FLOOR if zeros else BOTTOM)
+    every = math.ceil((high - low) / TICKS)
+    ticks = [Tick(_power(power), axis.along(power)) for power in range(low, high + 1, every)]
+    return axis, (*ticks, *([Tick("0", BOTTOM)] if zeros else []))
+
+
+def _power(power: int) -> str:
+    return f"{10.0**power:g}" if -3 <= power <= 3 else f"1e{power}"
