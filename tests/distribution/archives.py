@@ -22,6 +22,7 @@ ALWAYS = (
     "traincheck/reporting/html/templates/report.html.j2",
     "traincheck/reporting/html/templates/report.css",
     "traincheck/reporting/html/templates/report.js",
+    "traincheck/reporting/study/templates/study.html.j2",
 )
 """Data without which a command fails, or a type checker sees no types."""
 OF_WHEELS = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}

@@ -17,10 +17,12 @@ import pytest
 from exhibited import exhibit
 from recorded import training, write_run
 from rules import make_invariant
+from studied import study
 from traincheck.cli.main import main
 from traincheck.reporting.html.part import Told
 from traincheck.reporting.html.sink import page_of
 from traincheck.reporting.json_report import write_json
+from traincheck.reporting.study.page import study_page
 from traincheck.vocab.finding import NOT_TRIGGERED, PASSED, VIOLATED, Report
 from traincheck.vocab.invariant import Invariant
 
@@ -271,4 +273,27 @@ def test_a_page_of_several_run_folders_is_written_by_the_command(
     assert main(["report", os.path.relpath(run_page.parent), "clean", "-o", "both.html"]) == 3
     browser = Browser(driver, tmp_path / "both.html")
     assert browser.seen("h1") == ["2 runs side by side"] and browser.seen("#shared td a")
+    assert browser.complaints() == [] and browser.requests() == []
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(PHONE, "dark"), (DESK, "light")])
+def test_the_page_of_a_study(driver: Any, tmp_path: Path, size: tuple[int, int], scheme: str) -> None:
+    path = tmp_path / "study.html"
+    long = study(ranks=2, workload="a_module." * 30 + "py:workload", faults=[HOSTILE])
+    long["levels"]["step"]["by_module"][0]["module"] = "layers." * 40 + "weight"
+    path.write_text(study_page(long, True), encoding="utf-8")
+    browser = Browser(driver, path, size, scheme)
+    assert browser.seen("h1") == ["The suspect worker computed otherwise"]
+    assert browser.seen("#submodule-kinds tbody th") == ["attention"]
+    drawn = "const box = arguments[0].getBBox(); return [box.width, box.height]"
+    line = driver.find_elements("css selector", "#step .area path.line")[0]
+    width, height = browser.do(drawn, line)
+    assert width > 90 and height > 20
+    browser.do("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+    assert browser.overflow() <= 0 and browser.do(CONTRAST) == []
+    area = driver.find_elements("css selector", "#step .area")[0]
+    browser.do("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'}); arguments[0].focus()", area)
+    for _ in range(6):
+        area.send_keys("\ue014")  # the arrow to the right
+    assert "step 6: all gradients 0.000001, the loudest gradient 0.25" in browser.seen("#step .readout")
     assert browser.complaints() == [] and browser.requests() == []
