@@ -10,9 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from threaded import on_each_rank, trained
+from traincheck.sdc.workload import load_workload
 
 ROOT = Path(__file__).resolve().parents[2]
-BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(bash|python|)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BLOCKS = BLOCK.findall((ROOT / "docs" / "sdc.md").read_text(encoding="utf-8"))
 
 
@@ -48,13 +52,33 @@ def test_training_is_reproducible(place: Path) -> None:
 
 @pytest.mark.slow
 def test_a_fault_is_studied(place: Path) -> None:
-    (line,) = commands("study")
+    line, shown, ranks = commands("study")
     done = run(place, line)
     assert done.returncode == 3, done.stderr
     assert "attention  forward" in done.stdout and "worst noise to signal of the gradients: 0." in done.stdout
     found = json.loads((place / "study.json").read_text())
     last = found["levels"]["period"]["series"][-1]
     assert last["relative_distance"] > 0 and abs(last["loss"] - last["suspect_loss"]) < 0.05
+    again = run(place, shown)
+    assert (again.returncode, again.stdout) == (3, done.stdout), again.stderr
+    assert "<title>The suspect worker computed otherwise" in (place / "study.html").read_text()
+
+    done = run(place, ranks)
+    assert done.returncode == 3, done.stderr
+    (told,) = (text for kind, text in BLOCKS if not kind and text.startswith("Level 1"))
+    assert told in done.stdout
+    assert json.loads((place / "ranks.json").read_text())["levels"]["step"]["by_kind"][0]["ranks"] == [0, 1]
+
+
+def test_a_workload_of_ones_own_is_split(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (text,) = (text for kind, text in BLOCKS if kind == "python" and "def split" in text)
+    (place / "parts.py").write_text(text)
+    monkeypatch.syspath_prepend(str(place))
+    monkeypatch.chdir(place)
+    cpu = torch.device("cpu")
+    losses, _, _ = trained(load_workload("parts.py:split", 0, cpu))
+    for own, parameters, _ in on_each_rank(lambda host: trained(load_workload("parts.py:split", 0, cpu, host))):
+        assert own == pytest.approx(losses, abs=1e-5) and len(parameters["part.0.bias"]) == 8
 
 
 @pytest.mark.slow

@@ -3,61 +3,22 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from threaded import on_each_rank, trained
 from traincheck.errors import BadOption, WorkloadUnusable
 from traincheck.sdc.fault import Fault
 from traincheck.sdc.host import Host
 from traincheck.sdc.parallel import SPLIT
 from traincheck.sdc.plan import Plan, launched_rank
 from traincheck.sdc.rank_merge import merged
-from traincheck.sdc.workload import Workload, load_workload, submodules_of
+from traincheck.sdc.workload import load_workload, submodules_of
 
 CPU = torch.device("cpu")
-SIZE = 2
-
-
-class Threads(Host):
-    """Ranks that are threads of one process, and sum what they have put side by side."""
-
-    def __init__(self, rank: int, side_by_side: list[Any], all_there: threading.Barrier) -> None:
-        super().__init__(rank, SIZE)
-        self._side_by_side, self._all_there = side_by_side, all_there
-
-    def total(self, tensor: torch.Tensor) -> torch.Tensor:
-        self._side_by_side[self.rank] = tensor.detach()
-        self._all_there.wait(60)
-        found = torch.stack(self._side_by_side).sum(0)
-        self._all_there.wait(60)
-        return found
-
-
-def on_each_rank(work: Callable[[Host], Any]) -> list[Any]:
-    side_by_side, all_there = [None] * SIZE, threading.Barrier(SIZE)
-    with ThreadPoolExecutor(SIZE) as pool:
-        return list(pool.map(work, [Threads(rank, side_by_side, all_there) for rank in range(SIZE)]))
-
-
-def trained(workload: Workload, steps: int = 3) -> tuple[list[float], dict[str, torch.Tensor], dict[str, Any]]:
-    """Losses, parameters after the last step and gradients in it."""
-    model = workload.build_model()
-    optimizer = workload.build_optimizer(model)
-    losses = []
-    for step in range(1, steps + 1):
-        optimizer.zero_grad()
-        loss = workload.loss(model, workload.batch(step))
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    named = dict(model.named_parameters())
-    return losses, {name: one.detach() for name, one in named.items()}, {name: one.grad for name, one in named.items()}
 
 
 def test_the_split_decoder_trains_as_the_whole_one_but_for_rounding() -> None:

@@ -19,10 +19,14 @@ EPILOG = """\b
 Examples:
   traincheck sdc study --fault bitflip@forward:*.attention,bit=exponent,chance=0.1 -o study.json
   traincheck sdc study --level 1 --workload decoder-small --steps 5
+  traincheck sdc study --tensor-parallel 2 --fault bitflip@forward:*.attention,bit=20,rank=1 --html study.html
+  traincheck sdc study --from study.json --html study.html             # an earlier one, as a page
   torchrun --nnodes 2 --nproc-per-node 1 --rdzv-endpoint HOST:29400 -m traincheck sdc study --device cuda -o study.json
+  torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint HOST:29400 -m traincheck sdc study --tensor-parallel 8 ...
 
 Without a launcher both workers are processes of this machine, and differ only by --fault, which is put into the suspect
-one. Started by a launcher as two processes, rank 0 is the trusted worker and rank 1 the suspect one.
+one. Started by a launcher as two processes, rank 0 is the trusted worker and rank 1 the suspect one; with
+--tensor-parallel N as 2 N processes, those below N are the trusted host.
 
 \b
 Exit codes: 0 no bit differed, 3 some did. Under a launcher it is 0, as a launcher takes others for a crash.
