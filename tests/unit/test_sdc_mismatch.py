@@ -55,6 +55,8 @@ def test_noise_to_signal() -> None:
     assert found.add(torch.zeros(2), torch.zeros(2)) == 0
     assert found.absolute == pytest.approx(0.5) and found.relative == pytest.approx(0.1)
     assert Distance().add(torch.zeros(1), torch.ones(1)) == math.inf
+    lost = torch.tensor([math.nan, math.inf, 1.0])
+    assert Distance().add(lost, lost.clone()) == 0 and math.isnan(Distance().add(torch.ones(3), lost))
     assert worst([0.5, math.nan, 2.0]) == math.inf and worst([]) == 0 and worst([0.5, 0.25]) == 0.5
 
 

@@ -88,8 +88,10 @@ class Distance:
 
     def add(self, trusted: torch.Tensor, suspect: torch.Tensor) -> float:
         """Take in a tensor; the noise to signal of it alone."""
-        one, other = trusted.detach().double(), suspect.detach().double()
-        difference, size = float((other - one).pow(2).sum()), float(one.pow(2).sum())
+        one, other = trusted.detach().reshape(-1), suspect.detach().reshape(-1)
+        apart = _words(one) != _words(other)  # what is not finite, and the same, is not apart
+        one, other = one.double(), other.double()
+        difference, size = float((other - one)[apart].pow(2).sum()), float(one.pow(2).sum())
         self._difference += difference
         self._trusted += size
         return _ratio(difference, size)
