@@ -27,6 +27,7 @@ from rich.console import Console
 
 from recorded import training
 from rules import make_invariant
+from studied import study
 from telling import learned, updates
 from traincheck.checking.engine import Engine, Outcome
 from traincheck.checking.exhibits import exhibits
@@ -44,6 +45,7 @@ from traincheck.checking.ranks import compare_recorded
 from traincheck.checking.recalled import verdicts_of
 from traincheck.checking.watching import Watcher
 from traincheck.cli import explain
+from traincheck.cli.sdc_study import tables
 from traincheck.config import load
 from traincheck.errors import InputError, TrainCheckError
 from traincheck.inference.gathering import tally_folder
@@ -59,10 +61,12 @@ from traincheck.reporting.html.sink import html_of
 from traincheck.reporting.json_report import json_of, read_json, write_json
 from traincheck.reporting.metrics.table import METRICS
 from traincheck.reporting.status_views import PlainLines
+from traincheck.reporting.study.page import study_page
 from traincheck.reporting.terminal import TerminalSink, finding_block
 from traincheck.runtime.lines import InFull
 from traincheck.runtime.lines import _decoder as decoder_of_lines
 from traincheck.runtime.settings import Settings
+from traincheck.sdc.study_file import differs, read_study, write_study
 from traincheck.testing.readable import from_text
 from traincheck.trace.control import (
     Answer,
@@ -171,6 +175,7 @@ def build(folder: Path, report: Report) -> Path:
     (folder / "pyproject.toml").write_text(
         '[tool.traincheck]\nbooks = ["good.jsonl"]\nbudget = "1%"\nsample-every = 3\nmetrics-port = 9100\n'
     )
+    write_study(study(ranks=2, steps=3), folder / "study.json")
     (folder / "message").write_bytes(msgspec.msgpack.encode(InFull(3, windows[1][0])))
     return folder
 
@@ -294,6 +299,12 @@ def _options(path: Path, folder: Path) -> None:
     load({}, {}, folder)
 
 
+def _study(path: Path, folder: Path) -> None:
+    found = read_study(path)
+    study_page(found, differs(found)).encode("utf-8", "backslashreplace")
+    list(tables(found))
+
+
 def _message(path: Path, folder: Path) -> None:
     with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         decoder_of_lines.decode(path.read_bytes())
@@ -316,6 +327,7 @@ READERS = (
     Reader("tallies", "tallies.gz", _tallies, "gzip"),
     Reader("options", "pyproject.toml", _options, "bytes"),
     Reader("message", "message", _message, "msgpack"),
+    Reader("study", "study.json", _study),
     Reader("events", "some.arrows", _windows, "bytes"),
     Reader("events followed", "some.arrows", _followed, "bytes"),
     Reader("windows", "some.arrows", _windows, "windows"),

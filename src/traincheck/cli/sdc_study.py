@@ -116,7 +116,7 @@ def _tell(found: Mapping[str, Any], page: Path | None, as_json: bool) -> None:
     if as_json:
         out_json(found)
     else:
-        for line in _lines(found):
+        for line in tables(found):
             out(line)
 
 
@@ -136,7 +136,8 @@ def _execute(plan: Plan, rank: int | None) -> dict[str, Any]:
             return execute_side(plan, rank, progress)
 
 
-def _lines(found: Mapping[str, Any]) -> Iterable[str]:
+def tables(found: Mapping[str, Any]) -> Iterable[str]:
+    """What a study has found, in lines for a terminal."""
     workers = found["workers"]
     trusted, suspect = _who(workers["trusted"]), _who(workers["suspect"])
     ranks = f", hosts of {found['tensor_parallel']} ranks" if found.get("tensor_parallel", 1) > 1 else ""
