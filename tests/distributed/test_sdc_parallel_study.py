@@ -81,6 +81,7 @@ def test_a_fault_of_the_reduction_itself_is_told_of_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (("--tensor-parallel", "4"), "2 heads of keys and values): 2; or a larger --workload"),
         (("--tensor-parallel", "0"), "--tensor-parallel was given 0; expected a number, 1 or more"),
         (
             ("--fault", "zero@forward,rank=2"),

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from traincheck.errors import BadOption, WorkloadUnusable
-from traincheck.sdc.decoder import SIZES, Decoder, rotated
+from traincheck.sdc.decoder import Decoder, rotated
+from traincheck.sdc.sizes import SIZES
 from traincheck.sdc.workload import HELD_OUT, evaluation, load_workload, submodules_of
 
 CPU = torch.device("cpu")

@@ -1,43 +1,16 @@
-"""Decoder: a language model as Llama is (RMSNorm, rotary embedding, SwiGLU, causal attention), with synthetic data.
-
-Sizes go from one that trains in milliseconds to the shapes of Llama 3 8B (Grattafiori et al., "The Llama 3 Herd of
-Models", 2024, table 3).
-"""
+"""Decoder: a language model as Llama is (RMSNorm, rotary embedding, SwiGLU, causal attention), with synthetic data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from traincheck.sdc.sizes import DecoderConfig
 
-@dataclass(frozen=True)
-class DecoderConfig:
-    """Sizes: of the vocabulary, the residual stream, its layers, the heads (of queries; of keys and values), the
-    feed-forward layer, a sequence, a batch; and the base of the rotary embedding."""
-
-    vocabulary: int
-    width: int
-    layers: int
-    heads: int
-    kv_heads: int
-    hidden: int
-    length: int
-    batch: int
-    rotary_base: float = 10_000.0
-
-
-SIZES = {
-    "tiny": DecoderConfig(64, 32, 2, 4, 2, 64, 16, 4),
-    "small": DecoderConfig(512, 128, 4, 4, 2, 352, 64, 4),
-    "125m": DecoderConfig(32_000, 768, 12, 12, 12, 2_048, 1_024, 8),
-    "1b": DecoderConfig(128_256, 2_048, 16, 32, 8, 8_192, 2_048, 2, 500_000.0),
-    "8b": DecoderConfig(128_256, 4_096, 32, 32, 8, 14_336, 4_096, 1, 500_000.0),
-}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 
 

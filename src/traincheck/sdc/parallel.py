@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from traincheck.errors import BadOption
-from traincheck.sdc.decoder import Block, Decoder, DecoderConfig, DecoderWorkload
+from traincheck.sdc.decoder import Block, Decoder, DecoderWorkload
 from traincheck.sdc.host import Host
+from traincheck.sdc.sizes import DecoderConfig, must_be_divisible
 
 BY_COLUMN, BY_ROW = 0, 1
 SPLIT = {
@@ -69,16 +69,7 @@ class ParallelDecoderWorkload(DecoderWorkload):
         """Raises BadOption where heads or hidden numbers cannot be given to the ranks in equal parts."""
         super().__init__(config, seed, device, dtype)
         self.host = host
-        whole = {"heads": config.heads, "heads of keys and values": config.kv_heads, "hidden numbers": config.hidden}
-        odd = [f"{count} {what}" for what, count in whole.items() if count % host.size]
-        if odd:
-            fits = [n for n in range(2, config.kv_heads + 1) if all(count % n == 0 for count in whole.values())]
-            raise BadOption(
-                "--tensor-parallel",
-                host.size,
-                f"a number that divides what the workload has ({' and '.join(odd)}): {' or '.join(map(str, fits))}; or "
-                "a larger --workload",
-            )
+        must_be_divisible(config, host.size)
 
     def empty_model(self) -> nn.Module:
         """This rank's part of the model."""

@@ -13,6 +13,7 @@ from typing import Any
 from traincheck.errors import BadOption
 from traincheck.sdc.children import Job, run_children
 from traincheck.sdc.fault import Fault, parse_fault
+from traincheck.sdc.sizes import must_be_divisible, size_of
 
 SUBMODULE, STEP, PERIOD = "submodule", "step", "period"
 LEVELS = (SUBMODULE, STEP, PERIOD)
@@ -36,7 +37,10 @@ class Plan:
     tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
-        """Raises BadOption for a fault on a rank that a host of several does not have."""
+        """Raises BadOption for ranks over which a built-in workload cannot be split, and a fault on none of them."""
+        built_in = size_of(self.workload)
+        if built_in is not None:
+            must_be_divisible(built_in, self.tensor_parallel)
         for fault in self.faults:
             if self.tensor_parallel > 1 and fault.rank is not None and fault.rank >= self.tensor_parallel:
                 last = self.tensor_parallel - 1

@@ -16,12 +16,10 @@ from typing import Any, Protocol
 import torch
 
 from traincheck.errors import BadOption, TrainCheckError, WorkloadUnusable
-from traincheck.sdc.decoder import DTYPES, SIZES, DecoderWorkload
+from traincheck.sdc.decoder import DTYPES, DecoderWorkload
 from traincheck.sdc.host import Host
 from traincheck.sdc.parallel import ParallelDecoderWorkload
-
-BUILT_IN = "decoder-"
-"""How the names of the built-in workloads begin: `decoder-tiny`, `decoder-8b-bf16`."""
+from traincheck.sdc.sizes import BUILT_IN, SIZES
 
 HELD_OUT = 1_000_000
 """Batches from this number on are not trained on, but evaluated."""
