@@ -129,6 +129,20 @@ def test_wrong_options_are_told_before_anything_is_started(tmp_path: Path, words
 
 
 @pytest.mark.slow
+def test_two_processes_compute_the_same_bits_with_xla_and_a_fault_is_found(tmp_path: Path) -> None:
+    words = ("--framework", "xla", "--level", "1", "--level", "3", "--steps", "3")
+    found = study(tmp_path, *words, "--fault", "scale@backward:layers.0.feed_forward,elements=7,first=3", expect=3)
+    assert found["framework"] == "xla" and "jax" in found["workers"]["suspect"]
+    submodule, period = found["levels"]["submodule"], found["levels"]["period"]
+    for one in submodule["series"][:2]:
+        assert set(one) == {"step", "loss", "suspect_loss", "forward", "backward", "gradient", "update"}
+        assert not any(one[way] for way in ("forward", "backward", "gradient", "update"))
+    assert [one["parameter_distance"] > 0 for one in period["series"]] == [False, False, True]
+    different = {key: one["different"] for key, one in rows(submodule).items() if one["different"]}
+    assert different == {("feed-forward", "backward"): 7}
+
+
+@pytest.mark.slow
 def test_a_launcher_starts_the_two(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     fault = "stuck@gradient:head.weight,bit=exponent,to=0,elements=64"

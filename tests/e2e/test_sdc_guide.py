@@ -18,12 +18,13 @@ from traincheck.sdc.workload import load_workload
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(bash|python|)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BLOCKS = BLOCK.findall((ROOT / "docs" / "sdc.md").read_text(encoding="utf-8"))
+LINES = [line for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
+WITH_XLA = "--framework xla"
 
 
 def commands(word: str) -> list[str]:
-    """The lines of shell blocks that call this command."""
-    lines = [line for kind, text in BLOCKS if kind == "bash" for line in text.splitlines()]
-    return [line for line in lines if line.startswith(f"traincheck sdc {word}")]
+    """The lines of shell blocks that call this command, without those that are about XLA."""
+    return [line for line in LINES if line.startswith(f"traincheck sdc {word}") and WITH_XLA not in line]
 
 
 def run(place: Path, line: str) -> subprocess.CompletedProcess[str]:
@@ -79,6 +80,15 @@ def test_a_workload_of_ones_own_is_split(place: Path, monkeypatch: pytest.Monkey
     losses, _, _ = trained(load_workload("parts.py:split", 0, cpu))
     for own, parameters, _ in on_each_rank(lambda host: trained(load_workload("parts.py:split", 0, cpu, host))):
         assert own == pytest.approx(losses, abs=1e-5) and len(parameters["part.0.bias"]) == 8
+
+
+@pytest.mark.slow
+def test_two_processes_compute_the_same_bits_with_xla(place: Path) -> None:
+    doctor, study = (run(place, line) for line in LINES if WITH_XLA in line)
+    assert doctor.returncode == 0, doctor.stderr
+    assert "Reproducible: two runs of decoder-tiny, 3 steps on cpu with xla computed the same bits" in doctor.stdout
+    assert study.returncode == 0, study.stderr
+    assert ", jax " in study.stdout and "Level 2" in study.stdout and "No bit differed." in study.stdout
 
 
 @pytest.mark.slow

@@ -42,6 +42,8 @@ ALLOWED: dict[str, set[str]] = {
 ON_TOP = {"cli", "__init__", "__main__"}
 WITH_TORCH = {"sources", "sdc"}
 """Observe what torch does, or have it compute: nothing else imports it, nor them before they are used."""
+WITH_JAX = "sdc/xla/"
+"""Executes trainings with JAX: nothing else imports it, nor this folder before it is used."""
 LAZY_TORCH = {"runtime/session.py", "cli/probe.py"}
 """Run in the observed process, or in a child that asks what torch has: they import it inside a function."""
 
@@ -110,3 +112,15 @@ def test_only_sources_import_torch(path: Path) -> None:
         if name.split(".")[0] == "torch":
             assert here in LAZY_TORCH, f"{told(path)}:{node.lineno} imports {name}; only {WITH_TORCH} may"
             assert id(node) not in at_top, f"{told(path)}:{node.lineno} imports {name} when it is itself imported"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=told)
+def test_only_what_executes_with_xla_imports_jax(path: Path) -> None:
+    if path.relative_to(SRC).as_posix().startswith(WITH_JAX):
+        return
+    at_top = {id(node) for node in tree(path).body}
+    for name, node in imports(path):
+        where = f"{told(path)}:{node.lineno}"
+        assert name.split(".")[0] not in ("jax", "jaxlib"), f"{where} imports {name}; only {WITH_JAX} may"
+        late = id(node) not in at_top
+        assert late or not name.startswith("traincheck.sdc.xla"), f"{where} imports {name} when it is itself imported"

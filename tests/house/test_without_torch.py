@@ -12,8 +12,9 @@ import sys
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "torch":
-            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+        package = name.split(".")[0]
+        if package in BLOCKED:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 sys.meta_path.insert(0, Blocker())
 """
@@ -23,9 +24,10 @@ OF_FRAMEWORKS = {"hugging_face.py", "lightning.py", "accelerate.py"}
 """Their frameworks import torch."""
 
 
-def python(text: str) -> subprocess.CompletedProcess[str]:
-    """Run `text` in a Python in which torch cannot be imported."""
-    return subprocess.run([sys.executable, "-c", BLOCKED + text], capture_output=True, text=True, check=False)
+def python(text: str, without: str = "torch") -> subprocess.CompletedProcess[str]:
+    """Run `text` in a Python in which a package cannot be imported."""
+    whole = f"BLOCKED = {{{without!r}}}\n{BLOCKED}{text}"
+    return subprocess.run([sys.executable, "-c", whole], capture_output=True, text=True, check=False)
 
 
 def test_modules_are_imported_without_torch() -> None:
@@ -53,3 +55,10 @@ def test_commands_that_need_torch_say_so_and_their_help_does_not_need_it() -> No
         assert done.returncode == 2 and "pip install 'traincheck[torch]'" in done.stderr, done.stderr
     done = python(f"{lines}assert main(['sdc', 'study', '--help']) == 0\nassert 'torch' not in sys.modules\n")
     assert done.returncode == 0, done.stderr
+
+
+def test_commands_that_need_jax_say_so() -> None:
+    lines = "from traincheck.cli.main import main\n"
+    for name in ("doctor", "study"):
+        done = python(f"{lines}sys.exit(main(['sdc', '{name}', '--framework', 'xla']))\n", without="jax")
+        assert done.returncode == 2 and "pip install 'traincheck[xla]'" in done.stderr, done.stderr

@@ -17,6 +17,7 @@ Examples:
   traincheck sdc doctor
   traincheck sdc doctor --workload decoder-small-bf16 --steps 5 --threads 2
   traincheck sdc doctor --workload mine.py:workload --device cuda --json
+  traincheck sdc doctor --framework xla
 
 \b
 Exit codes: 0 both runs computed the same bits, 3 they did not.
@@ -28,6 +29,7 @@ STEPS = 3
 
 def command(
     workload: sdc_flags.Workload = None,
+    framework: sdc_flags.Framework = "torch",
     steps: sdc_flags.Steps = None,
     seed: sdc_flags.Seed = 0,
     device: sdc_flags.Device = None,
@@ -37,17 +39,19 @@ def command(
     """Make a training bit-reproducible, prove it by executing it twice, or name the first operation that differs.
 
     Two processes execute the same steps one after the other, with deterministic settings. The fingerprints of all that
-    torch computes in them are compared, operation by operation.
+    torch computes in them are compared, operation by operation; of XLA's programs, submodule by submodule.
     """
     from traincheck.sdc.doctor import Execution, diagnose
-    from traincheck.sdc.environment import needs_torch
+    from traincheck.sdc.frameworks import framework_of, must_be_executable
 
-    needs_torch("traincheck sdc doctor")
+    framework = framework_of(framework, "traincheck sdc doctor")
     steps = STEPS if steps is None else steps
     sdc_flags.at_least("--steps", steps, 1)
     sdc_flags.at_least("--seed", seed, 0)
     sdc_flags.at_least("--threads", threads, 1)
-    execution = Execution(workload or sdc_flags.BUILT_IN, steps, seed, device or "cpu", threads)
+    workload = workload or sdc_flags.BUILT_IN
+    must_be_executable(framework, workload)
+    execution = Execution(workload, steps, seed, device or "cpu", threads, framework)
     with Progress() as progress:
         found = diagnose(execution, progress, remark)
     if as_json:
@@ -59,9 +63,11 @@ def command(
 
 def _tell(found: Diagnosis) -> None:
     from traincheck.sdc.doctor import advice
+    from traincheck.sdc.frameworks import TORCH
 
     execution, difference = found.execution, found.difference
     what = f"{execution.workload}, {amount(execution.steps, 'step')} on {execution.device}"
+    what += "" if execution.framework == TORCH else f" with {execution.framework}"
     if difference is None:
         out(f"Reproducible: two runs of {what} computed the same bits ({amount(found.compared, 'result')} compared).")
         if found.undetermined:
@@ -79,4 +85,4 @@ def _tell(found: Diagnosis) -> None:
             out(f"  {name}: {entry.sentence}")
     if difference.same_work and difference.first is not None:
         out(f"  first to differ: {difference.first.sentence}")
-    out(f"  {advice(difference, found.undetermined)}")
+    out(f"  {advice(difference, found.undetermined, execution.framework)}")

@@ -9,6 +9,7 @@ from traincheck.cli.flags import flag
 from traincheck.errors import BadOption
 
 Workload = Annotated[Optional[str], flag("workload")]  # noqa: UP045
+Framework = Annotated[str, flag("framework")]
 Steps = Annotated[Optional[int], flag("steps")]  # noqa: UP045
 Seed = Annotated[int, flag("seed")]
 Device = Annotated[Optional[str], flag("device")]  # noqa: UP045

@@ -21,6 +21,7 @@ Examples:
   traincheck sdc study --level 1 --workload decoder-small --steps 5
   traincheck sdc study --tensor-parallel 2 --fault bitflip@forward:*.attention,bit=20,rank=1 --html study.html
   traincheck sdc study --from study.json --html study.html             # an earlier one, as a page
+  traincheck sdc study --framework xla --fault bitflip@backward:*.feed_forward,bit=20
   torchrun --nnodes 2 --nproc-per-node 1 --rdzv-endpoint HOST:29400 -m traincheck sdc study --device cuda -o study.json
   torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint HOST:29400 -m traincheck sdc study --tensor-parallel 8 ...
 
@@ -41,6 +42,7 @@ SHOWN = 12
 
 def command(
     workload: sdc_flags.Workload = None,
+    framework: sdc_flags.Framework = "torch",
     steps: sdc_flags.Steps = None,
     seed: sdc_flags.Seed = 0,
     device: sdc_flags.Device = None,
@@ -58,20 +60,21 @@ def command(
     Level 1 compares what each submodule computes and overwrites the suspect's with the trusted one. Level 2 lets
     differences grow within a step, compares gradients and copies parameters. Level 3 copies nothing.
     """
-    from traincheck.sdc.environment import needs_torch
     from traincheck.sdc.fault import parse_fault
+    from traincheck.sdc.frameworks import framework_of, must_be_executable
     from traincheck.sdc.plan import Plan, launched_rank, levels_of
     from traincheck.sdc.study_file import differs, may_replace_study, read_study, write_study
 
     if source is not None:
         given = (workload, steps, device, faults, levels, file)
-        if any(one not in (None, []) for one in given) or (seed, threads, tensor_parallel) != (0, 1, 1):
+        usual = (framework, seed, threads, tensor_parallel) == ("torch", 0, 1, 1)
+        if any(one not in (None, []) for one in given) or not usual:
             raise BadOption("--from", str(source), "besides it only --html and --json, for nothing is executed")
         _may_write(page, source, "--from")
         found = read_study(source)
         _tell(found, page, as_json)
         raise typer.Exit(FINDINGS if differs(found) else 0)
-    needs_torch("traincheck sdc study")
+    framework = framework_of(framework, "traincheck sdc study")
     steps = STEPS if steps is None else steps
     sdc_flags.at_least("--steps", steps, 1)
     sdc_flags.at_least("--seed", seed, 0)
@@ -79,7 +82,9 @@ def command(
     sdc_flags.at_least("--tensor-parallel", tensor_parallel, 1)
     chosen = tuple(parse_fault(text) for text in faults or ())
     named = workload or sdc_flags.BUILT_IN
-    plan = Plan(named, steps, seed, device or "cpu", threads, levels_of(levels or ()), chosen, tensor_parallel)
+    must_be_executable(framework, named, chosen, tensor_parallel)
+    wanted = levels_of(levels or ())
+    plan = Plan(named, steps, seed, device or "cpu", threads, wanted, chosen, tensor_parallel, framework)
     rank = launched_rank(tensor_parallel=tensor_parallel)
     if not rank:
         if file is not None:

@@ -13,11 +13,19 @@ CORRUPTION = (
         metavar="WORKLOAD",
     ),
     Option(
+        "framework",
+        ("--framework",),
+        "What executes the training: torch, or xla for JAX, whose programs XLA compiles (built-in workloads only).",
+        metavar="NAME",
+        default="torch",
+        choices=("torch", "xla"),
+    ),
+    Option(
         "steps", ("--steps",), "Training steps to execute; by default 3, for each level of a study 10.", "number", "N"
     ),
     Option("seed", ("--seed",), "Seed of model, data and whatever else is drawn.", "count", "N", default="0"),
     Option("device", ("--device",), "Device to compute on, such as cpu, cuda or cuda:1.", metavar="DEVICE"),
-    Option("threads", ("--threads",), "Threads that torch may use on the CPU.", "number", "N", default=1),
+    Option("threads", ("--threads",), "Threads that may be used on the CPU.", "number", "N", default=1),
     Option(
         "faults",
         ("--fault",),

@@ -31,12 +31,12 @@ def software(device: torch.device) -> dict[str, str]:
         found["cuda"] = str(torch.version.cuda or torch.version.hip)
         found["cudnn"] = str(torch.backends.cudnn.version())
     elif device.type == "cpu":
-        found["name"] = _processor()
+        found["name"] = processor()
         found["instructions"] = torch.backends.cpu.get_cpu_capability()
     return found
 
 
-def _processor() -> str:
+def processor() -> str:
     """The model of the processor: libraries choose their kernels by it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123

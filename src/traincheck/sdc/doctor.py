@@ -14,19 +14,21 @@ from typing import Any
 
 from traincheck.sdc.children import Job, run_children
 from traincheck.sdc.entry import Difference, Entry, first_difference, read_entries
+from traincheck.sdc.frameworks import TORCH, XLA
 
 RUNS = ("first run", "second run")
 
 
 @dataclass(frozen=True)
 class Execution:
-    """What is executed, and how: the workload by its name, steps, seed, device, threads of torch."""
+    """What is executed, and how: the workload by its name, steps, seed, device, threads on the CPU, the framework."""
 
     workload: str
     steps: int = 3
     seed: int = 0
     device: str = "cpu"
     threads: int = 1
+    framework: str = TORCH
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,10 @@ def diagnose(
     return Diagnosis(execution, compared, difference, about["settings"], tuple(about["undetermined"]))
 
 
-def advice(difference: Difference, undetermined: tuple[str, ...]) -> str:
+def advice(difference: Difference, undetermined: tuple[str, ...], framework: str = TORCH) -> str:
     """What to look at."""
+    if framework == XLA:
+        return "The programs and what they were given are the same: look at XLA_FLAGS, at other threads, at the device."
     entry: Entry | None = difference.first or difference.second
     if not difference.same_work:
         return "There they went different ways: look for what depends on time, on the order in a set, on files."

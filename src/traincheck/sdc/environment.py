@@ -20,7 +20,7 @@ DETERMINISTIC: Mapping[str, str] = {
 }
 """Variables and what they are set to; what the user has set stays."""
 
-INSTALL = "pip install 'traincheck[torch]'"
+INSTALL = {"torch": "pip install 'traincheck[torch]'", "jax": "pip install 'traincheck[xla]'"}
 
 
 def deterministic(environ: Mapping[str, str]) -> dict[str, str]:
@@ -30,14 +30,23 @@ def deterministic(environ: Mapping[str, str]) -> dict[str, str]:
 
 def needs_torch(what: str) -> None:
     """Raises MissingExtra where torch is not installed. Does not import it, which takes seconds."""
+    _needs(what, "torch")
+
+
+def needs_jax(what: str) -> None:
+    """The same of jax."""
+    _needs(what, "jax")
+
+
+def _needs(what: str, package: str) -> None:
     try:
-        found = importlib.util.find_spec("torch") is not None
+        found = importlib.util.find_spec(package) is not None
     except ImportError:
         found = False
     except ValueError:  # it is imported already, and by no loader
         found = True
     if not found:
-        raise MissingExtra(what, "torch", INSTALL)
+        raise MissingExtra(what, package, INSTALL[package])
 
 
 def settle_here() -> None:

@@ -75,6 +75,11 @@ class Fault:
                 told += f",{name}={'/'.join(map(str, value)) if isinstance(value, tuple) else value}"
         return told
 
+    @property
+    def of_parameters(self) -> bool:
+        """Whether the pattern names parameters, and not modules or collectives."""
+        return self.site in (GRADIENT, OPTIMIZER)
+
     def hits(self, size: int) -> int:
         """How many elements it hits of a tensor of `size`."""
         if self.share is not None:

@@ -10,7 +10,7 @@ import functools
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -118,7 +118,8 @@ def inject(
         elif model is not None:
             named = _SITES[fault.site](model, optimizer, injected, undo)
             if not named:
-                raise BadOption("pattern of a fault", fault.pattern, _names_that_are_there(model, fault))
+                pairs = model.named_parameters() if fault.of_parameters else model.named_modules()
+                raise none_matches(fault, [name for name, _ in pairs if name])
         if optimizer is not None:
             undo.callback(optimizer.register_step_post_hook(lambda *_: injected.next_step()).remove)
         yield injected
@@ -143,12 +144,11 @@ def _parameters(model: torch.nn.Module, fault: Fault) -> dict[str, torch.nn.Para
     return {name: one for name, one in model.named_parameters() if fnmatchcase(name, fault.pattern)}
 
 
-def _names_that_are_there(model: torch.nn.Module, fault: Fault) -> str:
-    of_parameters = fault.site in (GRADIENT, OPTIMIZER)
-    pairs = model.named_parameters() if of_parameters else model.named_modules()
-    names = [name for name, _ in pairs if name]
+def none_matches(fault: Fault, names: Sequence[str]) -> BadOption:
+    """The error that its pattern is none of these names, of modules or parameters."""
     some = ", ".join([*names[:6], *(["..."] if len(names) > 6 else [])])
-    return f"one that matches a {'parameter' if of_parameters else 'module'} of the model ({some})"
+    of = "parameter" if fault.of_parameters else "module"
+    return BadOption("pattern of a fault", fault.pattern, f"one that matches a {of} of the model ({some})")
 
 
 def _in_forward(model: torch.nn.Module, _: object, injected: Injected, undo: ExitStack) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 from traincheck.errors import BadOption
 from traincheck.sdc.children import Job, run_children
 from traincheck.sdc.fault import Fault, parse_fault
+from traincheck.sdc.frameworks import TORCH
 from traincheck.sdc.sizes import must_be_divisible, size_of
 
 SUBMODULE, STEP, PERIOD = "submodule", "step", "period"
@@ -24,8 +25,8 @@ FORMAT, VERSION = "traincheck-sdc-study", 1
 
 @dataclass(frozen=True)
 class Plan:
-    """A study: the workload by its name, steps of each level, seed, device, threads of torch, levels, faults, and the
-    ranks of a host over which a model is split."""
+    """A study: the workload by its name, steps of each level, seed, device, threads on the CPU, levels, faults, the
+    ranks of a host over which a model is split, and the framework that executes it."""
 
     workload: str
     steps: int
@@ -35,6 +36,7 @@ class Plan:
     levels: Sequence[str] = LEVELS
     faults: Sequence[Fault] = ()
     tensor_parallel: int = 1
+    framework: str = TORCH
 
     def __post_init__(self) -> None:
         """Raises BadOption for ranks over which a built-in workload cannot be split, and a fault on none of them."""

@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from traincheck.sdc.entry import BACKWARD, BATCH, BUILD, FORWARD, OPTIMIZER, Entry
 from traincheck.sdc.graph import with_input_gradients
+from traincheck.sdc.training import Training
 from traincheck.sdc.workload import Workload
 from traincheck.sources.tensors import fingerprints, unseen
 
@@ -85,13 +86,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def tell(self, module: str, operation: str, values: Iterable[Any]) -> None:
         """An entry of these values."""
-        values = list(values)
-        with unseen():
-            found = fingerprints([value for value in values if isinstance(value, torch.Tensor)])
-        parts = [f"{print_ or 0:016x}" for print_ in found]
-        parts += [repr(value) for value in values if not isinstance(value, torch.Tensor)]
-        told = parts[0] if len(parts) == 1 else xxhash.xxh3_64_hexdigest("/".join(parts).encode())
-        self._emit(Entry(self.step, self.direction, module, operation, told))
+        self._emit(Entry(self.step, self.direction, module, operation, _fingerprint(values)))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -130,6 +125,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.tell(name, "output", _tensors(output))
         self._open.pop()
         self._nodes.now(self._open[-1] if self._open else "")
+
+
+def _fingerprint(values: Iterable[Any]) -> str:
+    values = list(values)
+    with unseen():
+        found = fingerprints([value for value in values if isinstance(value, torch.Tensor)])
+    parts = [f"{print_ or 0:016x}" for print_ in found]
+    parts += [repr(value) for value in values if not isinstance(value, torch.Tensor)]
+    return parts[0] if len(parts) == 1 else xxhash.xxh3_64_hexdigest("/".join(parts).encode())
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -199,3 +203,36 @@ def _step(recorder: Recorder, workload: Workload, model: Any, optimizer: Any, st
     optimizer.step()
     for name, parameter in named:
         recorder.tell(name, "parameter", [parameter.detach()])
+
+
+def record_submodules(
+    training: Training,
+    steps: int,
+    emit: Callable[[Entry], object],
+    progress: Callable[[int], object] = lambda step: None,
+) -> None:
+    """The same of a training that no operation can be seen of: what its submodules compute, gradients, parameters."""
+    step, direction = 0, BUILD
+
+    def tell(module: str, operation: str, *values: Any) -> None:
+        emit(Entry(step, direction, module, operation, _fingerprint(values)))
+
+    def seen(module: str, way: str, value: torch.Tensor) -> None:
+        tell(module, "output" if way == FORWARD else "gradient of input 0", value)
+
+    tell("", "parameters", *(value.detach() for _, value in training.parameters()))
+    with training.watched(seen):
+        for step in range(1, steps + 1):
+            direction = BATCH
+            batch = training.batch(step)
+            tell("", "batch", *_tensors(batch))
+            direction = FORWARD
+            tell("", "loss", training.forward(batch).detach())
+            direction = BACKWARD
+            training.backward()
+            training.gradients(lambda name, value: tell(name, "gradient", value))
+            direction = OPTIMIZER
+            training.update()
+            for name, parameter in training.parameters():
+                tell(name, "parameter", parameter.detach())
+            progress(step)

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import signal
 import threading
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from traincheck.sdc.determinism import settle
-from traincheck.sdc.devices import device_of, software
+from traincheck.sdc.beginning import prepare
 from traincheck.sdc.mismatch import plain
 from traincheck.sdc.pair import HOSTS, LEADER, Pair
 from traincheck.sdc.plan import FORMAT, VERSION, Plan
 from traincheck.sdc.rank_merge import merged
 from traincheck.sdc.study import Progress, Study
-from traincheck.sdc.workload import load_workload
 
 
 def execute_side(plan: Plan, rank: int, progress: Progress, store: str | None = None) -> dict[str, Any]:
@@ -28,23 +24,20 @@ def execute_side(plan: Plan, rank: int, progress: Progress, store: str | None = 
     `store` is where they meet; without it a launcher has said where. Ctrl-C at rank 0 ends all after a step.
     """
     stop = _stop_asked()
-    settle(plan.seed, plan.threads)
     size = plan.tensor_parallel
     pair = Pair(rank, size)
-    device = _own(device_of(plan.device), pair.host.rank)
-    workload = load_workload(plan.workload, plan.seed, device, pair.host)
-    settle(plan.seed, plan.threads)
+    prepared = prepare(plan.framework, plan.workload, plan.seed, plan.device, plan.threads, pair.host)
     if store is None:
         dist.init_process_group("gloo")
     else:
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=HOSTS * size)
     pair.meet()
     shown: Progress = progress if rank == LEADER else lambda what, done, total: None
-    study = Study(pair, workload, plan.steps, plan.faults, shown, lambda: not stop.is_set())
+    study = Study(pair, prepared.begin, plan.steps, plan.faults, shown, lambda: not stop.is_set())
     levels = merged(study.run(plan.levels))
-    workers = pair.told({"host": platform.node(), **software(device)})
+    workers = pair.told({"host": platform.node(), **prepared.software})
     interrupted = study.interrupted
-    del study, workload
+    del study, prepared
     pair.close()
     found = {
         "format": FORMAT,
@@ -67,15 +60,6 @@ def _workers(trusted: Sequence[dict[str, str]], suspect: Sequence[dict[str, str]
     pairs = list(zip(trusted, suspect, strict=True))
     one, other = next((pair for pair in pairs if apart(*pair)), pairs[0])
     return {"trusted": one, "suspect": other}
-
-
-def _own(device: torch.device, rank: int) -> torch.device:
-    """The accelerator of this rank of its host, where none is named: as a launcher says, or one after the other."""
-    if device.type == "cpu" or device.index is not None:
-        return device
-    if "LOCAL_RANK" in os.environ:
-        return device_of(f"{device.type}:{int(os.environ['LOCAL_RANK'])}")
-    return device_of(f"{device.type}:{rank % torch.get_device_module(device).device_count()}")
 
 
 def _stop_asked() -> threading.Event:

@@ -13,23 +13,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
-from traincheck.sdc.fault import Fault
-from traincheck.sdc.graph import put_in_place, with_input_gradients
-from traincheck.sdc.inject import Injected, inject
+from traincheck.sdc.fault import GRADIENT, Fault
+from traincheck.sdc.inject import Injected
 from traincheck.sdc.mismatch import Distance, Mismatch, worst
 from traincheck.sdc.pair import Pair
 from traincheck.sdc.plan import LEVELS, PERIOD, STEP, SUBMODULE
-from traincheck.sdc.workload import Workload, evaluation, submodules_of
+from traincheck.sdc.training import Training
 from traincheck.sources.tensors import fingerprints, unseen
 
-FORWARD, BACKWARD, GRADIENT, UPDATE = "forward", "backward", "gradient", "update"
-"""What is compared: outputs, gradients of inputs, gradients of parameters, parameters after the optimizer's step."""
+UPDATE = "update"
+"""What is compared besides what a fault hits, forward and backward and gradients: parameters after an update."""
 
 Progress = Callable[[str, int, int], object]
 
@@ -68,14 +67,15 @@ class Study:
     def __init__(
         self,
         pair: Pair,
-        workload: Workload,
+        begin: Callable[[], Training],
         steps: int,
         faults: Sequence[Fault],
         progress: Progress,
         wanted: Callable[[], bool],
     ) -> None:
-        """`wanted` says whether to go on; it is asked before each step, and counts on the leader."""
-        self._pair, self._workload, self._steps, self._faults = pair, workload, steps, tuple(faults)
+        """`begin` makes the training, anew for each level. `wanted` says whether to go on; it is asked before each
+        step, and counts on the leader."""
+        self._pair, self._make, self._steps, self._faults = pair, begin, steps, tuple(faults)
         self._progress, self._wanted = progress, wanted
         self._tally = _Tally()
         self._injected: list[Injected] = []
@@ -97,27 +97,25 @@ class Study:
 
     # -- what the levels have in common ---------------------------------------------------------------------------
 
-    def _begin(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        model = self._workload.build_model()
-        optimizer = self._workload.build_optimizer(model)
-        self._copy_state(model, optimizer)
-        return model, optimizer
+    def _begin(self) -> Training:
+        training = self._make()
+        training.state(self._copied)
+        return training
 
     @contextmanager
-    def _faulty(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        with ExitStack() as stack:
-            faults = () if self._pair.trusted else self._faults
-            rank = self._pair.host.rank if self._pair.size > 1 else None
-            self._injected = [stack.enter_context(inject(model, optimizer, fault, rank)) for fault in faults]
+    def _faulty(self, training: Training) -> Iterator[None]:
+        faults = () if self._pair.trusted else self._faults
+        rank = self._pair.host.rank if self._pair.size > 1 else None
+        with training.faulty(faults, rank) as self._injected:
             yield
 
-    def _batches(self, level: str) -> Iterator[tuple[int, Any]]:
+    def _batches(self, training: Training, level: str) -> Iterator[tuple[int, Any]]:
         """Number and batch of each step, until enough or until asked to stop."""
         for step in range(1, self._steps + 1):
             if not self._pair.goes_on(self._wanted()):
                 self.interrupted = True
                 return
-            batch = self._workload.batch(step)
+            batch = training.batch(step)
             with unseen():
                 found = fingerprints([one.cpu() for one in tree_leaves(batch) if isinstance(one, torch.Tensor)])
             self._pair.same(f"the batch of step {step}", functools.reduce(lambda a, b: a ^ (b or 0), found, 0) >> 1)
@@ -128,22 +126,10 @@ class Study:
         trusted = self._pair.shared("the loss", loss)
         return {"loss": float(trusted), "suspect_loss": float(loss)}
 
-    def _copy_state(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Parameters, buffers and what the optimizer keeps become the trusted ones."""
-        self._copy({**dict(model.named_parameters()), **dict(model.named_buffers())})
-        for number, parameter in enumerate(one for group in optimizer.param_groups for one in group["params"]):
-            kept = optimizer.state.get(parameter, {})
-            values = {name: kept[name] for name in sorted(kept) if isinstance(kept[name], torch.Tensor)}
-            self._copy({f"{name} of parameter {number}": value for name, value in values.items()})
-
-    def _copy(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        for name, tensor in tensors.items():
-            self._overwrite(tensor, self._pair.shared(name, tensor))
-
-    def _overwrite(self, tensor: torch.Tensor, trusted: torch.Tensor) -> None:
-        if not self._pair.trusted:
-            with torch.no_grad():
-                tensor.copy_(trusted)
+    def _copied(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The trusted worker's value in place of the suspect's own."""
+        trusted = self._pair.shared(name, tensor)
+        return None if self._pair.trusted else trusted
 
     def _compared(self, name: str, kind: str, direction: str, tensor: torch.Tensor) -> torch.Tensor:
         """The trusted worker's value on the CPU; on the suspect its own was compared with it."""
@@ -163,75 +149,43 @@ class Study:
     # -- the levels -----------------------------------------------------------------------------------------------
 
     def _submodule(self) -> dict[str, Any]:
-        model, optimizer = self._begin()
-        kinds = submodules_of(self._workload, model)
+        training = self._begin()
+        kinds = training.kinds
         series: list[dict[str, Any]] = []
-        with self._faulty(model, optimizer), self._in_lock_step(model, kinds):
-            for step, batch in self._batches(SUBMODULE):
-                optimizer.zero_grad()
-                loss = self._workload.loss(model, batch)
-                told = self._loss(loss)
-                loss.backward()
-                for name, parameter in model.named_parameters():
-                    if parameter.grad is not None:
-                        kind = self._kind_of(name, kinds)
-                        self._overwrite(parameter.grad, self._compared(name, kind, GRADIENT, parameter.grad))
-                optimizer.step()
-                for name, parameter in model.named_parameters():
-                    self._compared(name, self._kind_of(name, kinds), UPDATE, parameter)
-                self._copy_state(model, optimizer)
+
+        def synchronised(name: str, direction: str, value: torch.Tensor) -> torch.Tensor | None:
+            trusted = self._compared(name, kinds[name], direction, value)
+            return None if self._pair.trusted else trusted
+
+        def of_parameter(name: str, value: torch.Tensor) -> torch.Tensor | None:
+            trusted = self._compared(name, self._kind_of(name, kinds), GRADIENT, value)
+            return None if self._pair.trusted else trusted
+
+        with self._faulty(training), training.watched(synchronised):
+            for step, batch in self._batches(training, SUBMODULE):
+                told = self._loss(training.forward(batch))
+                training.backward()
+                training.gradients(of_parameter)
+                self._update(training)
                 series.append({"step": step, **told, **self._tally.end_step()})
         return self._end(series)
 
-    @contextmanager
-    def _in_lock_step(self, model: torch.nn.Module, kinds: Mapping[str, str]) -> Iterator[None]:
-        """After those of the faults, on the way forward and back: what is compared is what the fault made of it."""
-        with ExitStack() as undo:
-            for name, kind in kinds.items():
-                module = model.get_submodule(name)
-                pre, post = functools.partial(self._enter, name, kind), functools.partial(self._leave, name, kind)
-                undo.callback(module.register_forward_pre_hook(pre, prepend=True, with_kwargs=True).remove)
-                undo.callback(module.register_forward_hook(post).remove)
-            yield
-
-    def _enter(self, name: str, kind: str, _module: Any, args: Any, kwargs: Any) -> Any:
-        def seen(_number: int, gradient: torch.Tensor) -> torch.Tensor | None:
-            trusted = self._compared(name, kind, BACKWARD, gradient)
-            return None if self._pair.trusted else trusted.to(gradient.device)
-
-        return with_input_gradients(args, kwargs, seen)
-
-    def _leave(self, name: str, kind: str, _module: Any, _args: Any, output: Any) -> Any:
-        def compared(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            trusted = self._compared(name, kind, FORWARD, value)
-            return value if self._pair.trusted else put_in_place(value, trusted.to(value.device))
-
-        return tree_map(compared, output)
+    def _update(self, training: Training) -> None:
+        """An optimizer step; then parameters are compared, and all becomes the trusted worker's."""
+        training.update()
+        for name, parameter in training.parameters():
+            self._compared(name, self._kind_of(name, training.kinds), UPDATE, parameter)
+        training.state(self._copied)
 
     def _step(self) -> dict[str, Any]:
-        model, optimizer = self._begin()
-        kinds = submodules_of(self._workload, model)
+        training = self._begin()
         series: list[dict[str, Any]] = []
-        with self._faulty(model, optimizer):
-            for step, batch in self._batches(STEP):
-                optimizer.zero_grad()
-                loss = self._workload.loss(model, batch)
-                told: dict[str, Any] = dict(self._loss(loss))
-                loss.backward()
-                whole, noises = Distance(), {}
-                for name, parameter in model.named_parameters():
-                    if parameter.grad is not None:
-                        trusted = self._compared(name, self._kind_of(name, kinds), GRADIENT, parameter.grad)
-                        noises[name] = whole.add(trusted, parameter.grad.cpu())
-                optimizer.step()
-                for name, parameter in model.named_parameters():
-                    self._compared(name, self._kind_of(name, kinds), UPDATE, parameter)
-                self._copy_state(model, optimizer)
-                loudest = max(noises, key=lambda name: worst([noises[name]]), default="")
-                told |= {"noise_to_signal": whole.relative, "worst_parameter": loudest}
-                told["worst_noise_to_signal"] = noises.get(loudest, 0.0)
+        with self._faulty(training):
+            for step, batch in self._batches(training, STEP):
+                told: dict[str, Any] = dict(self._loss(training.forward(batch)))
+                training.backward()
+                told |= self._noise(training)
+                self._update(training)
                 series.append({"step": step, **told, **self._tally.end_step()})
         found = {
             "worst_noise_to_signal": worst(one["noise_to_signal"] for one in series),
@@ -239,22 +193,33 @@ class Study:
         }
         return self._end(series, **found)
 
+    def _noise(self, training: Training) -> dict[str, Any]:
+        """That of all gradients together, and of the one in which it is the loudest."""
+        whole, noises = Distance(), {}
+
+        def of_parameter(name: str, value: torch.Tensor) -> None:
+            trusted = self._compared(name, self._kind_of(name, training.kinds), GRADIENT, value)
+            noises[name] = whole.add(trusted, value.cpu())
+
+        training.gradients(of_parameter)
+        loudest = max(noises, key=lambda name: worst([noises[name]]), default="")
+        found = {"noise_to_signal": whole.relative, "worst_parameter": loudest}
+        return {**found, "worst_noise_to_signal": noises.get(loudest, 0.0)}
+
     def _period(self) -> dict[str, Any]:
-        model, optimizer = self._begin()
+        training = self._begin()
         series: list[dict[str, Any]] = []
-        with self._faulty(model, optimizer):
-            for step, batch in self._batches(PERIOD):
-                optimizer.zero_grad()
-                loss = self._workload.loss(model, batch)
-                told = self._loss(loss)
-                loss.backward()
-                optimizer.step()
+        with self._faulty(training):
+            for step, batch in self._batches(training, PERIOD):
+                told = self._loss(training.forward(batch))
+                training.backward()
+                training.update()
                 apart = Distance()
-                for name, parameter in model.named_parameters():
+                for name, parameter in training.parameters():
                     apart.add(self._pair.shared(name, parameter), parameter.detach().cpu())
                 distances = {"parameter_distance": apart.absolute, "relative_distance": apart.relative}
                 series.append({"step": step, **told, **distances})
         # Without the fault: how good the weights are that came out, not how well the device can still evaluate.
-        value = torch.tensor(evaluation(self._workload, model), dtype=torch.float64)
+        value = torch.tensor(training.evaluate(), dtype=torch.float64)
         trusted = self._pair.shared("the evaluation", value)
         return self._end(series, evaluation={"trusted": float(trusted), "suspect": float(value)})

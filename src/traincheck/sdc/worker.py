@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from traincheck.errors import TrainCheckError
+from traincheck.sdc.beginning import prepare
 from traincheck.sdc.children import DONE, FAILED, PROGRESS, SAYS
-from traincheck.sdc.determinism import settle, undetermined
-from traincheck.sdc.devices import device_of
+from traincheck.sdc.determinism import undetermined
 from traincheck.sdc.entry import Entry, written
 from traincheck.sdc.plan import read_plan
-from traincheck.sdc.recording import record
-from traincheck.sdc.workload import blamed, load_workload
+from traincheck.sdc.recording import record, record_submodules
+from traincheck.sdc.workload import blamed
 
 
 def say(message: Mapping[str, Any]) -> None:
@@ -33,17 +33,21 @@ def progress(what: str, done: int, total: int) -> None:
 
 def record_run(job: Mapping[str, Any]) -> None:
     """Execute a workload and write what it computed, with the settings, beside each other."""
-    settings = settle(job["seed"], job["threads"])
-    workload = load_workload(job["workload"], job["seed"], device_of(job["device"]))
-    settle(job["seed"], job["threads"])  # again: what was imported may have drawn, or have brought numpy with it
     total = job["steps"]
+    prepared = prepare(*(job[name] for name in ("framework", "workload", "seed", "device", "threads")))
     with Path(job["entries"]).open("w", encoding="utf-8") as file, undetermined() as names:
 
         def emit(entry: Entry) -> None:
             file.writelines(written([entry]))
 
-        record(workload, total, emit, lambda step: progress(job["title"], step, total))
-    Path(job["told"]).write_text(json.dumps({"settings": settings, "undetermined": names}), encoding="utf-8")
+        def said(step: int) -> None:
+            progress(job["title"], step, total)
+
+        if prepared.workload is None:
+            record_submodules(prepared.begin(), total, emit, said)
+        else:
+            record(prepared.workload, total, emit, said)
+    Path(job["told"]).write_text(json.dumps({"settings": prepared.settings, "undetermined": names}), encoding="utf-8")
 
 
 def study_side(job: Mapping[str, Any]) -> None:

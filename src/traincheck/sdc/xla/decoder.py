@@ -1,0 +1,160 @@
+"""Decoder: the model of `sdc/decoder.py` as functions that XLA compiles, one for each kind of submodule.
+
+Parameters have the names, shapes and layout that they have there. A submodule is compiled by itself, forward and
+backward: what it returns and the gradient of what it was given lie between programs, where they can be compared,
+overwritten and struck. The same programs are executed on all levels of a study.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from traincheck.sdc.sizes import DecoderConfig
+
+Parameters = Mapping[str, jax.Array]
+EPSILON = 1e-5
+"""Of the norms."""
+
+
+class Submodule(NamedTuple):
+    """One that is compared as a whole: its kind, the class that it has in torch, the names of its parameters in it."""
+
+    kind: str
+    label: str
+    parameters: tuple[str, ...]
+
+
+NORM = Submodule("norm", "RMSNorm", ("weight",))
+EMBEDDING = Submodule("embedding", "Embedding", ("weight",))
+ATTENTION = Submodule("attention", "Attention", ("query.weight", "key.weight", "value.weight", "out.weight"))
+FEED_FORWARD = Submodule("feed-forward", "FeedForward", ("gate.weight", "up.weight", "down.weight"))
+HEAD = Submodule("head", "Linear", ("weight",))
+
+
+def submodules(config: DecoderConfig) -> dict[str, Submodule]:
+    """All of them by name, in the order of the forward."""
+    found = {"embedding": EMBEDDING}
+    for number in range(config.layers):
+        layer = f"layers.{number}"
+        found |= {f"{layer}.attention_norm": NORM, f"{layer}.attention": ATTENTION}
+        found |= {f"{layer}.feed_forward_norm": NORM, f"{layer}.feed_forward": FEED_FORWARD}
+    return {**found, "norm": NORM, "head": HEAD}
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    """In fp32 or better."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _linear(weight: jax.Array, x: jax.Array) -> jax.Array:
+    return x @ weight.T
+
+
+def _embedding(p: Parameters, tokens: jax.Array) -> jax.Array:
+    return p["weight"][tokens]
+
+
+def _norm(p: Parameters, x: jax.Array) -> jax.Array:
+    wide = _wide(x)
+    scaled = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + EPSILON)
+    return p["weight"] * scaled.astype(x.dtype)
+
+
+def _rotated(x: jax.Array, base: float) -> jax.Array:
+    half = x.shape[-1] // 2
+    frequencies = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles = jnp.outer(jnp.arange(x.shape[-2], dtype=jnp.float32), frequencies)
+    cos, sin = jnp.cos(angles).astype(x.dtype), jnp.sin(angles).astype(x.dtype)
+    first, second = x[..., :half], x[..., half:]
+    return jnp.concatenate((first * cos - second * sin, first * sin + second * cos), axis=-1)
+
+
+def _attention(config: DecoderConfig, p: Parameters, x: jax.Array) -> jax.Array:
+    size, groups = config.width // config.heads, config.heads // config.kv_heads
+
+    def heads(name: str) -> jax.Array:
+        projected = _linear(p[f"{name}.weight"], x)
+        return projected.reshape(*projected.shape[:-1], -1, size).swapaxes(1, 2)
+
+    query, key = _rotated(heads("query"), config.rotary_base), _rotated(heads("key"), config.rotary_base)
+    key, value = jnp.repeat(key, groups, axis=1), jnp.repeat(heads("value"), groups, axis=1)
+    scores = _wide(query) @ _wide(key).swapaxes(-1, -2) * size**-0.5
+    past = jnp.tril(jnp.ones(scores.shape[-2:], dtype=bool))
+    weights = jax.nn.softmax(jnp.where(past, scores, -jnp.inf), axis=-1).astype(x.dtype)
+    mixed = (weights @ value).swapaxes(1, 2)
+    return _linear(p["out.weight"], mixed.reshape(*mixed.shape[:2], -1))
+
+
+def _feed_forward(p: Parameters, x: jax.Array) -> jax.Array:
+    return _linear(p["down.weight"], jax.nn.silu(_linear(p["gate.weight"], x)) * _linear(p["up.weight"], x))
+
+
+def _head(p: Parameters, x: jax.Array) -> jax.Array:
+    return _linear(p["weight"], x)
+
+
+def _cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    likely = jax.nn.log_softmax(_wide(logits), axis=-1)
+    return -jnp.mean(jnp.take_along_axis(likely, targets[..., None], axis=-1))
+
+
+def _adamw(
+    defaults: Mapping[str, Any],
+    parameter: jax.Array,
+    gradient: jax.Array,
+    mean: jax.Array,
+    square: jax.Array,
+    step: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The parameter and its two moments after a step (Loshchilov and Hutter, 2019, algorithm 2)."""
+    (first, second), rate = defaults["betas"], defaults["lr"]
+    value, slope = _wide(parameter), _wide(gradient)
+    step = step.astype(value.dtype)
+    mean, square = first * _wide(mean) + (1 - first) * slope, second * _wide(square) + (1 - second) * slope * slope
+    upright, grown = mean / (1 - first**step), jnp.sqrt(square / (1 - second**step))
+    value = value * (1 - rate * defaults["weight_decay"]) - rate * upright / (grown + defaults["eps"])
+    return value.astype(parameter.dtype), mean.astype(parameter.dtype), square.astype(parameter.dtype)
+
+
+Pull = Any
+"""What a forward keeps for its backward: a tree of arrays that JAX can hand from one program to another."""
+
+
+class Compiled:
+    """The programs of a decoder of this size, each compiled when it is first executed."""
+
+    def __init__(self, config: DecoderConfig, defaults: Mapping[str, Any]) -> None:
+        """`defaults` of the optimizer, as torch's AdamW names them."""
+        inner: dict[Submodule, Callable[[Parameters, jax.Array], jax.Array]] = {
+            NORM: _norm,
+            ATTENTION: functools.partial(_attention, config),
+            FEED_FORWARD: _feed_forward,
+            HEAD: _head,
+        }
+        self._forward = {one: jax.jit(functools.partial(jax.vjp, function)) for one, function in inner.items()}
+        self._forward[EMBEDDING] = jax.jit(_embedded)  # tokens have no gradient
+        self._backward = jax.jit(lambda pull, gradient: pull(gradient))
+        self.loss = jax.jit(jax.value_and_grad(_cross_entropy))
+        """Of logits and targets: the loss, and the gradient of the logits."""
+        self.add = jax.jit(jnp.add)
+        self.adamw = jax.jit(functools.partial(_adamw, defaults))
+
+    def forward(self, one: Submodule, parameters: Parameters, x: jax.Array) -> tuple[jax.Array, Pull]:
+        """What a submodule returns, and what its backward needs."""
+        output, pull = self._forward[one](parameters, x)
+        return output, pull
+
+    def backward(self, pull: Pull, gradient: jax.Array) -> tuple[Parameters, jax.Array | None]:
+        """The gradients of the parameters and of what the submodule was given, of tokens none."""
+        found = self._backward(pull, gradient)
+        return found[0], (found[1] if len(found) > 1 else None)
+
+
+def _embedded(parameters: Parameters, tokens: jax.Array) -> tuple[jax.Array, Pull]:
+    found: tuple[jax.Array, Pull] = jax.vjp(lambda p: _embedding(p, tokens), parameters)
+    return found

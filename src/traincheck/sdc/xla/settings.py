@@ -1,0 +1,80 @@
+"""Settings: what makes XLA compute the same bits in each process, and the device that it computes on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import jax
+import jaxlib
+import torch
+
+from traincheck.errors import BadOption
+from traincheck.sdc.determinism import settle
+from traincheck.sdc.devices import processor
+
+CPU = "cpu"
+ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
+ON_ACCELERATORS = "--xla_gpu_deterministic_ops=true"
+"""Kernels without atomic sums, and none chosen by timing them, which two processes may do otherwise."""
+
+
+def settle_xla(seed: int, threads: int, device: str, wide: bool) -> tuple[jax.Device, dict[str, str]]:
+    """Settle all that is known to make a difference between two runs; the device, and the settings by name.
+
+    `wide`: whether fp64 is computed. What the user has set in XLA_FLAGS stays. It has to come before JAX computes
+    anything in this process. Raises BadOption for a device that JAX has not got here.
+    """
+    seeds = "seeds of random, numpy and torch"  # torch draws the weights and the batches
+    told = {seeds: settle(seed, threads)[seeds]}
+    platform = device.partition(":")[0]
+    for name, value in variables(threads, platform, os.environ).items():
+        os.environ[name] = told[name] = value
+    # Else fp32 is multiplied with the few bits of TF32 or bf16 where the device has fast units for these.
+    for option, setting in {"jax_default_matmul_precision": "highest", "jax_enable_x64": wide}.items():
+        jax.config.update(option, setting)
+        told[option] = str(setting)
+    if platform == CPU:
+        jax.config.update("jax_platforms", CPU)  # not to take the memory of an accelerator that is not asked for
+    found = _device(device)
+    jax.config.update("jax_default_device", found)
+    return found, told
+
+
+def variables(threads: int, platform: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables that XLA reads when it begins, and what they are to be; what the user set stays."""
+    ours = [ONE_THREAD] if threads == 1 else []
+    ours += [] if platform == CPU else [ON_ACCELERATORS]
+    given = environ.get("XLA_FLAGS", "").split()
+    known = {flag.partition("=")[0] for flag in given}
+    flags = [*given, *(flag for flag in ours if flag.partition("=")[0] not in known)]
+    return {"NPROC": str(threads), **({"XLA_FLAGS": " ".join(flags)} if flags else {})}
+
+
+def _device(text: str) -> jax.Device:
+    platform, _, number = text.partition(":")
+    if not platform or (number and not number.isdigit()):
+        raise BadOption("--device", text, "the name of a device of JAX, such as cpu, cuda, tpu or cuda:1")
+    try:
+        there = jax.local_devices(backend=platform)
+    except RuntimeError as error:
+        why = str(error).strip().splitlines()[0]
+        raise BadOption("--device", text, f"a device that JAX has here ({why}); cpu always is") from None
+    # Where none is named, each worker of a launcher takes its own.
+    place = int(number or ("0" if platform == CPU else os.environ.get("LOCAL_RANK", "0")))
+    if place >= len(there):
+        raise BadOption("--device", text, f"one of the {len(there)} that JAX has here, {platform}:0 being the first")
+    found: jax.Device = there[place]
+    return found
+
+
+def software(device: jax.Device, threads: int) -> dict[str, str]:
+    """What the bits of a result depend on besides the work itself, as `devices.software` tells it of torch."""
+    return {
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "torch": str(torch.__version__),
+        "device": device.platform,
+        "threads": str(threads),
+        "name": processor() if device.platform == CPU else device.device_kind,
+    }

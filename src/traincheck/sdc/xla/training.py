@@ -1,0 +1,198 @@
+"""Training: the built-in decoder as XLA executes it, with what a study looks at between its programs.
+
+Weights and batches are those of the torch workload, so that the same seed begins with the same numbers and the losses
+of both frameworks can be laid beside each other. Forward, backward and updates are programs of XLA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+
+import jax
+import torch
+
+from traincheck.sdc.decoder import DecoderWorkload
+from traincheck.sdc.fault import BACKWARD, FORWARD, GRADIENT, OPTIMIZER, Fault
+from traincheck.sdc.frameworks import XLA, must_be_executable
+from traincheck.sdc.inject import Injected, none_matches, own_rank
+from traincheck.sdc.sizes import BUILT_IN
+from traincheck.sdc.training import Seen, SeenInside
+from traincheck.sdc.workload import EVALUATED, HELD_OUT
+from traincheck.sdc.xla.arrays import as_array, as_tensor
+from traincheck.sdc.xla.decoder import Compiled, Pull, Submodule, submodules
+
+
+class XlaWorkload:
+    """A decoder and its programs, which all trainings of it have in common."""
+
+    def __init__(self, workload: DecoderWorkload) -> None:
+        """`workload` is of the CPU: it draws the weights and the batches."""
+        self.drawn = workload
+        self.submodules = submodules(workload.config)
+        one = torch.nn.Parameter(torch.zeros(1))
+        self.compiled = Compiled(workload.config, workload.build_optimizer(torch.nn.ParameterList([one])).defaults)
+
+    def begin(self) -> XlaTraining:
+        """A training of it, from its first step on."""
+        return XlaTraining(self)
+
+
+class XlaTraining:
+    """A `Training` of the decoder."""
+
+    def __init__(self, workload: XlaWorkload) -> None:
+        self._drawn, self._compiled, self._submodules = workload.drawn, workload.compiled, workload.submodules
+        begins = self._drawn.build_model()
+        named = dict(begins.named_parameters())
+        self._values = {name: as_array(value) for name, value in named.items()}
+        self._means = {name: as_array(torch.zeros_like(value)) for name, value in named.items()}
+        self._squares = {name: as_array(torch.zeros_like(value)) for name, value in named.items()}
+        self._gradients: dict[str, jax.Array] = {}
+        self._pulls: dict[str, Pull] = {}
+        self._of_logits: jax.Array | None = None
+        self._steps = 0
+        self._injected: list[Injected] = []
+        self._seen: SeenInside | None = None
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        return {name: one.kind for name, one in self._submodules.items()}
+
+    # -- faults and what is looked at -----------------------------------------------------------------------------
+
+    @contextmanager
+    def faulty(self, faults: Sequence[Fault], rank: int | None = None) -> Iterator[list[Injected]]:
+        must_be_executable(XLA, BUILT_IN, faults)
+        for fault in faults:
+            names = list(self._values if fault.of_parameters else self._submodules)
+            if not any(self._hits(fault, name) for name in names):
+                raise none_matches(fault, names)
+        injected = [Injected(fault) for fault in faults]
+        own = own_rank() if rank is None else rank
+        self._injected = [one for one in injected if one.fault.rank in (None, own)]
+        try:
+            yield injected
+        finally:
+            self._injected = []
+
+    def _hits(self, fault: Fault, name: str) -> bool:
+        """Whether its pattern is of this: a submodule by name or class, as torch has it, or a parameter."""
+        label = self._submodules[name].label if name in self._submodules else name
+        return fnmatchcase(name, fault.pattern) or fnmatchcase(label, fault.pattern)
+
+    def _struck(self, site: str, name: str, array: jax.Array) -> jax.Array:
+        """It as faults leave it. What strikes is decided and done as for torch, so the same fault hits the same."""
+        for one in self._injected:
+            if one.fault.site == site and self._hits(one.fault, name):
+                draws = one.comes(name)
+                array = array if draws is None else as_array(one.struck(name, as_tensor(array), draws))
+        return array
+
+    @contextmanager
+    def watched(self, seen: SeenInside) -> Iterator[None]:
+        self._seen = seen
+        try:
+            yield
+        finally:
+            self._seen = None
+
+    def _passed(self, name: str, direction: str, array: jax.Array) -> jax.Array:
+        """What comes out of a submodule, forward or backward, as the next one is given it."""
+        array = self._struck(direction, name, array)
+        other = self._seen(name, direction, as_tensor(array)) if self._seen is not None else None
+        return array if other is None else as_array(other)
+
+    # -- a step ---------------------------------------------------------------------------------------------------
+
+    def batch(self, step: int) -> torch.Tensor:
+        return self._drawn.batch(step)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        logits = self._logits(as_array(batch[:, :-1]))
+        loss, self._of_logits = self._compiled.loss(logits, as_array(batch[:, 1:]))
+        return as_tensor(loss)
+
+    def _logits(self, tokens: jax.Array) -> jax.Array:
+        call, add = self._call, self._compiled.add
+        x = call("embedding", tokens)
+        for layer in self._layers():
+            x = add(x, call(f"{layer}.attention", call(f"{layer}.attention_norm", x)))
+            x = add(x, call(f"{layer}.feed_forward", call(f"{layer}.feed_forward_norm", x)))
+        return call("head", call("norm", x))
+
+    def backward(self) -> None:
+        assert self._of_logits is not None, "backward comes after forward"
+        back, add = self._back, self._compiled.add
+        gradient = back("norm", back("head", self._of_logits))
+        for layer in reversed(self._layers()):
+            gradient = add(gradient, back(f"{layer}.feed_forward_norm", back(f"{layer}.feed_forward", gradient)))
+            gradient = add(gradient, back(f"{layer}.attention_norm", back(f"{layer}.attention", gradient)))
+        self._back_to_parameters("embedding", gradient)
+        self._of_logits = None
+        # In the order of the parameters, in which both workers hand them out.
+        self._gradients = {name: self._struck(GRADIENT, name, self._gradients[name]) for name in self._values}
+
+    def _layers(self) -> list[str]:
+        return [f"layers.{number}" for number in range(self._drawn.config.layers)]
+
+    def _named(self, name: str) -> tuple[Submodule, dict[str, str]]:
+        """A submodule, and the names of its parameters in it with those in the model."""
+        one = self._submodules[name]
+        return one, {inner: f"{name}.{inner}" for inner in one.parameters}
+
+    def _call(self, name: str, x: jax.Array) -> jax.Array:
+        one, names = self._named(name)
+        parameters = {inner: self._values[whole] for inner, whole in names.items()}
+        output, self._pulls[name] = self._compiled.forward(one, parameters, x)
+        return self._passed(name, FORWARD, output)
+
+    def _back(self, name: str, gradient: jax.Array) -> jax.Array:
+        found = self._back_to_parameters(name, gradient)
+        assert found is not None, "only tokens have no gradient"
+        return self._passed(name, BACKWARD, found)
+
+    def _back_to_parameters(self, name: str, gradient: jax.Array) -> jax.Array | None:
+        _, names = self._named(name)
+        of_parameters, of_input = self._compiled.backward(self._pulls.pop(name), gradient)
+        self._gradients |= {names[inner]: value for inner, value in of_parameters.items()}
+        return of_input
+
+    def gradients(self, seen: Seen) -> None:
+        _hand_out(self._gradients, seen)
+
+    def update(self) -> None:
+        self._steps += 1
+        step = as_array(torch.tensor(float(self._steps)))
+        for name in self._values:
+            kept = self._gradients.pop(name), self._means[name], self._squares[name]
+            found = self._compiled.adamw(self._values[name], *kept, step)
+            self._values[name], self._means[name], self._squares[name] = found
+        for name in self._values:
+            self._values[name] = self._struck(OPTIMIZER, name, self._values[name])
+        for one in self._injected:
+            one.next_step()
+
+    # -- what there is --------------------------------------------------------------------------------------------
+
+    def parameters(self) -> Iterable[tuple[str, torch.Tensor]]:
+        return ((name, as_tensor(value)) for name, value in self._values.items())
+
+    def state(self, seen: Seen) -> None:
+        _hand_out(self._values, seen)
+        for moment, kept in (("mean", self._means), ("square", self._squares)):
+            _hand_out(kept, lambda name, value, moment=moment: seen(f"{moment} of {name}", value))  # type: ignore[misc]
+
+    def evaluate(self) -> float:
+        losses = [float(self.forward(self.batch(HELD_OUT + one))) for one in range(EVALUATED)]
+        self._pulls.clear()
+        self._of_logits = None
+        return sum(losses) / len(losses)
+
+
+def _hand_out(arrays: dict[str, jax.Array], seen: Seen) -> None:
+    for name, array in arrays.items():
+        other = seen(name, as_tensor(array))
+        if other is not None:
+            arrays[name] = as_array(other)
