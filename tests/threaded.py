@@ -30,6 +30,9 @@ class Threads(Host):
         return found
 
 
+_BUILDING = threading.Lock()
+
+
 def on_each_rank(work: Callable[[Host], Any]) -> list[Any]:
     side_by_side, all_there = [None] * SIZE, threading.Barrier(SIZE)
     with ThreadPoolExecutor(SIZE) as pool:
@@ -38,7 +41,8 @@ def on_each_rank(work: Callable[[Host], Any]) -> list[Any]:
 
 def trained(workload: Workload, steps: int = 3) -> tuple[list[float], dict[str, torch.Tensor], dict[str, Any]]:
     """Losses, parameters after the last step and gradients in it."""
-    model = workload.build_model()
+    with _BUILDING:  # they draw from one stream
+        model = workload.build_model()
     optimizer = workload.build_optimizer(model)
     losses = []
     for step in range(1, steps + 1):
