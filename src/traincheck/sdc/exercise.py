@@ -19,7 +19,7 @@ from traincheck.sdc.decoder import DecoderWorkload
 from traincheck.sdc.determinism import settle
 from traincheck.sdc.entry import Entry
 from traincheck.sdc.fault import STUCK, Fault
-from traincheck.sdc.inject import inject
+from traincheck.sdc.inject import Injected, inject
 from traincheck.sdc.recording import record
 from traincheck.sdc.workload import Workload
 
@@ -92,6 +92,8 @@ class Exercise:
     ) -> None:
         """`faults` strike in the training, each round otherwise; only a stuck bit is where it was."""
         self._steps, self._seed, self._threads, self._faults = steps, seed, threads, tuple(faults)
+        self.injected: list[Injected] = []
+        """What the faults did in the last round."""
         settle(seed, threads)
         training = _Again(workload) if isinstance(workload, DecoderWorkload) else workload
         products = Products(training.build_model(), seed, device)
@@ -115,9 +117,11 @@ class Exercise:
     def _striking(self, number: int) -> Callable[[nn.Module, torch.optim.Optimizer], ExitStack]:
         def prepared(model: nn.Module, optimizer: torch.optim.Optimizer) -> ExitStack:
             stack = ExitStack()
-            for fault in self._faults:
-                ours = fault if fault.kind == STUCK else replace(fault, seed=fault.seed + APART * number)
-                stack.enter_context(inject(model, optimizer, ours))
+            ours = [
+                fault if fault.kind == STUCK else replace(fault, seed=fault.seed + APART * number)
+                for fault in self._faults
+            ]
+            self.injected = [stack.enter_context(inject(model, optimizer, fault)) for fault in ours]
             return stack
 
         return prepared

@@ -1,0 +1,183 @@
+"""python -m benchmarks.corruption [--quick] [--only alarms,screening,ranks,study] [--go-on] [--jobs 2] [--runs FOLDER]
+
+Puts faults (bit position x site x rate, several seeds each) into trainings, and tells which detectors find them, and
+how many steps after the first stroke; and that they say nothing of as many trainings without a fault.
+
+*alarms*: the usual ones on loss and gradient norm. *screening*: what `traincheck sdc screen` does, on a device that has
+the fault. *ranks*: two ranks that are checked as `traincheck run` checks them. *study*: what a fault does to a training
+(`traincheck sdc study`). Results go to benchmarks/results/corruption.json and docs/sdc-detection.md when all of it was
+run. Ctrl-C keeps what was done, and --go-on goes on from there. --quick is a small grid, of which nothing is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.corruption import studied, two_ranks
+from benchmarks.corruption.alarms import LOSS, NORM, first_alarm, threshold
+from benchmarks.corruption.grid import DECODER, IMAGES, NAMES, QUICK, WHOLE, Point
+from benchmarks.corruption.kept import Kept
+from benchmarks.corruption.one_process import ALARMS, SCREENING, spread
+from benchmarks.corruption.page import summary, write_page
+from benchmarks.corruption.tally import tallies
+from benchmarks.corruption.watches import QUICK as QUICK_WATCHES
+from benchmarks.corruption.watches import WATCHES
+from benchmarks.machine import machine
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "corruption.json"
+RANKS, STUDY = "ranks", "study"
+PARTS = (ALARMS, SCREENING, RANKS, STUDY)
+TRAININGS = {ALARMS: (DECODER, IMAGES), SCREENING: (DECODER,)}
+"""Which workloads are trained; a screening is made with the built-in one."""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run what was chosen; keep the result of a whole run."""
+    chosen = options().parse_args(words)
+    parts = chosen.only.split(",") if chosen.only else list(PARTS)
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown:
+        options().error(f"--only {chosen.only}: expected some of {', '.join(PARTS)}, separated by commas")
+    kept = Kept(chosen.runs / ("quick.jsonl" if chosen.quick else "rows.jsonl"), go_on=chosen.go_on)
+    began, interrupted = time.monotonic(), False
+    try:
+        for part in parts:
+            execute(part, kept, chosen.quick, chosen.jobs)
+    except KeyboardInterrupt:
+        interrupted = True
+    result = {"machine": machine(), "seconds": round(time.monotonic() - began), **gathered(parts, kept, chosen.quick)}
+    print(summary(result))
+    if interrupted:
+        print("It was interrupted; this is what was done. --go-on goes on from here.", file=sys.stderr)
+        return 130
+    if not chosen.quick and not chosen.only:
+        RESULTS.write_text(as_text(result))
+        write_page(result)
+    return 0
+
+
+def options() -> argparse.ArgumentParser:
+    """The options of the command."""
+    found = argparse.ArgumentParser(
+        prog="python -m benchmarks.corruption", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    found.add_argument("--quick", action="store_true", help="a small grid; no result is kept")
+    found.add_argument("--only", default="", help=f"some of {','.join(PARTS)}; no result is kept")
+    found.add_argument("--go-on", action="store_true", help="with what an earlier, interrupted run has kept")
+    found.add_argument("--jobs", type=int, default=2, help="processes that train at a time (1: this one)")
+    found.add_argument("--runs", type=Path, default=ROOT / "traincheck-runs" / "corruption", help="where it is kept")
+    return found
+
+
+def tasks_of(part: str, quick: bool) -> list[tuple[str, Any]]:
+    """What a part executes: the group, and a point or the name of a study."""
+    grid = QUICK if quick else WHOLE
+    if part in TRAININGS:
+        return [(part, point) for workload in TRAININGS[part] for point in grid.all(workload)]
+    if part == RANKS:
+        names = QUICK_WATCHES if quick else tuple(WATCHES)
+        return [(name, point) for name in names for point in (QUICK if quick else WATCHES[name].grid).all(DECODER)]
+    return [(part, name) for name in (studied.QUICK if quick else studied.STUDIES)]
+
+
+def execute(part: str, kept: Kept, quick: bool, jobs: int) -> None:
+    """Execute what is not kept yet, telling how far it is."""
+    tasks = tasks_of(part, quick)
+    missing = [(group, one) for group, one in tasks if kept.get(group, _of(one)) is None]
+    done = len(tasks) - len(missing)
+
+    def add(group: str, one: Any, found: dict[str, Any]) -> None:
+        nonlocal done
+        done += 1
+        kept.add(group, _of(one), found)
+        _progress(f"{part}: {done} of {len(tasks)}", last=done == len(tasks))
+
+    if part in TRAININGS:
+        for group, one, found in spread(missing, jobs):
+            add(group, one, found)
+    elif part == RANKS:
+        if missing:
+            two_ranks.train_all(missing, add)
+    else:
+        for group, one in missing:
+            add(group, one, studied.study(one))
+
+
+def gathered(parts: Sequence[str], kept: Kept, quick: bool) -> dict[str, Any]:
+    """What the chosen parts have shown so far."""
+    result: dict[str, Any] = {"runs": [], "clean": {}, "thresholds": {}, "studies": {}}
+    rows: list[dict[str, Any]] = []
+    for part in parts:
+        tasks = tasks_of(part, quick)
+        there = [(group, one, found) for group, one in tasks if (found := kept.get(group, _of(one))) is not None]
+        if part == STUDY:
+            result["studies"] = {name: found for _, name, found in there}
+            continue
+        limits = _limits(there) if part == ALARMS else {}
+        result["thresholds"] |= limits
+        for group, point, found in there:
+            told = _alarms(part, group, point, found, limits)
+            rows.append(
+                {
+                    "group": group,
+                    "clean": point.fault is None,
+                    **point.data(),
+                    **{name: found[name] for name in ("strokes", "first")},
+                    "alarms": told,
+                }
+            )
+    # Of runs without a fault only those with an alarm are of interest one by one.
+    result["runs"] = [row for row in rows if not row["clean"] or any(row["alarms"].values())]
+    result["detectors"] = {name: one.data() for (name, _), one in tallies(rows).items()}
+    return result
+
+
+def _limits(there: Sequence[tuple[str, Point, dict[str, Any]]]) -> dict[str, dict[str, float]]:
+    """The thresholds of the alarms for each workload, tuned on its clean runs."""
+    found: dict[str, dict[str, float]] = {}
+    for workload in TRAININGS[ALARMS]:
+        clean = [one for _, point, one in there if point.workload == workload and point.fault is None]
+        found[NAMES[workload]] = {
+            LOSS: threshold(one["losses"] for one in clean),
+            NORM: threshold(one["norms"] for one in clean),
+        }
+    return found
+
+
+def _alarms(
+    part: str, group: str, point: Point, found: dict[str, Any], limits: dict[str, dict[str, float]]
+) -> dict[str, int | None]:
+    if part == ALARMS:
+        own = limits[NAMES[point.workload]]
+        return {LOSS: first_alarm(found["losses"], own[LOSS]), NORM: first_alarm(found["norms"], own[NORM])}
+    alarms: dict[str, int | None] = found["alarms"] if part == SCREENING else two_ranks.alarms(group, found)
+    return alarms
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """JSON with a line for each run."""
+    told = json.dumps({**result, "runs": "RUNS"}, indent=2)
+    runs = ",\n    ".join(json.dumps(row) for row in result["runs"])
+    return told.replace('"RUNS"', f"[\n    {runs}\n  ]") + "\n"
+
+
+def _of(one: Any) -> dict[str, Any]:
+    return {"study": one} if isinstance(one, str) else vars(one)
+
+
+def _progress(text: str, *, last: bool) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{text}", end="\n" if last else "", file=sys.stderr, flush=True)
+    elif last or int(text.split(": ")[1].split()[0]) % 20 == 0:
+        print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,93 @@
+"""One rank of the job of two that trains points one after the other, each checked as `traincheck run` checks it:
+`torchrun --nproc-per-node 2 -m benchmarks.corruption.job FOLDER`.
+
+FOLDER/tasks.jsonl names watch and point of each training; rank R writes a line for each into FOLDER/rank-R.jsonl. A
+training has a process group of its own, so that what TrainCheck's ranks tell each other is of this one, and a run
+folder of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import traincheck
+from benchmarks.corruption.grid import Point
+from benchmarks.corruption.trained import CPU, NONE
+from benchmarks.corruption.watches import RULES, WATCHES, Watch
+from traincheck.invariants.book import Book, read_book, write_book
+from traincheck.invariants.packs import SHIPPED
+from traincheck.sdc.determinism import settle
+from traincheck.sdc.workload import load_workload
+from traincheck.testing.corruption import inject
+
+STEPS = 40
+FAULTY = 1
+"""The rank with the fault."""
+
+
+def main(folder: Path) -> None:
+    """Train all points of the tasks."""
+    rank = int(os.environ["RANK"])
+    book = folder / f"replicas-{rank}.jsonl"
+    write_book(replicas_book(), book)
+    with (folder / f"rank-{rank}.jsonl").open("a") as told:
+        for number, line in enumerate((folder / "tasks.jsonl").read_text().splitlines()):
+            task = json.loads(line)
+            found = train(task["watch"], Point(**task["point"]), rank, folder / f"{number}", book)
+            print(json.dumps({"number": number, **found}), file=told, flush=True)
+
+
+def replicas_book() -> Book:
+    """Of the pack for several ranks the rules about replicas."""
+    whole = read_book(SHIPPED / "distributed.jsonl")
+    chosen = tuple(rule for rule in whole.invariants if rule.sentence in RULES)
+    assert len(chosen) == len(RULES), "the pack has other sentences than RULES"
+    return replace(whole, invariants=chosen)
+
+
+def train(name: str, point: Point, rank: int, home: Path, book: Path) -> dict[str, Any]:
+    """What the fault did on this rank, and what the report of this rank says."""
+    home.mkdir(exist_ok=True)
+    watch = WATCHES[name]
+    dist.init_process_group("gloo", init_method=f"file://{home / 'store'}", rank=rank, world_size=2)
+    settle(point.seed, 1)
+    with traincheck.checked(home / "run", book, compare_ranks="exchange", look_closer=0, **watch.options) as seen:
+        strokes, first = _trained(watch, point, rank)
+        dist.barrier()
+    dist.barrier()
+    dist.destroy_process_group()
+    assert seen.report is not None
+    findings = [
+        {"step": one.step, "title": one.title, "severity": one.severity, "compared": one.compared}
+        for one in seen.report.findings
+    ]
+    return {"strokes": strokes, "first": first, "findings": findings, "watched": seen.report.counts.steps}
+
+
+def _trained(watch: Watch, point: Point, rank: int) -> tuple[int, int | None]:
+    workload = load_workload(point.workload, point.seed, CPU)
+    model = workload.build_model()
+    optimizer = workload.build_optimizer(model)
+    if watch.reduced:
+        model = DistributedDataParallel(model)
+    fault = NONE if point.fault is None or rank != FAULTY else point.fault
+    with inject(model, optimizer, fault) as injected:
+        for step in range(1, STEPS + 1):
+            optimizer.zero_grad()
+            batch = workload.batch(2 * step + rank if watch.reduced else step)
+            workload.loss(model, batch).backward()
+            optimizer.step()
+    return injected.times, injected.hits[0].step if injected.hits else None
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve())

@@ -1,0 +1,40 @@
+"""Kept: what each run has shown, a line each, so that what was interrupted can go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Kept:
+    """The lines of a file, by group and what was run."""
+
+    def __init__(self, file: Path, *, go_on: bool) -> None:
+        """Without `go_on` it begins empty."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not go_on:
+            file.unlink(missing_ok=True)
+        self._file = file
+        self._found: dict[tuple[str, str], dict[str, Any]] = {}
+        for line in file.read_text().splitlines() if file.exists() else ():
+            try:
+                told = json.loads(line)
+            except ValueError:  # the last line of what was killed
+                continue
+            self._found[told["group"], _key(told["of"])] = told["found"]
+
+    def add(self, group: str, of: Mapping[str, Any], found: dict[str, Any]) -> None:
+        """Keep what was found."""
+        self._found[group, _key(of)] = found
+        with self._file.open("a") as lines:
+            print(json.dumps({"group": group, "of": of, "found": found}), file=lines)
+
+    def get(self, group: str, of: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What was found earlier, None where nothing was."""
+        return self._found.get((group, _key(of)))
+
+
+def _key(of: Mapping[str, Any]) -> str:
+    return json.dumps(of, sort_keys=True)

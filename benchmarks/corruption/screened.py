@@ -1,0 +1,56 @@
+"""Screened: a device that has the fault, screened as `traincheck sdc screen` does it, with and without known fingerprints.
+
+A round is three training steps, and matrix products, which no fault is put into. Screening ends when both ways have
+found the fault, or after the last round.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.corruption.grid import Point
+from benchmarks.corruption.trained import CPU
+from traincheck.sdc.exercise import Exercise
+from traincheck.sdc.known import Known
+from traincheck.sdc.verdict import CORRUPT, Rounds, judge
+from traincheck.sdc.workload import load_workload
+
+KNOWN, ITSELF = "screening, known fingerprints", "screening, itself over time"
+
+STEPS = 3
+"""Of a round, as `traincheck sdc screen` has it."""
+ROUNDS = 10
+"""Thirty steps of training: half as many as the trainings with alarms have."""
+
+
+def screen(point: Point, rounds: int = ROUNDS) -> dict[str, Any]:
+    """In which step, counted over all rounds, either way has found it (the last of the round), as have strokes."""
+    work = {"workload": point.workload, "steps": str(STEPS), "seed": "0"}
+    faults = () if point.fault is None else (point.fault,)
+    # A clean device computes other data in each of these runs; one with a fault what the command computes.
+    seed = point.seed if point.fault is None else 0
+    exercise = _exercise(point.workload, seed, faults)
+    known = Known(work, {}, _exercise(point.workload, seed).round(0, _quiet))
+    seen = Rounds("cpu", {})
+    strokes, first = 0, None
+    alarms: dict[str, int | None] = {KNOWN: None, ITSELF: None}
+    for number in range(rounds):
+        seen.add(exercise.round(number, _quiet))
+        for one in exercise.injected:
+            strokes += one.times
+            if one.hits and first is None:
+                first = number * STEPS + one.hits[0].step
+        for name, against in ((KNOWN, known), (ITSELF, None)):
+            if alarms[name] is None and judge([seen], against)[0]["verdict"] == CORRUPT:
+                alarms[name] = (number + 1) * STEPS
+        if None not in alarms.values():
+            break
+    return {"strokes": strokes, "first": first, "alarms": alarms}
+
+
+def _exercise(workload: str, seed: int, faults: tuple[Any, ...] = ()) -> Exercise:
+    return Exercise(load_workload(workload, seed, CPU), STEPS, seed, CPU, 1, faults)
+
+
+def _quiet() -> None:
+    """No progress is told within a round."""

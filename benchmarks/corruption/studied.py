@@ -1,0 +1,57 @@
+"""Studied: what a fault does to a training, by `traincheck sdc study` with the fault in the suspect worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.corruption.grid import DECODER
+
+BOTH = ("forward", "backward")
+SELDOM = "bitflip@{site}:Linear,bit={bit},chance=0.0133"
+"""One stroke in five steps on the average: fifteen linear layers are called in each."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The options of a study; `level` by its number."""
+
+    level: int
+    steps: int
+    faults: tuple[str, ...]
+    seed: int = 0
+
+
+def _both(bit: int | str) -> tuple[str, ...]:
+    return tuple(SELDOM.format(site=site, bit=bit) for site in BOTH)
+
+
+STUDIES: Mapping[str, Wanted] = {
+    **{f"a period, mantissa, seed {seed}": Wanted(3, 200, _both("mantissa"), seed) for seed in range(3)},
+    **{f"a period, bit 25, seed {seed}": Wanted(3, 200, _both(25), seed) for seed in range(3)},
+    **{f"steps, {bit}": Wanted(2, 100, _both(bit)) for bit in ("mantissa", 25, "any")},
+    "submodules": Wanted(1, 60, tuple(f"bitflip@{site}:Linear,bit=mantissa,chance=0.05" for site in BOTH)),
+}
+QUICK = ("steps, mantissa",)
+
+FOUND = 3
+"""The exit code of a study in which a bit differed."""
+
+
+def study(name: str) -> dict[str, Any]:
+    """Execute a study; what it found, without the tables of single modules. Raises SystemExit where it fails."""
+    wanted = STUDIES[name]
+    words = ["--workload", DECODER, "--level", str(wanted.level), "--steps", str(wanted.steps), "--seed"]
+    faults = [word for fault in wanted.faults for word in ("--fault", f"{fault},seed={wanted.seed}")]
+    command = [sys.executable, "-m", "traincheck", "sdc", "study", *words, str(wanted.seed), *faults, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    if done.returncode not in (0, FOUND):
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
+    (found,) = json.loads(done.stdout)["levels"].values()
+    del found["by_module"]
+    return {"faults": list(wanted.faults), "seed": wanted.seed, **found}

@@ -1,0 +1,40 @@
+"""Trained: a training with a fault in it, by itself, and what the usual alarms would look at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from benchmarks.corruption.grid import Point
+from traincheck.sdc.determinism import settle
+from traincheck.sdc.workload import load_workload
+from traincheck.testing.corruption import Fault, inject
+
+STEPS = 60
+CPU = torch.device("cpu")
+NONE = Fault(chance=0.0)
+"""Strikes never, and changes no bit then."""
+
+
+def train(point: Point, steps: int = STEPS) -> dict[str, Any]:
+    """Losses and norms of the gradients step by step, how often the fault struck, and in which step first.
+
+    A training is not ended by a loss that is not finite, as it would not be without an alarm.
+    """
+    settle(point.seed, 1)
+    workload = load_workload(point.workload, point.seed, CPU)
+    model = workload.build_model()
+    optimizer = workload.build_optimizer(model)
+    losses, norms = [], []
+    with inject(model, optimizer, point.fault or NONE) as injected:
+        for step in range(1, steps + 1):
+            optimizer.zero_grad()
+            loss = workload.loss(model, workload.batch(step))
+            loss.backward()
+            gradients = [one.grad for one in model.parameters() if one.grad is not None]
+            norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+            losses.append(float(loss.detach()))
+            optimizer.step()
+    first = injected.hits[0].step if injected.hits else None
+    return {"strokes": injected.times, "first": first, "losses": losses, "norms": norms}

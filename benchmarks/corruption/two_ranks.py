@@ -1,0 +1,86 @@
+"""Two ranks: starts the job of two that trains points one after the other, and brings home what either has seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.corruption.grid import Point
+from benchmarks.corruption.watches import WATCHES
+
+PAUSE = 0.3
+"""Seconds between two looks at what is done."""
+PATIENCE = 300.0
+"""Seconds in which a training has to end."""
+
+
+def train_all(tasks: Sequence[tuple[str, Point]], done: Callable[[str, Point, dict[str, Any]], object]) -> None:
+    """Train each point under its watch; `done` is called with each as it ends. Raises SystemExit where the job fails."""
+    with tempfile.TemporaryDirectory(prefix="traincheck-corruption-") as made:
+        folder = Path(made)
+        lines = [json.dumps({"watch": name, "point": vars(point)}) for name, point in tasks]
+        (folder / "tasks.jsonl").write_text("\n".join(lines))
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        with (folder / "log").open("wb") as log:
+            job = subprocess.Popen(
+                [*launcher, "-m", "benchmarks.corruption.job", str(folder)],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+            try:
+                _follow(job, folder, tasks, done)
+            finally:
+                if job.poll() is None:
+                    job.terminate()  # the launcher ends its ranks
+                    job.wait()
+
+
+def _follow(
+    job: subprocess.Popen[bytes],
+    folder: Path,
+    tasks: Sequence[tuple[str, Point]],
+    done: Callable[[str, Point, dict[str, Any]], object],
+) -> None:
+    told, since = 0, time.monotonic()
+    while told < len(tasks):
+        ended = job.poll() is not None
+        first, second = (_lines(folder / f"rank-{rank}.jsonl") for rank in range(2))
+        for one, other in list(zip(first, second, strict=False))[told:]:
+            name, point = tasks[told]
+            done(name, point, both(one, other))
+            told, since = told + 1, time.monotonic()
+        if told < len(tasks) and (ended or time.monotonic() - since > PATIENCE):
+            raise SystemExit(f"the job of two ranks failed:\n{(folder / 'log').read_text(errors='replace')[-4000:]}")
+        time.sleep(PAUSE)
+    job.wait()
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    """The whole lines that are there by now."""
+    text = file.read_text() if file.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def both(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """What the fault did is told by the rank that has it, findings between ranks by the one that compares."""
+    return {
+        "strokes": first["strokes"] + second["strokes"],
+        "first": second["first"] if second["first"] is not None else first["first"],
+        "findings": first["findings"] + second["findings"],
+    }
+
+
+def alarms(name: str, found: dict[str, Any]) -> dict[str, int | None]:
+    """The first alarm of each detector of this watch."""
+    return {
+        detector: min((one["step"] for one in found["findings"] if concerns(one)), default=None)
+        for detector, concerns in WATCHES[name].detectors.items()
+    }

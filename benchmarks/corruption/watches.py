@@ -1,0 +1,61 @@
+"""Watches: detectors that need two ranks, each as `traincheck.checked` is called for it, and the faults that it is
+given.
+
+The fault is on rank 1. Training of two ranks takes longer than that of one, so the grids are smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.corruption.grid import SITES, Grid
+from traincheck.sdc.fault import COMMUNICATION, FORWARD, OPTIMIZER
+
+REPLICAS, SAMPLED, TWINS = "replicas", "replicas, one step in ten", "twins"
+
+RULES = {
+    "an update leaves the same value of a parameter on every rank",
+    "a parameter has the same value on every rank before an update",
+    "an update uses the same gradient of a parameter on every rank",
+}
+"""Of the pack `distributed`: what is asked of replicas. That each rank has another batch is not asked of twins."""
+
+BITS, RATES, SEEDS = (2, 30), (0.05, 0.5), 2
+
+
+@dataclass(frozen=True)
+class Watch:
+    """A way to watch a training, and the `detectors` that it is for: which findings are an alarm of each.
+
+    With `reduced` two replicas train on batches of their own and average their gradients, as DistributedDataParallel
+    does; without, both train on the same batch and tell each other nothing.
+    """
+
+    grid: Grid
+    detectors: Mapping[str, Callable[[Mapping[str, Any]], bool]]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    reduced: bool = True
+
+
+def between_ranks(finding: Mapping[str, Any]) -> bool:
+    """Whether it came of comparing ranks."""
+    return bool(finding["compared"])
+
+
+WATCHES: Mapping[str, Watch] = {
+    REPLICAS: Watch(
+        Grid(BITS, (*SITES, COMMUNICATION), RATES, SEEDS, stuck=(FORWARD, OPTIMIZER)), {REPLICAS: between_ranks}
+    ),
+    SAMPLED: Watch(
+        Grid(BITS, (OPTIMIZER, COMMUNICATION), RATES, SEEDS),
+        {SAMPLED: between_ranks},
+        {"sample_every": 10, "warm_up": 2},
+    ),
+    TWINS: Watch(
+        Grid(BITS, SITES, RATES, SEEDS, stuck=(FORWARD, OPTIMIZER)), {TWINS: between_ranks}, reduced=False
+    ),
+}
+
+QUICK: Sequence[str] = (REPLICAS,)
