@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-all bench bench-detection transfer packs docs dist clean
+.PHONY: help demo test check test-all bench bench-detection transfer corruption packs docs dist clean
 
 help:  ## Tell what the targets do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ bench-detection: $(READY)  ## The silent-error benchmark; CASES=A or CASES=id,..
 
 transfer: $(READY)  ## Do the packs hold under another torch? OTHER=/path/to/python of an environment that has it
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.versions --other "$(OTHER)"
+
+corruption: $(READY)  ## Which injected hardware faults are found, by what, and how soon (some ten minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.corruption
 
 packs: $(READY)  ## Make the packs that come with TrainCheck anew from the examples (some ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.packs

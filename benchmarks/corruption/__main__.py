@@ -66,7 +66,9 @@ def main(words: Sequence[str] | None = None) -> int:
 def options() -> argparse.ArgumentParser:
     """The options of the command."""
     found = argparse.ArgumentParser(
-        prog="python -m benchmarks.corruption", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.corruption",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     found.add_argument("--quick", action="store_true", help="a small grid; no result is kept")
     found.add_argument("--only", default="", help=f"some of {','.join(PARTS)}; no result is kept")

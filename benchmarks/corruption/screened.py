@@ -1,4 +1,4 @@
-"""Screened: a device that has the fault, screened as `traincheck sdc screen` does it, with and without known fingerprints.
+"""Screened: a device that has the fault, as `traincheck sdc screen` sees it, with and without known fingerprints.
 
 A round is three training steps, and matrix products, which no fault is put into. Screening ends when both ways have
 found the fault, or after the last round.

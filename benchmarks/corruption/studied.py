@@ -31,13 +31,20 @@ def _both(bit: int | str) -> tuple[str, ...]:
     return tuple(SELDOM.format(site=site, bit=bit) for site in BOTH)
 
 
+PERIOD, STEPS, SUBMODULES = "period", "steps", "submodules"
 STUDIES: Mapping[str, Wanted] = {
-    **{f"a period, mantissa, seed {seed}": Wanted(3, 200, _both("mantissa"), seed) for seed in range(3)},
-    **{f"a period, bit 25, seed {seed}": Wanted(3, 200, _both(25), seed) for seed in range(3)},
-    **{f"steps, {bit}": Wanted(2, 100, _both(bit)) for bit in ("mantissa", 25, "any")},
-    "submodules": Wanted(1, 60, tuple(f"bitflip@{site}:Linear,bit=mantissa,chance=0.05" for site in BOTH)),
+    **{
+        f"{PERIOD}, {words}, seed {seed}": Wanted(3, 200, _both(bit), seed)
+        for words, bit in (("mantissa", "mantissa"), ("bit 25", 25))
+        for seed in range(3)
+    },
+    **{
+        f"{STEPS}, {words}": Wanted(2, 100, _both(bit))
+        for words, bit in (("mantissa", "mantissa"), ("bit 25", 25), ("any bit", "any"))
+    },
+    SUBMODULES: Wanted(1, 60, tuple(f"bitflip@{site}:Linear,bit=mantissa,chance=0.05" for site in BOTH)),
 }
-QUICK = ("steps, mantissa",)
+QUICK = (f"{STEPS}, mantissa",)
 
 FOUND = 3
 """The exit code of a study in which a bit differed."""

@@ -22,7 +22,10 @@ PATIENCE = 300.0
 
 
 def train_all(tasks: Sequence[tuple[str, Point]], done: Callable[[str, Point, dict[str, Any]], object]) -> None:
-    """Train each point under its watch; `done` is called with each as it ends. Raises SystemExit where the job fails."""
+    """Train each point under its watch; `done` is called with each as it ends.
+
+    Raises SystemExit where the job fails.
+    """
     with tempfile.TemporaryDirectory(prefix="traincheck-corruption-") as made:
         folder = Path(made)
         lines = [json.dumps({"watch": name, "point": vars(point)}) for name, point in tasks]

@@ -53,9 +53,7 @@ WATCHES: Mapping[str, Watch] = {
         {SAMPLED: between_ranks},
         {"sample_every": 10, "warm_up": 2},
     ),
-    TWINS: Watch(
-        Grid(BITS, SITES, RATES, SEEDS, stuck=(FORWARD, OPTIMIZER)), {TWINS: between_ranks}, reduced=False
-    ),
+    TWINS: Watch(Grid(BITS, SITES, RATES, SEEDS, stuck=(FORWARD, OPTIMIZER)), {TWINS: between_ranks}, reduced=False),
 }
 
 QUICK: Sequence[str] = (REPLICAS,)
