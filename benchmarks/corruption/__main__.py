@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.corruption import studied, two_ranks
 from benchmarks.corruption.alarms import LOSS, NORM, first_alarm, threshold
-from benchmarks.corruption.grid import DECODER, IMAGES, NAMES, QUICK, WHOLE, Point
+from benchmarks.corruption.grid import DECODER, HALF, IMAGES, NAMES, QUICK, WHOLE, Point
 from benchmarks.corruption.kept import Kept
 from benchmarks.corruption.one_process import ALARMS, SCREENING, spread
 from benchmarks.corruption.page import summary, write_page
@@ -34,8 +34,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "corruption.json"
 RANKS, STUDY = "ranks", "study"
 PARTS = (ALARMS, SCREENING, RANKS, STUDY)
-TRAININGS = {ALARMS: (DECODER, IMAGES), SCREENING: (DECODER,)}
-"""Which workloads are trained; a screening is made with the built-in one."""
+TRAININGS = {ALARMS: {DECODER: WHOLE, IMAGES: HALF}, SCREENING: {DECODER: WHOLE}}
+"""Which workloads are trained, over which grid; a screening is made with the built-in one."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -80,9 +80,9 @@ def options() -> argparse.ArgumentParser:
 
 def tasks_of(part: str, quick: bool) -> list[tuple[str, Any]]:
     """What a part executes: the group, and a point or the name of a study."""
-    grid = QUICK if quick else WHOLE
     if part in TRAININGS:
-        return [(part, point) for workload in TRAININGS[part] for point in grid.all(workload)]
+        grids = {workload: QUICK if quick else grid for workload, grid in TRAININGS[part].items()}
+        return [(part, point) for workload, grid in grids.items() for point in grid.all(workload)]
     if part == RANKS:
         names = QUICK_WATCHES if quick else tuple(WATCHES)
         return [(name, point) for name in names for point in (QUICK if quick else WATCHES[name].grid).all(DECODER)]

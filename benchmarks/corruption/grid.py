@@ -113,5 +113,7 @@ class Grid:
         return [*self.points(workload), *self.clean(workload)]
 
 
-WHOLE = Grid(BITS, SITES, RATES, 3, stuck=(FORWARD, OPTIMIZER))
+WHOLE = Grid(BITS, SITES, RATES, 2, stuck=(FORWARD, OPTIMIZER))
+HALF = Grid(BITS, SITES, RATES, 1)
+"""For the second workload."""
 QUICK = Grid((20,), (OPTIMIZER,), (0.5,), 1)

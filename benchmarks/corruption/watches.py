@@ -23,6 +23,7 @@ RULES = {
 """Of the pack `distributed`: what is asked of replicas. That each rank has another batch is not asked of twins."""
 
 BITS, RATES, SEEDS = (2, 30), (0.05, 0.5), 2
+SELDOM = RATES[:1]
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,11 @@ WATCHES: Mapping[str, Watch] = {
         Grid(BITS, (*SITES, COMMUNICATION), RATES, SEEDS, stuck=(FORWARD, OPTIMIZER)), {REPLICAS: between_ranks}
     ),
     SAMPLED: Watch(
-        Grid(BITS, (OPTIMIZER, COMMUNICATION), RATES, SEEDS),
+        Grid(BITS, (OPTIMIZER, COMMUNICATION), SELDOM, SEEDS),
         {SAMPLED: between_ranks},
         {"sample_every": 10, "warm_up": 2},
     ),
-    TWINS: Watch(Grid(BITS, SITES, RATES, SEEDS, stuck=(FORWARD, OPTIMIZER)), {TWINS: between_ranks}, reduced=False),
+    TWINS: Watch(Grid(BITS, SITES, SELDOM, SEEDS, stuck=(FORWARD, OPTIMIZER)), {TWINS: between_ranks}, reduced=False),
 }
 
 QUICK: Sequence[str] = (REPLICAS,)

@@ -13,7 +13,7 @@ import torch
 from benchmarks.corruption import page, two_ranks
 from benchmarks.corruption.__main__ import as_text, main
 from benchmarks.corruption.alarms import LOSS, NORM, WARM, first_alarm, scores, threshold
-from benchmarks.corruption.grid import DECODER, IMAGES, PATTERNS, PLACES, WHOLE
+from benchmarks.corruption.grid import DECODER, HALF, IMAGES, PATTERNS, PLACES, WHOLE
 from benchmarks.corruption.kept import Kept
 from benchmarks.corruption.screened import ITSELF, KNOWN
 from benchmarks.corruption.tally import Tally, tallies
@@ -108,7 +108,7 @@ def test_places_are_as_many_as_the_grid_says(workload: str) -> None:
 
 
 def test_as_many_clean_runs_as_faulty_ones() -> None:
-    for grid in (WHOLE, *(watch.grid for watch in WATCHES.values())):
+    for grid in (WHOLE, HALF, *(watch.grid for watch in WATCHES.values())):
         faulty, clean = list(grid.points(DECODER)), list(grid.clean(DECODER))
         assert len(faulty) == len(clean) == len(set(clean)) and len(set(faulty)) == len(faulty)
         assert all(point.fault for point in faulty) and not any(point.fault for point in clean)

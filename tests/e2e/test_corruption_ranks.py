@@ -1,0 +1,36 @@
+"""The corruption benchmark's job of two ranks, and what Ctrl-C leaves of it, by the command as users start it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "benchmarks.corruption", "--quick"]
+
+
+def test_two_ranks_find_what_is_put_into_one(tmp_path: Path) -> None:
+    command = [*COMMAND, "--only", "ranks", "--runs", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "replicas: 1 of 1 found" in done.stdout
+    assert "0 false alarms in 1 clean runs" in done.stdout
+
+
+def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
+    command = [*COMMAND, "--only", "alarms,screening", "--jobs", "1", "--runs", str(tmp_path)]
+    running = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert running.stderr is not None
+    first = next(running.stderr)  # all alarms are done
+    running.send_signal(signal.SIGINT)
+    told, said = running.communicate()
+    assert first.startswith("alarms: 4 of 4") and running.returncode == 130, said
+    assert "--go-on" in said and "loss alarm: " in told and "Traceback" not in said
+    assert len([json.loads(line) for line in (tmp_path / "quick.jsonl").read_text().splitlines()]) >= 4
