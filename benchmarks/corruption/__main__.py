@@ -131,7 +131,7 @@ def gathered(parts: Sequence[str], kept: Kept, quick: bool) -> dict[str, Any]:
                     "group": group,
                     "clean": point.fault is None,
                     **point.data(),
-                    **{name: found[name] for name in ("strokes", "first")},
+                    **{name: found[name] for name in ("strokes", "first", "apart") if name in found},
                     "alarms": told,
                 }
             )

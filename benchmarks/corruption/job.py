@@ -26,6 +26,7 @@ from traincheck.invariants.book import Book, read_book, write_book
 from traincheck.invariants.packs import SHIPPED
 from traincheck.sdc.determinism import settle
 from traincheck.sdc.workload import load_workload
+from traincheck.sources.tensors import fingerprints
 from traincheck.testing.corruption import inject
 
 STEPS = 40
@@ -60,7 +61,7 @@ def train(name: str, point: Point, rank: int, home: Path, book: Path) -> dict[st
     dist.init_process_group("gloo", init_method=f"file://{home / 'store'}", rank=rank, world_size=2)
     settle(point.seed, 1)
     with traincheck.checked(home / "run", book, compare_ranks="exchange", look_closer=0, **watch.options) as seen:
-        strokes, first = _trained(watch, point, rank)
+        told = _trained(watch, point, rank)
         dist.barrier()
     dist.barrier()
     dist.destroy_process_group()
@@ -69,10 +70,10 @@ def train(name: str, point: Point, rank: int, home: Path, book: Path) -> dict[st
         {"step": one.step, "title": one.title, "severity": one.severity, "compared": one.compared}
         for one in seen.report.findings
     ]
-    return {"strokes": strokes, "first": first, "findings": findings, "watched": seen.report.counts.steps}
+    return {**told, "findings": findings}
 
 
-def _trained(watch: Watch, point: Point, rank: int) -> tuple[int, int | None]:
+def _trained(watch: Watch, point: Point, rank: int) -> dict[str, Any]:
     workload = load_workload(point.workload, point.seed, CPU)
     model = workload.build_model()
     optimizer = workload.build_optimizer(model)
@@ -85,7 +86,12 @@ def _trained(watch: Watch, point: Point, rank: int) -> tuple[int, int | None]:
             batch = workload.batch(2 * step + rank if watch.reduced else step)
             workload.loss(model, batch).backward()
             optimizer.step()
-    return injected.times, injected.hits[0].step if injected.hits else None
+    weights = [one.detach() for one in model.parameters()]
+    return {
+        "strokes": injected.times,
+        "first": injected.hits[0].step if injected.hits else None,
+        "weights": [f"{one or 0:016x}" for one in fingerprints(weights)],
+    }
 
 
 if __name__ == "__main__":

@@ -73,11 +73,15 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 
 
 def both(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """What the fault did is told by the rank that has it, findings between ranks by the one that compares."""
+    """What the fault did is told by the rank that has it, findings between ranks by the one that compares.
+
+    `apart` says whether the two hold other parameters in the end.
+    """
     return {
         "strokes": first["strokes"] + second["strokes"],
         "first": second["first"] if second["first"] is not None else first["first"],
         "findings": first["findings"] + second["findings"],
+        "apart": first["weights"] != second["weights"],
     }
 
 
