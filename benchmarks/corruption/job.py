@@ -70,7 +70,7 @@ def train(name: str, point: Point, rank: int, home: Path, book: Path) -> dict[st
         {"step": one.step, "title": one.title, "severity": one.severity, "compared": one.compared}
         for one in seen.report.findings
     ]
-    return {**told, "findings": findings}
+    return {**told, "findings": findings, "not_observed": list(seen.report.not_observed)}
 
 
 def _trained(watch: Watch, point: Point, rank: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from benchmarks.corruption.effect_tables import table
 from benchmarks.corruption.grid import DECODER, IMAGES, NAMES, WORDS_OF_BITS, WORDS_OF_RATES
 from benchmarks.corruption.one_process import SCREENING
 from benchmarks.corruption.tally import Tally, tallies
+from benchmarks.corruption.watches import REPLICAS, SAMPLED, TWINS
 from traincheck.sdc.fault import BITFLIP, SITES, STUCK
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "sdc-detection.md"
@@ -58,6 +59,9 @@ def text(result: Mapping[str, Any]) -> str:
         stuck=matrix(stuck, "site", sites),
         images=matrix(images, "bit", WORDS_OF_BITS),
         screening=_never_struck(flips),
+        **_agreeing(faulty),
+        replays="",
+        replayed="",
         window=WINDOW,
         warm=WARM + 1,
         thresholds=_thresholds(result["thresholds"]),
@@ -110,6 +114,13 @@ def _never_struck(flips: Sequence[Mapping[str, Any]]) -> str:
     """Of the screenings, in how many at the lowest rate nothing was there to be found."""
     seldom = [row for row in flips if row["group"] == SCREENING and row["rate"] == min(WORDS_OF_RATES)]
     return f"{sum(row['first'] is None for row in seldom)} of {len(seldom)}"
+
+
+def _agreeing(faulty: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """How many faults the comparison of ranks missed, and after how many of them these were the same in the end."""
+    rows = [row for row in faulty if row["group"] in (REPLICAS, SAMPLED, TWINS) and row["first"] is not None]
+    missed = [row for row in rows if not any(row["alarms"].values())]
+    return {"missed": len(missed), "agree": sum(not row["apart"] for row in missed)}
 
 
 def _thresholds(found: Mapping[str, Mapping[str, float]]) -> str:

@@ -81,6 +81,7 @@ def both(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
         "strokes": first["strokes"] + second["strokes"],
         "first": second["first"] if second["first"] is not None else first["first"],
         "findings": first["findings"] + second["findings"],
+        "not_observed": first["not_observed"] + second["not_observed"],
         "apart": first["weights"] != second["weights"],
     }
 

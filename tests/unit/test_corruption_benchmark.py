@@ -124,8 +124,8 @@ def test_each_rank_tells_its_part() -> None:
     finding = {"step": 4, "title": "", "severity": "error", "compared": 2}
     own = {**finding, "step": 2, "compared": 0}
     found = two_ranks.both(
-        {"strokes": 0, "first": None, "findings": [finding, own], "weights": ["1", "2"]},
-        {"strokes": 3, "first": 4, "findings": [], "weights": ["1", "3"]},
+        {"strokes": 0, "first": None, "findings": [finding, own], "weights": ["1", "2"], "not_observed": []},
+        {"strokes": 3, "first": 4, "findings": [], "weights": ["1", "3"], "not_observed": ["x"]},
     )
     assert (found["strokes"], found["first"], found["apart"]) == (3, 4, True)
     assert two_ranks.alarms("replicas", found)["replicas"] == 4  # what one rank finds by itself is another detector
