@@ -16,7 +16,8 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
 Written by the benchmarks from the data in `benchmarks/results/`; do not edit by hand. `make bench` runs all of
-them but the soak, which takes an hour and a half.
+them but the soak, which takes an hour and a half. What is found of hardware that computes wrongly has
+[a page of its own](sdc-detection.md), by `make corruption`.
 """
 
 COST = """

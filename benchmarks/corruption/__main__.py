@@ -52,7 +52,8 @@ def main(words: Sequence[str] | None = None) -> int:
             execute(part, kept, chosen.quick, chosen.jobs)
     except KeyboardInterrupt:
         interrupted = True
-    result = {"machine": machine(), "seconds": round(time.monotonic() - began), **gathered(parts, kept, chosen.quick)}
+    seconds = None if chosen.go_on else round(time.monotonic() - began)
+    result = {"machine": machine(), "seconds": seconds, **gathered(parts, kept, chosen.quick)}
     print(summary(result))
     if interrupted:
         print("It was interrupted; this is what was done. --go-on goes on from here.", file=sys.stderr)
@@ -94,6 +95,7 @@ def execute(part: str, kept: Kept, quick: bool, jobs: int) -> None:
     tasks = tasks_of(part, quick)
     missing = [(group, one) for group, one in tasks if kept.get(group, _of(one)) is None]
     done = len(tasks) - len(missing)
+    _progress(f"{part}: {done} of {len(tasks)}", last=True)
 
     def add(group: str, one: Any, found: dict[str, Any]) -> None:
         nonlocal done
