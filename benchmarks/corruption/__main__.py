@@ -73,7 +73,7 @@ def options() -> argparse.ArgumentParser:
     )
     found.add_argument("--quick", action="store_true", help="a small grid; no result is kept")
     found.add_argument("--only", default="", help=f"some of {','.join(PARTS)}; no result is kept")
-    found.add_argument("--go-on", action="store_true", help="with what an earlier, interrupted run has kept")
+    found.add_argument("--go-on", action="store_true", help="with what an interrupted run (of this version) has kept")
     found.add_argument("--jobs", type=int, default=2, help="processes that train at a time (1: this one)")
     found.add_argument("--runs", type=Path, default=ROOT / "traincheck-runs" / "corruption", help="where it is kept")
     return found
@@ -122,7 +122,7 @@ def gathered(parts: Sequence[str], kept: Kept, quick: bool) -> dict[str, Any]:
         tasks = tasks_of(part, quick)
         there = [(group, one, found) for group, one in tasks if (found := kept.get(group, _of(one))) is not None]
         if part == STUDY:
-            result["studies"] = {name: found for _, name, found in there}
+            result["studies"] = {name: studied.condensed(found) for _, name, found in there}
             continue
         limits = _limits(there) if part == ALARMS else {}
         result["thresholds"] |= limits
@@ -166,10 +166,14 @@ def _alarms(
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """JSON with a line for each run."""
-    told = json.dumps({**result, "runs": "RUNS"}, indent=2)
-    runs = ",\n    ".join(json.dumps(row) for row in result["runs"])
-    return told.replace('"RUNS"', f"[\n    {runs}\n  ]") + "\n"
+    """JSON with a line for each run, and for each step of a study."""
+    lists: list[list[Any]] = [result["runs"], *(one["series"] for one in result["studies"].values())]
+    studies = {name: {**one, "series": f"LIST{at}"} for at, (name, one) in enumerate(result["studies"].items(), 1)}
+    told = json.dumps({**result, "runs": "LIST0", "studies": studies}, indent=2)
+    for at, rows in enumerate(lists):
+        lines = ",\n    ".join(json.dumps(row) for row in rows)
+        told = told.replace(f'"LIST{at}"', f"[\n    {lines}\n  ]")
+    return told + "\n"
 
 
 def _of(one: Any) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def _of_period(bits: str, one: Mapping[str, Any]) -> list[object]:
         _strokes(one),
         _number(trusted),
         _number(suspect),
-        "not finite" if apart is None else f"{apart:+.1%}",
+        "not finite" if apart is None else f"{apart:+.2%}",
         _number(told["trusted"]),
         _number(told["suspect"]),
         *(_number(series[step - 1]["relative_distance"]) for step in AT),
@@ -54,7 +54,7 @@ def single_steps(studies: Mapping[str, Mapping[str, Any]]) -> str:
         [
             bits,
             _strokes(one),
-            sum(step["noise_to_signal"] != 0 for step in one["series"]),
+            f"{len(one['series'])} of {one['steps']}",
             _number(one["worst_noise_to_signal"]),
             _number(one["worst_noise_to_signal_of_a_parameter"]),
         ]

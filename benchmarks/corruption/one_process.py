@@ -15,7 +15,7 @@ ALARMS, SCREENING = "alarms", "screening"
 
 def spread(tasks: Sequence[tuple[str, Point]], jobs: int) -> Iterator[tuple[str, Point, dict[str, Any]]]:
     """What each task has found, as it ends; with one job in this process."""
-    if jobs == 1:
+    if jobs <= 1:
         for group, point in tasks:
             yield group, point, run_point(group, point)
         return

@@ -60,8 +60,6 @@ def text(result: Mapping[str, Any]) -> str:
         images=matrix(images, "bit", WORDS_OF_BITS),
         screening=_never_struck(flips),
         **_agreeing(faulty),
-        replays="",
-        replayed="",
         window=WINDOW,
         warm=WARM + 1,
         thresholds=_thresholds(result["thresholds"]),

@@ -62,3 +62,16 @@ def study(name: str) -> dict[str, Any]:
     (found,) = json.loads(done.stdout)["levels"].values()
     del found["by_module"]
     return {"faults": list(wanted.faults), "seed": wanted.seed, **found}
+
+
+def condensed(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of a study: six digits, and of single steps those in which something differed."""
+    series = found["series"]
+    if series and "noise_to_signal" in series[0]:
+        series = [one for one in series if one["noise_to_signal"] != 0]
+    short = [{name: _short(value) for name, value in one.items()} for one in series]
+    return {**found, "series": short}
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
