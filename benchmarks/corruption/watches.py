@@ -14,6 +14,9 @@ from benchmarks.corruption.grid import SITES, Grid
 from traincheck.sdc.fault import COMMUNICATION, FORWARD, OPTIMIZER
 
 REPLICAS, SAMPLED, TWINS = "replicas", "replicas, one step in ten", "twins"
+REPLAYED, ELSEWHERE, REPLAYED_SELDOM = "replay, same worker", "replay, next rank", "replay, one step in ten"
+REPLAY = "replay"
+"""The watch of which the first two are what its ranks find by themselves and by one another."""
 
 RULES = {
     "an update leaves the same value of a parameter on every rank",
@@ -22,8 +25,16 @@ RULES = {
 }
 """Of the pack `distributed`: what is asked of replicas. That each rank has another batch is not asked of twins."""
 
+ONE_RANK = (
+    "A computation was wrong once",
+    "A device computes something else each time",
+    "A computation does not repeat any more",
+)
+TWO_RANKS = "Two ranks compute different things from the same"
+"""Titles of findings of `--replay-every`."""
+
 BITS, RATES, SEEDS = (2, 30), (0.05, 0.5), 2
-SELDOM = RATES[:1]
+SELDOM, OFTEN = RATES[:1], (0.5, 5.0)
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,16 @@ class Watch:
     detectors: Mapping[str, Callable[[Mapping[str, Any]], bool]]
     options: Mapping[str, Any] = field(default_factory=dict)
     reduced: bool = True
+
+
+def repeated(finding: Mapping[str, Any]) -> bool:
+    """Whether a rank that executed its step again got something else."""
+    return finding["title"] in ONE_RANK
+
+
+def repeated_elsewhere(finding: Mapping[str, Any]) -> bool:
+    """Whether the next rank got something else."""
+    return bool(finding["title"] == TWO_RANKS)
 
 
 def between_ranks(finding: Mapping[str, Any]) -> bool:
@@ -55,6 +76,16 @@ WATCHES: Mapping[str, Watch] = {
         {"sample_every": 10, "warm_up": 2},
     ),
     TWINS: Watch(Grid(BITS, SITES, SELDOM, SEEDS, stuck=(FORWARD, OPTIMIZER)), {TWINS: between_ranks}, reduced=False),
+    REPLAY: Watch(
+        Grid(BITS, (*SITES, COMMUNICATION), SELDOM, 1, stuck=(FORWARD, OPTIMIZER)),
+        {REPLAYED: repeated, ELSEWHERE: repeated_elsewhere},
+        {"replay_every": 1},
+    ),
+    REPLAYED_SELDOM: Watch(
+        Grid(BITS, (FORWARD, OPTIMIZER), OFTEN, 1),
+        {REPLAYED_SELDOM: lambda finding: repeated(finding) or repeated_elsewhere(finding)},
+        {"replay_every": 10},
+    ),
 }
 
 QUICK: Sequence[str] = (REPLICAS,)
