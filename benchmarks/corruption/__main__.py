@@ -132,7 +132,7 @@ def gathered(parts: Sequence[str], kept: Kept, quick: bool) -> dict[str, Any]:
                 {
                     "group": group,
                     "clean": point.fault is None,
-                    **point.data(),
+                    **_told(group, point),
                     **{name: found[name] for name in ("strokes", "first", "apart") if name in found},
                     "alarms": told,
                 }
@@ -141,6 +141,11 @@ def gathered(parts: Sequence[str], kept: Kept, quick: bool) -> dict[str, Any]:
     result["runs"] = [row for row in rows if not row["clean"] or any(row["alarms"].values())]
     result["detectors"] = {name: one.data() for (name, _), one in tallies(rows).items()}
     return result
+
+
+def _told(group: str, point: Point) -> dict[str, object]:
+    fault = WATCHES[group].fault(point) if group in WATCHES else point.fault
+    return {**point.data(), **({"fault": fault.text} if fault is not None else {})}
 
 
 def _limits(there: Sequence[tuple[str, Point, dict[str, Any]]]) -> dict[str, dict[str, float]]:

@@ -79,8 +79,8 @@ def _trained(watch: Watch, point: Point, rank: int) -> dict[str, Any]:
     optimizer = workload.build_optimizer(model)
     if watch.reduced:
         model = DistributedDataParallel(model)
-    fault = NONE if point.fault is None or rank != FAULTY else point.fault
-    with inject(model, optimizer, fault) as injected:
+    fault = watch.fault(point) if rank == FAULTY else None
+    with inject(model, optimizer, fault or NONE) as injected:
         for step in range(1, STEPS + 1):
             optimizer.zero_grad()
             batch = workload.batch(2 * step + rank if watch.reduced else step)

@@ -7,11 +7,11 @@ The fault is on rank 1. Training of two ranks takes longer than that of one, so 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.corruption.grid import SITES, Grid
-from traincheck.sdc.fault import COMMUNICATION, FORWARD, OPTIMIZER
+from benchmarks.corruption.grid import SITES, Grid, Point
+from traincheck.sdc.fault import COMMUNICATION, FORWARD, OPTIMIZER, Fault
 
 REPLICAS, SAMPLED, TWINS = "replicas", "replicas, one step in ten", "twins"
 REPLAYED, ELSEWHERE, REPLAYED_SELDOM = "replay, same worker", "replay, next rank", "replay, one step in ten"
@@ -42,13 +42,19 @@ class Watch:
     """A way to watch a training, and the `detectors` that it is for: which findings are an alarm of each.
 
     With `reduced` two replicas train on batches of their own and average their gradients, as DistributedDataParallel
-    does; without, both train on the same batch and tell each other nothing.
+    does; without, both train on the same batch and tell each other nothing. Before the step `begins` no fault strikes.
     """
 
     grid: Grid
     detectors: Mapping[str, Callable[[Mapping[str, Any]], bool]]
     options: Mapping[str, Any] = field(default_factory=dict)
     reduced: bool = True
+    begins: int = 0
+
+    def fault(self, point: Point) -> Fault | None:
+        """The fault of a point, as it is here."""
+        fault = point.fault
+        return None if fault is None else replace(fault, first=self.begins)
 
 
 def repeated(finding: Mapping[str, Any]) -> bool:
@@ -77,14 +83,15 @@ WATCHES: Mapping[str, Watch] = {
     ),
     TWINS: Watch(Grid(BITS, SITES, SELDOM, SEEDS, stuck=(FORWARD, OPTIMIZER)), {TWINS: between_ranks}, reduced=False),
     REPLAY: Watch(
-        Grid(BITS, (*SITES, COMMUNICATION), SELDOM, 1, stuck=(FORWARD, OPTIMIZER)),
+        Grid((2,), (*SITES, COMMUNICATION), SELDOM, 1, stuck=(FORWARD, OPTIMIZER)),
         {REPLAYED: repeated, ELSEWHERE: repeated_elsewhere},
         {"replay_every": 1},
     ),
     REPLAYED_SELDOM: Watch(
-        Grid(BITS, (FORWARD, OPTIMIZER), OFTEN, 1),
+        Grid((2,), (FORWARD, OPTIMIZER), OFTEN, 1),
         {REPLAYED_SELDOM: lambda finding: repeated(finding) or repeated_elsewhere(finding)},
         {"replay_every": 10},
+        begins=11,
     ),
 }
 
