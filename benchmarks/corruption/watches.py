@@ -83,12 +83,12 @@ WATCHES: Mapping[str, Watch] = {
     ),
     TWINS: Watch(Grid(BITS, SITES, SELDOM, SEEDS, stuck=(FORWARD, OPTIMIZER)), {TWINS: between_ranks}, reduced=False),
     REPLAY: Watch(
-        Grid((2,), (*SITES, COMMUNICATION), SELDOM, 1, stuck=(FORWARD, OPTIMIZER)),
+        Grid(BITS, (*SITES, COMMUNICATION), SELDOM, 1, stuck=(FORWARD, OPTIMIZER)),
         {REPLAYED: repeated, ELSEWHERE: repeated_elsewhere},
         {"replay_every": 1},
     ),
     REPLAYED_SELDOM: Watch(
-        Grid((2,), (FORWARD, OPTIMIZER), OFTEN, 1),
+        Grid(BITS, (FORWARD, OPTIMIZER), OFTEN, 1),
         {REPLAYED_SELDOM: lambda finding: repeated(finding) or repeated_elsewhere(finding)},
         {"replay_every": 10},
         begins=11,
