@@ -102,7 +102,8 @@ class CapturedCall:
         def came(grad: torch.Tensor) -> None:
             self._fired[name] = self._fired.get(name, 0) + 1
             if self._fired[name] == 1:
-                self.seen.gradients.add(name, grad)
+                with unseen():
+                    self.seen.gradients.add(name, grad.detach().clone())
 
         return came
 

@@ -86,6 +86,7 @@ class Neighbours:
         if len(told) > LARGEST:
             self._on_fault(f"a call of {len(told) >> 20} MB is not handed to other ranks (at most {LARGEST >> 20} MB)")
             return
+        call.seen = Executed()  # it has been told
         self._kept = {step: (call, [each.detach().clone() for each in call.module.parameters()])}
         with suppress(queue.Full):
             self._out.put_nowait((f"call/{step}/{self._rank}", told))

@@ -48,23 +48,72 @@ class Prints:
         return self._found
 
 
+class Held:
+    """Tensors by name, as they are: of what is there anyway it is cheaper to compare bits than fingerprints. What comes
+    from another process is known by fingerprints only, and then all is."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._told: dict[str, int | None] | None = None
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Hold a tensor, which nobody is to write to as long as it is compared."""
+        self._tensors[name] = tensor
+
+    def put(self, told: Mapping[str, int | None]) -> None:
+        """Take over fingerprints that were taken elsewhere."""
+        self._told = dict(told)
+
+    def all(self) -> dict[str, int | None]:
+        """The fingerprints."""
+        if self._told is None:
+            with unseen():
+                self._told = dict(zip(self._tensors, fingerprints(list(self._tensors.values())), strict=True))
+        return self._told
+
+    def first_unlike(self, other: Held) -> str | None:
+        """The name of the first that has other bits, of those that both have."""
+        if self._tensors and other._tensors:
+            with unseen():
+                pairs = ((name, one, other._tensors.get(name)) for name, one in self._tensors.items())
+                return next((name for name, one, two in pairs if two is not None and not _same_bits(one, two)), None)
+        return _first_unlike(self.all(), other.all())
+
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.stride() != other.stride():
+        one, other = one.contiguous(), other.contiguous()
+    words = _WORDS.get(one.element_size())
+    if words is None or not one.dim():  # complex numbers; a single one has no rows to be viewed by
+        return fingerprints([one]) == fingerprints([other])
+    return torch.equal(one.view(words), other.view(words))
+
+
+def _first_unlike(mine: Mapping[str, int | None], theirs: Mapping[str, int | None]) -> str | None:
+    return next((name for name, value in mine.items() if name in theirs and theirs[name] != value), None)
+
+
 class Executed:
     """What an execution gave: of modules in the forward, of parameters in the backward and in the update."""
 
     def __init__(self) -> None:
-        self.results, self.gradients, self.updates = Prints(), Prints(), Prints()
+        self.results, self.gradients, self.updates = Prints(), Held(), Held()
 
     def first_difference(self, other: Executed) -> tuple[str, str] | None:
         """The part in which two executions differ first, and the name of what does; None where they are the same."""
-        for part, mine, theirs in (
-            ("forward", self.results.all(), other.results.all()),
-            ("backward", self.gradients.all(), other.gradients.all()),
-            ("update", self.updates.all(), other.updates.all()),
-        ):
-            for name, value in mine.items():
-                if name in theirs and theirs[name] != value:
-                    return part, name
-        return None
+        found = _first_unlike(self.results.all(), other.results.all())
+        if found is not None:
+            return "forward", found
+        found = self.gradients.first_unlike(other.gradients)
+        if found is not None:
+            return "backward", found
+        found = self.updates.first_unlike(other.updates)
+        return None if found is None else ("update", found)
 
 
 class Handed(NamedTuple):
