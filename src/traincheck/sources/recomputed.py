@@ -91,7 +91,7 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     words = _WORDS.get(one.element_size())
     if words is None or not one.dim():  # complex numbers; a single one has no rows to be viewed by
         return fingerprints([one]) == fingerprints([other])
-    return torch.equal(one.view(words), other.view(words))
+    return bool(torch.equal(one.view(words), other.view(words)))
 
 
 def _first_unlike(mine: Mapping[str, int | None], theirs: Mapping[str, int | None]) -> str | None:
