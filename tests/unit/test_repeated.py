@@ -60,7 +60,7 @@ def test_steps_after_a_difference_are_repeated() -> None:
 
 
 def test_what_never_repeats_again_is_undecided_and_given_up() -> None:
-    for odd in (Odd.ORIGINAL, Odd.EACH):
+    for odd in (Odd.ORIGINAL, Odd.REPETITION, Odd.EACH):
         standing = trusted()
         verdicts = kinds(told(standing, *[odd] * (1 + CONFIRMING)))
         assert verdicts == [""] * CONFIRMING + [UNDECIDED]

@@ -11,7 +11,6 @@ from traincheck.errors import BadOption, NoBook
 from traincheck.invariants.book import Book, merge_books, read_book
 from traincheck.invariants.packs import ANCHOR, ANY, SHIPPED, Packs, Program, book_of_packs, read_packs
 from traincheck.options import NO_PACKS, SHIPPED_PACKS
-from traincheck.relations import standing
 from traincheck.runtime.complaint import complain
 
 
@@ -33,8 +32,11 @@ def book_of(config: Config, look: Callable[[Collection[str]], Program] | None = 
         complain(told_of(each, program))
     own = [(path, read_book(path)) for path in books]
     packed = [("the packs", book_of_packs(several, program))] if several else []
-    replayed = [("what is executed again", Book(standing.of_replays()))] if config.replay_every else []
-    return merge_books([*own, *packed, *replayed])
+    if config.replay_every:
+        from traincheck.relations import standing  # relations take long to import, and few ask for this
+
+        own.append(("what is executed again", Book(standing.of_replays())))
+    return merge_books([*own, *packed])
 
 
 def own_books(start: Path) -> tuple[str, ...]:

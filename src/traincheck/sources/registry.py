@@ -26,7 +26,6 @@ from traincheck.sources.own_clipping import OwnClipping
 from traincheck.sources.project import ProjectSource
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.regions import RegionSource
-from traincheck.sources.replays import ReplaySource
 from traincheck.sources.run import RunSource
 from traincheck.sources.sites import Sites
 from traincheck.sources.summaries import Summaries
@@ -80,9 +79,12 @@ def build_all(
         FunctionSource(summaries, surroundings),
         RunSource(),
         CompiledSource(catalog, gradients, surroundings, may_step, when_imported),
-        ReplaySource(calls, catalog, replay_every),
         ProjectSource(recorder.sites, summaries, surroundings, OwnClipping(gradients)),
     ]
+    if replay_every:
+        from traincheck.sources.replays import ReplaySource  # few want it, and it is many modules
+
+        sources.append(ReplaySource(calls, catalog, replay_every))
     return Built(sources, catalog, surroundings)
 
 

@@ -91,7 +91,7 @@ class Standing:
             return None
         first, kinds = self.suspicion[0], {each.odd for each in self.suspicion}
         self.suspicion = []
-        if kinds == {Odd.ORIGINAL} or kinds == {Odd.EACH}:
+        if len(kinds) == 1:
             self.given_up = f"since step {first.step} it gives something else each time ({first.first} differs first)"
             return Verdict(UNDECIDED, first)
         return Verdict(PERSISTENT, first)
