@@ -75,6 +75,7 @@ def test_a_workload_of_ones_own_is_split(place: Path, monkeypatch: pytest.Monkey
     (text,) = (text for kind, text in BLOCKS if kind == "python" and "def split" in text)
     (place / "parts.py").write_text(text)
     monkeypatch.syspath_prepend(str(place))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # another test may have one of its own
     monkeypatch.chdir(place)
     cpu = torch.device("cpu")
     losses, _, _ = trained(load_workload("parts.py:split", 0, cpu))

@@ -11,9 +11,16 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from traincheck.sources import captured_call
 from traincheck.sources.as_it_was import without_modes
 from traincheck.sources.captured_call import CapturedCall
 from traincheck.sources.recomputed import CannotRepeat
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where something was compiled before in this process (by another test), nothing is told of modules inside."""
+    monkeypatch.setattr(captured_call, "has_compiled", lambda: False)
 
 
 class Odd(nn.Module):
