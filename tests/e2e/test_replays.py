@@ -55,15 +55,17 @@ print("HASH", hashlib.sha256(b"".join(each.numpy().tobytes() for each in state))
 ONCE, EACH_TIME = "A computation was wrong once", "A device computes something else each time"
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    (folder / "train.py").write_text(PROGRAM)
+def run(folder: Path, *words: str, program: str = PROGRAM) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(program)
     environ = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
     return subprocess.run([sys.executable, *words], cwd=folder, env=environ, capture_output=True, text=True)
 
 
-def replayed(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+def replayed(
+    folder: Path, *arguments: str, program: str = PROGRAM
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     command = ["-m", "traincheck", "run", "--packs", "none", "--replay-every", "4", "-o", "run", "train.py"]
-    done = run(folder, *command, *arguments)
+    done = run(folder, *command, *arguments, program=program)
     return done, json.loads((folder / "run" / "report.json").read_text())
 
 
@@ -92,6 +94,17 @@ def test_a_fault_in_one_step_is_found_in_the_next(tmp_path: Path, fault: str, ti
     assert finding["title"] == title and finding["severity"] == "error"
     assert "step 15" in done.stderr.replace("\n", " ") and finding["step"] == 16
     assert f"{part} of" in finding["observed"]
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_executed_as_compiled(tmp_path: Path) -> None:
+    compiled = 'model = torch.compile(model, backend="inductor")\noptimizer ='
+    program = PROGRAM.replace("optimizer =", compiled, 1).replace("*model.state", "*model._orig_mod.state")
+    program += 'print("GRAPHS", torch._dynamo.utils.counters["stats"]["unique_graphs"])\n'
+    plain = run(tmp_path, "train.py", program=program)
+    done, report = replayed(tmp_path, program=program)
+    assert done.returncode == 0 and done.stdout == plain.stdout and "GRAPHS 1" in plain.stdout, done.stderr
+    assert report["findings"] == [] and not [why for why in report["not_observed"] if "replays" in why]
 
 
 @pytest.mark.slow

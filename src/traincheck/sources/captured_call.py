@@ -8,8 +8,10 @@ parameters.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -27,7 +29,8 @@ from traincheck.sources.as_it_was import (
     is_plain,
     without_hooks,
 )
-from traincheck.sources.known_modules import plain_name
+from traincheck.sources.frames import local_values
+from traincheck.sources.known_modules import plain_name, without_compiler
 from traincheck.sources.recomputed import CannotRepeat, Executed, Handed, Prints
 from traincheck.sources.tensors import fingerprints, unseen
 
@@ -45,6 +48,9 @@ class CapturedCall:
     def __init__(self, name: str, module: nn.Module, args: Any, keywords: Any, guarded: Guarded = lambda f: f) -> None:
         inner = module.module if isinstance(module, DistributedDataParallel) else module
         self.name, self.outermost, self.module = name, module, inner
+        self._called = _compiled_around(inner) or inner
+        if self._called is not inner and inner is not module:
+            raise CannotRepeat("it is distributed inside of what is compiled")
         self.modules = list(inner.modules())
         _refuse(inner, self.modules)
         self._given = _copied((tuple(args), dict(keywords)))
@@ -202,7 +208,7 @@ class CapturedCall:
             for autocast in self._autocast:
                 stack.enter_context(torch.autocast(**autocast))
             with torch.enable_grad():
-                output = self.module(*args, **keywords)
+                output = self._called(*args, **keywords)
             if compiled:
                 _take(found.results, ROOT, output)
             if self.one_backward:
@@ -240,6 +246,26 @@ class CapturedCall:
                 buffer.data = data
             for module, key, buffer in now:
                 module._buffers[key] = buffer
+
+
+_DEEPEST = 40
+"""Frames between the call of what `torch.compile` has made and us."""
+
+
+def _compiled_around(module: nn.Module) -> nn.Module | None:
+    """What the compiler has made of a module, where it is called through that just now."""
+    if "torch._dynamo.eval_frame" not in sys.modules:
+        return None
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_DEEPEST):
+        if frame is None:
+            return None
+        if frame.f_code.co_name == "_call_impl":
+            caller = local_values(frame, ("self",)).get("self")
+            if caller is not module and isinstance(caller, nn.Module) and without_compiler(caller) is module:
+                return caller
+        frame = frame.f_back
+    return None
 
 
 class _NoCollectives(TorchDispatchMode):  # type: ignore[misc]  # torch does not say what it is
