@@ -1,4 +1,5 @@
-"""Configuration: with which learning rate, batch size, optimizer, model, precision a program is run.
+"""Configuration: with which learning rate, batch size, optimizer, model, precision a program is run,
+and on how many ranks.
 
 Nothing of it is right or wrong. It is kept for each program, so that a check of a changed run says what was changed.
 The groups of an optimizer, the models and the loaders are told apart by the order in which they appear, since their
@@ -25,6 +26,7 @@ _OF_KINDS: dict[str, frozenset[str]] = {
     "optimizer": frozenset(("class",)),
     "loader": frozenset(("batch_size", "dataset_size")),
     "module": frozenset(("class", "input", "parameters")),
+    "run": frozenset(("ranks",)),
 }
 PRECISION = "module.autocast"
 _APIS = {

@@ -156,6 +156,7 @@ _SAID = {
     "module.training": "training flag of a module",
     "loader.batch_size": "batch size of the data loader",
     "loader.dataset_size": "size of the dataset",
+    "run.ranks": "number of ranks",
     "parameter.data": "value of a parameter",
     "scheduler.lr": "learning rate of the scheduler",
     "scheduler.span": "number of steps of a scheduler",
