@@ -448,6 +448,12 @@ def test_settings_of_a_loaded_state_are_not_this_programs() -> None:
     assert found.held == {Property("is", "hyperparameter.lr", "0.1")}
 
 
+def test_the_number_of_ranks_is_a_setting() -> None:
+    (found,) = of(Script().window().read("run.ranks", "run", 2), Subject("run.ranks", "setting 1"))
+    assert Consistent.describe(found.subject, *found.held) == "the number of ranks is 2"
+    assert SETTINGS.wants_reading("run", "ranks") and not SETTINGS.wants_reading("run", "steps")
+
+
 def test_the_precision_of_the_first_training_is_a_setting() -> None:
     script = Script()
     script.window("eval").call(FORWARD, receiver="Net", context=facts(autocast="off"))
