@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -55,6 +55,20 @@ def gold(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         )
 
     return compare
+
+
+@pytest.fixture
+def settled_again() -> Iterator[None]:
+    """What makes torch deterministic lasts beyond a screening or a study, in a process that goes on after it."""
+    import torch  # most tests get along without
+
+    algorithms, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    cudnn = torch.backends.cudnn
+    flags = cudnn.benchmark, cudnn.deterministic
+    yield
+    torch.use_deterministic_algorithms(algorithms)
+    torch.set_num_threads(threads)
+    cudnn.benchmark, cudnn.deterministic = flags
 
 
 @pytest.fixture

@@ -30,6 +30,19 @@ class Threads(Host):
         return found
 
 
+def losses_of(workload: Workload, model: torch.nn.Module, steps: int) -> list[float]:
+    """Train a model of a workload."""
+    optimizer = workload.build_optimizer(model)
+    losses = []
+    for step in range(1, steps + 1):
+        optimizer.zero_grad()
+        loss = workload.loss(model, workload.batch(step))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
 _BUILDING = threading.Lock()
 
 
@@ -43,13 +56,6 @@ def trained(workload: Workload, steps: int = 3) -> tuple[list[float], dict[str, 
     """Losses, parameters after the last step and gradients in it."""
     with _BUILDING:  # they draw from one stream
         model = workload.build_model()
-    optimizer = workload.build_optimizer(model)
-    losses = []
-    for step in range(1, steps + 1):
-        optimizer.zero_grad()
-        loss = workload.loss(model, workload.batch(step))
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = losses_of(workload, model, steps)
     named = dict(model.named_parameters())
     return losses, {name: one.detach() for name, one in named.items()}, {name: one.grad for name, one in named.items()}

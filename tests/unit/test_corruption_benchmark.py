@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,18 +138,6 @@ def test_kept_goes_on_after_a_kill(tmp_path: Path) -> None:
     kept = Kept(file, go_on=True)
     assert kept.get("a", {"seed": 1}) is not None and kept.get("a", {"seed": 2}) is None
     assert Kept(file, go_on=False).get("a", {"seed": 1}) is None
-
-
-@pytest.fixture
-def settled_again() -> Iterator[None]:
-    """What makes torch deterministic lasts beyond a run, in a process that goes on after it."""
-    algorithms, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
-    cudnn = torch.backends.cudnn
-    flags = cudnn.benchmark, cudnn.deterministic
-    yield
-    torch.use_deterministic_algorithms(algorithms)
-    torch.set_num_threads(threads)
-    cudnn.benchmark, cudnn.deterministic = flags
 
 
 @pytest.mark.usefixtures("settled_again")

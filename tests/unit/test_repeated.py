@@ -1,92 +1,37 @@
-"""What it says of a computation that it was executed again: who is to blame, and when nobody can be."""
+"""Repeated recordings: what the benchmarks of scale learn from is a recording as a long run would have left it."""
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from itertools import pairwise
+from pathlib import Path
 
-from traincheck.sources.repeated import (
-    CONFIRMING,
-    PERSISTENT,
-    SAME,
-    TRANSIENT,
-    TRUSTED,
-    UNDECIDED,
-    Odd,
-    Standing,
-    Tried,
-    Verdict,
-)
+from benchmarks.repeated import Long, events_in, write_long
+
+from recorded import training, write_run
+from traincheck.trace.folder import RunFolder
+from traincheck.vocab.events import Window
 
 
-def no_such_operation() -> str:
-    return ""
+def windows_of(folder: Path) -> list[Window]:
+    return [window for _, windows in RunFolder.open(folder).windows() for window in windows]
 
 
-def told(standing: Standing, *odds: Odd, first: int = 1) -> list[Verdict | None]:
-    return [
-        standing.judge(Tried(step, odd, "forward", "layer"), no_such_operation) for step, odd in enumerate(odds, first)
-    ]
+def test_steps_are_repeated_and_nothing_overlaps(tmp_path: Path) -> None:
+    source = write_run(tmp_path / "source", "a.py", training(6))
+    count = write_long(Long(tmp_path / "long", source, 5))
+    found = windows_of(tmp_path / "long")
+    assert count == sum(map(events_in, found)) == 5 * sum(map(events_in, windows_of(source)))
+    assert [window.index for window in found] == list(range(30))
+    assert [window.step for window in found] == list(range(1, 31))
+    ends = [(min(call.seq for call in window.calls), max(call.end for call in window.calls)) for window in found]
+    assert all(before[1] < after[0] for before, after in pairwise(ends))
+    assert all(window.by_seq.get(change.call) for window in found for change in window.changes)
 
 
-def trusted() -> Standing:
-    standing = Standing()
-    told(standing, *[Odd.NONE] * TRUSTED)
-    return standing
-
-
-def kinds(verdicts: list[Verdict | None]) -> list[str]:
-    return ["" if verdict is None else verdict.kind for verdict in verdicts]
-
-
-def test_what_is_the_same_is_told_as_such() -> None:
-    assert kinds(told(Standing(), Odd.NONE, Odd.NONE)) == [SAME, SAME]
-
-
-def test_a_difference_is_told_when_a_later_step_repeats() -> None:
-    for odd, kind in ((Odd.ORIGINAL, TRANSIENT), (Odd.REPETITION, TRANSIENT), (Odd.EACH, PERSISTENT)):
-        waits, tells = told(trusted(), odd, Odd.NONE, first=40)
-        assert waits is None and tells is not None
-        assert (tells.kind, tells.tried.step, tells.tried.first) == (kind, 40, "layer")
-
-
-def test_steps_after_a_difference_are_repeated() -> None:
-    standing = trusted()
-    assert not standing.confirming
-    told(standing, Odd.ORIGINAL)
-    assert standing.confirming
-    told(standing, Odd.NONE)
-    assert not standing.confirming
-
-
-def test_what_never_repeats_again_is_undecided_and_given_up() -> None:
-    for odd in (Odd.ORIGINAL, Odd.REPETITION, Odd.EACH):
-        standing = trusted()
-        verdicts = kinds(told(standing, *[odd] * (1 + CONFIRMING)))
-        assert verdicts == [""] * CONFIRMING + [UNDECIDED]
-        assert standing.given_up and not standing.confirming
-
-
-def test_several_kinds_in_a_row_are_of_the_machine() -> None:
-    assert kinds(told(trusted(), Odd.ORIGINAL, Odd.EACH, Odd.ORIGINAL, Odd.EACH))[-1] == PERSISTENT
-
-
-def test_nothing_is_blamed_before_it_was_trusted() -> None:
-    standing = Standing()
-    assert kinds(told(standing, Odd.EACH, Odd.EACH, Odd.EACH)) == ["", "", ""]
-    assert "layer differed first" in standing.given_up
-
-
-def test_an_operation_that_is_not_deterministic_is_software() -> None:
-    standing = trusted()
-    assert standing.judge(Tried(9, Odd.EACH, "backward", "weight"), lambda: "put_") is None
-    assert standing.given_up == "put_ is not deterministic"
-
-
-@given(st.lists(st.sampled_from(list(Odd)), max_size=30))
-def test_an_error_needs_trust_before_and_a_step_that_repeats_or_differs_otherwise_after(odds: list[Odd]) -> None:
-    standing = Standing()
-    for place, verdict in enumerate(told(standing, *odds, first=0)):
-        if verdict is not None and verdict.kind in (TRANSIENT, PERSISTENT):
-            assert odds[: verdict.tried.step].count(Odd.NONE) >= TRUSTED
-            assert len(set(odds[verdict.tried.step : place + 1])) > 1
+def test_repetitions_of_one_recording_are_runs_of_their_own(tmp_path: Path) -> None:
+    source = write_run(tmp_path / "source", "a.py", training(3))
+    folders = [tmp_path / f"long{number}" for number in range(2)]
+    for number, folder in enumerate(folders):
+        write_long(Long(folder, source, 2, number))
+        assert write_long(Long(folder, source, 2, number)) > 0, "it is there already"
+    assert len({RunFolder.open(folder).manifest.started for folder in folders}) == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -113,18 +112,6 @@ def test_other_versions_and_no_file(file: Path, tmp_path: Path) -> None:
         read_known(tmp_path / "nowhere")
 
 
-@pytest.fixture
-def settings() -> Iterator[None]:
-    """What is settled lasts beyond a screening, in a process that goes on after it."""
-    algorithms, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
-    cudnn = torch.backends.cudnn
-    flags = cudnn.benchmark, cudnn.deterministic
-    yield
-    torch.use_deterministic_algorithms(algorithms)
-    torch.set_num_threads(threads)
-    cudnn.benchmark, cudnn.deterministic = flags
-
-
 def screened(*faults: Fault, known: Known | None = None, rounds: float = 0.0):
     screening = Screening("decoder-tiny", 2, 0, 1, rounds, faults)
     found = screen(screening, [CPU], lambda software: None, lambda what, done, total: None)
@@ -132,7 +119,8 @@ def screened(*faults: Fault, known: Known | None = None, rounds: float = 0.0):
     return verdict, screening, found.devices[0]
 
 
-def test_rounds_of_real_work(settings: None) -> None:
+@pytest.mark.usefixtures("settled_again")
+def test_rounds_of_real_work() -> None:
     verdict, screening, clean = screened()
     assert verdict["verdict"] == "clean" and verdict["rounds"] == 2 and verdict["compared"] > 200
     known = known_from(screening, clean)
@@ -161,7 +149,8 @@ def test_fingerprints_with_a_fault_are_not_saved(tmp_path: Path) -> None:
     assert done.returncode == 2 and "--save was given 'good.json'; expected no --fault beside it" in done.stderr
 
 
-def test_what_a_workload_raises_is_told_with_its_line(settings: None, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("settled_again")
+def test_what_a_workload_raises_is_told_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "raises_here.py").write_text(
         "from traincheck.sdc.workload import load_workload\n"
         "def workload(seed, device):\n"
@@ -176,7 +165,8 @@ def test_what_a_workload_raises_is_told_with_its_line(settings: None, tmp_path: 
     assert "raises_here.py, line 5" in str(error.value)
 
 
-def test_ctrl_c_leaves_whole_rounds(settings: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("settled_again")
+def test_ctrl_c_leaves_whole_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = 0
     original = module.Exercise.round
 

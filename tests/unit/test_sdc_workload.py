@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from threaded import losses_of
 from traincheck.errors import BadOption, WorkloadUnusable
 from traincheck.sdc.decoder import Decoder, rotated
 from traincheck.sdc.sizes import SIZES
@@ -62,15 +63,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def train(workload, steps: int = 30) -> list[float]:
     model = workload.build_model()
-    optimizer = workload.build_optimizer(model)
-    losses = []
-    for step in range(1, steps + 1):
-        optimizer.zero_grad()
-        loss = workload.loss(model, workload.batch(step))
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return [*losses, evaluation(workload, model)]
+    return [*losses_of(workload, model, steps), evaluation(workload, model)]
 
 
 def test_the_decoder_learns_and_is_the_same_by_seed() -> None:

@@ -271,3 +271,12 @@ def test_a_run_whose_command_was_killed_is_closed(place: Path, monkeypatch: pyte
     serve("noted:Noted", str(place / "notes"), lines, answers.append)
     assert json.loads(answers[0]) == {"where": "here"} and b"trouble" in answers[1]
     assert noted(place)[-1] == ["close", None, []]
+
+
+def test_what_could_not_be_opened_is_not_closed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(place))
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    answers: list[bytes] = []
+    serve("noted:Unwilling", str(place / "notes"), [b'{"kind":"open","run":{"script":"train.py"}}\n'], answers.append)
+    assert json.loads(answers[0]) == {"trouble": "OSError: no login"}
+    assert not (place / "notes").exists()

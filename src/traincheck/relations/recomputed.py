@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from traincheck.relations.base import context_of, fate
 from traincheck.relations.parts import named, readings
+from traincheck.vocab.computations import ELSEWHERE, KIND, PERSISTENT, SAME, TRANSIENT, UNDECIDED
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Reading, Window
 from traincheck.vocab.facts import value_of
@@ -21,17 +22,12 @@ from traincheck.vocab.occasion import Occasion, Property, Subject
 from traincheck.vocab.ranks import NOT_APART, Apart, named_ranks
 
 GRAIN = "again"
-KIND = "computation"
-PARTS = ("forward", "backward", "update")
-ELSEWHERE = "elsewhere"
-"""Executed by another rank."""
-SAME, UNDECIDED = "same", "undecided"
 REPEATS = "repeats"
 EXACT = Property(REPEATS, "to the last bit")
 DECIDED = Property(REPEATS, "or it is known why not")
 WAYS = {
-    "transient": "two of three executions agree, so that one was wrong",
-    "persistent": "it was something else in each of several executions",
+    TRANSIENT: "two of three executions agree, so that one was wrong",
+    PERSISTENT: "it was something else in each of several executions",
     UNDECIDED: "so it has been in every step since",
 }
 ELSEWHERE_ENDS = "from the same state, twice"

@@ -6,7 +6,8 @@ They are deployed where what they are about is asked for, and kept in the book o
 from __future__ import annotations
 
 from traincheck.relations.consistent import Consistent
-from traincheck.relations.recomputed import DECIDED, ELSEWHERE, EXACT, GRAIN, KIND, PARTS
+from traincheck.relations.recomputed import DECIDED, EXACT, GRAIN
+from traincheck.vocab.computations import ELSEWHERE, KIND, PARTS
 from traincheck.vocab.invariant import ERROR, GENERAL, NOTICE, Invariant, Precondition, Support
 from traincheck.vocab.occasion import Property, Subject
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 
 from traincheck.sdc.fault import ANY, BITFLIP, EXPONENT, MANTISSA, SCALE, SIGN, STUCK, Fault
+from traincheck.sources.bits import WORDS
 
 MANTISSAS = {torch.float32: 23, torch.bfloat16: 7, torch.float16: 10, torch.float64: 52}
 """Bits of the mantissa, by type. All of the rest but the sign, which is the highest one, are of the exponent."""
-WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def can_be_hit(value: object) -> bool:

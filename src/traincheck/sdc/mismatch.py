@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+from traincheck.sources.bits import words
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Mismatch:
         """Take in a tensor as either has it, both on the CPU; whether they differ."""
         one, other = trusted.detach().reshape(-1), suspect.detach().reshape(-1)
         self.elements += one.numel()
-        places = (_words(one) != _words(other)).nonzero().flatten()
+        places = (words(one) != words(other)).nonzero().flatten()
         if not len(places):
             return False
         self.different += len(places)
@@ -73,13 +73,6 @@ class Mismatch:
         }
 
 
-def _words(flat: torch.Tensor) -> torch.Tensor:
-    flat = flat.contiguous()
-    if flat.is_complex():
-        flat = torch.view_as_real(flat).reshape(-1)
-    return flat.view(torch.uint8) if flat.dtype == torch.bool else flat.view(WORDS[flat.element_size()])
-
-
 class Distance:
     """||suspect - trusted|| and ||trusted|| over several tensors, summed in double precision."""
 
@@ -89,7 +82,7 @@ class Distance:
     def add(self, trusted: torch.Tensor, suspect: torch.Tensor) -> float:
         """Take in a tensor; the noise to signal of it alone."""
         one, other = trusted.detach().reshape(-1), suspect.detach().reshape(-1)
-        apart = _words(one) != _words(other)  # what is not finite, and the same, is not apart
+        apart = words(one) != words(other)  # what is not finite, and the same, is not apart
         one, other = one.double(), other.double()
         difference, size = float((other - one)[apart].pow(2).sum()), float(one.pow(2).sum())
         self._difference += difference

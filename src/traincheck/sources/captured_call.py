@@ -162,8 +162,7 @@ class CapturedCall:
                 [_on_cpu(grad) for grad in self._output_grads],
                 self.one_backward,
                 fingerprints(list(self.module.parameters())),
-                dict(self.seen.results.all()),
-                dict(self.seen.gradients.all()),
+                **self.seen.prints(),
             )
 
     def execute_for(self, handed: Handed, parameters: Sequence[torch.Tensor]) -> Executed | None:

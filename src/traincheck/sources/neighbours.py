@@ -27,8 +27,6 @@ from traincheck.sources.job_store import JobStore, connect
 from traincheck.sources.recomputed import CannotRepeat, Executed, Handed
 
 CONNECT = 20.0
-ARRIVES = 60.0
-"""Seconds in which what a neighbour hands over has to arrive."""
 LARGEST = 64 << 20
 """Bytes of a call that is handed over; of larger ones nothing is compared with neighbours."""
 LINGER = 2.0
@@ -45,14 +43,12 @@ class Case(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What a judge found: the ranks that differ, which of them is the odd one (None where that is open), of how many
-    that were compared, and the part and name of what differs first; no ranks where all agree."""
+    """What a judge found: the ranks that differ (one where it is known which is odd, none where all agree), of how many
+    that were compared, and the part and name of what differs first."""
 
-    origin: int
     step: int
     name: str
     ranks: tuple[int, ...] = ()
-    odd: int | None = None
     compared: int = 2
     part: str = ""
     first: str = ""
@@ -113,7 +109,7 @@ class Neighbours:
                 return None
             differs = theirs.first_difference(mine)
             if case.judge < 0 and differs is None:
-                return Judged(case.origin, case.step, call.name)
+                return Judged(case.step, call.name)
             again = call.execute_for(case.handed, parameters)
         except CannotRepeat:
             return None
@@ -122,25 +118,25 @@ class Neighbours:
         if case.judge < 0 and differs is not None:
             if self._ranks > 2:
                 appeal = {"step": case.step, "handed": case.handed._asdict(), "judge": self._rank}
-                told = _bytes({**appeal, "other": _prints(mine)})
+                told = _bytes({**appeal, "other": mine.prints()})
                 with suppress(queue.Full):
                     self._out.put_nowait((f"appeal/{case.step}/{case.origin}", told))
                 return None  # it is for the third rank to say
-            return Judged(
-                case.origin, case.step, call.name, tuple(sorted((case.origin, self._rank))), None, 2, *differs
-            )
+            return _apart(case, call.name, self._rank, differs)
         return self._arbitrated(case, call.name, theirs, mine)
 
     def _arbitrated(self, case: Case, name: str, theirs: Executed, mine: Executed) -> Judged | None:
-        first_judge = _executed(case.other or {})
+        if case.other is None:
+            return None
+        first_judge = Executed.told(**case.other)
         with_origin, with_judge = theirs.first_difference(mine), first_judge.first_difference(mine)
         differs = theirs.first_difference(first_judge)
         if differs is None:
             return None
         if (with_origin is None) == (with_judge is None):
-            return Judged(case.origin, case.step, name, tuple(sorted((case.origin, case.judge))), None, 2, *differs)
+            return _apart(case, name, case.judge, differs)
         odd = case.origin if with_judge is None else case.judge
-        return Judged(case.origin, case.step, name, (odd,), odd, 3, *differs)
+        return Judged(case.step, name, (odd,), 3, *differs)
 
     def close(self) -> None:
         """Give up what is under way."""
@@ -180,18 +176,12 @@ class Neighbours:
         return True
 
 
+def _apart(case: Case, name: str, judge: int, differs: tuple[str, str]) -> Judged:
+    """Two ranks differ, and nobody can say which of them is odd."""
+    return Judged(case.step, name, tuple(sorted((case.origin, judge))), 2, *differs)
+
+
 def _bytes(told: dict[str, Any]) -> bytes:
     into = io.BytesIO()
     torch.save(told, into)
     return into.getvalue()
-
-
-def _prints(executed: Executed) -> dict[str, Any]:
-    return {"results": dict(executed.results.all()), "gradients": dict(executed.gradients.all())}
-
-
-def _executed(prints: dict[str, Any]) -> Executed:
-    found = Executed()
-    found.results.put(prints.get("results", {}))
-    found.gradients.put(prints.get("gradients", {}))
-    return found

@@ -26,6 +26,7 @@ from traincheck.sources.replica_readings import ReplicaReadings
 from traincheck.sources.settling import Settling
 from traincheck.sources.tensors import SOME, fingerprints, unseen
 from traincheck.sources.variables import NOBODY, Catalog, Variable
+from traincheck.vocab.computations import KIND as COMPUTATION
 from traincheck.vocab.demand import SOME_STATE, Demand
 from traincheck.vocab.events import LIFECYCLE, TRAIN, Change
 from traincheck.vocab.facts import Facts, facts, merged
@@ -59,7 +60,7 @@ class OptimizerSource:
         else:
             self._readings = OptimizerReadings(self._catalog, demand, recorder)
             self._settling = Settling(self._gradients, recorder)
-        self._tells = demand.asks_beside("computation")  # of these another source tells
+        self._tells = demand.asks_beside(COMPUTATION)  # of these another source tells
         self._replicas = ReplicaReadings(demand, recorder)
         recorder.late_changes = settle = recorder.guarded(self.name, self._settling.tell)
         recorder.at_end(lambda: settle(TRAIN))

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from traincheck.sources.bits import same_bits
 from traincheck.sources.tensors import fingerprints, unseen
+from traincheck.vocab.computations import BACKWARD, FORWARD, UPDATE
 
 
 class CannotRepeat(Exception):
@@ -76,22 +78,8 @@ class Held:
         if self._tensors and other._tensors:
             with unseen():
                 pairs = ((name, one, other._tensors.get(name)) for name, one in self._tensors.items())
-                return next((name for name, one, two in pairs if two is not None and not _same_bits(one, two)), None)
+                return next((name for name, one, two in pairs if two is not None and not same_bits(one, two)), None)
         return _first_unlike(self.all(), other.all())
-
-
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    if one.stride() != other.stride():
-        one, other = one.contiguous(), other.contiguous()
-    words = _WORDS.get(one.element_size())
-    if words is None or not one.dim():  # complex numbers; a single one has no rows to be viewed by
-        return fingerprints([one]) == fingerprints([other])
-    return bool(torch.equal(one.view(words), other.view(words)))
 
 
 def _first_unlike(mine: Mapping[str, int | None], theirs: Mapping[str, int | None]) -> str | None:
@@ -104,16 +92,28 @@ class Executed:
     def __init__(self) -> None:
         self.results, self.gradients, self.updates = Prints(), Held(), Held()
 
+    @classmethod
+    def told(cls, results: Mapping[str, int | None], gradients: Mapping[str, int | None]) -> Executed:
+        """One that took place in another process, by its fingerprints."""
+        found = cls()
+        found.results.put(results)
+        found.gradients.put(gradients)
+        return found
+
+    def prints(self) -> dict[str, dict[str, int | None]]:
+        """Fingerprints to tell another process of: what `told` is given."""
+        return {"results": dict(self.results.all()), "gradients": dict(self.gradients.all())}
+
     def first_difference(self, other: Executed) -> tuple[str, str] | None:
         """The part in which two executions differ first, and the name of what does; None where they are the same."""
         found = _first_unlike(self.results.all(), other.results.all())
         if found is not None:
-            return "forward", found
+            return FORWARD, found
         found = self.gradients.first_unlike(other.gradients)
         if found is not None:
-            return "backward", found
+            return BACKWARD, found
         found = self.updates.first_unlike(other.updates)
-        return None if found is None else ("update", found)
+        return None if found is None else (UPDATE, found)
 
 
 class Handed(NamedTuple):
@@ -131,7 +131,4 @@ class Handed(NamedTuple):
 
     def executed(self) -> Executed:
         """What it gave where it came from."""
-        found = Executed()
-        found.results.put(self.results)
-        found.gradients.put(self.gradients)
-        return found
+        return Executed.told(self.results, self.gradients)

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from traincheck.vocab.computations import PERSISTENT, SAME, TRANSIENT, UNDECIDED
+
 TRUSTED = 2
 CONFIRMING = 3
 HOPELESS = 3
 """Differences without trust after which a computation is given up."""
-
-SAME, TRANSIENT, PERSISTENT, UNDECIDED = "same", "transient", "persistent", "undecided"
 
 
 class Odd(Enum):

@@ -35,17 +35,15 @@ from traincheck.sources.open_steps import closure_of
 from traincheck.sources.recomputed import CannotRepeat, Executed
 from traincheck.sources.recomputed_update import CapturedUpdate
 from traincheck.sources.recorder import Recorder
-from traincheck.sources.repeated import SAME, TRUSTED, Odd, Standing, Tried, Verdict
+from traincheck.sources.repeated import TRUSTED, Odd, Standing, Tried, Verdict
 from traincheck.sources.replaced import Undo
 from traincheck.sources.replica_readings import several_ranks
 from traincheck.sources.variables import Catalog
+from traincheck.vocab.computations import BACKWARD, DIFFERS, ELSEWHERE, FORWARD, KIND, SAME, UPDATE
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import NO_CALL, Reading
 from traincheck.vocab.facts import facts
 
-KIND = "computation"
-FORWARD, BACKWARD, UPDATE, ELSEWHERE = "forward", "backward", "update", "elsewhere"
-DIFFERS = "differs"
 WARMING = 3
 """First steps that are repeated in any case, so that trust is earned before it matters."""
 
@@ -53,7 +51,7 @@ _NOT_DETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementa
 
 
 class ReplaySource:
-    """Repeats one of `every` steps, 0 for none. It attaches after the source `modules`."""
+    """Repeats one of `every` steps. It attaches after the source `modules`."""
 
     name = "replays"
 
@@ -81,7 +79,7 @@ class ReplaySource:
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
         undo = Undo()
-        if not self._every or not demand.wants_readings(KIND) or demand.everything:
+        if not demand.wants_readings(KIND) or demand.everything:
             return undo
 
         def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

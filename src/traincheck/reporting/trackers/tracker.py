@@ -41,7 +41,8 @@ class Tracker(Protocol):
         """How the run fares; more than once a second is never asked for."""
 
     def close(self, report: Report | None, files: tuple[Path, ...]) -> None:
-        """The run is over: what there is to say about it, and the files that say it. None where there is no report."""
+        """The run is over: what there is to say about it, and the files that say it. None where there is no report.
+        What could not be opened is not closed."""
 
 
 def needs(name: str, package: str) -> None:

@@ -36,7 +36,8 @@ def main() -> None:
 
 
 def serve(target: str, place: str, lines: Iterable[bytes], answer: Callable[[bytes], object]) -> None:
-    """Hand each message to the tracker, and answer it. A run whose command was killed is closed without a report."""
+    """Hand each message to the tracker, and answer it. A run whose command was killed is closed without a report; one
+    that could not be opened is not closed."""
     tracker: Any = None
     closed = False
     for line in lines:
@@ -44,8 +45,9 @@ def serve(target: str, place: str, lines: Iterable[bytes], answer: Callable[[byt
             message = msgspec.json.decode(line, type=Message)
             if message.kind == OPEN:
                 module, _, name = target.partition(":")
-                tracker = getattr(importlib.import_module(module), name)(place)
-                where = tracker.open(message.run)
+                made = getattr(importlib.import_module(module), name)(place)
+                where = made.open(message.run)
+                tracker = made  # one that was not opened is not closed
             else:
                 where = ""
                 _tell(tracker, message)
