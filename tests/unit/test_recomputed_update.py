@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from traincheck.sources import recomputed_update
 from traincheck.sources.recomputed import CannotRepeat
 from traincheck.sources.recomputed_update import CapturedUpdate
 
@@ -58,6 +60,39 @@ def test_an_update_on_copies_is_the_real_one(cls: type[torch.optim.Optimizer], s
     with torch.no_grad():
         model[0].weight.view(torch.int32)[0, 0] ^= 1
     assert update.left().first_difference(first) == ("update", "4x4")
+
+
+@pytest.mark.parametrize(("cls", "settings"), OPTIMIZERS, ids=lambda each: getattr(each, "__name__", ""))
+def test_parameters_of_a_large_model_take_turns(
+    cls: type[torch.optim.Optimizer], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recomputed_update, "AT_ONCE", 100)
+    _, optimizer = ready(cls, settings)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(50))], "lr": 0.2})
+    begin, told = 0, list[str]()
+    for _ in range(5):
+        update = CapturedUpdate("optimizer", optimizer, name_of, begin)
+        again = update.execute()
+        optimizer.step()
+        assert update.left().first_difference(again) is None
+        names = [name for name in again.updates.all() if " of " not in name]
+        sizes = [math.prod(map(int, name.split("x"))) * 4 for name in names]
+        assert len(names) == 1 or sum(sizes) <= 100
+        told += names
+        begin = update.next
+    assert {"4x4", "4", "2x4", "2", "50"} <= set(told)
+
+
+def test_parameters_that_are_too_large_to_be_copied_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, optimizer = ready(torch.optim.SGD, {"lr": 0.1})
+    monkeypatch.setattr(recomputed_update, "LARGEST", 127)
+    update = CapturedUpdate("optimizer", optimizer, name_of)
+    again = update.execute()
+    optimizer.step()
+    assert set(again.updates.all()) == {"4", "2x4", "2"} and update.left().first_difference(again) is None
+    monkeypatch.setattr(recomputed_update, "LARGEST", 1)
+    with pytest.raises(CannotRepeat, match="too large to be copied"):
+        CapturedUpdate("optimizer", optimizer, name_of)
 
 
 def test_what_cannot_be_repeated_is_refused() -> None:

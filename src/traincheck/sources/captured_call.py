@@ -31,7 +31,7 @@ from traincheck.sources.as_it_was import (
 )
 from traincheck.sources.frames import local_values
 from traincheck.sources.known_modules import plain_name, without_compiler
-from traincheck.sources.recomputed import CannotRepeat, Executed, Handed, Prints
+from traincheck.sources.recomputed import Bits, CannotRepeat, Executed, Handed
 from traincheck.sources.tensors import fingerprints, unseen
 
 Guarded = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -86,7 +86,7 @@ class CapturedCall:
     def returns(self, output: Any) -> None:
         """The call has ended: follow the gradients that come to its result and to the parameters."""
         self.returned = True
-        if not self.seen.results.all():  # nothing inside is told of, as where all of it is compiled
+        if not self.seen.results:  # nothing inside is told of, as where all of it is compiled
             _take(self.seen.results, ROOT, output)
         for place, tensor in enumerate(_trained(output)):
             self._output_grads.append(None)
@@ -108,8 +108,7 @@ class CapturedCall:
         def came(grad: torch.Tensor) -> None:
             self._fired[name] = self._fired.get(name, 0) + 1
             if self._fired[name] == 1:
-                with unseen():
-                    self.seen.gradients.add(name, grad.detach().clone())
+                self.seen.gradients.add(name, grad)
 
         return came
 
@@ -225,7 +224,7 @@ class CapturedCall:
         )
         for name, grad in zip(wanted, grads, strict=True):
             if grad is not None:
-                found.gradients.add(name, grad)
+                found.gradients.hold(name, grad)
 
     @contextmanager
     def _buffers_as_they_were(self) -> Iterator[None]:
@@ -287,10 +286,10 @@ def _refuse(module: nn.Module, modules: Sequence[nn.Module]) -> None:
             raise CannotRepeat(f"it holds a {type(tensor).__name__}")
 
 
-def _take(prints: Prints, name: str, output: Any) -> None:
+def _take(bits: Bits, name: str, output: Any) -> None:
     tensors = _tensors(output)
     for place, tensor in enumerate(tensors):
-        prints.add(name if len(tensors) == 1 else f"{name}[{place}]", tensor)
+        bits.add(name if len(tensors) == 1 else f"{name}[{place}]", tensor)
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:

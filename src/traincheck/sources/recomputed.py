@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
 from traincheck.sources.bits import same_bits
-from traincheck.sources.tensors import fingerprints, unseen
+from traincheck.sources.tensors import Computed, computed, transferred, unseen
 from traincheck.vocab.computations import BACKWARD, FORWARD, UPDATE
 
 
@@ -16,81 +16,78 @@ class CannotRepeat(Exception):
     """A call cannot be executed again, with the reason why not."""
 
 
-class Prints:
-    """Fingerprints by name, in the order in which they came. Of tensors on an accelerator copies are held until they
-    are asked for, for one transfer."""
+class Bits:
+    """The bits of tensors by name, in the order in which they came: fingerprints, which stay on an accelerator until
+    they are compared, for one transfer; and tensors that stay as they are, of which it is cheaper to compare all bits.
+    """
 
     def __init__(self) -> None:
-        self._found: dict[str, int | None] = {}
-        self._waiting: dict[str, torch.Tensor] = {}
+        self._held: dict[str, torch.Tensor] = {}
+        self._prints: dict[str, Computed] = {}
+        self._last: tuple[torch.Tensor, int, str] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._prints)
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Take a tensor in; what comes again under a name has a number."""
+        """Take in a tensor, as it is now; what comes again under a name has a number."""
+        told = self._new(name)
+        version = -1 if tensor.is_inference() else tensor._version
+        if self._last is not None and self._last[0] is tensor and self._last[1] == version >= 0:
+            last = self._last[2]  # a container returns what its last module did
+            self._prints[told] = self._prints[last]
+            return
+        self._last = (tensor, version, told)
+        with unseen():
+            (self._prints[told],) = computed([tensor])
+
+    def hold(self, name: str, tensor: torch.Tensor) -> None:
+        """The same of a tensor that nobody writes to as long as it is compared."""
+        name = self._new(name)
+        self._prints[name] = None
+        self._held[name] = tensor
+
+    def _new(self, name: str) -> str:
         count, told = 1, name
-        while told in self._found:
+        while told in self._prints:
             count += 1
             told = f"{name} (call {count})"
+        return told
+
+    def put(self, told: Mapping[str, int | None]) -> None:
+        """Take over fingerprints that were taken elsewhere."""
+        self._prints.update(told)
+
+    def all(self, but: Collection[str] = ()) -> dict[str, int | None]:
+        """The fingerprints, those with the names `but` left out."""
+        names = [name for name in self._prints if name not in but]
+        held = [name for name in names if name in self._held and self._prints[name] is None]
         with unseen():
-            self._found[told] = None
-            if tensor.device.type == "cpu":
-                self._found[told] = fingerprints([tensor])[0]
-            else:
-                self._waiting[told] = tensor.detach().clone()
+            self._prints.update(zip(held, computed([self._held[name] for name in held]), strict=True))
+            found = dict(zip(names, transferred([self._prints[name] for name in names]), strict=True))
+        self._prints.update(found)
+        return found
 
-    def put(self, told: Mapping[str, int | None]) -> None:
-        """Take over fingerprints that were taken elsewhere."""
-        self._found.update(told)
-
-    def all(self) -> dict[str, int | None]:
-        """The fingerprints."""
-        if self._waiting:
-            with unseen():
-                self._found.update(zip(self._waiting, fingerprints(list(self._waiting.values())), strict=True))
-            self._waiting.clear()
-        return self._found
-
-
-class Held:
-    """Tensors by name, as they are: of what is there anyway it is cheaper to compare bits than fingerprints. What comes
-    from another process is known by fingerprints only, and then all is."""
-
-    def __init__(self) -> None:
-        self._tensors: dict[str, torch.Tensor] = {}
-        self._told: dict[str, int | None] | None = None
-
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Hold a tensor, which nobody is to write to as long as it is compared."""
-        self._tensors[name] = tensor
-
-    def put(self, told: Mapping[str, int | None]) -> None:
-        """Take over fingerprints that were taken elsewhere."""
-        self._told = dict(told)
-
-    def all(self) -> dict[str, int | None]:
-        """The fingerprints."""
-        if self._told is None:
-            with unseen():
-                self._told = dict(zip(self._tensors, fingerprints(list(self._tensors.values())), strict=True))
-        return self._told
-
-    def first_unlike(self, other: Held) -> str | None:
+    def first_unlike(self, other: Bits) -> str | None:
         """The name of the first that has other bits, of those that both have."""
-        if self._tensors and other._tensors:
-            with unseen():
-                pairs = ((name, one, other._tensors.get(name)) for name, one in self._tensors.items())
-                return next((name for name, one, two in pairs if two is not None and not same_bits(one, two)), None)
-        return _first_unlike(self.all(), other.all())
-
-
-def _first_unlike(mine: Mapping[str, int | None], theirs: Mapping[str, int | None]) -> str | None:
-    return next((name for name, value in mine.items() if name in theirs and theirs[name] != value), None)
+        self._last = other._last = None
+        held = self._held.keys() & other._held.keys()
+        mine, theirs = self.all(but=held), other.all(but=held)
+        with unseen():
+            for name in self._prints:
+                if name in held:
+                    if not same_bits(self._held[name], other._held[name]):
+                        return name
+                elif name in theirs and mine[name] != theirs[name]:
+                    return name
+        return None
 
 
 class Executed:
     """What an execution gave: of modules in the forward, of parameters in the backward and in the update."""
 
     def __init__(self) -> None:
-        self.results, self.gradients, self.updates = Prints(), Held(), Held()
+        self.results, self.gradients, self.updates = Bits(), Bits(), Bits()
 
     @classmethod
     def told(cls, results: Mapping[str, int | None], gradients: Mapping[str, int | None]) -> Executed:
@@ -102,18 +99,19 @@ class Executed:
 
     def prints(self) -> dict[str, dict[str, int | None]]:
         """Fingerprints to tell another process of: what `told` is given."""
-        return {"results": dict(self.results.all()), "gradients": dict(self.gradients.all())}
+        return {"results": self.results.all(), "gradients": self.gradients.all()}
 
     def first_difference(self, other: Executed) -> tuple[str, str] | None:
         """The part in which two executions differ first, and the name of what does; None where they are the same."""
-        found = _first_unlike(self.results.all(), other.results.all())
-        if found is not None:
-            return FORWARD, found
-        found = self.gradients.first_unlike(other.gradients)
-        if found is not None:
-            return BACKWARD, found
-        found = self.updates.first_unlike(other.updates)
-        return None if found is None else (UPDATE, found)
+        for part, mine, theirs in (
+            (FORWARD, self.results, other.results),
+            (BACKWARD, self.gradients, other.gradients),
+            (UPDATE, self.updates, other.updates),
+        ):
+            found = mine.first_unlike(theirs)
+            if found is not None:
+                return part, found
+        return None
 
 
 class Handed(NamedTuple):

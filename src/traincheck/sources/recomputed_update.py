@@ -1,10 +1,10 @@
-"""Recomputing an update: the step of an optimizer of torch's on copies of all that it reads, to be compared with what
-the real one leaves."""
+"""Recomputing an update: the step of an optimizer of torch's on copies of what it reads, to be compared with what the
+real one leaves. Parameters are updated each on its own, so that those of a large model can take turns."""
 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,25 +14,34 @@ from traincheck.sources.as_it_was import RandomStates
 from traincheck.sources.recomputed import CannotRepeat, Executed
 from traincheck.sources.tensors import unseen
 
+AT_ONCE = 8 << 20
+"""Bytes of parameters, gradients and state, about, that one execution copies: the rest is for the next ones. Copying
+all would take a multiple of the step where batches are small, and as much memory again."""
+
+LARGEST = 1 << 30
+"""Bytes of one parameter, its gradient and its state, that are copied at all."""
+
 
 class CapturedUpdate:
     """An update that is about to be made, with copies of what it reads; `name_of` names a parameter.
 
+    It is of some of the parameters, those from the place `begin` on; `next` is where they end, for the next time.
     Raises CannotRepeat where it cannot be repeated: of an optimizer that is not torch's, that calls a closure, or whose
-    parameters are sharded.
+    parameters are sharded or too large.
     """
 
-    def __init__(self, name: str, optimizer: Optimizer, name_of: Callable[[torch.Tensor], str]) -> None:
+    def __init__(self, name: str, optimizer: Optimizer, name_of: Callable[[torch.Tensor], str], begin: int = 0) -> None:
         _refuse(optimizer)
         self.name = name
         self._optimizer = optimizer
-        self._names = [[name_of(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
+        self._parameters, self.next = _some_of(optimizer, begin)
+        self._names = [name_of(parameter) for parameter in self._parameters]
         self._random = RandomStates()
-        self._before = _copy_of(optimizer)
+        self._before = _copy_of(optimizer, self._parameters)
 
     def execute(self) -> Executed:
         """Make the update on copies; the optimizer and its parameters are not touched. Raises CannotRepeat."""
-        now, taken = RandomStates(), _copy_of(self._before)
+        now, taken = RandomStates(), _copy_of(self._before, _parameters_of(self._before))
         self._random.put()
         try:
             function: Any = type(taken).step
@@ -43,7 +52,7 @@ class CapturedUpdate:
             raise CannotRepeat(f"{type(error).__name__}: {error}") from error
         finally:
             now.put()
-        return self._printed(taken)
+        return self._left(taken, _parameters_of(taken))
 
     def is_of(self, optimizer: Optimizer) -> bool:
         """Whether it is an update of this one."""
@@ -51,31 +60,62 @@ class CapturedUpdate:
 
     def left(self) -> Executed:
         """What the real update has left."""
-        return self._printed(self._optimizer)
+        return self._left(self._optimizer, self._parameters)
 
-    def _printed(self, optimizer: Optimizer) -> Executed:
+    def _left(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> Executed:
         found = Executed()
-        for names, group in zip(self._names, optimizer.param_groups, strict=True):
-            for name, parameter in zip(names, group["params"], strict=True):
-                found.updates.add(name, parameter)
-                for key, value in optimizer.state.get(parameter, {}).items():
-                    if isinstance(value, torch.Tensor):
-                        found.updates.add(f"{key} of {name}", value)
+        for name, parameter in zip(self._names, parameters, strict=True):
+            found.updates.hold(name, parameter)
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    found.updates.hold(f"{key} of {name}", value)
         return found
 
 
-def _copy_of(optimizer: Optimizer) -> Optimizer:
-    """An optimizer that holds copies of parameters, gradients and state, and calls no hooks of its own."""
+def _parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _some_of(optimizer: Optimizer, begin: int) -> tuple[list[torch.Tensor], int]:
+    """Parameters of about `AT_ONCE` bytes, in their order, and the place after them. Raises CannotRepeat."""
+    every = _parameters_of(optimizer)
+    chosen: list[int] = []
+    total = place = 0
+    for place in range(begin, begin + len(every)):
+        size = _size_of(optimizer, every[place % len(every)])
+        if size > LARGEST:
+            continue
+        if chosen and total + size > AT_ONCE:
+            break
+        chosen.append(place % len(every))
+        total += size
+    else:
+        place += 1
+    if not chosen:
+        raise CannotRepeat("its parameters are too large to be copied")
+    return [every[each] for each in sorted(chosen)], place % len(every)
+
+
+def _size_of(optimizer: Optimizer, parameter: torch.Tensor) -> int:
+    state = optimizer.state.get(parameter, {}).values()
+    held = [parameter, parameter.grad, *(value for value in state if isinstance(value, torch.Tensor))]
+    return sum(each.numel() * each.element_size() for each in held if each is not None)
+
+
+def _copy_of(optimizer: Optimizer, parameters: Iterable[torch.Tensor]) -> Optimizer:
+    """An optimizer that holds copies of these parameters, their gradients and state, and calls no hooks of its own."""
     found: Optimizer = object.__new__(type(optimizer))  # to copy it in Python's way would convert the state
     vars(found).update(vars(optimizer))
     for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         setattr(found, name, OrderedDict())
     vars(found).pop("step", None)  # what a scheduler has put there counts the calls
-    copies = {each: _parameter(each) for group in optimizer.param_groups for each in group["params"]}
+    copies = {each: _parameter(each) for each in parameters}
     found.param_groups = [
-        {**_copied(group), "params": [copies[each] for each in group["params"]]} for group in optimizer.param_groups
+        {**_copied(group), "params": [copies[each] for each in group["params"] if each in copies]}
+        for group in optimizer.param_groups
     ]
-    found.state = defaultdict(dict, {copies.get(key, key): _copied(value) for key, value in optimizer.state.items()})
+    state = {copies[each]: _copied(optimizer.state[each]) for each in copies if each in optimizer.state}
+    found.state = defaultdict(dict, state)
     return found
 
 

@@ -70,6 +70,7 @@ class ReplaySource:
         self._thread = 0
         self._update: CapturedUpdate | None = None
         self._again: list[Executed] = []
+        self._turns: dict[str, int] = {}  # by optimizer, the place of the parameter whose update comes next
         self._neighbours: Neighbours | None = None
         self._handed = 0
 
@@ -237,7 +238,7 @@ class ReplaySource:
         self._update = None
         try:
             with self._silent():
-                update = CapturedUpdate(name, optimizer, self._name_of)
+                update = CapturedUpdate(name, optimizer, self._name_of, self._turns.get(name, 0))
                 self._again = [update.execute()]
             self._update = update
         except CannotRepeat as error:
@@ -251,6 +252,8 @@ class ReplaySource:
         self._again = []
         with self._silent():
             verdict = self._try(update.name, update.left(), lambda: next(made, None) or update.execute())
+        if not self._standings[update.name].suspicion:  # otherwise the same ones are tried again
+            self._turns[update.name] = update.next
         self._tell(update.name, verdict, (UPDATE,))
 
     def _name_of(self, parameter: torch.Tensor) -> str:

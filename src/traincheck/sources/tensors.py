@@ -6,11 +6,13 @@ import ctypes
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import torch
 import xxhash
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from traincheck.sources.bits import words
 from traincheck.sources.hashing import Memory, digest, digests
 
 NONE, ZERO, SOME = "none", "zero", "some"
@@ -82,8 +84,16 @@ def fingerprints(tensors: Sequence[torch.Tensor]) -> list[int | None]:
     On the CPU it is xxh3-64. On an accelerator it is `device_fingerprint`, with one transfer for all tensors of a
     device. The two are never compared with each other. Call under `unseen`.
     """
-    found: list[int | None] = [None] * len(tensors)
-    pending: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
+    return transferred(computed(tensors))
+
+
+Computed: TypeAlias = "int | torch.Tensor | None"
+"""A fingerprint; on an accelerator it is still there, as `device_fingerprint` gives it, and nobody waits for it."""
+
+
+def computed(tensors: Sequence[torch.Tensor]) -> list[Computed]:
+    """The fingerprints of tensors where they lie: of those on accelerators for `transferred`. Call under `unseen`."""
+    found: list[Computed] = [None] * len(tensors)
     places, whole = [], []
     for position, tensor in enumerate(tensors):
         dense = local(tensor)
@@ -93,12 +103,21 @@ def fingerprints(tensors: Sequence[torch.Tensor]) -> list[int | None]:
             places.append(position)
             whole.append(dense if dense.is_contiguous() else dense.contiguous())
         else:
-            pending.setdefault(dense.device, []).append((position, dense))
+            found[position] = device_fingerprint(dense)
     for position, value in zip(places, digests([_memory(tensor) for tensor in whole]), strict=True):
         found[position] = value
+    return found
+
+
+def transferred(fingerprints: Sequence[Computed]) -> list[int | None]:
+    """Fingerprints that were computed where tensors lie, with one transfer for each device. Call under `unseen`."""
+    found = [value if isinstance(value, int) else None for value in fingerprints]
+    pending: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
+    for position, value in enumerate(fingerprints):
+        if isinstance(value, torch.Tensor):
+            pending.setdefault(value.device, []).append((position, value))
     for entries in pending.values():
-        values = torch.stack([device_fingerprint(tensor) for _, tensor in entries]).tolist()
-        for (position, _), value in zip(entries, values, strict=True):
+        for (position, _), value in zip(entries, torch.stack([each for _, each in entries]).tolist(), strict=True):
             found[position] = value & 0xFFFFFFFFFFFFFFFF
     return found
 
@@ -122,11 +141,15 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def _splitmix(values: torch.Tensor) -> torch.Tensor:
-    """splitmix64's output function on int64 (the arithmetic shifts of int64 are masked to be logical)."""
-    values = (values ^ ((values >> 30) & ((1 << 34) - 1))) * _signed(_MIX[1])
-    values = (values ^ ((values >> 27) & ((1 << 37) - 1))) * _signed(_MIX[2])
-    return values ^ ((values >> 31) & ((1 << 33) - 1))
+def _splitmix_(values: torch.Tensor) -> torch.Tensor:
+    """splitmix64's output function on int64, in place (the arithmetic shifts of int64 are masked to be logical)."""
+    values.bitwise_xor_((values >> 30).bitwise_and_((1 << 34) - 1)).mul_(_signed(_MIX[1]))
+    values.bitwise_xor_((values >> 27).bitwise_and_((1 << 37) - 1)).mul_(_signed(_MIX[2]))
+    return values.bitwise_xor_((values >> 31).bitwise_and_((1 << 33) - 1))
+
+
+AT_ONCE = 1 << 22
+"""Elements that `device_fingerprint` works on at a time."""
 
 
 def device_fingerprint(tensor: torch.Tensor) -> torch.Tensor:
@@ -134,17 +157,15 @@ def device_fingerprint(tensor: torch.Tensor) -> torch.Tensor:
 
     Sum over i of splitmix64(word_i + (i + 1) * increment) modulo 2**64, where word_i is the i-th element's bits: every
     bit of every element counts, and so does its place. Dtype and shape enter through the seed. Works on the CPU, too
-    (that is how it is tested). Known limitation: it needs eight bytes of scratch for each element.
+    (that is how it is tested). It needs some 24 bytes of scratch for each of at most `AT_ONCE` elements.
     """
-    flat = tensor.detach().contiguous().view(-1)
-    if flat.dtype == torch.bool:
-        flat = flat.view(torch.uint8)
-    elif flat.is_complex():
-        flat = torch.view_as_real(flat).view(-1)
-    by_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    words = flat.view(by_size[flat.element_size()]).to(torch.int64)
-    place = torch.arange(1, words.numel() + 1, dtype=torch.int64, device=words.device) * _signed(_MIX[0])
-    return _splitmix(words + place).sum() ^ _seed(tensor)
+    found = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    begins = 1
+    for part in words(tensor).split(AT_ONCE):
+        mixed = torch.arange(begins, begins + part.numel(), dtype=torch.int64, device=part.device)
+        found += _splitmix_(mixed.mul_(_signed(_MIX[0])).add_(part)).sum()
+        begins += part.numel()
+    return found ^ _seed(tensor)
 
 
 def states(tensors: Sequence[torch.Tensor | None]) -> list[str]:
