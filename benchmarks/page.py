@@ -34,11 +34,12 @@ REPLAYS = """
 ## What executing steps again costs
 
 `python -m benchmarks.replays`: of the workloads above, with nothing else checked (`--packs none --replay-every
-{every}`), what one execution takes, in steps of the plain program: the time that the source says, with the least and
-the most of the rounds. With one step in a hundred executed again a run takes so much longer.
+{every}`), by how many steps one execution prolongs the run: the step with it and the next beside the other steps of the
+same run, after the first ones; medians, with the least and the most of the rounds. Other steps are beside those of the
+plain program. With one step in a hundred executed again a run takes so much longer.
 
-| workload | plain step | an execution takes | with `--replay-every 100` |
-|---|---|---|---|
+| workload | plain step | an execution takes, in steps | other steps | with `--replay-every 100` |
+|---|---|---|---|---|
 """
 
 SAMPLED = """
@@ -229,7 +230,8 @@ def _table(cost: dict[str, Any]) -> str:
 
 def _replays(found: dict[str, Any]) -> str:
     return "".join(
-        f"| {name} | {told['plain_step_ms']:.1f} ms | {_ratio(told['steps_each'])} | {told['ratio_at_100']:.3f} |\n"
+        f"| {name} | {told['plain_step_ms']:.1f} ms | {_steps(told['steps_each'])} | {_ratio(told['other_steps'])} "
+        f"| {told['ratio_at_100']:.3f}x |\n"
         for name, told in found["workloads"].items()
     )
 
@@ -334,6 +336,10 @@ def _scale(found: dict[str, Any]) -> str:
 
 def _ratio(found: dict[str, float]) -> str:
     return f"{found['median']:.2f}x ({found['least']:.2f}-{found['most']:.2f})"
+
+
+def _steps(found: dict[str, float]) -> str:
+    return f"{found['median']:.2f} ({found['least']:.2f} to {found['most']:.2f})"
 
 
 def _summary(transfer: dict[str, Any]) -> str:

@@ -1,8 +1,8 @@
 """python -m benchmarks.replays [--rounds N] [--workload cnn]: what `traincheck run --replay-every` costs.
 
-For each workload runs of the plain program, and of `traincheck run --packs none` with no step executed again after the
-first ones and with one in `EVERY`, take turns. What an execution costs is what the source says that it took, divided by
-how often and by the mean step of the plain program in the same round: in steps. At 100 it costs a hundredth of that.
+For each workload runs of the plain program and of `traincheck run --packs none` with one step in `EVERY` executed again
+take turns. What an execution costs is how much longer the step with it, and the next one, take than the others of the
+same run (medians), in such steps. At 100 it costs a hundredth of that.
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ from benchmarks.machine import machine
 from benchmarks.overhead.__main__ import HERE, TRAINCHECK, WORKLOADS, timed
 from benchmarks.page import write_page
 from traincheck.trace.reader import read_windows
+from traincheck.vocab.computations import KIND
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "replays.json"
-EVERY, NEVER, TARGET = 10, 1_000_000, 100
+EVERY, TARGET = 10, 100
+EARLY = 12
+"""Steps that are not looked at: the first ones are executed again in any case, and import and allocate."""
+AFTER = 2
+"""Steps from an execution on that are compared with the others: what was put off comes in the next."""
 
 
 def main() -> None:
@@ -38,40 +43,47 @@ def main() -> None:
 
 
 def measure(name: str, rounds: int, scratch: Path) -> dict[str, Any]:
-    """Of one workload: what an execution takes, in steps, and how much longer the mean step is with replays."""
+    """Of one workload: what an execution takes, in steps, and how long the other steps take beside the plain ones."""
     script = HERE / "workloads" / f"{name}.py"
-    shares, ratios, plain_steps, times = [], [], [], 0
+    shares, ratios, plain_steps, executions = [], [], [], 0
     for number in range(rounds):
-        plain = timed([sys.executable, str(script)], scratch)["mean_step"]
-        steps = {}
-        for every in (NEVER, EVERY):
-            folder = scratch / f"{name}-{every}-{number}"
-            words = ["--packs", "none", "--record", "all", "--replay-every", str(every), "--fail-on", "never"]
-            steps[every] = timed([*TRAINCHECK, "run", *words, "-o", str(folder), str(script)], scratch)["mean_step"]
+        plain = timed([sys.executable, str(script)], scratch)["median_step"]
+        folder = scratch / f"{name}-{number}"
+        words = ["--packs", "none", "--record", "all", "--replay-every", str(EVERY), "--fail-on", "never"]
+        times = timed([*TRAINCHECK, "run", *words, "-o", str(folder), str(script)], scratch)["times"]
         report = json.loads((folder / "report.json").read_text())
         assert not report["findings"], f"{name} was told to be wrong"
-        times = repeated(folder)
-        shares.append(report["cost"]["sources"]["replays"] / times / plain if times else 0.0)
-        ratios.append(steps[EVERY] / steps[NEVER])
+        taken, other = excesses(times, executed(folder))
+        executions += len(taken)
+        shares.append(statistics.median(taken) / other)
+        ratios.append(other / plain)
         plain_steps.append(plain)
-        print(f"{name} round {number}: {shares[-1]:.2f} steps each, {times} times", file=sys.stderr, flush=True)
+        print(f"{name} round {number}: {shares[-1]:.2f} steps each, {len(taken)} times", file=sys.stderr, flush=True)
     return {
         "plain_step_ms": round(statistics.median(plain_steps) * 1e3, 3),
-        "executions": times,
+        "executions": executions,
         "steps_each": spread(shares),
-        "mean_step_ratio": spread(ratios),
+        "other_steps": spread(ratios),
         "ratio_at_100": round(1 + statistics.median(shares) / TARGET, 4),
     }
 
 
-def repeated(folder: Path) -> int:
-    """In how many steps something was executed again, all ranks together."""
+def excesses(times: list[float], steps: set[int]) -> tuple[list[float], float]:
+    """By how much each execution in these steps (the first is 1) prolonged the run, and the median of other steps."""
+    near = {step + later for step in steps for later in range(AFTER)}
+    other = statistics.median([taken for step, taken in enumerate(times, 1) if step > EARLY and step not in near])
+    late = [step for step in sorted(steps) if EARLY < step <= len(times) + 1 - AFTER]
+    return [sum(times[step - 1 : step - 1 + AFTER]) - AFTER * other for step in late], other
+
+
+def executed(folder: Path) -> set[int]:
+    """The steps in which the first rank executed something again."""
     found = set()
     for events in sorted(folder.glob("events-*.arrows")):
         for window in read_windows(events):
-            if any(reading.kind == "computation" for reading in window.readings):
-                found.add((window.rank, window.process, window.index))
-    return len(found)
+            if window.rank == 0 and any(reading.kind == KIND for reading in window.readings):
+                found.add(window.step)
+    return found
 
 
 def spread(values: list[float]) -> dict[str, float]:

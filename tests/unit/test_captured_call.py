@@ -87,7 +87,8 @@ def test_a_value_that_differs_is_named() -> None:
     call = trained(model, torch.randn(2, 4), loss=torch.sum)
     with torch.no_grad():
         model[2].bias.view(torch.int32)[0] ^= 1 << 20
-    assert call.seen.first_difference(call.execute(False)) == ("forward", "2")
+    assert call.seen.first_difference(call.execute(False)) == ("forward", "the result")
+    assert call.seen.first_difference(call.execute(False, inside=True)) == ("forward", "2")
     assert not call.unchanged
 
 

@@ -66,7 +66,7 @@ def test_an_update_on_copies_is_the_real_one(cls: type[torch.optim.Optimizer], s
 def test_parameters_of_a_large_model_take_turns(
     cls: type[torch.optim.Optimizer], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recomputed_update, "AT_ONCE", 100)
+    monkeypatch.setattr(recomputed_update, "LEAST", 100)
     _, optimizer = ready(cls, settings)
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(50))], "lr": 0.2})
     begin, told = 0, list[str]()

@@ -133,15 +133,16 @@ class CapturedCall:
 
     # -- again -----------------------------------------------------------------------------------------------------
 
-    def execute(self, several_ranks: bool) -> Executed:
-        """Execute the call once more; nothing of it stays. Raises CannotRepeat."""
+    def execute(self, several_ranks: bool, inside: bool = False) -> Executed:
+        """Execute the call once more; nothing of it stays. What modules inside return is taken in where it is asked
+        for, and where no backward shows what is wrong with it. Raises CannotRepeat."""
         found, now = Executed(), RandomStates()
         attributes = Attributes(self.modules)
         try:
             with without_hooks(self.modules, self._parameters.values()), self._buffers_as_they_were():
                 self._attributes.put()
                 self._random.put()
-                self._execute(found, several_ranks)
+                self._execute(found, several_ranks, inside or not self.one_backward)
         except CannotRepeat:
             raise
         except Exception as error:
@@ -184,12 +185,12 @@ class CapturedCall:
         try:
             for parameter, value in zip(own, parameters, strict=True):
                 parameter.data = value
-            return other.execute(several_ranks=True)
+            return other.execute(several_ranks=True, inside=True)
         finally:
             for parameter, data in zip(own, now, strict=True):
                 parameter.data = data
 
-    def _execute(self, found: Executed, several_ranks: bool) -> None:
+    def _execute(self, found: Executed, several_ranks: bool, inside: bool) -> None:
         args, keywords = _copied(self._given)
 
         def note(module: nn.Module, given: Any, output: Any) -> None:
@@ -199,7 +200,8 @@ class CapturedCall:
 
         with ExitStack() as stack:
             compiled = has_compiled()
-            if not compiled:
+            inside = inside and not compiled
+            if inside:
                 stack.callback(register_module_forward_hook(note).remove)
             if several_ranks and not compiled:
                 stack.enter_context(_NoCollectives())
@@ -207,7 +209,7 @@ class CapturedCall:
                 stack.enter_context(torch.autocast(**autocast))
             with torch.enable_grad():
                 output = self._called(*args, **keywords)
-            if compiled:
+            if not inside:
                 _take(found.results, ROOT, output)
             if self.one_backward:
                 self._backward(found, _trained(output))
@@ -307,10 +309,10 @@ def _copied(given: Any) -> Any:
             return leaf
         if type(leaf) not in (torch.Tensor, nn.Parameter):
             raise CannotRepeat(f"it is given a {type(leaf).__name__}")
-        with unseen():
-            return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
-    return tree_map(copied, given)
+    with unseen():
+        return tree_map(copied, given)
 
 
 def _on_cpu(leaf: Any) -> Any:
@@ -327,7 +329,7 @@ def _moved(given: Any, device: torch.device) -> Any:
     def moved(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        with unseen():
-            return leaf.detach().to(device).requires_grad_(leaf.requires_grad)
+        return leaf.detach().to(device).requires_grad_(leaf.requires_grad)
 
-    return tree_map(moved, given)
+    with unseen():
+        return tree_map(moved, given)

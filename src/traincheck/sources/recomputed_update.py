@@ -14,12 +14,10 @@ from traincheck.sources.as_it_was import RandomStates
 from traincheck.sources.recomputed import CannotRepeat, Executed
 from traincheck.sources.tensors import unseen
 
-AT_ONCE = 8 << 20
-"""Bytes of parameters, gradients and state, about, that one execution copies: the rest is for the next ones. Copying
-all would take a multiple of the step where batches are small, and as much memory again."""
-
-LARGEST = 1 << 30
-"""Bytes of one parameter, its gradient and its state, that are copied at all."""
+SHARE, LEAST, LARGEST = 32, 2 << 20, 1 << 30
+"""One execution copies a 32nd of the parameters, gradients and state, about, but not less and not more than so many
+bytes: the rest is for the next ones. Copying all would take as much memory again, and a multiple of the time of the
+step where batches are small."""
 
 
 class CapturedUpdate:
@@ -77,15 +75,17 @@ def _parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def _some_of(optimizer: Optimizer, begin: int) -> tuple[list[torch.Tensor], int]:
-    """Parameters of about `AT_ONCE` bytes, in their order, and the place after them. Raises CannotRepeat."""
+    """Parameters for one execution, in their order, and the place after them. Raises CannotRepeat."""
     every = _parameters_of(optimizer)
+    sizes = [_size_of(optimizer, each) for each in every]
+    most = min(max(sum(sizes) // SHARE, LEAST), LARGEST)
     chosen: list[int] = []
     total = place = 0
     for place in range(begin, begin + len(every)):
-        size = _size_of(optimizer, every[place % len(every)])
+        size = sizes[place % len(every)]
         if size > LARGEST:
             continue
-        if chosen and total + size > AT_ONCE:
+        if chosen and total + size > most:
             break
         chosen.append(place % len(every))
         total += size
@@ -109,30 +109,27 @@ def _copy_of(optimizer: Optimizer, parameters: Iterable[torch.Tensor]) -> Optimi
     for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         setattr(found, name, OrderedDict())
     vars(found).pop("step", None)  # what a scheduler has put there counts the calls
-    copies = {each: _parameter(each) for each in parameters}
-    found.param_groups = [
-        {**_copied(group), "params": [copies[each] for each in group["params"] if each in copies]}
-        for group in optimizer.param_groups
-    ]
-    state = {copies[each]: _copied(optimizer.state[each]) for each in copies if each in optimizer.state}
+    with unseen():
+        copies = {each: _parameter(each) for each in parameters}
+        found.param_groups = [
+            {**_copied(group), "params": [copies[each] for each in group["params"] if each in copies]}
+            for group in optimizer.param_groups
+        ]
+        state = {copies[each]: _copied(optimizer.state[each]) for each in copies if each in optimizer.state}
     found.state = defaultdict(dict, state)
     return found
 
 
 def _parameter(parameter: torch.Tensor) -> torch.Tensor:
-    with unseen():
-        found = parameter.detach().clone()
-        grad = None if parameter.grad is None else parameter.grad.detach().clone()
-    found.requires_grad_(parameter.requires_grad)
-    found.grad = grad
+    found = parameter.detach().clone().requires_grad_(parameter.requires_grad)
+    found.grad = None if parameter.grad is None else parameter.grad.detach().clone()
     return found
 
 
 def _copied(value: Any) -> Any:
-    """Tensors as copies, dicts and lists with copies inside, anything else as it is."""
+    """Tensors as copies, dicts and lists with copies inside, anything else as it is. Call under `unseen`."""
     if isinstance(value, torch.Tensor):
-        with unseen():
-            return value.detach().clone()
+        return value.detach().clone()
     if isinstance(value, dict):
         return {key: _copied(each) for key, each in value.items() if key != "params"}
     if isinstance(value, list):

@@ -208,7 +208,7 @@ class ReplaySource:
             return
         ranks = several_ranks()
         with self._aside():
-            verdict = self._try(call.name, call.seen, lambda: call.execute(ranks))
+            verdict = self._try(call.name, call.seen, lambda inside: call.execute(ranks, inside))
         self._tell(call.name, verdict, (FORWARD, BACKWARD) if call.one_backward else (FORWARD,))
         trusted = verdict is not None and verdict.kind == SAME and self._standings[call.name].same >= TRUSTED
         if ranks and trusted and (not self._handed or self._step - self._handed >= self._every):
@@ -251,7 +251,7 @@ class ReplaySource:
         made = iter(self._again)
         self._again = []
         with self._silent():
-            verdict = self._try(update.name, update.left(), lambda: next(made, None) or update.execute())
+            verdict = self._try(update.name, update.left(), lambda _: next(made, None) or update.execute())
         if not self._standings[update.name].suspicion:  # otherwise the same ones are tried again
             self._turns[update.name] = update.next
         self._tell(update.name, verdict, (UPDATE,))
@@ -262,11 +262,11 @@ class ReplaySource:
 
     # -- verdicts --------------------------------------------------------------------------------------------------
 
-    def _try(self, name: str, original: Executed, execute: Callable[[], Executed]) -> Verdict | None:
+    def _try(self, name: str, original: Executed, execute: Callable[[bool], Executed]) -> Verdict | None:
         standing = self._standings[name]
         try:
             tried = _tried(self._step, self._site, original, execute)
-            verdict = standing.judge(tried, lambda: _nondeterministic(execute))
+            verdict = standing.judge(tried, lambda: _nondeterministic(lambda: execute(False)))
         except CannotRepeat as error:
             self._give_up(name, str(error))
             return None
@@ -324,16 +324,19 @@ class ReplaySource:
             here.aside = False
 
 
-def _tried(step: int, site: str, original: Executed, execute: Callable[[], Executed]) -> Tried:
-    again = execute()
+def _tried(step: int, site: str, original: Executed, execute: Callable[[bool], Executed]) -> Tried:
+    """What comes of executing something again: `execute` is told whether to look inside. That is paid for only where
+    something differs."""
+    again = execute(False)
     differs = original.first_difference(again)
     if differs is None:
         return Tried(step, Odd.NONE, site=site)
-    third = execute()
-    if again.first_difference(third) is None:
-        return Tried(step, Odd.ORIGINAL, *differs, site)
-    odd = Odd.REPETITION if original.first_difference(third) is None else Odd.EACH
-    return Tried(step, odd, *differs, site)
+    third = execute(True)
+    same = again.first_difference(third) is None
+    inside = original.first_difference(third)
+    if inside is None:
+        return Tried(step, Odd.REPETITION, *differs, site)
+    return Tried(step, Odd.ORIGINAL if same else Odd.EACH, *inside, site)
 
 
 def _nondeterministic(execute: Callable[[], Executed]) -> str:

@@ -88,7 +88,7 @@ def fingerprints(tensors: Sequence[torch.Tensor]) -> list[int | None]:
 
 
 Computed: TypeAlias = "int | torch.Tensor | None"
-"""A fingerprint; on an accelerator it is still there, as `device_fingerprint` gives it, and nobody waits for it."""
+"""A fingerprint, or a tensor that holds it, for which nobody has waited yet."""
 
 
 def computed(tensors: Sequence[torch.Tensor]) -> list[Computed]:
