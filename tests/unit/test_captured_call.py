@@ -136,6 +136,18 @@ def test_gradients_of_several_calls_are_not_compared() -> None:
     assert not again.gradients.all() and call.seen.first_difference(again) is None
 
 
+def test_gradients_that_come_from_another_result_are_computed_again() -> None:
+    class Model(nn.Linear):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            logits = super().forward(x)
+            one, two = logits.split(2, dim=1)
+            return {"loss": one.square().mean(), "logits": logits, "two": two, "bias": self.bias}
+
+    for loss in (lambda told: told["loss"], lambda told: told["loss"] + told["two"].sum()):
+        call = trained(Model(4, 4), torch.randn(2, 4), loss=loss)
+        assert call.one_backward and call.seen.first_difference(call.execute(False)) is None
+
+
 def test_autocast_is_as_it_was() -> None:
     model = nn.Linear(4, 4)
     with torch.autocast("cpu", torch.bfloat16):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from traincheck.sources.repeated import (
     CONFIRMING,
+    HOPELESS,
     PERSISTENT,
     SAME,
     TRANSIENT,
@@ -90,3 +91,14 @@ def test_an_error_needs_trust_before_and_a_step_that_repeats_or_differs_otherwis
         if verdict is not None and verdict.kind in (TRANSIENT, PERSISTENT):
             assert odds[: verdict.tried.step].count(Odd.NONE) >= TRUSTED
             assert len(set(odds[verdict.tried.step : place + 1])) > 1
+
+
+def test_what_nothing_comes_of_is_not_asked_for_in_each_step() -> None:
+    standing = Standing()
+    assert [(standing.confirming, standing.begins()) for _ in range(6)] == [
+        *[(True, True)] * HOPELESS,
+        (False, False),  # that is told
+        *[(False, True)] * 2,
+    ]
+    told(standing, Odd.NONE)
+    assert standing.confirming  # it came through at last, and has to be trusted

@@ -48,6 +48,7 @@ class CapturedCall:
     def __init__(self, name: str, module: nn.Module, args: Any, keywords: Any, guarded: Guarded = lambda f: f) -> None:
         inner = module.module if isinstance(module, DistributedDataParallel) else module
         self.name, self.outermost, self.module = name, module, inner
+        self.site = ""
         self._called = _compiled_around(inner) or inner
         if self._called is not inner and inner is not module:
             raise CannotRepeat("it is distributed inside of what is compiled")
@@ -95,8 +96,10 @@ class CapturedCall:
             if name not in self._hooked:
                 self._undo.callback(parameter.register_hook(self._guarded(self._parameter_hook(name))).remove)
 
-    def _output_hook(self, place: int) -> Callable[[torch.Tensor], None]:
-        def came(grad: torch.Tensor) -> None:
+    def _output_hook(self, place: int) -> Callable[[torch.Tensor | None], None]:
+        def came(grad: torch.Tensor | None) -> None:
+            if grad is None:  # another result of the same function has one
+                return
             known = self._output_grads[place]
             with unseen():
                 self._output_grads[place] = grad.detach().clone() if known is None else known
@@ -104,8 +107,10 @@ class CapturedCall:
 
         return came
 
-    def _parameter_hook(self, name: str) -> Callable[[torch.Tensor], None]:
-        def came(grad: torch.Tensor) -> None:
+    def _parameter_hook(self, name: str) -> Callable[[torch.Tensor | None], None]:
+        def came(grad: torch.Tensor | None) -> None:
+            if grad is None:
+                return
             self._fired[name] = self._fired.get(name, 0) + 1
             if self._fired[name] == 1:
                 self.seen.gradients.add(name, grad)
@@ -299,8 +304,21 @@ def _tensors(output: Any) -> list[torch.Tensor]:
 
 
 def _trained(output: Any) -> list[torch.Tensor]:
-    """The tensors in a result that gradients come to."""
-    return [tensor for tensor in _tensors(output) if tensor.requires_grad]
+    """The tensors in a result that gradients come to from outside; of a loss and the logits it is computed from, the
+    loss: what comes to the logits from it is a part of the backward that is executed again. So it is with a parameter
+    that is given back as it is."""
+    found = [tensor for tensor in _tensors(output) if tensor.requires_grad]
+    if len(found) < 2:
+        return found
+    functions = [tensor.grad_fn for tensor in found if tensor.grad_fn is not None]
+    inside, seen = set(), set(functions)
+    while functions:
+        for function, number in functions.pop().next_functions:
+            inside.add((function, number))
+            if function is not None and function not in seen:
+                seen.add(function)
+                functions.append(function)
+    return [tensor for tensor in found if not tensor.is_leaf and (tensor.grad_fn, tensor.output_nr) not in inside]
 
 
 def _copied(given: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -24,7 +25,8 @@ class Bits:
     def __init__(self) -> None:
         self._held: dict[str, torch.Tensor] = {}
         self._prints: dict[str, Computed] = {}
-        self._last: tuple[torch.Tensor, int, str] | None = None
+        self._last: tuple[weakref.ref[torch.Tensor], int, str] | None = None
+        """What was taken in last. It is not held: autograd copies gradients that somebody else holds."""
 
     def __bool__(self) -> bool:
         return bool(self._prints)
@@ -33,11 +35,11 @@ class Bits:
         """Take in a tensor, as it is now; what comes again under a name has a number."""
         told = self._new(name)
         version = -1 if tensor.is_inference() else tensor._version
-        if self._last is not None and self._last[0] is tensor and self._last[1] == version >= 0:
+        if self._last is not None and self._last[0]() is tensor and self._last[1] == version >= 0:
             last = self._last[2]  # a container returns what its last module did
             self._prints[told] = self._prints[last]
             return
-        self._last = (tensor, version, told)
+        self._last = weakref.ref(tensor), version, told
         with unseen():
             (self._prints[told],) = computed([tensor])
 
@@ -70,7 +72,6 @@ class Bits:
 
     def first_unlike(self, other: Bits) -> str | None:
         """The name of the first that has other bits, of those that both have."""
-        self._last = other._last = None
         held = self._held.keys() & other._held.keys()
         mine, theirs = self.all(but=held), other.all(but=held)
         with unseen():

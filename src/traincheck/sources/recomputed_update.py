@@ -30,7 +30,7 @@ class CapturedUpdate:
 
     def __init__(self, name: str, optimizer: Optimizer, name_of: Callable[[torch.Tensor], str], begin: int = 0) -> None:
         _refuse(optimizer)
-        self.name = name
+        self.name, self.site = name, ""
         self._optimizer = optimizer
         self._parameters, self.next = _some_of(optimizer, begin)
         self._names = [name_of(parameter) for parameter in self._parameters]

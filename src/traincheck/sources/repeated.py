@@ -25,7 +25,8 @@ from traincheck.vocab.computations import PERSISTENT, SAME, TRANSIENT, UNDECIDED
 TRUSTED = 2
 CONFIRMING = 3
 HOPELESS = 3
-"""Differences without trust after which a computation is given up."""
+"""Differences without trust after which a computation is given up; and attempts from which nothing came, after which it
+is tried no more often than it has to be."""
 
 
 class Odd(Enum):
@@ -61,16 +62,24 @@ class Standing:
     same: int = 0
     odd: int = 0
     given_up: str = ""
+    begun: int = 0
+    """Attempts of which nothing has come since it was judged last."""
     suspicion: list[Tried] = field(default_factory=list)
 
     @property
     def confirming(self) -> bool:
         """Whether the next step is to be repeated because of a suspicion, or for want of trust."""
-        return not self.given_up and (bool(self.suspicion) or self.same < TRUSTED)
+        return not self.given_up and self.begun < HOPELESS and (bool(self.suspicion) or self.same < TRUSTED)
+
+    def begins(self) -> bool:
+        """Take in that it is to be repeated. False where nothing has ever come of it so far, once."""
+        self.begun += 1
+        return self.begun != HOPELESS + 1 or bool(self.same or self.odd)
 
     def judge(self, tried: Tried, nondeterministic: Callable[[], str]) -> Verdict | None:
         """Take in a step that was repeated; what is to be told by now. `nondeterministic` names an operation of which
         torch says that it is not deterministic, and is asked only where that matters."""
+        self.begun = 0
         if tried.odd is Odd.NONE:
             self.same += 1
             if self.suspicion:

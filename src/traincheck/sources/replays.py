@@ -5,9 +5,10 @@ written to the parameters yet, the call and its backward are executed once more 
 on copies, when it is about to be made. What that says is for repeated.py. Between ranks see neighbours.py.
 
 Note [Whose step]
-Captured is, of each model, the first call in a step that trains it. A step that accumulates gradients over several
-calls is repeated for the first of them. Gradients are compared only where they are of this call alone. In a job of
-several ranks each repeats its own share, without the exchange of gradients.
+Captured is, of each model, the first call in a step that trains it; it is executed again after the first backward that
+comes through its result, in whichever order models and backwards take turns. A step that accumulates gradients over
+several calls is repeated for the first of them. Gradients are compared only where they are of this call alone. In a job
+of several ranks each repeats its own share, without the exchange of gradients.
 """
 
 from __future__ import annotations
@@ -65,8 +66,7 @@ class ReplaySource:
         self._done: set[str] = set()  # what was repeated in it
         self._first = 0
         self._asked = False
-        self._call: CapturedCall | None = None
-        self._site = ""
+        self._captured: list[CapturedCall] = []  # no backward has come through them yet; the last may be under way
         self._thread = 0
         self._update: CapturedUpdate | None = None
         self._again: list[Executed] = []
@@ -98,17 +98,17 @@ class ReplaySource:
         def begins(module: nn.Module, args: Any) -> None:
             if torch._C._get_tracing_state() is not None:
                 return
-            if self._call is not None or (self._calls.depth == 1 and torch.is_grad_enabled() and self._due()):
+            if self._calls.depth == 1 and (self._captured or (torch.is_grad_enabled() and self._due())):
                 capture(module, args)
 
         def ends(module: nn.Module, args: Any, output: Any) -> None:
-            if self._call is not None and not self._call.returned and torch._C._get_tracing_state() is None:
+            if self._captured and not self._captured[-1].returned and torch._C._get_tracing_state() is None:
                 returned(module, output)
 
         self._calls.listen(begins, ends)
         over = guarded(self.name, self._backward_over)
         follow: Callable[..., Any] = lambda *args, **kwargs: self._followed()  # noqa: E731
-        replace(undo, torch.autograd, "backward", wrapping(follow, lambda token, _: over(*token), lambda token: None))
+        replace(undo, torch.autograd, "backward", wrapping(follow, lambda token, _: over(), lambda token: None))
         begin, end = guarded(self.name, self._update_begins), guarded(self.name, self._update_ends)
         recorder.hooks.add(undo, register_optimizer_step_pre_hook(begin), begin)
         recorder.hooks.add(undo, register_optimizer_step_post_hook(end), end)
@@ -150,16 +150,15 @@ class ReplaySource:
 
     def _capture(self, module: nn.Module, args: Any) -> None:
         """A call begins, while one is captured or is to be."""
-        step, call = self._recorder.steps.coming, self._call
-        if call is not None:
-            if threading.get_ident() != self._thread or self._calls.depth != 1:
-                return
-            if call.returned and step == self._step:
-                if torch._C._current_graph_task_id() < 0:  # else it is computed anew for a backward
-                    call.others += any(id(parameter) in call.versions for parameter in module.parameters())
-                return
-            self._let_go()  # it was interrupted, or no backward came through it
-        if self._calls.depth != 1 or not (module.training and torch.is_grad_enabled()):
+        step = self._recorder.steps.coming
+        if self._captured and threading.get_ident() != self._thread:
+            return
+        if torch._C._current_graph_task_id() >= 0:  # it is computed anew for a backward
+            return
+        self._let_go(lambda call: not call.returned or step != self._step)  # interrupted, or nobody came through it
+        for call in self._captured:
+            call.others += any(id(parameter) in call.versions for parameter in module.parameters())
+        if not (module.training and torch.is_grad_enabled() and self._due()):
             return
         if next(module.parameters(), None) is None:
             return
@@ -171,44 +170,54 @@ class ReplaySource:
         if standing.given_up or name in self._done:
             return
         self._done.add(name)
-        self._thread, self._site = threading.get_ident(), self._recorder.sites.here()
+        self._thread = threading.get_ident()
+        if not standing.begins():
+            self._recorder.miss(
+                f"replays: {name} was not executed again, as no backward came through what it gave "
+                "before its parameters changed"
+            )
         try:
-            self._call = CapturedCall(name, module, args, keywords_of_call(self._recorder), self._guarded)
+            call = CapturedCall(name, module, args, keywords_of_call(self._recorder), self._guarded)
         except CannotRepeat as error:
             self._give_up(name, str(error))
+        else:
+            call.site = self._recorder.sites.here()
+            self._captured.append(call)
 
     def _guarded(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         return self._recorder.guarded(self.name, hook)
 
     def _returned(self, module: nn.Module, output: Any) -> None:
-        call = self._call
-        if call is None or threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread:
             return
+        call = self._captured[-1]
         call.inner_returned(module, output)
         if module is call.outermost:
             call.returns(output)
 
-    def _followed(self) -> tuple[CapturedCall | None] | None:
+    def _followed(self) -> bool | None:
         """A token where the end of a backward is to be told: for a call that it may come through, or a neighbour."""
-        call = self._call
         if threading.get_ident() != self._thread or not self._recorder.hooks.in_one_thread:
             return None
-        if call is not None and call.returned and not call.has_gradients:
-            return (call,)
-        return (None,) if self._neighbours is not None and self._neighbours.arrived else None
+        return bool(self._captured) or self._arrived or None
 
-    def _backward_over(self, call: CapturedCall | None) -> None:
-        if self._neighbours is not None and self._neighbours.arrived:
+    @property
+    def _arrived(self) -> bool:
+        """Whether there is something to judge for a neighbour."""
+        return self._neighbours is not None and self._neighbours.arrived
+
+    def _backward_over(self) -> None:
+        if self._neighbours is not None and self._arrived:
             with self._aside():
                 self._tell_of_ranks(self._neighbours.judge())
-        if call is None or call is not self._call or not call.has_gradients:
-            return
-        self._let_go()
-        if not call.unchanged:
-            return
+        for call in self._let_go(lambda call: call.has_gradients):
+            if call.unchanged:
+                self._repeat(call)
+
+    def _repeat(self, call: CapturedCall) -> None:
         ranks = several_ranks()
         with self._aside():
-            verdict = self._try(call.name, call.seen, lambda inside: call.execute(ranks, inside))
+            verdict = self._try(call.name, call.site, call.seen, lambda inside: call.execute(ranks, inside))
         self._tell(call.name, verdict, (FORWARD, BACKWARD) if call.one_backward else (FORWARD,))
         trusted = verdict is not None and verdict.kind == SAME and self._standings[call.name].same >= TRUSTED
         if ranks and trusted and (not self._handed or self._step - self._handed >= self._every):
@@ -216,16 +225,17 @@ class ReplaySource:
             self._neighbours = self._neighbours or Neighbours(lambda why: self._recorder.miss(f"replays: {why}"))
             self._neighbours.hand_over(self._step, call)
 
-    def _let_go(self) -> None:
-        call, self._call = self._call, None
-        if call is not None:
+    def _let_go(self, which: Callable[[CapturedCall], bool] = lambda call: True) -> list[CapturedCall]:
+        """Follow these calls no longer; they are returned."""
+        gone = [call for call in self._captured if which(call)]
+        self._captured = [call for call in self._captured if call not in gone]
+        for call in gone:
             call.let_go()
+        return gone
 
     # -- the update ------------------------------------------------------------------------------------------------
 
     def _update_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._call is not None and threading.get_ident() == self._thread:
-            self._let_go()  # no backward came through it
         if threading.get_ident() != self._thread or not self._recorder.hooks.in_one_thread:
             return
         if self._recorder.steps.coming != self._step or closure_of(args, kwargs) is not None:
@@ -235,11 +245,13 @@ class ReplaySource:
         if standing.given_up or name in self._done:
             return
         self._done.add(name)
+        standing.begins()
         self._update = None
         try:
             with self._silent():
                 update = CapturedUpdate(name, optimizer, self._name_of, self._turns.get(name, 0))
                 self._again = [update.execute()]
+            update.site = self._recorder.sites.here()
             self._update = update
         except CannotRepeat as error:
             self._give_up(name, str(error))
@@ -251,7 +263,7 @@ class ReplaySource:
         made = iter(self._again)
         self._again = []
         with self._silent():
-            verdict = self._try(update.name, update.left(), lambda _: next(made, None) or update.execute())
+            verdict = self._try(update.name, update.site, update.left(), lambda _: next(made, None) or update.execute())
         if not self._standings[update.name].suspicion:  # otherwise the same ones are tried again
             self._turns[update.name] = update.next
         self._tell(update.name, verdict, (UPDATE,))
@@ -262,10 +274,10 @@ class ReplaySource:
 
     # -- verdicts --------------------------------------------------------------------------------------------------
 
-    def _try(self, name: str, original: Executed, execute: Callable[[bool], Executed]) -> Verdict | None:
+    def _try(self, name: str, site: str, original: Executed, execute: Callable[[bool], Executed]) -> Verdict | None:
         standing = self._standings[name]
         try:
-            tried = _tried(self._step, self._site, original, execute)
+            tried = _tried(self._step, site, original, execute)
             verdict = standing.judge(tried, lambda: _nondeterministic(lambda: execute(False)))
         except CannotRepeat as error:
             self._give_up(name, str(error))

@@ -1,0 +1,134 @@
+"""What is executed again in loops of several models, of models that compute their loss, and where nothing can be."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import traincheck
+from traincheck.sources import captured_call
+from traincheck.trace.folder import RunFolder
+from traincheck.vocab.computations import KIND, SAME
+
+STEPS, EVERY = 20, 8
+DUE = {1, 2, 3, 11, 19}
+"""Steps that are executed again: the first three, and one of `EVERY` after that."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captured_call, "has_compiled", lambda: False)
+
+
+class Told(NamedTuple):
+    """The steps in which something came out the same, by thing and part, and what is told not to be observed."""
+
+    same: dict[str, set[int]]
+    missed: list[str]
+
+
+def checked(folder: Path, steps: Callable[[], Iterator[None]]) -> Told:
+    torch.manual_seed(0)
+    with traincheck.checked(folder / "run", packs="none", replay_every=EVERY, record="all"):
+        for _ in steps():
+            pass
+    run, report = RunFolder.open(folder / "run"), json.loads((folder / "run" / "report.json").read_text())
+    same: dict[str, set[int]] = defaultdict(set)
+    for _, windows in run.windows():
+        for window in windows:
+            for reading in window.readings:
+                if reading.kind == KIND:
+                    assert reading.value == SAME
+                    same[f"{reading.variable.partition('#')[0]}.{reading.attribute}"].add(window.step)
+    return Told(same, [why for why in report["not_observed"] if why.startswith("replays")])
+
+
+def test_models_that_take_turns(tmp_path: Path) -> None:
+    class Generator(nn.Sequential):
+        pass
+
+    class Critic(nn.Sequential):
+        pass
+
+    def steps() -> Iterator[None]:
+        generator, critic = Generator(nn.Linear(4, 8), nn.Tanh()), Critic(nn.Linear(8, 4), nn.Linear(4, 1))
+        of_generator, of_critic = torch.optim.Adam(generator.parameters()), torch.optim.SGD(critic.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            made = generator(torch.randn(16, 4))
+            of_critic.zero_grad()
+            (critic(made.detach()).mean() - critic(torch.randn(16, 8)).mean()).backward()
+            of_critic.step()
+            of_generator.zero_grad()
+            (-critic(made).mean()).backward()
+            of_generator.step()
+            yield
+
+    told = checked(tmp_path, steps)
+    assert told.missed == []
+    assert told.same == {
+        "Generator.forward": DUE,
+        "Generator.backward": DUE,
+        "Critic.forward": DUE,  # its gradients are of several calls
+        "Adam.update": DUE,
+        "SGD.update": DUE,
+    }
+
+
+def test_a_model_that_computes_its_loss(tmp_path: Path) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            hidden = self.body(x)
+            logits = self.head(hidden)
+            return {"loss": F.cross_entropy(logits, labels), "logits": logits, "hidden": hidden}
+
+    def steps() -> Iterator[None]:
+        model = Model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4), torch.randint(0, 3, (8,)))["loss"].backward()
+            optimizer.step()
+            yield
+
+    told = checked(tmp_path, steps)
+    assert told.missed == []
+    assert told.same == {"Model.forward": DUE, "Model.backward": DUE, "SGD.update": DUE}
+
+
+def test_what_no_backward_comes_through_is_not_tried_in_each_step(tmp_path: Path) -> None:
+    captures: list[int] = []
+
+    class Teacher(nn.Linear):
+        pass
+
+    class Student(nn.Linear):
+        pass
+
+    def steps() -> Iterator[None]:
+        teacher, student = Teacher(4, 2), Student(4, 2)
+        optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+        for step in range(1, STEPS + 1):
+            x = torch.randn(8, 4)
+            optimizer.zero_grad()
+            wanted = teacher(x)
+            F.mse_loss(student(x), wanted.detach()).backward()
+            captures.extend([step] * (wanted._backward_hooks is not None))
+            optimizer.step()
+            yield
+
+    told = checked(tmp_path, steps)
+    assert told.same.keys() == {"Student.forward", "Student.backward", "SGD.update"}
+    assert told.same["Student.forward"] == set(captures) == DUE
+    assert len(told.missed) == 1 and "Teacher was not executed again, as no backward" in told.missed[0]
