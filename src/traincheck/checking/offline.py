@@ -18,14 +18,16 @@ from traincheck.relations.base import needed
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.format import BOOK_FILE
 from traincheck.trace.notes import ProcessNote, recorded_of
+from traincheck.vocab.computations import KIND as COMPUTATION
 from traincheck.vocab.demand import EVERYTHING, NOTHING, Demand
 from traincheck.vocab.finding import Cost
 from traincheck.vocab.invariant import Invariant
 
 Progress = Callable[[str, int, int], None]
 
-INSIDE = "compiled"
-"""What notes say of what was compiled begins with this: calls are told of it as a whole, and nothing inside."""
+INSIDE, REPLAYS = "compiled", "replays"
+"""What notes say begins with these where only some rules are concerned: of what was compiled calls are told as a whole,
+and nothing inside; of steps that could not be executed again the rest is told as ever."""
 
 FROM_OUTSIDE = frozenset(
     (
@@ -101,7 +103,7 @@ def recorded_demand(run: RunFolder) -> Demand:
 def unobserved(rules: Sequence[Invariant], recorded: Demand, notes: Sequence[ProcessNote]) -> dict[str, str]:
     """The invariants that this run could not judge, with the reason."""
     missing = {reason.split(":", 1)[0] for note in notes for reason in note.not_observed}
-    faulty = sorted(missing - {INSIDE})
+    faulty = sorted(missing - {INSIDE, REPLAYS})
     found: dict[str, str] = {}
     if recorded.everything and not missing:
         return found
@@ -115,6 +117,8 @@ def unobserved(rules: Sequence[Invariant], recorded: Demand, notes: Sequence[Pro
             found[rule.id] = f"a source did not observe: {', '.join(faulty)}"
         elif INSIDE in missing and not wanted.apis <= FROM_OUTSIDE:
             found[rule.id] = "what is compiled is not observed inside"
+        elif REPLAYS in missing and wanted.wants_readings(COMPUTATION):
+            found[rule.id] = "what it is about could not be executed again"
     return found
 
 
