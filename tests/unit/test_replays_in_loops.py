@@ -131,6 +131,6 @@ def test_what_no_backward_comes_through_is_not_tried_in_each_step(tmp_path: Path
     told = checked(tmp_path, steps)
     assert told.same.keys() == {"Student.forward", "Student.backward", "SGD.update"}
     assert told.same["Student.forward"] == set(captures) == DUE
-    of_rules, of_teacher = told.missed
+    of_teacher, of_rules = told.missed
     assert of_rules == "what it is about could not be executed again"
     assert "Teacher was not executed again, as no backward" in of_teacher
