@@ -1,5 +1,6 @@
 """Recomputing an update: the step of an optimizer of torch's on copies of what it reads, to be compared with what the
-real one leaves. Parameters are updated each on its own, so that those of a large model can take turns."""
+real one leaves. Optimizers of torch's draw nothing, and update each parameter on its own, so that those of a large model
+can take turns."""
 
 from __future__ import annotations
 
@@ -10,7 +11,6 @@ from typing import Any
 import torch
 from torch.optim import LBFGS, Optimizer
 
-from traincheck.sources.as_it_was import RandomStates
 from traincheck.sources.recomputed import CannotRepeat, Executed
 from traincheck.sources.tensors import unseen
 
@@ -34,13 +34,11 @@ class CapturedUpdate:
         self._optimizer = optimizer
         self._parameters, self.next = _some_of(optimizer, begin)
         self._names = [name_of(parameter) for parameter in self._parameters]
-        self._random = RandomStates()
         self._before = _copy_of(optimizer, self._parameters)
 
     def execute(self) -> Executed:
         """Make the update on copies; the optimizer and its parameters are not touched. Raises CannotRepeat."""
-        now, taken = RandomStates(), _copy_of(self._before, _parameters_of(self._before))
-        self._random.put()
+        taken = _copy_of(self._before, _parameters_of(self._before))
         try:
             function: Any = type(taken).step
             while getattr(function, "hooked", False):  # it is what calls the hooks
@@ -48,8 +46,6 @@ class CapturedUpdate:
             function(taken)
         except Exception as error:
             raise CannotRepeat(f"{type(error).__name__}: {error}") from error
-        finally:
-            now.put()
         return self._left(taken, _parameters_of(taken))
 
     def is_of(self, optimizer: Optimizer) -> bool:
