@@ -1,6 +1,6 @@
 """Recomputing an update: the step of an optimizer of torch's on copies of what it reads, to be compared with what the
-real one leaves. Optimizers of torch's draw nothing, and update each parameter on its own, so that those of a large model
-can take turns."""
+real one leaves. Optimizers of torch's draw nothing, and update each parameter on its own, so that those of a large
+model can take turns."""
 
 from __future__ import annotations
 
