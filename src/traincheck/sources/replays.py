@@ -110,8 +110,17 @@ class ReplaySource:
         follow: Callable[..., Any] = lambda *args, **kwargs: self._followed()  # noqa: E731
         replace(undo, torch.autograd, "backward", wrapping(follow, lambda token, _: over(), lambda token: None))
         begin, end = guarded(self.name, self._update_begins), guarded(self.name, self._update_ends)
-        recorder.hooks.add(undo, register_optimizer_step_pre_hook(begin), begin)
-        recorder.hooks.add(undo, register_optimizer_step_post_hook(end), end)
+
+        def update_begins(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if recorder.steps.coming == self._step and threading.get_ident() == self._thread:
+                begin(optimizer, args, kwargs)
+
+        def update_ends(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if self._update is not None:
+                end(optimizer, args, kwargs)
+
+        recorder.hooks.add(undo, register_optimizer_step_pre_hook(update_begins), update_begins)
+        recorder.hooks.add(undo, register_optimizer_step_post_hook(update_ends), update_ends)
         return undo
 
     def _over(self) -> None:
@@ -236,9 +245,7 @@ class ReplaySource:
     # -- the update ------------------------------------------------------------------------------------------------
 
     def _update_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if threading.get_ident() != self._thread or not self._recorder.hooks.in_one_thread:
-            return
-        if self._recorder.steps.coming != self._step or closure_of(args, kwargs) is not None:
+        if not self._recorder.hooks.in_one_thread or closure_of(args, kwargs) is not None:
             return
         name = self._catalog.add_optimizer(optimizer)
         standing = self._standing(name, optimizer)
