@@ -91,7 +91,7 @@ def _measured(dense: torch.Tensor, reads: Reads) -> list[torch.Tensor]:
     tolerance = _tolerance(dense.dtype)
     if dense.element_size() < _FULL and not dense.is_complex():
         dense = dense.to(torch.float32)
-    numbers = [torch.linalg.vector_norm(dense)] if reads.numbers else []
+    numbers = [_norm(dense)] if reads.numbers else []
     if reads.rows and _has_rows(dense):
         if dense.is_cpu and abs(float(dense[(0,) * (dense.dim() - 1)].sum()) - 1) > tolerance:
             numbers.append(_NO)  # the first row settles it for nearly all that have others
@@ -99,6 +99,14 @@ def _measured(dense: torch.Tensor, reads: Reads) -> list[torch.Tensor]:
             off = (dense.sum(-1) - 1).abs().amax()
             numbers.append((off <= tolerance) & (dense.amin() >= 0))
     return numbers
+
+
+def _norm(dense: torch.Tensor) -> torch.Tensor:
+    """The 2-norm. On the CPU a dot product is several times as fast, and rounds less."""
+    if not dense.is_cpu or dense.is_complex() or not dense.is_contiguous():
+        return torch.linalg.vector_norm(dense)
+    flat = dense.view(-1)
+    return torch.dot(flat, flat).sqrt()
 
 
 def _has_rows(dense: torch.Tensor) -> bool:
