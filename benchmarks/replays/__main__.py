@@ -37,7 +37,7 @@ def main() -> None:
     before = json.loads(RESULTS.read_text())["workloads"] if RESULTS.exists() and chosen.workload else {}
     with tempfile.TemporaryDirectory() as scratch:
         found = {name: measure(name, chosen.rounds, Path(scratch)) for name in chosen.workload or WORKLOADS}
-    told = {"machine": machine(), "rounds": chosen.rounds, "every": EVERY, "workloads": {**before, **found}}
+    told = {"machine": machine(), "every": EVERY, "workloads": {**before, **found}}
     RESULTS.write_text(json.dumps(told, indent=2) + "\n")
     write_page()
 
@@ -60,6 +60,7 @@ def measure(name: str, rounds: int, scratch: Path) -> dict[str, Any]:
         plain_steps.append(plain)
         print(f"{name} round {number}: {shares[-1]:.2f} steps each, {len(taken)} times", file=sys.stderr, flush=True)
     return {
+        "rounds": rounds,
         "plain_step_ms": round(statistics.median(plain_steps) * 1e3, 3),
         "executions": executions,
         "steps_each": spread(shares),
