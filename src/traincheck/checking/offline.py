@@ -18,8 +18,7 @@ from traincheck.relations.base import needed
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.format import BOOK_FILE
 from traincheck.trace.notes import ProcessNote, recorded_of
-from traincheck.vocab.computations import KIND as COMPUTATION
-from traincheck.vocab.demand import EVERYTHING, NOTHING, Demand
+from traincheck.vocab.demand import COMPUTATION, EVERYTHING, NOTHING, Demand
 from traincheck.vocab.finding import Cost
 from traincheck.vocab.invariant import Invariant
 

@@ -26,8 +26,7 @@ from traincheck.sources.replica_readings import ReplicaReadings
 from traincheck.sources.settling import Settling
 from traincheck.sources.tensors import SOME, fingerprints, unseen
 from traincheck.sources.variables import NOBODY, Catalog, Variable
-from traincheck.vocab.computations import KIND as COMPUTATION
-from traincheck.vocab.demand import SOME_STATE, Demand
+from traincheck.vocab.demand import COMPUTATION, SOME_STATE, Demand
 from traincheck.vocab.events import LIFECYCLE, TRAIN, Change
 from traincheck.vocab.facts import Facts, facts, merged
 from traincheck.vocab.kept import Kept

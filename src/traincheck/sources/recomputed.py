@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from traincheck.sources.bits import same_bits
-from traincheck.sources.tensors import Computed, computed, transferred, unseen
+from traincheck.sources.tensors import Computed, computed, same_bits, transferred, unseen
 from traincheck.vocab.computations import BACKWARD, FORWARD, UPDATE
 
 

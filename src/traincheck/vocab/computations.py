@@ -3,7 +3,9 @@ part of the step, its value what came of it."""
 
 from __future__ import annotations
 
-KIND = "computation"
+from traincheck.vocab.demand import COMPUTATION
+
+KIND = COMPUTATION
 
 FORWARD, BACKWARD, UPDATE = PARTS = ("forward", "backward", "update")
 ELSEWHERE = "elsewhere"
