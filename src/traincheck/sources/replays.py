@@ -48,6 +48,10 @@ from traincheck.vocab.facts import facts
 WARMING = 3
 """First steps that are repeated in any case, so that trust is earned before it matters."""
 
+SPACED = 10
+"""Steps at least between two calls that are handed to another rank, whose parameters of that step are kept until then;
+what arrives later than the next one can no longer be judged."""
+
 _NOT_DETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
@@ -229,7 +233,7 @@ class ReplaySource:
             verdict = self._try(call.name, call.site, call.seen, lambda inside: call.execute(ranks, inside))
         self._tell(call.name, verdict, (FORWARD, BACKWARD) if call.one_backward else (FORWARD,))
         trusted = verdict is not None and verdict.kind == SAME and self._standings[call.name].same >= TRUSTED
-        if ranks and trusted and (not self._handed or self._step - self._handed >= self._every):
+        if ranks and trusted and (not self._handed or self._step - self._handed >= max(self._every, SPACED)):
             self._handed = self._step
             self._neighbours = self._neighbours or Neighbours(lambda why: self._recorder.miss(f"replays: {why}"))
             self._neighbours.hand_over(self._step, call)
