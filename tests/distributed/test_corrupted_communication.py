@@ -21,7 +21,8 @@ def main(rank, store):
         work.wait()
         parts = [torch.zeros(2), torch.zeros(2)]
         dist.all_gather(parts, torch.ones(2))
-        print(rank, "all_reduce", found.tolist(), "all_gather", parts[0].tolist(), injected.times, flush=True)
+        told = f"{rank} all_reduce {found.tolist()} all_gather {parts[0].tolist()} {injected.times}"
+        print(f"{told}\\n", end="", flush=True)  # in one write: two ranks share the pipe
     assert dist.all_reduce is original
     torch.manual_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
@@ -29,7 +30,7 @@ def main(rank, store):
     with inject(model, optimizer, parse_fault("zero@communication:gradients,share=1,rank=1")) as injected:
         model(torch.ones(2, 3)).sum().backward()
         optimizer.step()
-    print(rank, "gradient", model.module.weight.grad.abs().sum().item() > 0, injected.times, flush=True)
+    print(f"{rank} gradient {model.module.weight.grad.abs().sum().item() > 0} {injected.times}\\n", end="", flush=True)
     dist.barrier()
     del model, optimizer, found, parts, work
     dist.destroy_process_group()
