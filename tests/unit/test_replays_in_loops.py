@@ -107,6 +107,29 @@ def test_a_model_that_computes_its_loss(tmp_path: Path) -> None:
     assert told.same == {"Model.forward": DUE, "Model.backward": DUE, "SGD.update": DUE}
 
 
+def test_modules_that_are_called_one_after_the_other(tmp_path: Path) -> None:
+    class Body(nn.LSTM):
+        pass
+
+    class Head(nn.Linear):
+        pass
+
+    def steps() -> Iterator[None]:
+        body, head = Body(4, 8), Head(8, 3)
+        optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            hidden, _state = body(torch.randn(5, 8, 4))
+            F.cross_entropy(head(hidden).flatten(0, 1), torch.randint(0, 3, (40,))).backward()
+            optimizer.step()
+            yield
+
+    told = checked(tmp_path, steps)
+    assert told.missed == []
+    parts = [f"{name}.{part}" for name in ("Body", "Head") for part in ("forward", "backward")]
+    assert told.same == {**dict.fromkeys(parts, DUE), "SGD.update": DUE}
+
+
 def test_what_no_backward_comes_through_is_not_tried_in_each_step(tmp_path: Path) -> None:
     captures: list[int] = []
 
