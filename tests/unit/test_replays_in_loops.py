@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
 import traincheck
 from traincheck.sources import captured_call
@@ -35,9 +37,11 @@ class Told(NamedTuple):
     missed: list[str]
 
 
-def checked(folder: Path, steps: Callable[[], Iterator[None]]) -> Told:
+def checked(folder: Path, steps: Callable[[], Iterator[None]], sample_every: int = 1) -> Told:
     torch.manual_seed(0)
-    with traincheck.checked(folder / "run", packs="none", replay_every=EVERY, record="all"):
+    with traincheck.checked(
+        folder / "run", packs="none", replay_every=EVERY, record="all", sample_every=sample_every, warm_up=1
+    ):
         for _ in steps():
             pass
     run, report = RunFolder.open(folder / "run"), json.loads((folder / "run" / "report.json").read_text())
@@ -157,3 +161,30 @@ def test_what_no_backward_comes_through_is_not_tried_in_each_step(tmp_path: Path
     of_teacher, of_rules = told.missed
     assert of_rules == "what it is about could not be executed again"
     assert "Teacher was not executed again, as no backward" in of_teacher
+
+
+def test_of_what_is_captured_nothing_is_left_where_steps_are_not_watched(tmp_path: Path) -> None:
+    batches: list[weakref.ref[torch.Tensor]] = []
+    copied = captured_call._copied
+    left: list[int] = []
+
+    def noting(given: Any) -> Any:
+        found = copied(given)
+        batches.extend(weakref.ref(leaf) for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor))
+        return found
+
+    def steps() -> Iterator[None]:
+        teacher, student = nn.Linear(4, 2), nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+        for _ in range(STEPS):
+            x = torch.randn(8, 4)
+            optimizer.zero_grad()
+            F.mse_loss(student(x), teacher(x).detach()).backward()
+            optimizer.step()
+            left.append(sum(batch() is not None for batch in batches))
+            yield
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(captured_call, "_copied", noting)
+        checked(tmp_path, steps, sample_every=6)
+    assert batches and max(left) == 1 and left.count(0) > STEPS / 2

@@ -102,6 +102,8 @@ class ReplaySource:
         def begins(module: nn.Module, args: Any) -> None:
             if torch._C._get_tracing_state() is not None:
                 return
+            if self._captured and not recorder.watching:
+                self._let_go()  # what is guarded is not called until a step is watched again
             if self._calls.depth == 1 and (self._captured or (torch.is_grad_enabled() and self._due())):
                 capture(module, args)
 
