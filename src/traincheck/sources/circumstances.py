@@ -99,6 +99,24 @@ def circumstances_with(**extra: str | int | float | bool | None) -> Facts:
     return found
 
 
+_of_modules: dict[tuple[bool, bool, str, bool, bool, bool], Facts] = {}
+
+
+def circumstances_of_module(*, training: bool, outermost: bool, parametric: bool) -> Facts:
+    """`circumstances_with` what is told of a call of a module, which is asked most often."""
+    cast = "off"
+    for device in _AUTOCAST_DEVICES:
+        if torch.is_autocast_enabled(device):
+            cast = autocast_dtype()
+            break
+    key = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), cast, training, outermost, parametric)
+    found = _of_modules.get(key)
+    if found is None:
+        told = circumstances_with(training=training, outermost=outermost, parametric=parametric)
+        found = _of_modules[key] = told
+    return found
+
+
 LONGEST_TEXT = 64
 """Longer texts are data (a prompt, a path), and tell nothing of how a program is meant to work."""
 
@@ -137,13 +155,22 @@ def result_facts(result: object) -> Facts:
     key: tuple[object, ...]
     if issubclass(kind, torch.Tensor):
         with _Unseen():  # to look at a tensor is seen by modes and subclasses of the program
-            key = (torch.Tensor, result.dtype, result.requires_grad)  # type: ignore[attr-defined]
+            return facts_of_tensor(result)
     elif plain(result):
         key = (kind, result)
     elif (count := length(result)) is not None:
         key = (list, count)
     else:
         return ()
+    found = _results.get(key)
+    if found is None:
+        found = _results.put(key, _result_facts(key))
+    return found
+
+
+def facts_of_tensor(result: torch.Tensor) -> Facts:
+    """`result_facts` of a tensor. Call where no mode is asked."""
+    key = (torch.Tensor, result.dtype, result.requires_grad)
     found = _results.get(key)
     if found is None:
         found = _results.put(key, _result_facts(key))

@@ -85,6 +85,17 @@ def children(module: nn.Module) -> list[Any]:
     return [without_compiler(child) for child in list(module.__dict__.get("_modules", {}).values())]
 
 
+def has_parameters(module: nn.Module) -> bool:
+    """Whether the module or one inside it has parameters. (`parameters()` would build a name for each.)"""
+    for parameter in module._parameters.values():  # asked at every call: a generator is as dear as all else here
+        if parameter is not None:
+            return True
+    for child in module._modules.values():  # noqa: SIM110
+        if child is not None and has_parameters(child):
+            return True
+    return False
+
+
 # -- what torch.compile puts around a module -------------------------------------------------------------------------
 
 INSIDE, _COMPILER = "_orig_mod", "torch._dynamo.eval_frame"

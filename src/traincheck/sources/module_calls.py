@@ -25,6 +25,8 @@ from traincheck.sources.traced import EXPORTS, FLAGS, is_traced
 
 Begins = Callable[[nn.Module, Any], object]
 Ends = Callable[[nn.Module, Any, Any], object]
+FirstBegins = Callable[[nn.Module, Any, int], object]
+FirstEnds = Callable[[nn.Module, Any, Any, int], object]
 
 
 SOURCE = "modules"
@@ -33,20 +35,21 @@ SOURCE = "modules"
 class _Depth(threading.local):
     def __init__(self) -> None:
         self.nesting = Nesting()
-        self.ended = 0  # calls that ended with the one whose end is told just now, itself among them
         self.noted = False  # whether it is known that this thread calls modules
 
 
 class ModuleCalls:
     """Calls listeners (which must not raise) before and after each call of a module, in the order in which they came.
 
-    The first one follows how deep calls are. It also listens where no events are taken; `passed` is called when the end
-    of what it was told last will not be. Of what the compiler puts around a module they hear nothing: it hands on to
-    the module inside, of which they are told as if it were called by itself.
+    The first one, which is guarded here, follows how deep calls are: it is told that with each, and at the end how many
+    calls end, itself and those that were interrupted inside it, see Note [Calls that never end]. It also listens where
+    no events are taken; `passed` is called when the end of what it was told last will not be. Of what the compiler puts
+    around a module they hear nothing: it hands on to the module inside, of which they are told as if it were called by
+    itself.
     """
 
     def __init__(self) -> None:
-        self._begins: list[Begins] = []
+        self._others: list[tuple[Begins, bool]] = []  # and whether only of outermost modules
         self._ends: list[Ends] = []
         self._hooked = ExitStack()
         self._listening = False
@@ -58,28 +61,23 @@ class ModuleCalls:
         """How many calls of modules this thread is in; the outermost is the first."""
         return len(self._depth.nesting)
 
-    @property
-    def ended(self) -> int:
-        """How many calls of this thread end with the one whose end is told: itself, and those that were interrupted
-        inside it, see Note [Calls that never end]."""
-        return self._depth.ended
-
     def attach(
-        self, undo: ExitStack, recorder: Recorder, begins: Begins, ends: Ends, passed: Callable[..., object]
+        self, undo: ExitStack, recorder: Recorder, begins: FirstBegins, ends: FirstEnds, passed: Callable[..., object]
     ) -> None:
         """Begin to call the first listener."""
         self._recorder = recorder
-        self._passed = passed
-        self._begins.clear()  # where they are attached anew, listeners come again
+        self._profiler, self._meter, self._spent = recorder.profiler, recorder.meter, recorder.meter.of(SOURCE)
+        self._here, self._silent = recorder.hooks.here, recorder.absences.silent
+        self._first_begins, self._first_ends, self._passed = begins, ends, passed
+        self._others.clear()  # where they are attached anew, listeners come again
         self._ends.clear()
-        self.listen(begins, ends)
         self._hook_both()
         recorder.gaps.costly.append(self)
         undo.callback(self._unhook)
 
-    def listen(self, begins: Begins, ends: Ends | None = None) -> None:
-        """Call these, too."""
-        self._begins.append(begins)
+    def listen(self, begins: Begins, ends: Ends | None = None, *, outermost: bool = False) -> None:
+        """Call these, too; where `outermost`, only of modules that are called from outside any other."""
+        self._others.append((begins, outermost))
         if ends is not None:
             self._ends.append(ends)
 
@@ -88,52 +86,81 @@ class ModuleCalls:
         self._hook(register_module_forward_hook(self._after, always_call=True), self._after)
 
     def _before(self, module: nn.Module, args: Any) -> None:
-        if self._passes_over(module):
+        if (
+            is_traced()
+            or FLAGS.get(EXPORTS)
+            or self._here.aside
+            or (INSIDE in module._modules and wraps_compiled(module))
+        ):
             return
-        paused = self._recorder.profiler.pause()
+        meter, profiler = self._meter, self._profiler
+        paused = profiler.ours is not None and profiler.pause()
+        began, outer = meter.clock(), meter.inside
+        meter.inside = 0.0
+        depth = 1
         try:
-            if not self._depth.noted:
-                self._depth.noted = True
-                self._recorder.hooks.used_by_thread()
-            self._nests(module)
-            for begins in self._begins:
-                begins(module, args)
+            try:  # a guard, written out: it is nine tenths of what modules without numbers to be read would cost
+                of_thread = self._depth
+                if not of_thread.noted:
+                    of_thread.noted = True
+                    self._recorder.hooks.used_by_thread()
+                depth = of_thread.nesting.begins(module)
+                if self._recorder.active and SOURCE not in self._silent:
+                    self._first_begins(module, args, depth)
+            except Exception as error:  # for want of memory, say
+                self._recorder.fault(SOURCE, error)
+            for begins, outermost in self._others:
+                if depth == 1 or not outermost:
+                    begins(module, args)
             if self._off:  # the step that this call begins is not watched
                 self._let_pass()
         finally:
+            took = meter.clock() - began
+            own = took - meter.inside
+            self._spent[0] += own
+            meter.total += own
+            meter.inside = outer + took
             if paused:
-                self._recorder.profiler.resume()
+                profiler.resume()
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._passes_over(module):
+        if (
+            is_traced()
+            or FLAGS.get(EXPORTS)
+            or self._here.aside
+            or (INSIDE in module._modules and wraps_compiled(module))
+        ):
             return
-        paused = self._recorder.profiler.pause()
+        meter, profiler = self._meter, self._profiler
+        paused = profiler.ours is not None and profiler.pause()
+        began, outer = meter.clock(), meter.inside
+        meter.inside = 0.0
         try:
-            if not self._unnests(module):
-                return  # its beginning was not told
+            try:
+                ended = self._depth.nesting.ends(module)
+                if not ended:
+                    return  # its beginning was not told
+                if self._recorder.active and SOURCE not in self._silent:
+                    self._first_ends(module, args, output, ended)
+            except Exception as error:
+                self._recorder.fault(SOURCE, error)
             for ends in self._ends:
                 ends(module, args, output)
         finally:
+            took = meter.clock() - began
+            own = took - meter.inside
+            self._spent[0] += own
+            meter.total += own
+            meter.inside = outer + took
             if paused:
-                self._recorder.profiler.resume()
+                profiler.resume()
 
-    def _passes_over(self, module: nn.Module) -> bool:
-        if is_traced() or FLAGS.get(EXPORTS) or self._recorder.hooks.here.aside:
-            return True
-        return INSIDE in module._modules and wraps_compiled(module)
-
-    def _nests(self, module: nn.Module) -> None:
+    def _nests(self, module: nn.Module) -> int:
         try:
-            self._depth.nesting.begins(module)
+            return self._depth.nesting.begins(module)
         except Exception as error:  # for want of memory
             self._recorder.fault(SOURCE, error)
-
-    def _unnests(self, module: nn.Module) -> int:
-        try:
-            self._depth.ended = self._depth.nesting.ends(module)
-        except Exception as error:
-            self._recorder.fault(SOURCE, error)
-        return self._depth.ended
+            return 1
 
     # -- while no events are taken ---------------------------------------------------------------------------------
 
@@ -166,18 +193,24 @@ class ModuleCalls:
             self._hook(register_module_forward_pre_hook(self._first), self._first)
 
     def _first(self, module: nn.Module, args: Any) -> None:
-        if self._passes_over(module) or in_a_call():
+        if (
+            is_traced()
+            or FLAGS.get(EXPORTS)
+            or self._here.aside
+            or (INSIDE in module._modules and wraps_compiled(module))
+        ):
             return
-        first, *others = self._begins
-        self._nests(module)
-        first(module, args)
+        if in_a_call():
+            return
+        first = self._recorder.guarded(SOURCE, self._first_begins, always=True)
+        first(module, args, self._nests(module))
         if self._off:
             self._let_pass()
             if not self._recorder.steps.undecided:
                 self._unhook()
         else:  # the step that this call begins is watched, and it was forgotten what was open before
             self._nests(module)
-            for begins in others:
+            for begins, _ in self._others:
                 begins(module, args)
 
     def _let_pass(self) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from traincheck.sources.construction import ConstructionReadings
-from traincheck.sources.known_modules import plain_name
+from traincheck.sources.known_modules import has_parameters, plain_name
 from traincheck.sources.module_calls import ModuleCalls
 from traincheck.sources.names import class_name
 from traincheck.sources.recorder import Recorder
@@ -69,12 +69,12 @@ class ModuleStateSource:
         undo = Undo()
         if self._wanted or self._construction.wanted:
             self._construction.attach(undo)
-            self._calls.listen(recorder.guarded(self.name, self._begins))
+            self._calls.listen(recorder.guarded(self.name, self._begins), outermost=True)
             recorder.after_gap(self.name, self._tell_anew, only_tells=True)
         return undo
 
     def _begins(self, module: nn.Module, args: Any) -> None:
-        if self._calls.depth > 1 or next(module.parameters(), None) is None or "_is_replica" in module.__dict__:
+        if not has_parameters(module) or "_is_replica" in module.__dict__:
             return  # (a replica is made anew for every call by DataParallel)
         if _traced() is not None:
             return  # sizes are tensors then, and looking at them is told to the program as a fault of its own
@@ -84,7 +84,7 @@ class ModuleStateSource:
             tree = self._trees[id(module)] = _Tree(module)
             self._introduce(module, args)
         if TRAINING in self._wanted:
-            flags = [inner.training for inner in module.modules()]
+            flags = _flags(module, {id(module)}, [module.training])
             if flags != tree.flags:
                 tree.flags = flags
                 self._tell_flags(module, tree)
@@ -129,3 +129,15 @@ class ModuleStateSource:
     def _tell(self, call: int, variable: str, attribute: str, value: FactValue) -> None:
         seq = self._recorder.next_seq()
         self._recorder.reading(Reading(seq, call, variable, KIND, attribute, value, context=_CONTEXT))
+
+
+def _flags(module: nn.Module, seen: set[int], found: list[bool]) -> list[bool]:
+    """The training flags of the modules in `module`, each once, in the order of its `modules()` (which would build a
+    name for each)."""
+    for child in module._modules.values():
+        if child is not None and id(child) not in seen:
+            seen.add(id(child))
+            found.append(child.training)
+            if child._modules:
+                _flags(child, seen, found)
+    return found

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import sys
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -16,17 +17,17 @@ from torch import nn
 
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.batches import BatchReadings
-from traincheck.sources.circumstances import Surroundings, circumstances_with, result_facts
+from traincheck.sources.circumstances import Surroundings, circumstances_of_module, circumstances_with, result_facts
 from traincheck.sources.frames import local_values
 from traincheck.sources.gradients import Gradients, Snapshot, summary
-from traincheck.sources.known_modules import without_compiler
+from traincheck.sources.known_modules import has_parameters, without_compiler
 from traincheck.sources.module_calls import ModuleCalls
 from traincheck.sources.names import levels, parameter_names
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.replaced import Undo
 from traincheck.sources.summaries import Asked, Before, Summaries, asked
-from traincheck.sources.tensors import SOME, fingerprints, local, unseen
-from traincheck.sources.values import readable
+from traincheck.sources.tensors import SOME, fingerprints, unseen
+from traincheck.sources.values import readable_memory
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE, MODULE, Change
@@ -43,26 +44,22 @@ _TRAINING = {flag: facts(training=flag) for flag in (False, True)}
 """One object for each flag: what is equal from call to call is written to the trace once."""
 
 
-class _Open(NamedTuple):
-    """A module call under way: None for one that is not recorded; its buffers and arguments as they were.
-
-    `handled` is the id of the exception that the program handled when it began, if any.
-    """
-
-    call: OpenCall | None = None
-    asked: Asked | None = None
-    before: Before | None = None
-    buffers: list[int | None] | None = None
-    handled: int = 0
-
-
 class _Class(NamedTuple):
-    """A class of modules: the names of its calls, whether they are told, and what of them."""
+    """A class of modules: the names of its calls, whether they are told, and what of them. Its `forward` takes so many
+    arguments, and none but these; -1 where it takes any others, or that is not known."""
 
     levels: tuple[str, ...]
     wanted: bool
     asked: Asked | None
     buffers: bool
+    takes: int
+
+
+_Open = tuple[OpenCall | None, _Class | None, Before | None, list[int | None] | None, int]
+"""A module call under way: None for one that is not recorded; its class, its arguments and buffers as they were, and
+the id of the exception that the program handled when it began, if any."""
+
+_NOT_TOLD: _Open = (None, None, None, None, 0)
 
 
 _COUNTED = OpenCall(-1, -1, "", (), "", "", (), ())
@@ -112,8 +109,7 @@ class ModuleSource:
         recorder.when_over(undo, self._summaries.forget)
         guarded = recorder.guarded
         self._catalog.known.attach(undo, functools.partial(guarded, NAMING, always=True), again=recorder.changing)
-        begins, ends = guarded(self.name, self._begins, always=True), guarded(self.name, self._ends, always=True)
-        self._calls.attach(undo, recorder, begins, ends, self._passed)
+        self._calls.attach(undo, recorder, self._begins, self._ends, self._passed)
         replace(
             undo,
             nn.Module,
@@ -138,67 +134,72 @@ class ModuleSource:
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
-    def _begins(self, module: nn.Module, args: Any) -> None:
-        opened = self._depth.modules
-        outermost = self._calls.depth == 1
+    def _begins(self, module: nn.Module, args: Any, depth: int) -> None:
+        recorder, flags, opened = self._recorder, self._surroundings.flags, self._depth.modules
+        outermost, parametric, training = depth == 1, False, module.training
         if outermost:
             if opened:
                 self._interrupted(opened, len(opened))
-            self._surroundings.flags.clear()
-        training = module.training
-        recorder = self._recorder
-        # A loss without parameters is never put into evaluation mode, and tells nothing of what the program does.
-        parametric = outermost and _has_parameters(module)
-        if parametric:
-            self._catalog.meet(module)
-            recorder.steps.forward(recorder.next_seq(), training, torch.is_grad_enabled())
-        self._surroundings.flags.append(training)
-        opened = self._depth.modules  # looked up anew: where a gap ends here, it is another list
+            flags.clear()
+            # A loss without parameters is never put into evaluation mode, and tells nothing of what the program does.
+            parametric = has_parameters(module)
+            if parametric:
+                self._catalog.meet(module)
+                recorder.steps.forward(recorder.next_seq(), training, torch.is_grad_enabled())
+                opened = self._depth.modules  # where a gap ends here, it is another list
+        flags.append(training)
         if not recorder.watching:
-            opened.append(_Open())
+            opened.append(_NOT_TOLD)
             return
-        if (parametric or module._parameters) and torch.is_grad_enabled():
+        learns = torch.is_grad_enabled()
+        if learns and (parametric or module._parameters):
             self._gradients.module_called(module)
         known = self._classes.get(type(module)) or self._learn(type(module))
         if not known.wanted:
-            opened.append(_Open())
+            opened.append(_NOT_TOLD)
             return
-        context = circumstances_with(training=training, outermost=outermost, parametric=parametric)
+        context = circumstances_of_module(training=training, outermost=outermost, parametric=parametric)
         call = recorder.enter(MODULE, known.levels, self._catalog.module_name(module), context, _TRAINING[training])
-        what = known.asked
-        before = self._summaries.begins(call, what, args, keywords_of_call(recorder)) if what is not None else None
-        if parametric and training and torch.is_grad_enabled() and self._batches.wanted:
+        what, before, buffers = known.asked, None, None
+        if what is not None:
+            keywords = None if _takes_no_others(known, module, args) else keywords_of_call(recorder)
+            before = self._summaries.begins(call, what, args, keywords)
+        if parametric and training and learns and self._batches.wanted:
             self._batches.read(call.seq, call.receiver, module, args, keywords_of_call(recorder))
-        buffers = None
         if known.buffers and module._buffers:
             buffers = self._read_buffers(module)
-        opened.append(_Open(call, what, before, buffers, id(sys.exc_info()[1])))
+        opened.append((call, known, before, buffers, id(sys.exc_info()[1])))
 
-    def _ends(self, module: nn.Module, args: Any, output: Any) -> None:
-        opened = self._depth.modules
-        if self._calls.ended > 1:
-            self._interrupted(opened, self._calls.ended - 1)
+    def _ends(self, module: nn.Module, args: Any, output: Any, ended: int) -> None:
+        opened, flags, recorder = self._depth.modules, self._surroundings.flags, self._recorder
+        if ended > 1:
+            self._interrupted(opened, ended - 1)
         if not opened:
             return
-        call, what, before, buffers, handled = opened.pop()
-        if self._surroundings.flags:
-            self._surroundings.flags.pop()
-        if call is None or not self._recorder.watching:
+        call, known, before, buffers, handled = opened.pop()
+        if flags:
+            flags.pop()
+        if call is None or known is None or not recorder.watching:
             return
+        what = known.asked
         if output is None and id(sys.exc_info()[1]) != handled:  # torch asks us while it handles what was raised
-            self._recorder.abandon(call)
+            if what is not None and _takes_no_others(known, module, args):
+                keywords = keywords_of_call(recorder)
+                if keywords:  # it has raised because it was given them
+                    self._summaries.begins(call, what, args, keywords)
+            recorder.abandon(call)
             return
         if buffers is not None:
             self._tell_buffers(module, call, buffers)
         if what is None:
-            self._recorder.leave(call, result_facts(output))
+            recorder.leave(call, result_facts(output))
             return
         told = self._summaries.ends(call, what, before, output)
-        if not _has_parameters(module):
+        if not has_parameters(module):
             told = _without_parameters(told)
         if before is not None and what.read.numbers and kinds_of_module(type(module).__name__):
             told = merged(told, **scales(module))
-        self._recorder.leave(call, told)
+        recorder.leave(call, told)
 
     def _passed(self, *, everywhere: bool) -> None:
         """Of the calls that are open in this thread, or in all, the ends will not be told."""
@@ -210,7 +211,7 @@ class ModuleSource:
     def _interrupted(self, opened: list[_Open], count: int) -> None:
         """The innermost `count` calls never came to their end, see Note [Calls that never end]."""
         for _ in range(min(count, len(opened))):
-            call = opened.pop().call
+            call = opened.pop()[0]
             if self._surroundings.flags:
                 self._surroundings.flags.pop()
             if call is not None:
@@ -219,7 +220,8 @@ class ModuleSource:
     def _learn(self, cls: type) -> _Class:
         """What is to be told of the calls of modules of this class."""
         call_levels, kinds = levels(cls, "forward", nn.Module), kinds_of_module(cls.__name__)
-        names = parameter_names(getattr(cls, "forward", None))[1:]  # scripted ones have none in their class
+        forward = getattr(cls, "forward", None)  # scripted ones have none in their class
+        names = parameter_names(forward)[1:]
         what = asked(self._demand, call_levels, names)
         of_kind = asked(self._demand, kinds, names) if kinds else None
         if of_kind is not None and what is not None and what.read:
@@ -229,7 +231,7 @@ class ModuleSource:
             what = of_kind._replace(arguments=what is not None and what.arguments, sampled=True)
         wanted = self._demand.wants_call((*call_levels, *kinds))
         buffers = self._demand.wants_state(call_levels, BUFFER_DATA)
-        return self._classes.put(cls, _Class(call_levels, wanted, what, buffers))
+        return self._classes.put(cls, _Class(call_levels, wanted, what, buffers, _number_taken(forward)))
 
     def _read_buffers(self, module: nn.Module) -> list[int | None]:
         with unseen():
@@ -303,15 +305,20 @@ class ModuleSource:
         self._recorder.abandon(token[0])
 
 
-def _has_parameters(module: nn.Module) -> bool:
-    """Whether the module or one inside it has parameters. (`parameters()` would build a name for each.)"""
-    for parameter in module._parameters.values():  # asked at every call: a generator is as dear as all else here
-        if parameter is not None:
-            return True
-    for child in module._modules.values():  # noqa: SIM110
-        if child is not None and _has_parameters(child):
-            return True
-    return False
+def _number_taken(forward: Any) -> int:
+    """How many arguments a method takes, -1 where it takes any number of them, or some by their names alone."""
+    code = forward.__code__ if type(forward) is FunctionType else None
+    if code is None or code.co_kwonlyargcount or code.co_flags & _TAKES_MORE:
+        return -1
+    return code.co_argcount - 1
+
+
+_TAKES_MORE = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+
+
+def _takes_no_others(known: _Class, module: nn.Module, args: Any) -> bool:
+    """Whether there can be no arguments but the positional ones `args`: to look for others takes a while."""
+    return len(args) == known.takes and "forward" not in module.__dict__ and not module._forward_pre_hooks_with_kwargs
 
 
 @functools.lru_cache(maxsize=4096)
@@ -324,14 +331,15 @@ def scales(module: nn.Module) -> dict[str, FactValue]:
     """The root mean square that a normalising layer gives its result by its own parameters: `scale`, and
     `shifted_scale` where the weight is added to one. Nothing without a weight for each element."""
     with unseen():
-        told = {name: local(tensor) for name, tensor in module.named_parameters(recurse=False) if readable(tensor)}
-        own = {name: t for name, t in told.items() if t is not None and t.numel() > 1 and t.is_floating_point()}
+        told = {name: readable_memory(tensor) for name, tensor in module.named_parameters(recurse=False)}
+        own = {name: t.float() for name, t in told.items() if t is not None and t.numel() > 1 and t.is_floating_point()}
         weight = next((tensor for name, tensor in own.items() if "bias" not in name), None)
         if weight is None:
             return {}
-        squares = [((weight.float() + shift) ** 2).mean() for shift in (0, 1)]
-        offsets = [(tensor.float() ** 2).mean() for name, tensor in own.items() if "bias" in name]
-        first, shifted, *rest = torch.stack([*squares, *offsets]).tolist()
+        offsets = (tensor for name, tensor in own.items() if "bias" in name)
+        squares = [(tensor * tensor).mean() for tensor in (weight, weight + 1, *offsets)]
+        # On the CPU there is nothing to be fetched; elsewhere all is fetched at once.
+        first, shifted, *rest = map(float, squares) if weight.is_cpu else torch.stack(squares).tolist()
     return {"scale": math.sqrt(first + sum(rest)), "shifted_scale": math.sqrt(shifted + sum(rest))}
 
 

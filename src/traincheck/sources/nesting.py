@@ -30,8 +30,9 @@ class Nesting:
     def __len__(self) -> int:
         return len(self._open)
 
-    def begins(self, module: object) -> bool:
-        """A module is called; whether it is the outermost. Calls around it that were interrupted are forgotten."""
+    def begins(self, module: object) -> int:
+        """A module is called; how deep that is, one for the outermost. Calls around it that were interrupted are
+        forgotten."""
         key, opened = id(module), self._open
         if opened and key not in self._inside:
             if _runs(self._frame):
@@ -39,13 +40,14 @@ class Nesting:
             else:
                 opened.clear()
         opened.append(key)
-        if len(opened) > 1:
-            return False
+        depth = len(opened)
+        if depth > 1:
+            return depth
         self._frame = _of_torch()
         if len(self._known) > MOST_KNOWN:
             self._known.clear()
         self._inside = self._known.setdefault(key, set())
-        return True
+        return 1
 
     def ends(self, module: object) -> int:
         """A call of a module ends: how many calls end with it, those inside it that were interrupted among them; 0 for

@@ -127,7 +127,7 @@ class Recorder:
             del stack[stack.index(call) :]
         # A call that began before this window spans several; no window could judge it (Note [One window per step]).
         if call.seq >= self._told.start and self._has_room():
-            told = (
+            what = (
                 call.seq,
                 end,
                 call.parent,
@@ -141,7 +141,7 @@ class Recorder:
                 self._local.number,
                 call.tensors,
             )
-            self._told.calls.append(Call._make(told))  # twice as fast as to name the fields, and done for every call
+            self._told.calls.append(tuple.__new__(Call, what))  # as `_make` does it, without a call of Python
 
     def change(self, change: Change) -> None:
         """Note what a variable was before and after."""

@@ -36,20 +36,17 @@ class Storages:
         self._numbers: Iterator[int] = count(1)
         recorder.after_gap("storages", self.forget)
 
-    def name(self, tensor: torch.Tensor) -> str:
-        """What the memory of `tensor` is called; empty for a tensor without one (sparse, a wrapper)."""
-        try:
-            storage = tensor.untyped_storage()
-        except (RuntimeError, NotImplementedError):
-            storage = None
-        found = self.names.get(storage._cdata) if storage is not None else None
-        if found is None:
-            variable = self._catalog.find(tensor)
-            if variable is not None or storage is None:
-                return "" if variable is None else variable.name
-            if len(self.names) >= MOST_STORAGES:
-                self._let_go(self.names)
-            found = self.names[storage._weak_ref()] = f"{OTHER}{next(self._numbers)}"
+    def name(self, tensor: torch.Tensor, memory: torch.UntypedStorage | None) -> str:
+        """What the memory of `tensor`, which has no name so far, is called; empty for a tensor without one (sparse, a
+        wrapper)."""
+        variable = self._catalog.find(tensor)
+        if variable is not None:
+            return variable.name
+        if memory is None:
+            return ""
+        if len(self.names) >= MOST_STORAGES:
+            self._let_go(self.names)
+        found = self.names[memory._weak_ref()] = f"{OTHER}{next(self._numbers)}"
         return found
 
     def not_filled(self, tensors: Iterable[torch.Tensor]) -> None:

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from traincheck.sources.circumstances import length, plain, result_facts
+from traincheck.sources.circumstances import facts_of_tensor, length, plain, result_facts
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.storages import Storages, version_of
 from traincheck.sources.tensors import fingerprints, unseen
-from traincheck.sources.values import Reads, readable, value_facts
+from traincheck.sources.values import Reads, readable, readable_memory, values_in
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
 from traincheck.vocab.events import MODULE, PROJECT, RESULT, TensorSummary
@@ -137,7 +137,11 @@ class Summaries:
         if self._off:
             return None
         try:
-            told, tensors = _sorted(what.names, args, kwargs)
+            told: dict[str, FactValue] = {}
+            if len(args) == 1 and not kwargs and type(args[0]) in _TENSORS:  # so it is with most modules
+                tensors: Named = ((what.names[0] if what.names else "arg0", args[0]),)
+            else:
+                told, tensors = _sorted(what.names, args, kwargs)
             if what.arguments and told:
                 told.update(call.args)
                 call.args = self._facts(told)
@@ -167,7 +171,7 @@ class Summaries:
             return result_facts(result)
         try:
             with _Unseen():
-                facts = result_facts(result)
+                facts = facts_of_tensor(result) if type(result) in _TENSORS else result_facts(result)
                 if what.tensors and _traced() is None:
                     self._tell_results(call, what, before, result, written)
             return facts
@@ -217,11 +221,10 @@ class Summaries:
 
     def _read_arguments(self, tensors: Named, read: Reads) -> list[_Argument]:
         with unseen():
-            places = [p for p, (_, tensor) in enumerate(tensors) if readable(tensor) and self._storages.filled(tensor)]
-            known = dict(zip(places, _measure([tensors[place][1] for place in places], read), strict=True))
-            told = [known.get(place, (None, {})) for place in range(len(tensors))]
+            memory = [readable_memory(tensor) if self._storages.filled(tensor) else None for _, tensor in tensors]
+            told = _measure(memory, read)
             return [
-                _Argument(place, weakref.ref(tensor), place in known, version_of(tensor), *told[place])
+                _Argument(place, weakref.ref(tensor), memory[place] is not None, version_of(tensor), *told[place])
                 for place, (_, tensor) in enumerate(tensors)
             ]
 
@@ -229,11 +232,12 @@ class Summaries:
 
     def _tell_results(self, call: OpenCall, what: Asked, before: Before | None, result: Any, written: Any) -> None:
         if type(result) in _TENSORS and written is None:
-            tensors = [(RESULT, result)]
+            tensors: Named = ((RESULT, result),)
         else:
-            tensors = []
+            found: list[tuple[str, torch.Tensor]] = []
+            tensors = found
             for value in (result, written):
-                _sort(RESULT, value, {}, tensors)
+                _sort(RESULT, value, {}, found)
         if self._recorder.window != self._window:
             self._renew()
         outcome = self._summaries(tensors)
@@ -267,11 +271,12 @@ class Summaries:
         kept, names = self._kept, self._storages.names
         for role, tensor in tensors:
             try:
-                storage = names.get(tensor.untyped_storage()._cdata)
+                memory = tensor.untyped_storage()
+                storage = names.get(memory._cdata)
             except (RuntimeError, NotImplementedError):
-                storage = None
+                memory = storage = None
             if storage is None:
-                storage = self._storages.name(tensor)
+                storage = self._storages.name(tensor, memory)
             try:
                 key = (role, tensor.dtype, tensor.shape, tensor.requires_grad, storage)
                 summary = kept.get(key)
@@ -349,10 +354,13 @@ def _sort(name: str, value: Any, told: dict[str, FactValue], tensors: list[tuple
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
-def _measure(tensors: Sequence[torch.Tensor], read: Reads) -> list[tuple[int | None, dict[str, FactValue]]]:
-    """Fingerprint and facts of tensors that are readable. Call under `unseen`."""
-    digests = fingerprints(tensors) if read.contents else [None] * len(tensors)
-    return list(zip(digests, value_facts(tensors, read), strict=True))
+def _measure(memory: Sequence[torch.Tensor | None], read: Reads) -> list[tuple[int | None, dict[str, FactValue]]]:
+    """Fingerprint and facts of tensors by their readable memory; nothing of None. Call under `unseen`."""
+    facts = values_in(memory, read)
+    if not read.contents:
+        return [(None, told) for told in facts]
+    digests = iter(fingerprints([dense for dense in memory if dense is not None]))
+    return [(None if dense is None else next(digests), told) for dense, told in zip(memory, facts, strict=True)]
 
 
 def _changes(before: list[_Argument]) -> list[tuple[_Argument, dict[str, FactValue]]]:
@@ -380,17 +388,22 @@ def _with_facts(
 ) -> tuple[TensorSummary, ...]:
     new = list(told)
     for argument, facts in found:
-        new[argument.place] = told[argument.place]._replace(
-            fingerprint=argument.fingerprint, facts=tuple(sorted(facts.items()))
-        )
+        new[argument.place] = _with(told[argument.place], argument.fingerprint, facts)
     return tuple(new)
 
 
 def _with_values(told: tuple[TensorSummary, ...], tensors: Named, read: Reads) -> tuple[TensorSummary, ...]:
     """The results with the facts of their values."""
     with unseen():
-        places = [place for place, (_, tensor) in enumerate(tensors) if readable(tensor)]
-        new = list(told)
-        for place, (digest, facts) in zip(places, _measure([tensors[place][1] for place in places], read), strict=True):
-            new[place] = told[place]._replace(fingerprint=digest, facts=tuple(sorted(facts.items())))
-    return tuple(new)
+        memory = [readable_memory(tensor) for _, tensor in tensors]
+        measured = _measure(memory, read)
+    return tuple(
+        summary if dense is None else _with(summary, *found)
+        for summary, dense, found in zip(told, memory, measured, strict=True)
+    )
+
+
+def _with(summary: TensorSummary, fingerprint: int | None, facts: dict[str, FactValue]) -> TensorSummary:
+    """`summary` with what was read of the values."""
+    role, dtype, shape, grad, storage, *_ = summary
+    return TensorSummary(role, dtype, shape, grad, storage, fingerprint, tuple(sorted(facts.items())))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TypeAlias
 
 import torch
@@ -21,16 +20,49 @@ _FEW, _SOME, _ALL = 64, 256, 4096
 a row, then some all over it (of the gradient of an embedding most rows are zero); of small tensors all of them."""
 
 
-@contextmanager
-def unseen() -> Iterator[None]:
+class _Unseen:
+    """Stands around what we compute, see `unseen`. One that was left is used again: to make it costs as much as to use
+    it three times.
+
+    It is a generator that goes on where others end. So an interrupt (Ctrl-C) in its midst ends it like any other: all
+    that it has done is taken back, and it is not used again.
+    """
+
+    __slots__ = ("_next",)
+
+    def __init__(self) -> None:
+        self._next = _in_and_out().__next__
+
+    def __enter__(self) -> None:
+        self._next()
+
+    def __exit__(self, *_: object) -> None:
+        self._next()
+        _idle.append(self)
+
+
+_idle: list[_Unseen] = []
+
+
+def _in_and_out() -> Iterator[None]:
+    dispatch = torch._C._DisableTorchDispatch()
+    while True:
+        grad = torch.is_grad_enabled()
+        with torch._C.DisableTorchFunction(), dispatch:
+            try:  # also around the next line, after which an interrupt of the program's may come
+                torch._C._set_grad_enabled(False)
+                yield
+            finally:
+                torch._C._set_grad_enabled(grad)
+        yield
+
+
+def unseen() -> _Unseen:
     """What we compute in here is seen by no mode of the program (nor by our own) and records no gradient."""
-    grad = torch.is_grad_enabled()
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        try:  # also around the next line, after which an interrupt of the program's may come
-            torch._C._set_grad_enabled(False)
-            yield
-        finally:
-            torch._C._set_grad_enabled(grad)
+    try:
+        return _idle.pop()
+    except IndexError:  # not asked before: another thread may have taken the last one since
+        return _Unseen()
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor | None:

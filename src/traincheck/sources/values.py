@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,10 +22,6 @@ _FULL = 4
 """Bytes of an element of full precision; anything smaller is widened before it is added up."""
 
 
-_NO = torch.zeros(())
-"""Says of a tensor on the CPU that its rows do not sum to one."""
-
-
 class Reads(NamedTuple):
     """What is read of the values of tensors, see `Demand`; false where it is nothing."""
 
@@ -39,7 +36,7 @@ class Reads(NamedTuple):
         return Reads(*(demand.wants_state(known, what) for what in (NUMBERS, ROWS, CONTENTS)))
 
     def __bool__(self) -> bool:
-        return any(self)
+        return self.numbers or self.rows or self.contents
 
     def __or__(self, other: tuple[bool, ...]) -> Reads:
         return Reads(*(one or another for one, another in zip(self, other, strict=True)))
@@ -48,15 +45,21 @@ class Reads(NamedTuple):
 ALL = Reads(numbers=True, rows=True, contents=True)
 
 
-def readable(tensor: torch.Tensor) -> bool:
-    """Whether the values of `tensor` are read: its memory can be, it is not too large, and the stream can be waited
-    for (while a CUDA graph is captured, nothing may be)."""
+def readable_memory(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The dense local memory of `tensor` where its values are read: that is there, it is not too large, and the stream
+    can be waited for (while a CUDA graph is captured, nothing may be)."""
     try:
-        if local(tensor) is None or tensor.numel() > MOST_ELEMENTS:
-            return False
+        dense = local(tensor)
+        if dense is None or tensor.numel() > MOST_ELEMENTS:
+            return None
     except (RuntimeError, NotImplementedError):
-        return False
-    return tensor.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
+        return None
+    return None if tensor.is_cuda and torch.cuda.is_current_stream_capturing() else dense
+
+
+def readable(tensor: torch.Tensor) -> bool:
+    """Whether the values of `tensor` are read, see `readable_memory`."""
+    return readable_memory(tensor) is not None
 
 
 def value_facts(tensors: Sequence[torch.Tensor], reads: Reads = ALL) -> list[dict[str, FactValue]]:
@@ -65,16 +68,20 @@ def value_facts(tensors: Sequence[torch.Tensor], reads: Reads = ALL) -> list[dic
 
     One transfer for each device; another for tensors that are all zero or hold what is not finite. Call under `unseen`.
     """
-    found: list[dict[str, FactValue]] = [{} for _ in tensors]
+    return values_in([local(tensor) for tensor in tensors], reads)
+
+
+def values_in(memory: Sequence[torch.Tensor | None], reads: Reads) -> list[dict[str, FactValue]]:
+    """`value_facts` of dense local memory, see `local`; nothing of None. Call under `unseen`."""
+    found: list[dict[str, FactValue]] = []
     pending: dict[torch.device, list[tuple[int, torch.Tensor, list[torch.Tensor]]]] = {}
-    for place, tensor in enumerate(tensors):
-        dense = local(tensor)
+    for place, dense in enumerate(memory):
+        found.append({})
         if dense is None:
             continue
-        measured = _measured(dense, reads)
         if dense.is_cpu:  # there is nothing to be fetched
-            found[place] = _told(dense, [float(number) for number in measured], reads)
-        elif measured:
+            found[place] = _told(dense, _numbers(dense, reads), reads)
+        elif measured := _measured(dense, reads):
             pending.setdefault(dense.device, []).append((place, dense, measured))
     for entries in pending.values():
         wide = torch.float32 if entries[0][1].device.type == "mps" else torch.float64
@@ -91,22 +98,36 @@ def _measured(dense: torch.Tensor, reads: Reads) -> list[torch.Tensor]:
     tolerance = _tolerance(dense.dtype)
     if dense.element_size() < _FULL and not dense.is_complex():
         dense = dense.to(torch.float32)
-    numbers = [_norm(dense)] if reads.numbers else []
+    numbers = [torch.linalg.vector_norm(dense)] if reads.numbers else []
     if reads.rows and _has_rows(dense):
-        if dense.is_cpu and abs(float(dense[(0,) * (dense.dim() - 1)].sum()) - 1) > tolerance:
-            numbers.append(_NO)  # the first row settles it for nearly all that have others
-        else:
-            off = (dense.sum(-1) - 1).abs().amax()
-            numbers.append((off <= tolerance) & (dense.amin() >= 0))
+        off = (dense.sum(-1) - 1).abs().amax()
+        numbers.append((off <= tolerance) & (dense.amin() >= 0))
     return numbers
 
 
-def _norm(dense: torch.Tensor) -> torch.Tensor:
-    """The 2-norm. On the CPU a dot product is several times as fast, and rounds less."""
-    if not dense.is_cpu or dense.is_complex() or not dense.is_contiguous():
-        return torch.linalg.vector_norm(dense)
-    flat = dense.view(-1)
-    return torch.dot(flat, flat).sqrt()
+def _numbers(dense: torch.Tensor, reads: Reads) -> list[float]:
+    """The same of what lies on the CPU, where a number that is asked for is there."""
+    if not (dense.is_floating_point() or dense.is_complex()):
+        return [float(dense.any())] if reads.numbers else []
+    tolerance = _tolerance(dense.dtype)
+    if dense.element_size() < _FULL and not dense.is_complex():
+        dense = dense.to(torch.float32)
+    numbers = [_norm(dense)] if reads.numbers else []
+    if reads.rows and _has_rows(dense):
+        if abs(float(dense[(0,) * (dense.dim() - 1)].sum()) - 1) > tolerance:
+            numbers.append(False)  # the first row settles it for nearly all that have others
+        else:
+            off = float((dense.sum(-1) - 1).abs().amax())
+            numbers.append(off <= tolerance and bool(dense.amin() >= 0))
+    return numbers
+
+
+def _norm(dense: torch.Tensor) -> float:
+    """The 2-norm of what lies on the CPU: a dot product is several times as fast as torch's norm, and rounds less."""
+    if dense.is_complex() or not dense.is_contiguous():
+        return float(torch.linalg.vector_norm(dense))
+    flat = dense if dense.dim() == 1 else dense.view(-1)
+    return float(torch.dot(flat, flat).sqrt())
 
 
 def _has_rows(dense: torch.Tensor) -> bool:
@@ -114,6 +135,7 @@ def _has_rows(dense: torch.Tensor) -> bool:
     return bool(dense.is_floating_point() and dense.dim() > 0 and dense.shape[-1] > 1 and dense.numel() > 0)
 
 
+@functools.lru_cache
 def _tolerance(dtype: torch.dtype) -> float:
     return max(_SUM_TOLERANCE, float(torch.finfo(dtype).eps))
 

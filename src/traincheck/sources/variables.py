@@ -174,6 +174,9 @@ class Catalog:
 
     def module_name(self, module: Any) -> str:
         """The qualified name of a module (its class for an outermost one), looked up at first sight."""
+        known = self._modules.get(id(module))
+        if known is not None and known[0]() is module:
+            return known[1]
         module = without_compiler(module)
         known = self._modules.get(id(module))
         if known is not None and known[0]() is module:
