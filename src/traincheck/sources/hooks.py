@@ -14,6 +14,7 @@ class of which all modules are makes Python look up all their methods anew.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ from torch.nn.modules import module as of_modules
 from torch.optim import optimizer as of_optimizers
 
 from traincheck.sources.replaced import Replaced
+from traincheck.sources.traced import is_traced
 
 Hook = Callable[..., Any]
 Table = dict[int, Any]
@@ -200,6 +202,32 @@ class Hooks:
         place, self.here.place = self.here.place, -1
         if place >= 0 and not self.mode.off:
             put_on(self.mode, place)
+
+    def unasked(self, clear: Callable[..., Any]) -> Callable[..., Any]:
+        """`Optimizer.zero_grad`, with our mode off the stack where that would tell nothing: it is asked twice for each
+        parameter. What is put back here is so whatever ends the call."""
+
+        @functools.wraps(clear)
+        def wrapper(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            mode = self.mode
+            if (
+                is_traced()
+                or mode is None
+                or mode.tells_clearing
+                or not type(optimizer).__module__.startswith("torch.")
+            ):
+                return clear(optimizer, *args, **kwargs)
+            stack = overrides._get_current_function_mode_stack()
+            if not stack or stack[-1] is not mode:
+                return clear(optimizer, *args, **kwargs)
+            try:
+                overrides._pop_mode()
+                return clear(optimizer, *args, **kwargs)
+            finally:
+                if not mode.is_off() and all(one is not mode for one in overrides._get_current_function_mode_stack()):
+                    overrides._push_mode(mode)
+
+        return wrapper
 
     def _functions(self) -> list[_Place]:
         """Where functions of modules were replaced, the last first. (Asked at every call of something compiled.)"""

@@ -159,7 +159,8 @@ class ModuleSource:
             opened.append(_NOT_TOLD)
             return
         context = circumstances_of_module(training=training, outermost=outermost, parametric=parametric)
-        call = recorder.enter(MODULE, known.levels, self._catalog.module_name(module), context, _TRAINING[training])
+        name, site = self._catalog.module_name(module), recorder.sites.above(sys._getframe(_OURS))
+        call = recorder.enter(MODULE, known.levels, name, context, _TRAINING[training], site)
         what, before, buffers = known.asked, None, None
         if what is not None:
             keywords = None if _takes_no_others(known, module, args) else keywords_of_call(recorder)
@@ -243,20 +244,10 @@ class ModuleSource:
         names = [name for name, buffer in module._buffers.items() if buffer is not None]
         if not len(names) == len(before) == len(after):
             return  # the call registered or dropped a buffer
+        recorder = self._recorder
         for name, old, new in zip(names, before, after, strict=True):
-            self._recorder.change(
-                Change(
-                    seq=self._recorder.next_seq(),
-                    call=call.seq,
-                    variable=sys.intern(f"{call.receiver}.{name}"),
-                    kind="buffer",
-                    attribute="data",
-                    before=SOME,
-                    after=SOME,
-                    changed=old != new,
-                    fingerprint=new,
-                )
-            )
+            seq, variable = recorder.next_seq(), sys.intern(f"{call.receiver}.{name}")
+            recorder.change(Change(seq, call.seq, variable, "buffer", "data", SOME, SOME, old != new, fingerprint=new))
 
     # -- train and eval --------------------------------------------------------------------------------------------
 
@@ -342,6 +333,9 @@ def scales(module: nn.Module) -> dict[str, FactValue]:
         first, shifted, *rest = map(float, squares) if weight.is_cpu else torch.stack(squares).tolist()
     return {"scale": math.sqrt(first + sum(rest)), "shifted_scale": math.sqrt(shifted + sum(rest))}
 
+
+_OURS = 2
+"""Frames above that are ours when a call is told: to look at them on the way to a site takes as long as at others."""
 
 _DEEPEST = 6
 """Frames between our hook and the function of torch that calls it: our guard, and what a tool may have put between."""

@@ -78,16 +78,12 @@ class OptimizerSource:
         recorder.hooks.add(undo, register_optimizer_step_post_hook(end), end)
         built = recorder.guarded(self.name, self._built, always=True)
         replace(undo, Optimizer, "__init__", wrapping(lambda me, *a, **k: me, lambda me, _: built(me), lambda me: None))
-        replace(
-            undo,
-            Optimizer,
-            "zero_grad",
-            wrapping(
-                recorder.guarded(self.name, self._clear_begins),
-                recorder.guarded(self.name, self._clear_ends),
-                recorder.guarded(self.name, self._clear_failed),
-            ),
+        told = wrapping(
+            recorder.guarded(self.name, self._clear_begins),
+            recorder.guarded(self.name, self._clear_ends),
+            recorder.guarded(self.name, self._clear_failed),
         )
+        replace(undo, Optimizer, "zero_grad", lambda clear: told(recorder.hooks.unasked(clear)))
         return undo
 
     # -- construction ----------------------------------------------------------------------------------------------

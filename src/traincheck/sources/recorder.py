@@ -111,23 +111,17 @@ class Recorder:
         stack.append(call)
         return call
 
-    def leave(self, call: OpenCall, result: Facts = ()) -> None:
+    def leave(self, call: OpenCall, result: Facts = (), *, raised: bool = False) -> None:
         """Note that `call` ended; open calls inside it that never ended (they raised) are closed with it."""
-        self._record(call, next(self._seq), result)
-
-    def abandon(self, call: OpenCall) -> None:
-        """Note that `call` raised: it has no end."""
-        self._record(call, NO_CALL, ())
-
-    def _record(self, call: OpenCall, end: int, result: Facts) -> None:
-        stack = self._open.stack
+        end = NO_CALL if raised else next(self._seq)
+        stack, window = self._open.stack, self._told
         if stack and stack[-1] is call:
             stack.pop()
         elif call in stack:
             del stack[stack.index(call) :]
         # A call that began before this window spans several; no window could judge it (Note [One window per step]).
-        if call.seq >= self._told.start and self._has_room():
-            what = (
+        if call.seq >= window.start and self._has_room():
+            told = (
                 call.seq,
                 end,
                 call.parent,
@@ -141,7 +135,11 @@ class Recorder:
                 self._local.number,
                 call.tensors,
             )
-            self._told.calls.append(tuple.__new__(Call, what))  # as `_make` does it, without a call of Python
+            window.calls.append(tuple.__new__(Call, told))  # as `_make` does it, without a call of Python
+
+    def abandon(self, call: OpenCall) -> None:
+        """Note that `call` raised: it has no end."""
+        self.leave(call, raised=True)
 
     def change(self, change: Change) -> None:
         """Note what a variable was before and after."""
@@ -337,7 +335,7 @@ class Recorder:
         stack = self._open.stack
         if call in stack:
             inner = stack[stack.index(call) + 1 :]
-            self._record(call, NO_CALL, ())
+            self.abandon(call)
             stack.extend(inner)
 
     def at_end(self, tell: Callable[[], object]) -> None:

@@ -94,8 +94,11 @@ class Sites:
 
     def here(self) -> str:
         """The site of the nearest project frame above the caller, empty when there is none."""
-        frame: FrameType | None = sys._getframe(2)
-        known = self._known
+        return self.above(sys._getframe(2))
+
+    def above(self, start: FrameType | None) -> str:
+        """The site of the nearest project frame, from `start` on; empty when there is none."""
+        frame, known = start, self._known
         while frame is not None:
             code = frame.f_code
             found = known.get(id(code), _UNKNOWN)

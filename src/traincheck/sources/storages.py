@@ -66,15 +66,24 @@ class Storages:
         """
         self._window = self._recorder.window
         used = {tensor.storage for tensor in self._recorder.told_of_tensors()}
-        self._let_go({address: name for address, name in list(self.names.items()) if name not in used})
-        self._numbers = _numbers_beside(used)
-        self._name_variables()
-
-    def _name_variables(self) -> None:
+        named: dict[int, tuple[str, torch.UntypedStorage]] = {}
         for variable, tensor in self._catalog.living():
-            address = _record_of(tensor)
+            try:
+                memory = tensor.untyped_storage()
+            except (RuntimeError, NotImplementedError):
+                continue
+            named.setdefault(memory._cdata, (variable.name, memory))
+        gone = []
+        for address, name in list(self.names.items()):
+            if name not in used:
+                self._unfilled.discard(address)
+                if address not in named or named[address][0] != name:  # most memory of variables keeps its name
+                    gone.append(address)
+        self._let_go(gone)
+        self._numbers = _numbers_beside(used)
+        for address, (name, memory) in named.items():
             if address and address not in self.names:
-                self.names[tensor.untyped_storage()._weak_ref()] = variable.name
+                self.names[memory._weak_ref()] = name
 
     def late_names(self, stage: str) -> dict[str, str]:
         """Names of variables for memory that was seen in this window before its variable was known.
@@ -98,8 +107,8 @@ class Storages:
         self._let_go(self.names)
         self._unfilled.clear()
 
-    def _let_go(self, names: dict[int, str]) -> None:
-        for address in list(names):
+    def _let_go(self, addresses: Iterable[int]) -> None:
+        for address in list(addresses):
             self._unfilled.discard(address)
             if self.names.pop(address, None) is not None:
                 torch.UntypedStorage._free_weak_ref(address)

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 
-from traincheck.sources.circumstances import facts_of_tensor, length, plain, result_facts
+from traincheck.sources.circumstances import facts_of_tensor, result_facts
+from traincheck.sources.given import MOST_INSIDE as MOST_INSIDE
+from traincheck.sources.given import PLAIN_TENSORS, sort_value, sorted_arguments
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.storages import Storages, version_of
 from traincheck.sources.tensors import fingerprints, unseen
@@ -26,9 +27,6 @@ from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
 from traincheck.vocab.events import MODULE, PROJECT, RESULT, TensorSummary
 from traincheck.vocab.facts import Facts, FactValue
 from traincheck.vocab.kept import Kept
-
-MOST_INSIDE = 8
-"""Tensors told of one list, tuple or dict: a batch has a handful, a list of all parameters hundreds."""
 
 MOST_READ = 2
 """Calls of one API whose values a full collection reads in a window."""
@@ -116,7 +114,7 @@ class Summaries:
         self._recorder = recorder
         self._storages = Storages(catalog, recorder)
         self._kept_facts: Kept[tuple[object, ...], Facts] = Kept(_MOST_KEPT)
-        self._kept: Kept[tuple[object, ...], TensorSummary] = Kept(_MOST_KEPT)
+        self._kept: Kept[tuple[object, ...], tuple[TensorSummary, Facts]] = Kept(_MOST_KEPT)
         self._window = -1
         self._scheduled = False  # whether values are read in the open window
         self._reads: dict[str, int] = {}  # in the open window, by API
@@ -138,10 +136,10 @@ class Summaries:
             return None
         try:
             told: dict[str, FactValue] = {}
-            if len(args) == 1 and not kwargs and type(args[0]) in _TENSORS:  # so it is with most modules
+            if len(args) == 1 and not kwargs and type(args[0]) in PLAIN_TENSORS:  # so it is with most modules
                 tensors: Named = ((what.names[0] if what.names else "arg0", args[0]),)
             else:
-                told, tensors = _sorted(what.names, args, kwargs)
+                told, tensors = sorted_arguments(what.names, args, kwargs)
             if what.arguments and told:
                 told.update(call.args)
                 call.args = self._facts(told)
@@ -170,8 +168,15 @@ class Summaries:
         if self._off:
             return result_facts(result)
         try:
+            plain = type(result) in PLAIN_TENSORS and written is None
             with _Unseen():
-                facts = facts_of_tensor(result) if type(result) in _TENSORS else result_facts(result)
+                if plain and before is None and what.tensors and not (what.read or what.unfilled) and _traced() is None:
+                    if self._recorder.window != self._window:
+                        self._renew()
+                    found = self._told_of(RESULT, result)
+                    call.tensors += () if found is None else (found[0],)
+                    return facts_of_tensor(result) if found is None else found[1]
+                facts = result_facts(result)
                 if what.tensors and _traced() is None:
                     self._tell_results(call, what, before, result, written)
             return facts
@@ -231,13 +236,13 @@ class Summaries:
     # -- after the call --------------------------------------------------------------------------------------------
 
     def _tell_results(self, call: OpenCall, what: Asked, before: Before | None, result: Any, written: Any) -> None:
-        if type(result) in _TENSORS and written is None:
+        if type(result) in PLAIN_TENSORS and written is None:
             tensors: Named = ((RESULT, result),)
         else:
             found: list[tuple[str, torch.Tensor]] = []
             tensors = found
             for value in (result, written):
-                _sort(RESULT, value, {}, found)
+                sort_value(RESULT, value, {}, found)
         if self._recorder.window != self._window:
             self._renew()
         outcome = self._summaries(tensors)
@@ -267,88 +272,29 @@ class Summaries:
 
     def _summaries(self, tensors: Named) -> tuple[TensorSummary, ...]:
         """Dtype, shape and storage of each tensor that tells them; equal ones are one object."""
-        found = []
-        kept, names = self._kept, self._storages.names
-        for role, tensor in tensors:
-            try:
-                memory = tensor.untyped_storage()
-                storage = names.get(memory._cdata)
-            except (RuntimeError, NotImplementedError):
-                memory = storage = None
-            if storage is None:
-                storage = self._storages.name(tensor, memory)
-            try:
-                key = (role, tensor.dtype, tensor.shape, tensor.requires_grad, storage)
-                summary = kept.get(key)
-            except (RuntimeError, NotImplementedError, TypeError):
-                continue  # a nested tensor has no shape, and one that stands for an unknown size none that is known
-            if summary is None:
-                if not all(type(size) is int for size in key[2]):
-                    continue
-                dtype = str(key[1]).removeprefix("torch.")
-                summary = kept.put(key, TensorSummary(role, dtype, tuple(key[2]), key[3], storage))
-            found.append(summary)
-        return tuple(found)
+        found = [self._told_of(role, tensor) for role, tensor in tensors]
+        return tuple([told[0] for told in found if told is not None])
 
-
-# -- what is among the arguments ---------------------------------------------------------------------------------------
-
-
-_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-_QUICK = frozenset((bool, float, type(None)))
-"""Types of which nothing else has to be asked: nearly all arguments are of one of these."""
-
-
-def _sorted(
-    names: tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any] | None
-) -> tuple[dict[str, FactValue], list[tuple[str, torch.Tensor]]]:
-    """Plain arguments and tensors by the names of their parameters; `arg3` where none is known."""
-    told: dict[str, FactValue] = {}
-    tensors: list[tuple[str, torch.Tensor]] = []
-    known = len(names)
-    for place, value in enumerate(args):
-        name = names[place] if place < known else f"arg{place}"
-        kind = type(value)
-        if kind in _TENSORS:
-            tensors.append((name, value))
-        elif kind in _QUICK:
-            told[name] = value
-        # Methods that take several things in one place (`Tensor.to`) are known by one signature only.
-        elif name == "dtype" and kind is not torch.dtype:
-            _sort(f"arg{place}", value, told, tensors)
-        else:
-            _sort(name, value, told, tensors)
-    if kwargs:
-        for name, value in kwargs.items():
-            kind = type(value)
-            if kind in _TENSORS:
-                tensors.append((name, value))
-            elif kind in _QUICK:
-                told[name] = value
-            else:
-                _sort(name, value, told, tensors)
-    return told, tensors
-
-
-def _sort(name: str, value: Any, told: dict[str, FactValue], tensors: list[tuple[str, torch.Tensor]]) -> None:
-    """Put a plain value into `told` and a tensor into `tensors`, also those inside a list, a tuple or a dict."""
-    kind = type(value)
-    if issubclass(kind, torch.Tensor):
-        tensors.append((name, value))
-    elif plain(value):
-        told[name] = value
-    elif kind is torch.dtype:
-        told[name] = str(value).removeprefix("torch.")
-    elif issubclass(kind, dict):
-        for key, item in islice(dict.items(value), MOST_INSIDE):
-            if issubclass(type(item), torch.Tensor) and type(key) in (str, int):
-                tensors.append((f"{name}[{key}]", item))
-    elif issubclass(kind, (list, tuple)):
-        told[f"len({name})"] = length(value)
-        base = list if issubclass(kind, list) else tuple
-        for place, item in enumerate(islice(base.__iter__(value), MOST_INSIDE)):
-            if issubclass(type(item), torch.Tensor):
-                tensors.append((f"{name}[{place}]", item))
+    def _told_of(self, role: str, tensor: torch.Tensor) -> tuple[TensorSummary, Facts] | None:
+        """The summary of a tensor, and the facts of one that is returned; None where it does not tell them."""
+        try:
+            memory = tensor.untyped_storage()
+            storage = self._storages.names.get(memory._cdata)
+        except (RuntimeError, NotImplementedError):
+            memory = storage = None
+        if storage is None:
+            storage = self._storages.name(tensor, memory)
+        try:
+            key = (role, tensor.dtype, tensor.shape, tensor.requires_grad, storage)
+            found = self._kept.get(key)
+        except (RuntimeError, NotImplementedError, TypeError):
+            return None  # a nested tensor has no shape, and one that stands for an unknown size none that is known
+        if found is None:
+            if not all(type(size) is int for size in key[2]):
+                return None
+            summary = TensorSummary(role, str(key[1]).removeprefix("torch."), tuple(key[2]), key[3], storage)
+            found = self._kept.put(key, (summary, facts_of_tensor(tensor)))
+        return found
 
 
 # -- values ------------------------------------------------------------------------------------------------------------

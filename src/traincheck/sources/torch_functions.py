@@ -34,6 +34,9 @@ TORCH_PREFIX = "torch."
 
 INIT = "torch.nn.init"
 
+CLEARING = tuple(f"torch.Tensor.{name}" for name in ("grad.__set__", "detach_", "requires_grad_", "zero_"))
+"""What an optimizer calls to clear its gradients, so far as these functions have names that are told."""
+
 ENGINE = ("torch.autograd.graph", "_engine_run_backward")
 """What `backward` and `grad` come down to; below it no mode is asked about the call itself any more."""
 
@@ -235,6 +238,7 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     def ask(self, demand: Demand) -> None:
         """From now on record the calls that `demand` asks for."""
         self._demand = demand
+        self.tells_clearing = demand.wants_call(CLEARING)
         self._known.clear()
 
     def take_off(self) -> None:
