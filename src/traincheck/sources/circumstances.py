@@ -102,14 +102,15 @@ def circumstances_with(**extra: str | int | float | bool | None) -> Facts:
 _of_modules: dict[tuple[bool, bool, str, bool, bool, bool], Facts] = {}
 
 
-def circumstances_of_module(*, training: bool, outermost: bool, parametric: bool) -> Facts:
-    """`circumstances_with` what is told of a call of a module, which is asked most often."""
+def circumstances_of_module(*, grad: bool, training: bool, outermost: bool, parametric: bool) -> Facts:
+    """`circumstances_with` what is told of a call of a module, which is asked most often. `grad` is whether gradients
+    are on."""
     cast = "off"
     for device in _AUTOCAST_DEVICES:
         if torch.is_autocast_enabled(device):
             cast = autocast_dtype()
             break
-    key = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), cast, training, outermost, parametric)
+    key = (grad, torch.is_inference_mode_enabled(), cast, training, outermost, parametric)
     found = _of_modules.get(key)
     if found is None:
         told = circumstances_with(training=training, outermost=outermost, parametric=parametric)

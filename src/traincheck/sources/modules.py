@@ -158,7 +158,7 @@ class ModuleSource:
         if not known.wanted:
             opened.append(_NOT_TOLD)
             return
-        context = circumstances_of_module(training=training, outermost=outermost, parametric=parametric)
+        context = circumstances_of_module(grad=learns, training=training, outermost=outermost, parametric=parametric)
         name, site = self._catalog.module_name(module), recorder.sites.above(sys._getframe(_OURS))
         call = recorder.enter(MODULE, known.levels, name, context, _TRAINING[training], site)
         what, before, buffers = known.asked, None, None

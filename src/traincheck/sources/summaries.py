@@ -168,9 +168,10 @@ class Summaries:
         if self._off:
             return result_facts(result)
         try:
-            plain = type(result) in PLAIN_TENSORS and written is None
+            plain = type(result) in PLAIN_TENSORS and written is None and what.tensors and not what.unfilled
             with _Unseen():
-                if plain and before is None and what.tensors and not (what.read or what.unfilled) and _traced() is None:
+                # So it is with most calls: of its values nothing is read.
+                if plain and before is None and (call.tensors or not what.read) and _traced() is None:
                     if self._recorder.window != self._window:
                         self._renew()
                     found = self._told_of(RESULT, result)
@@ -272,8 +273,12 @@ class Summaries:
 
     def _summaries(self, tensors: Named) -> tuple[TensorSummary, ...]:
         """Dtype, shape and storage of each tensor that tells them; equal ones are one object."""
-        found = [self._told_of(role, tensor) for role, tensor in tensors]
-        return tuple([told[0] for told in found if told is not None])
+        found = []
+        for role, tensor in tensors:
+            told = self._told_of(role, tensor)
+            if told is not None:
+                found.append(told[0])
+        return tuple(found)
 
     def _told_of(self, role: str, tensor: torch.Tensor) -> tuple[TensorSummary, Facts] | None:
         """The summary of a tensor, and the facts of one that is returned; None where it does not tell them."""
