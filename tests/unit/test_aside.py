@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from observing import Seen, observing
+from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import FUNCTION, PROJECT
 
 LINEAR = "torch.nn.functional.linear"
@@ -62,6 +63,29 @@ def test_an_update_of_torchs_tells_nothing_and_what_follows_is_told() -> None:
             train(model, optimizer)
     assert inside_updates(seen) == set()
     assert steps_with(seen, LINEAR) == [1, 2, 3]
+    assert _get_current_function_mode_stack() == []
+
+
+OF_LINEAR = Demand(frozenset((LINEAR, "torch.optim.Optimizer.zero_grad")))
+ZERO = "torch.Tensor.zero_"
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_what_clears_gradients_is_told_where_it_is_asked_for(asked: bool) -> None:
+    demand = OF_LINEAR | Demand(frozenset((ZERO,))) if asked else OF_LINEAR
+    with observing(demand) as seen:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            train(model, optimizer)
+            optimizer.zero_grad(set_to_none=False)
+        (mode,) = _get_current_function_mode_stack()
+        optimizer._zero_grad_profile_name = 1
+        with pytest.raises((TypeError, RuntimeError)):
+            optimizer.zero_grad()
+        assert _get_current_function_mode_stack() == [mode]
+    assert bool(seen.named(ZERO)) is asked
+    assert steps_with(seen, LINEAR) == [1, 2, 3] and seen.faults == []
     assert _get_current_function_mode_stack() == []
 
 

@@ -66,6 +66,29 @@ def test_modules_tell_positional_and_keyword_arguments() -> None:
     assert dict(second.args) == {"training": True, "use_cache": False, "scale": 0.5}
 
 
+class Doubling(nn.Module):
+    """Takes one thing, and hands on whatever it is given besides to be refused."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+def test_what_a_module_does_not_take_is_told_of_the_call_that_raises_for_it() -> None:
+    x = torch.ones(2)
+    with observing() as seen:
+        model = Doubling()
+        with pytest.raises(TypeError):
+            model(x, mask=torch.ones(3), scale=0.5)
+        model(x)
+        model.forward = lambda x, scale: x * scale  # type: ignore[method-assign, assignment]
+        model(x, scale=3)
+    refused, plain, other = seen.named("test_sources_calls.Doubling.forward")
+    assert dict(refused.args) == {"training": True, "scale": 0.5} and refused.end < 0
+    assert [tensor.role for tensor in refused.tensors] == ["x", "mask"]
+    assert dict(plain.args) == {"training": True} and [tensor.role for tensor in plain.tensors] == ["x", "result"]
+    assert dict(other.args) == {"training": True, "scale": 3}
+
+
 @pytest.mark.parametrize("backward", [torch.Tensor.backward, torch.autograd.backward])
 def test_what_a_backward_computes_once_more_is_seen(backward: Callable[[torch.Tensor], None]) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
