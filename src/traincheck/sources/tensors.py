@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import TypeAlias
 
 import torch
@@ -24,27 +24,36 @@ class _Unseen:
     """Stands around what we compute, see `unseen`. One that was left is used again: to make it costs as much as to use
     it three times.
 
-    It is a generator that goes on where others end. So an interrupt (Ctrl-C) in its midst ends it like any other: all
-    that it has done is taken back, and it is not used again.
+    It is a generator that goes on where others end. An interrupt (Ctrl-C) in its midst ends it like any other: all that
+    it has done is taken back at once, before what is around it ends, and it is not used again.
     """
 
-    __slots__ = ("_next",)
+    __slots__ = ("_close", "_next")
 
     def __init__(self) -> None:
-        self._next = _in_and_out().__next__
+        rounds = _in_and_out()
+        self._next, self._close = rounds.__next__, rounds.close
 
     def __enter__(self) -> None:
-        self._next()
+        try:
+            self._next()
+        except BaseException:
+            self._close()
+            raise
 
     def __exit__(self, *_: object) -> None:
-        self._next()
+        try:
+            self._next()
+        except BaseException:
+            self._close()
+            raise
         _idle.append(self)
 
 
 _idle: list[_Unseen] = []
 
 
-def _in_and_out() -> Iterator[None]:
+def _in_and_out() -> Generator[None, None, None]:
     dispatch = torch._C._DisableTorchDispatch()
     while True:
         grad = torch.is_grad_enabled()
