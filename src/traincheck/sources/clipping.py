@@ -17,6 +17,7 @@ from traincheck.sources.gradients import Gradients, Snapshot
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.replaced import Undo
 from traincheck.sources.tensors import local, unseen
+from traincheck.sources.values import euclidean_norm
 from traincheck.vocab.demand import NUMBERS, Demand
 from traincheck.vocab.events import LIFECYCLE
 from traincheck.vocab.facts import Facts, FactValue, facts, merged
@@ -89,7 +90,8 @@ class ClippingSource:
         snapshot = None
         if states:
             with unseen():
-                snapshot = self._gradients.read(self._gradients.trainable(), values=True)
+                scaled = limit == "max_norm"
+                snapshot = self._gradients.read(self._gradients.trainable(), values=True, scaled=scaled)
         self._gradients.clip_begins()
         most = kwargs.get(limit, args[1] if len(args) > 1 else None)
         norm_type = math.inf
@@ -189,8 +191,11 @@ def each_norm(gradients: list[torch.Tensor], norm_type: float) -> list[float | N
         dense = local(gradient)
         if dense is not None:
             by_device.setdefault(dense.device, []).append((place, dense))
-    for entries in by_device.values():
-        norms = torch._foreach_norm([dense for _, dense in entries], norm_type)
+    for device, entries in by_device.items():
+        if device.type == "cpu" and norm_type == 2:
+            norms = [euclidean_norm(dense) for _, dense in entries]
+        else:
+            norms = torch._foreach_norm([dense for _, dense in entries], norm_type)
         for (place, _), norm in zip(entries, torch.stack([one.double() for one in norms]).tolist(), strict=True):
             found[place] = norm
     return found

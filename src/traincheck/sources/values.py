@@ -91,7 +91,7 @@ def _measured(dense: torch.Tensor, reads: Reads) -> list[torch.Tensor]:
     tolerance = _tolerance(dense.dtype)
     if dense.element_size() < _FULL and not dense.is_complex():
         dense = dense.to(torch.float32)
-    numbers = [_norm(dense)] if reads.numbers else []
+    numbers = [euclidean_norm(dense)] if reads.numbers else []
     if reads.rows and _has_rows(dense):
         if dense.is_cpu and abs(float(dense[(0,) * (dense.dim() - 1)].sum()) - 1) > tolerance:
             numbers.append(_NO)  # the first row settles it for nearly all that have others
@@ -101,12 +101,18 @@ def _measured(dense: torch.Tensor, reads: Reads) -> list[torch.Tensor]:
     return numbers
 
 
-def _norm(dense: torch.Tensor) -> torch.Tensor:
-    """The 2-norm. On the CPU a dot product is several times as fast, and rounds less."""
-    if not dense.is_cpu or dense.is_complex() or not dense.is_contiguous():
+def euclidean_norm(dense: torch.Tensor) -> torch.Tensor:
+    """The 2-norm of all elements, as a tensor. Call under `unseen`.
+
+    On the CPU a dot product is several times as fast, and rounds less; but in half precision squares overflow.
+    """
+    if not dense.is_cpu or dense.dtype not in _IN_FULL or not dense.is_contiguous():
         return torch.linalg.vector_norm(dense)
     flat = dense.view(-1)
     return torch.dot(flat, flat).sqrt()
+
+
+_IN_FULL = (torch.float32, torch.float64)
 
 
 def _has_rows(dense: torch.Tensor) -> bool:
