@@ -56,7 +56,7 @@ def test_samples_are_compared_by_their_bits(dtype: torch.dtype) -> None:
     with unseen():
         one, same = sample(tensor), sample(tensor.clone())
         other = sample(tensor.mul(2))
-        assert one is not None and same is not None and other is not None  # noqa: PT018
+        assert one is not None and same is not None and other is not None
         assert differ([(one, same), (one, other)]) == [False, True]
     not_numbers = torch.full((4,), float("nan"))
     assert differ([(not_numbers, not_numbers.clone()), (torch.zeros(4), -torch.zeros(4))]) == [False, True]

@@ -60,9 +60,8 @@ def before(held: Sequence[Held], *, whole: bool) -> list[Was]:
     """The parameters before an update; with `whole` the fingerprint of each. Call under `unseen`."""
     found: dict[int, Was] = {}
     taken: dict[int, Was] = {}
-    for place in _large(held):
-        variable, tensor = held[place]
-        elements = sample(tensor)
+    for place, (variable, tensor) in enumerate(held):
+        elements = sample(tensor) if tensor.numel() * tensor.element_size() >= LARGE else None  # for others no call
         if elements is None:
             continue
         taken[place] = now = Was(None, elements, version_of(tensor))
@@ -108,10 +107,6 @@ def after(held: Sequence[Held], was: Sequence[Was], due: Sequence[bool], *, whol
         so = _changed(kept, old, now[place], value, shows=shows[place], due=due[place])
         found.append(Became(so, value))
     return found
-
-
-def _large(held: Sequence[Held]) -> list[int]:
-    return [place for place, (_, tensor) in enumerate(held) if tensor.numel() * tensor.element_size() >= LARGE]
 
 
 def _untouched(held: Sequence[Held], taken: Mapping[int, Was]) -> dict[int, Was]:

@@ -27,9 +27,14 @@ ENOUGH = 8
 """Elements of a sample that are not zero, from which on it shows that a tensor was scaled."""
 
 
+def is_large(tensor: torch.Tensor) -> bool:
+    """Whether a sample is worth it. Call under `unseen`."""
+    return bool(tensor.numel() * tensor.element_size() >= LARGE)
+
+
 def sample(tensor: torch.Tensor) -> torch.Tensor | None:
     """Some elements of a large tensor, copied; None of one that is small or cannot be read. Call under `unseen`."""
-    if tensor.numel() * tensor.element_size() < LARGE:
+    if not is_large(tensor):
         return None
     dense = local(tensor)
     if dense is None or not dense.is_contiguous() or dense.element_size() not in WORDS:
