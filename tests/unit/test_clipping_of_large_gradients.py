@@ -49,12 +49,12 @@ def clipped(clip: Clips | None, monkeypatch: pytest.MonkeyPatch) -> tuple[list[C
     return seen.named(CLIP), norms, added
 
 
-def wrong_factor(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
+def wrong_factor(parameters: Iterable[torch.Tensor], most: float) -> torch.Tensor:
     """Leaves twice the norm that it should."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     total = torch.linalg.vector_norm(torch.stack([gradient.norm() for gradient in gradients]))
     for gradient in gradients:
-        gradient.mul_(2 * max_norm / (total + 1e-6))
+        gradient.mul_(2 * most / (total + 1e-6))
     return total
 
 
