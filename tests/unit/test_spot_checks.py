@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from traincheck.sources.spot_checks import ELEMENTS, LARGE, changed, differ, look, sample
+from traincheck.sources.spot_checks import ELEMENTS, LARGE, changed, differ, look, sample, transferred
 from traincheck.sources.tensors import unseen
 
 ROWS, COLUMNS = 512, 256
@@ -82,3 +82,8 @@ def test_what_became_of_another_kind_has_changed() -> None:
     with unseen():
         before = look([dense(), dense(), dense()])
         assert changed(before, [dense().double(), dense().t(), torch.ones(8)]) == [True, True, True]
+
+
+def test_what_was_found_on_devices_is_fetched_in_one_go_to_its_places() -> None:
+    pending = {torch.device("cpu"): [(3, torch.tensor(True)), (0, torch.tensor(False)), (1, torch.tensor(True))]}
+    assert transferred([False] * 4, pending) == [False, True, False, True]

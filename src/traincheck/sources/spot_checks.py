@@ -57,7 +57,7 @@ def differ(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
             found[place] = not torch.equal(old.view(words), new.view(words))
         else:
             pending.setdefault(old.device, []).append((place, (old.view(words) != new.view(words)).any()))
-    return _transferred(found, pending)
+    return transferred(found, pending)
 
 
 Look: TypeAlias = "int | torch.Tensor | None"
@@ -101,10 +101,11 @@ def _show_scaling(samples: Sequence[torch.Tensor]) -> list[bool]:
             found[place] = bool(enough)
         else:
             pending.setdefault(enough.device, []).append((place, enough))
-    return _transferred(found, pending)
+    return transferred(found, pending)
 
 
-def _transferred(found: list[bool], pending: dict[torch.device, list[tuple[int, torch.Tensor]]]) -> list[bool]:
+def transferred(found: list[bool], pending: dict[torch.device, list[tuple[int, torch.Tensor]]]) -> list[bool]:
+    """`found`, with what was found on each device put to its places: one transfer for each."""
     for entries in pending.values():
         for (place, _), value in zip(entries, torch.stack([each for _, each in entries]).tolist(), strict=True):
             found[place] = value
