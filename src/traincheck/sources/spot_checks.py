@@ -67,7 +67,8 @@ Look: TypeAlias = "int | torch.Tensor | None"
 def look(tensors: Sequence[torch.Tensor]) -> list[Look]:
     """What tensors are before a call that can only scale them, all elements of each by one factor: of the large ones
     that would show it a sample is enough. Call under `unseen`."""
-    found: list[Look] = [sample(tensor) for tensor in tensors]
+    # (Elements of one byte torch cannot compare with zero.)
+    found: list[Look] = [sample(tensor) if tensor.element_size() > 1 else None for tensor in tensors]
     taken = [(place, elements) for place, elements in enumerate(found) if isinstance(elements, torch.Tensor)]
     for (place, _), so in zip(taken, _show_scaling([elements for _, elements in taken]), strict=True):
         if not so:
