@@ -1,4 +1,10 @@
-"""Source `clipping`: torch's functions that clip gradients, with the norm before and after."""
+"""Source `clipping`: torch's functions that clip gradients, with the norm before and after.
+
+Note [The norm after clipping]
+torch returns the norm before, and scales all gradients by a factor that follows from it. To add up large gradients once
+more takes as long as the function itself. So this is done in the steps of the schedule in which a full collection reads
+values (summaries.py); and in the others unless samples of all large gradients show that very factor.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +22,10 @@ from traincheck.sources.circumstances import circumstances
 from traincheck.sources.gradients import Gradients, Snapshot
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.replaced import Undo
+from traincheck.sources.spot_checks import is_large, sample
+from traincheck.sources.summaries import EVERY, FIRST_STEPS
 from traincheck.sources.tensors import local, unseen
+from traincheck.sources.values import euclidean_norm
 from traincheck.vocab.demand import NUMBERS, Demand
 from traincheck.vocab.events import LIFECYCLE
 from traincheck.vocab.facts import Facts, FactValue, facts, merged
@@ -89,7 +98,8 @@ class ClippingSource:
         snapshot = None
         if states:
             with unseen():
-                snapshot = self._gradients.read(self._gradients.trainable(), values=True)
+                scaled = limit == "max_norm"
+                snapshot = self._gradients.read(self._gradients.trainable(), values=True, scaled=scaled)
         self._gradients.clip_begins()
         most = kwargs.get(limit, args[1] if len(args) > 1 else None)
         norm_type = math.inf
@@ -112,7 +122,13 @@ class ClippingSource:
                 if isinstance(begun.limit, (int, float)) and norm is not None:
                     call.context = merged(call.context, exceeds=norm > begun.limit)
             if handed is not None:
-                found = _norms(result, handed, begun.norm_type)
+                coming = self._recorder.steps.coming
+                factor = None if coming <= FIRST_STEPS or coming % EVERY == 0 else _factor(begun, result)
+                if factor is not None and _is_shown(factor, begun.snapshot, handed):
+                    found = _told(result, factor * float(result))
+                else:
+                    after = [param.grad for param in handed if param.grad is not None]
+                    found = _told(result, total_norm(after, begun.norm_type))
         self._recorder.leave(call, found)
 
     def _failed(self, begun: _Begun) -> None:
@@ -145,15 +161,45 @@ def _noting(args: tuple[Any, ...], kwargs: dict[str, Any], handed: list[Any]) ->
     return ((told, *args[1:]), kwargs) if args else (args, {**kwargs, "parameters": told})
 
 
-def _norms(result: Any, handed: list[Any], norm_type: float) -> Facts:
-    """The norm of the gradients before clipping (as it was returned) and after it. Call under `unseen`."""
+def _factor(begun: _Begun, result: Any) -> float | None:
+    """By what torch scales gradients of this norm, None where it is not finite or not known."""
+    norm = _norm_of(result)
+    if norm is None or not math.isfinite(norm) or not isinstance(begun.limit, (int, float)):
+        return None
+    return min(1.0, begun.limit / (norm + 1e-6))
+
+
+def _is_shown(factor: float, before: Snapshot | None, handed: list[Any]) -> bool:
+    """Whether all large gradients that were handed in were scaled by this factor, as samples of them show; not so if
+    none of them is large. Call under `unseen`."""
+    if before is None:
+        return False
+    looks = {id(tensor): before.looks.get(place) for place, (_, tensor) in enumerate(before.held)}
+    found: dict[tuple[torch.dtype, torch.device], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for param in handed:
+        if param.grad is None or not is_large(param.grad):
+            continue
+        old, new = looks.get(id(param)), sample(param.grad)
+        if not isinstance(old, torch.Tensor) or new is None or old.shape != new.shape:
+            return False
+        found.setdefault((new.dtype, new.device), []).append((old, new))
+    return bool(found) and all(_are_scaled(pairs, factor) for pairs in found.values())
+
+
+def _are_scaled(pairs: list[tuple[torch.Tensor, torch.Tensor]], factor: float) -> bool:
+    old, new = (torch.cat(each) for each in zip(*pairs, strict=True))
+    rounding = 4 * torch.finfo(new.dtype).eps
+    return bool(torch.allclose(old * factor, new, rtol=rounding, atol=torch.finfo(new.dtype).tiny))
+
+
+def _told(result: Any, after: float | None) -> Facts:
+    """The norm of the gradients before clipping (as it was returned) and after it."""
     found: dict[str, FactValue] = {}
     before = _norm_of(result)
     if before is not None:
         found["finite"] = math.isfinite(before)
         if found["finite"]:
             found["norm_before"] = before
-    after = total_norm([param.grad for param in handed if param.grad is not None], norm_type)
     if after is not None:
         found.setdefault("finite", math.isfinite(after))
         if math.isfinite(after):
@@ -189,8 +235,12 @@ def each_norm(gradients: list[torch.Tensor], norm_type: float) -> list[float | N
         dense = local(gradient)
         if dense is not None:
             by_device.setdefault(dense.device, []).append((place, dense))
-    for entries in by_device.values():
-        norms = torch._foreach_norm([dense for _, dense in entries], norm_type)
-        for (place, _), norm in zip(entries, torch.stack([one.double() for one in norms]).tolist(), strict=True):
+    for device, entries in by_device.items():
+        if device.type == "cpu" and norm_type == 2:
+            norms = [euclidean_norm(dense) for _, dense in entries]
+        else:
+            each = torch._foreach_norm([dense for _, dense in entries], norm_type)
+            norms = torch.stack([one.double() for one in each]).tolist()
+        for (place, _), norm in zip(entries, norms, strict=True):
             found[place] = norm
     return found

@@ -31,6 +31,7 @@ from torch import nn
 from traincheck.sources.circumstances import autocast_dtype
 from traincheck.sources.kept_gradients import KeptGradients
 from traincheck.sources.recorder import Recorder
+from traincheck.sources.spot_checks import Look, changed, look
 from traincheck.sources.tensors import NONE, SOME, fingerprints, states
 from traincheck.sources.variables import SLACK, Catalog, Variable
 from traincheck.vocab.events import NO_CALL, Change
@@ -45,11 +46,12 @@ _MOST_MODULES = 100_000
 
 @dataclass(slots=True)
 class Snapshot:
-    """The gradients of some variables before a call; `kept` says that those which are kept back are among them."""
+    """The gradients of some variables before a call: their states, and of some of them (by their places) what they
+    were; `kept` says that those which are kept back are among them."""
 
     held: Sequence[Held]
     states: list[str]
-    fingerprints: list[int | None]
+    looks: dict[int, Look]
     kept: bool = False
 
 
@@ -174,8 +176,9 @@ class Gradients:
         self._seen = {name: seen for name, seen in list(self._seen.items()) if name in living}
         self._known = len(self._last)
 
-    def read(self, held: Sequence[Held], *, values: bool, kept: bool = False) -> Snapshot:
-        """States of the gradients now; with `values` also fingerprints of those that are not zero.
+    def read(self, held: Sequence[Held], *, values: bool, kept: bool = False, scaled: bool = False) -> Snapshot:
+        """States of the gradients now; with `values` also what those are that are not zero: their fingerprints, or,
+        where the call can only scale them (`scaled`), as much as shows that.
 
         What changed since the last reading is told as a change between calls. `kept` says that a gradient is one also
         where ranks have not reduced it yet: a backward makes it, no update can use it.
@@ -187,14 +190,11 @@ class Gradients:
             if before != state:
                 self._tell(NO_CALL, variable, tensor, before, state, True, variable.owner)
                 self._last[variable] = state
-        taken: list[int | None] = [None] * len(held)
+        looks: dict[int, Look] = {}
         if values:
-            some = [i for i, state in enumerate(now) if state == SOME]
-            for place, digest in zip(
-                some, fingerprints([g for i in some if (g := gradients[i]) is not None]), strict=True
-            ):
-                taken[place] = digest
-        return Snapshot(held, now, taken, kept)
+            some = {place: g for place, g in enumerate(gradients) if g is not None and now[place] == SOME}
+            looks = dict(zip(some, (look if scaled else fingerprints)([*some.values()]), strict=True))
+        return Snapshot(held, now, looks, kept)
 
     def _all_of(self, held: Sequence[Held], kept: bool) -> list[torch.Tensor | None]:
         return [self._kept.of(tensor) if kept else tensor.grad for _, tensor in held]
@@ -204,19 +204,20 @@ class Gradients:
         gradients = self._all_of(before.held, before.kept)
         now = states(gradients)
         changes = [old != new for old, new in zip(before.states, now, strict=True)]
-        alike = [
-            (place, gradient)
+        alike = {
+            place: gradient
             for place, gradient in enumerate(gradients)
-            if gradient is not None and before.fingerprints[place] is not None
+            if gradient is not None and before.looks.get(place) is not None
             if now[place] == SOME and not changes[place]
-        ]
-        for (place, _), digest in zip(alike, fingerprints([gradient for _, gradient in alike]), strict=True):
-            changes[place] = digest != before.fingerprints[place]
+        }
+        differ = changed([before.looks[place] for place in alike], [*alike.values()])
+        for place, differs in zip(alike, differ, strict=True):
+            changes[place] = differs
         for place, (variable, tensor) in enumerate(before.held):
-            old, new, changed = before.states[place], now[place], changes[place]
-            self._tell(call, variable, tensor, old, new, changed, viewer or variable.owner)
+            old, new, so = before.states[place], now[place], changes[place]
+            self._tell(call, variable, tensor, old, new, so, viewer or variable.owner)
             self._last[variable] = new
-            if changed and new == SOME:
+            if so and new == SOME:
                 self.fresh.add(variable)
                 variable.graded = True
 

@@ -206,7 +206,7 @@ class LifecycleSource:
         if recorder.watching and self._demand.wants_call(told):
             if method == "unscale_" and self._demand.wants_state(told, "parameter.grad"):
                 with unseen():
-                    before = self._gradients.read(self._gradients.trainable(), values=True)
+                    before = self._gradients.read(self._gradients.trainable(), values=True, scaled=True)
             call = recorder.enter(LIFECYCLE, told, self._name_of(scaler), circumstances())
         return _Scaling(call, before, name) if call or name else None
 

@@ -9,20 +9,22 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from traincheck.sources.gradients import Held
+from traincheck.sources.kept_parameters import Was
 from traincheck.sources.recorder import OpenCall
 
 
 class Before:
-    """What a step found: the variables concerned, their gradients and their fingerprints; of some of them (by their
-    places) also what the optimizer keeps for them."""
+    """What a step found: the variables concerned and their gradients; of some of them (by their places) also what the
+    optimizer keeps for them. With `whole` the fingerprint of each was asked for."""
 
-    __slots__ = ("data", "gradients", "held", "kept", "rates", "state")
+    __slots__ = ("data", "gradients", "held", "kept", "rates", "state", "whole")
 
     def __init__(self, held: Sequence[Held], gradients: list[str], rates: dict[int, float]) -> None:
         self.held = held
         self.gradients = gradients
         self.rates = rates
-        self.data: list[int | None] = []
+        self.data: list[Was] = []
+        self.whole = True
         self.kept: Sequence[int] = ()
         self.state: dict[tuple[int, str], int | None] = {}
 

@@ -13,6 +13,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from traincheck.sources import kept_parameters
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.circumstances import circumstances_with
 from traincheck.sources.gradients import Gradients, Snapshot, summary
@@ -24,7 +25,7 @@ from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.replaced import Undo
 from traincheck.sources.replica_readings import ReplicaReadings
 from traincheck.sources.settling import Settling
-from traincheck.sources.tensors import SOME, fingerprints, unseen
+from traincheck.sources.tensors import SOME, unseen
 from traincheck.sources.variables import NOBODY, Catalog, Variable
 from traincheck.vocab.demand import COMPUTATION, SOME_STATE, Demand
 from traincheck.vocab.events import LIFECYCLE, TRAIN, Change
@@ -155,14 +156,16 @@ class OptimizerSource:
         call = recorder.enter(LIFECYCLE, call_levels, name, context)
         with unseen():
             if self._demand.wants_call(call_levels):  # whatever state is wanted: the facts of the call rest on it
-                before.data = fingerprints([tensor for _, tensor in held])
+                before.whole = self._demand.everything or self._replicas.wanted
+                before.data = kept_parameters.before(held, whole=before.whole)
             before.kept = self._places(call_levels, name, optimizer, before)
             before.state = self._states.before(name, optimizer, held, before.kept)
-            if before.data and self._demand.wants_state(call_levels, PARAMETER_DATA):
+            data = [was.fingerprint for was in before.data]
+            if data and self._demand.wants_state(call_levels, PARAMETER_DATA):
                 rate = max(rates.values(), default=0.0)
-                self._settling.update_begins(name, held, before.data, before.gradients, rate)
-            if before.data and self._replicas.wanted:
-                self._replicas.step_begins(held, before.data, before.gradients, call.seq)
+                self._settling.update_begins(name, held, data, before.gradients, rate)
+            if data and self._replicas.wanted:
+                self._replicas.step_begins(held, data, before.gradients, call.seq)
         self._readings.step_begins(optimizer, name, call.seq)
         return call, before
 
@@ -211,12 +214,16 @@ class OptimizerSource:
         self._settling.update_ends()
 
     def _tell_data(self, call: OpenCall, name: str, before: Before) -> None:
-        after = fingerprints([tensor for _, tensor in before.held])
+        due = [
+            gradient == SOME and before.rates.get(id(tensor)) != 0
+            for (_, tensor), gradient in zip(before.held, before.gradients, strict=True)
+        ]
+        became = kept_parameters.after(before.held, before.data, due, whole=before.whole)
         own: set[str] = set()
         wanted = self._demand.wants_state(call.levels, PARAMETER_DATA)
         for place, (variable, tensor) in enumerate(before.held):
             gradient = before.gradients[place]
-            changed = before.data[place] != after[place]
+            changed, fingerprint = became[place]
             if variable.held_by(name) == NOBODY and not self._concerned(variable, gradient):
                 continue
             lost = not changed and gradient == SOME and _lost_in_rounding(tensor, before.rates.get(id(tensor)))
@@ -236,7 +243,7 @@ class OptimizerSource:
                     changed=changed,
                     owner=variable.owner,
                     context=_step_facts(variable, tensor, name, gradient, before.rates, lost=lost),
-                    fingerprint=after[place],
+                    fingerprint=fingerprint,
                 )
             )
         call.context = merged(call.context, lost="lost" in own and not own & {"changed", SOME})

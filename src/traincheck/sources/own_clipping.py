@@ -28,7 +28,8 @@ from traincheck.sources.clipping import HOME, each_norm, norm_over
 from traincheck.sources.frames import argument_names, local_values
 from traincheck.sources.gradients import Gradients, Held
 from traincheck.sources.recorder import Recorder
-from traincheck.sources.tensors import fingerprints, unseen
+from traincheck.sources.spot_checks import Look, changed, look
+from traincheck.sources.tensors import unseen
 from traincheck.vocab.events import LIFECYCLE
 from traincheck.vocab.facts import FactValue, facts, merged
 from traincheck.vocab.kinds import words_of
@@ -48,12 +49,12 @@ _PARAMETERS = nn.Module.parameters.__code__
 
 
 class Begun(NamedTuple):
-    """A call under way: its limit, the parameters whose gradients it may clip with the fingerprints and norms of these,
+    """A call under way: its limit, the parameters whose gradients it may clip with what these are and their norms,
     whether its arguments say that it is those, and what had been done until then."""
 
     limit: float
     held: list[Held]
-    before: list[int | None]
+    before: list[Look]
     norms: list[float | None]
     told: bool
     done: tuple[int, ...]
@@ -95,7 +96,7 @@ class OwnClipping:
             if not begun.held:
                 return None
             now = begun.gradients()
-            return begun._replace(before=fingerprints(now), norms=each_norm(now, 2.0))
+            return begun._replace(before=look(now), norms=each_norm(now, 2.0))
 
     def ends(self, begun: Begun, result: Any, recorder: Recorder) -> None:
         """Tell the call, with the norm after it."""
@@ -105,18 +106,24 @@ class OwnClipping:
             now = begun.gradients()
             if len(now) < len(begun.held):
                 return  # it does more than to clip
-            changed = [old != new for old, new in zip(begun.before, fingerprints(now), strict=True)]
             after = each_norm(now, 2.0)
-            counts = [place for place, so in enumerate(changed) if so or begun.told]
+            told = zip(changed(begun.before, now), begun.norms, after, strict=True)
+            different = [so or _is_other(old, new) for so, old, new in told]
+            counts = [place for place, so in enumerate(different) if so or begun.told]
             shards = any(hasattr(now[place], "_local_tensor") for place in counts)
             norm = norm_over([after[place] for place in counts], 2.0) if counts and not shards else None
-            scaled = _scaled(begun, changed, after)
+            scaled = _scaled(begun, different, after)
         if norm is None:
             return
-        context = merged(circumstances(), exceeds=any(changed))
+        context = merged(circumstances(), exceeds=any(different))
         call = recorder.enter(LIFECYCLE, (CLIP,), "", context, facts(max_norm=begun.limit, norm_type=2.0))
         finite = math.isfinite(norm)
         recorder.leave(call, facts(finite=True, norm_after=norm, **scaled) if finite else facts(finite=False))
+
+
+def _is_other(old: float | None, new: float | None) -> bool:
+    """Whether a norm became another one: a function of the program's may bound a few elements only."""
+    return old is not None and new is not None and abs(new - old) > 0
 
 
 def _limit_within(value: Any) -> object:

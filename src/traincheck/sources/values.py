@@ -113,7 +113,7 @@ def _numbers(dense: torch.Tensor, reads: Reads) -> list[float]:
     tolerance = _tolerance(dense.dtype)
     if dense.element_size() < _FULL and not dense.is_complex():
         dense = dense.to(torch.float32)
-    numbers = [_norm(dense)] if reads.numbers else []
+    numbers = [euclidean_norm(dense)] if reads.numbers else []
     if reads.rows and _has_rows(dense):
         if abs(float(dense[(0,) * (dense.dim() - 1)].sum()) - 1) > tolerance:
             numbers.append(False)  # the first row settles it for nearly all that have others
@@ -136,12 +136,18 @@ _FIRST = 64
 """Bytes that are looked at before a whole tensor of integers is."""
 
 
-def _norm(dense: torch.Tensor) -> float:
-    """The 2-norm of what lies on the CPU: a dot product is several times as fast as torch's norm, and rounds less."""
-    if dense.is_complex() or not dense.is_contiguous():
+def euclidean_norm(dense: torch.Tensor) -> float:
+    """The 2-norm of all elements of what lies on the CPU. Call under `unseen`.
+
+    A dot product is several times as fast as torch's norm, and rounds less; but in half precision squares overflow.
+    """
+    if dense.dtype not in _IN_FULL or not dense.is_contiguous():
         return float(torch.linalg.vector_norm(dense))
     flat = dense if dense.dim() == 1 else dense.view(-1)
     return float(torch.dot(flat, flat).sqrt())
+
+
+_IN_FULL = (torch.float32, torch.float64)
 
 
 def _has_rows(dense: torch.Tensor) -> bool:

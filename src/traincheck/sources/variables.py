@@ -32,7 +32,8 @@ class Variable:
 
     `module` is the (first) module that owns it, `root` the outermost module around that one; `graded` says whether a
     backward has ever given it a gradient. `told` holds the facts that were made for it, `read` the attributes as they
-    were at their last reading. `holders` are the optimizers that hold it, `owner` the first of them by name.
+    were at their last reading, `kept` how a large one was and how it shows changes (kept_parameters.py). `holders` are
+    the optimizers that hold it, `owner` the first of them by name.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Variable:
     aliases: tuple[str, ...] = ()
     told: dict[tuple[bool, str, str], Facts] = field(default_factory=dict)
     read: dict[str, object] = field(default_factory=dict)
+    kept: Any = None
 
     def held_by(self, optimizer: str) -> str:
         """this, other or none, as seen from `optimizer`."""

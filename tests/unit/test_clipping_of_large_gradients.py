@@ -1,0 +1,71 @@
+"""Clipping of large gradients: the norm that is told after it is the true one, though they are seldom added up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+from torch import nn
+
+from observing import observing
+from traincheck.sources import clipping
+from traincheck.sources.summaries import EVERY, FIRST_STEPS
+from traincheck.vocab.events import Call
+from traincheck.vocab.facts import value_of
+
+CLIP = "torch.nn.utils.clip_grad_norm_"
+STEPS = EVERY * 2
+LIMIT = 0.5
+
+Clips = Callable[..., torch.Tensor]
+
+
+def clipped(clip: Clips | None, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Call], list[float], list[int]]:
+    """The calls of the function that clips in place of torch's, the norms that it left, and in which steps the
+    gradients were added up for it."""
+    torch.manual_seed(0)
+    added: list[int] = []
+    exact = clipping.total_norm
+    norms: list[float] = []
+
+    def counting(gradients: list[torch.Tensor], norm_type: float) -> float | None:
+        added.append(len(norms) + 1)
+        return exact(gradients, norm_type)
+
+    monkeypatch.setattr(clipping, "total_norm", counting)
+    if clip is not None:
+        monkeypatch.setattr(nn.utils, "clip_grad_norm_", clip)
+    model = nn.Sequential(nn.Linear(256, 512), nn.Linear(512, 256))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with observing() as seen:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            model(torch.randn(8, 256)).square().sum().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), LIMIT)
+            norms.append(float(torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in model.parameters()]))))
+            optimizer.step()
+    assert seen.faults == []
+    return seen.named(CLIP), norms, added
+
+
+def wrong_factor(parameters: Iterable[torch.Tensor], most: float) -> torch.Tensor:
+    """Leaves twice the norm that it should."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    total = torch.linalg.vector_norm(torch.stack([gradient.norm() for gradient in gradients]))
+    for gradient in gradients:
+        gradient.mul_(2 * most / (total + 1e-6))
+    return total
+
+
+def test_the_norm_is_true_and_seldom_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, norms, added = clipped(None, monkeypatch)
+    assert [value_of(call.result, "norm_after") for call in calls] == pytest.approx(norms, rel=1e-5)
+    assert added == [step for step in range(1, STEPS + 1) if step <= FIRST_STEPS or step % EVERY == 0]
+
+
+def test_a_factor_that_is_not_torchs_is_no_norm_told_by_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, norms, added = clipped(wrong_factor, monkeypatch)
+    assert [value_of(call.result, "norm_after") for call in calls] == pytest.approx(norms, rel=1e-5)
+    assert max(norms) > LIMIT
+    assert added == list(range(1, STEPS + 1))

@@ -1,0 +1,89 @@
+"""Spot checks: a large tensor shows by some elements that it was scaled; where it would not, it is read as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from traincheck.sources.spot_checks import ELEMENTS, LARGE, changed, differ, look, sample, transferred
+from traincheck.sources.tensors import unseen
+
+ROWS, COLUMNS = 512, 256
+assert ROWS * COLUMNS * 4 >= LARGE
+
+
+def dense() -> torch.Tensor:
+    return torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0))
+
+
+def sparse() -> torch.Tensor:
+    """A gradient of an embedding: two rows are not zero."""
+    found = torch.zeros(ROWS, COLUMNS)
+    found[:2] = 1.0
+    return found
+
+
+def test_a_sample_is_of_few_elements_from_all_over() -> None:
+    with unseen():
+        found = sample(torch.arange(ROWS * COLUMNS, dtype=torch.float32).view(ROWS, COLUMNS))
+    assert found is not None
+    assert 0 < len(found) <= ELEMENTS
+    assert found[-1] > 0.9 * ROWS * COLUMNS
+    assert len({int(place) % COLUMNS for place in found}) > ELEMENTS // 2, "of many columns"
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(8),
+        dense().t(),
+        torch.empty(ROWS, COLUMNS, device="meta"),
+        torch.ones(ROWS, COLUMNS, dtype=torch.complex128),
+        dense().to_sparse(),
+    ],
+    ids=["small", "not contiguous", "meta", "complex", "sparse"],
+)
+def test_no_sample_is_taken_of_what_is_small_or_lies_otherwise(tensor: torch.Tensor) -> None:
+    with unseen():
+        assert sample(tensor) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8])
+def test_samples_are_compared_by_their_bits(dtype: torch.dtype) -> None:
+    tensor = torch.full((1024, 1024), 3, dtype=dtype)
+    with unseen():
+        one, same = sample(tensor), sample(tensor.clone())
+        other = sample(tensor.mul(2))
+        assert one is not None and same is not None and other is not None
+        assert differ([(one, same), (one, other)]) == [False, True]
+    not_numbers = torch.full((4,), float("nan"))
+    assert differ([(not_numbers, not_numbers.clone()), (torch.zeros(4), -torch.zeros(4))]) == [False, True]
+
+
+@pytest.mark.parametrize("make", [dense, sparse, lambda: torch.ones(8), lambda: dense().t()])
+@pytest.mark.parametrize("factor", [0.5, 1 - 2.0**-20, 1.0])
+def test_that_a_tensor_was_scaled_is_seen(make: Callable[[], torch.Tensor], factor: float) -> None:
+    tensor = make()
+    with unseen():
+        before = look([tensor])
+        tensor.mul_(factor)
+        assert changed(before, [tensor]) == [factor != 1]
+
+
+def test_a_sample_stands_only_for_what_would_show_it() -> None:
+    with unseen():
+        found = look([dense(), sparse(), torch.ones(8)])
+    assert [isinstance(one, torch.Tensor) for one in found] == [True, False, False]
+
+
+def test_what_became_of_another_kind_has_changed() -> None:
+    with unseen():
+        before = look([dense(), dense(), dense()])
+        assert changed(before, [dense().double(), dense().t(), torch.ones(8)]) == [True, True, True]
+
+
+def test_what_was_found_on_devices_is_fetched_in_one_go_to_its_places() -> None:
+    pending = {torch.device("cpu"): [(3, torch.tensor(True)), (0, torch.tensor(False)), (1, torch.tensor(True))]}
+    assert transferred([False] * 4, pending) == [False, True, False, True]
