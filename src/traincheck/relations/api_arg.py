@@ -20,9 +20,10 @@ Known limitations: texts and None are not compared. A flag that is left at its d
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
+from operator import itemgetter
 from typing import ClassVar
 
-from traincheck.relations.base import context_of, ended, short
+from traincheck.relations.base import context_of, short
 from traincheck.relations.call_arguments import SCALED, SIZE, VALUES_OF, asked_of_arguments, judge_arguments
 from traincheck.relations.comparison import AT_ONCE, COMPARED, asked_of, common, compare, said, sampled, ways_of
 from traincheck.relations.fills import FILLED, Fills
@@ -58,6 +59,8 @@ class APIArg:
         if window.index != self._next_index:
             self._workers = WorkerStates()  # what was switched on in training is known for good
         self._next_index = window.index + 1
+        if not window.calls:
+            return
         if self._asks_for(ARGUMENT):
             yield from self._of_arguments(window)
         if self._asks_for(STEP) or self._asks_for(RECEIVER):
@@ -79,13 +82,26 @@ class APIArg:
     def _wanted(self, occasion: Occasion) -> bool:
         return self._interest is None or occasion.subject in self._interest
 
-    def _subjects_of(self, call: Call, grain: str) -> tuple[Subject, ...]:
+    def _wanted_calls(self, window: Window, *grains: str) -> list[tuple[Call, tuple[Subject, ...]]]:
+        """The calls that are occasions of subjects of these grains, with the subjects, in order; most are of none."""
+        found = [
+            (call, subjects)
+            for (kind, levels), alike in window.calls_like.items()
+            for grain in grains
+            if (subjects := self._subjects_of(kind, levels, grain))
+            for call in alike
+            if grain not in _OF_STEPS or grain == (RECEIVER if _receiver(call) else STEP)
+        ]
+        found.sort(key=itemgetter(0))  # by `seq`
+        return found
+
+    def _subjects_of(self, kind: str, levels: tuple[str, ...], grain: str) -> tuple[Subject, ...]:
         """The subjects of this grain that a call is an occasion of, and that are wanted; none for most calls."""
-        key = (grain, call.kind, call.levels)
+        key = (grain, kind, levels)
         found = self._subjects.get(key)
         if found is None:
-            levels = dict.fromkeys((call.levels[0], call.levels[-1])) if grain == ARGUMENT else _comparable(call)
-            found = tuple(Subject(level, grain) for level in levels)
+            told = dict.fromkeys((levels[0], levels[-1])) if grain == ARGUMENT else _comparable(kind, levels)
+            found = tuple(Subject(level, grain) for level in told)
             if self._interest is not None:
                 found = tuple(subject for subject in found if subject in self._interest)
             self._subjects[key] = found
@@ -94,9 +110,9 @@ class APIArg:
     # -- one call --------------------------------------------------------------------------------------------------
 
     def _of_arguments(self, window: Window) -> Iterator[Occasion]:
-        for call in window.calls:
-            if (call.args or call.tensors or call.name == BACKWARD) and ended(call):
-                for subject in self._subjects_of(call, ARGUMENT):
+        for call, subjects in self._wanted_calls(window, ARGUMENT):
+            if call.args or call.tensors or call.name == BACKWARD:
+                for subject in subjects:
                     for context, held, failed in judge_arguments(call, subject.api):
                         yield Occasion(subject, context_of(context, window.stage), held, failed, call.seq)
 
@@ -106,12 +122,9 @@ class APIArg:
         if window.stage != TRAIN:
             return  # an evaluation may well go over the same data twice
         groups: dict[tuple[Subject, str], list[Call]] = {}
-        for call in window.calls:
-            # Two loaders have different batches: what drives training is compared on the same object.
-            receiver = call.receiver if call.kind == LIFECYCLE else ""
-            for subject in self._subjects_of(call, RECEIVER if receiver else STEP):
-                if ended(call):
-                    groups.setdefault((subject, receiver), []).append(call)
+        for call, subjects in self._wanted_calls(window, *_OF_STEPS):
+            for subject in subjects:
+                groups.setdefault((subject, _receiver(call)), []).append(call)
         for (subject, _), calls in groups.items():
             yield from _occasion(subject, calls, window)
 
@@ -119,10 +132,9 @@ class APIArg:
         groups: dict[Subject, dict[int, list[Call]]] = {}
         if len({call.thread for call in window.calls}) < 2:
             return
-        for call in window.calls:
-            if ended(call):
-                for subject in self._subjects_of(call, THREADS):
-                    groups.setdefault(subject, {}).setdefault(call.thread, []).append(call)
+        for call, subjects in self._wanted_calls(window, THREADS):
+            for subject in subjects:
+                groups.setdefault(subject, {}).setdefault(call.thread, []).append(call)
         for subject, by_thread in groups.items():
             for calls in zip(*by_thread.values(), strict=False):
                 yield from _occasion(subject, calls, window)
@@ -183,16 +195,24 @@ class APIArg:
         return f"{who} {said(prop)}"
 
 
-def _comparable(call: Call) -> tuple[str, ...]:
+_OF_STEPS = (STEP, RECEIVER)
+
+
+def _receiver(call: Call) -> str:
+    """The object on which calls are compared: two loaders have different batches, so what drives training is on one."""
+    return call.receiver if call.kind == LIFECYCLE else ""
+
+
+def _comparable(kind: str, levels: tuple[str, ...]) -> tuple[str, ...]:
     """The levels at which calls are compared.
 
     What a function of torch is given is up to the layers that call it, and layers differ; so do the modules of torch.
     """
-    if call.kind == FUNCTION:
+    if kind == FUNCTION:
         return ()
-    if call.kind == MODULE:
-        return tuple(level for level in call.levels if not level.startswith("torch."))
-    return call.levels
+    if kind == MODULE:
+        return tuple(level for level in levels if not level.startswith("torch."))
+    return levels
 
 
 def _occasion(subject: Subject, calls: Sequence[Call], window: Window) -> Iterator[Occasion]:

@@ -32,10 +32,11 @@ compared. Modules in general are judged on the flow of gradients alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from operator import itemgetter
 from typing import ClassVar, NamedTuple
 
 from traincheck.relations import call_results as results
-from traincheck.relations.base import context_of, ended, short, varies
+from traincheck.relations.base import context_of, short, varies
 from traincheck.relations.call_results import Flow
 from traincheck.relations.expectations import Expectations
 from traincheck.relations.parts import FORWARD
@@ -83,11 +84,13 @@ class APIOutput:
     def __init__(self, interest: Set[Subject] | None = None) -> None:
         self._interest = interest
         self._levels: dict[tuple[str, tuple[str, ...]], _Levels | None] = {}
-        self._kept: Kept[tuple[object, ...], tuple[_Group, ...]] = Kept(_MOST_KEPT)
-        self._expectations = Expectations()
+        self._kept: Kept[tuple[object, ...], tuple[tuple[_Group, ...], Facts]] = Kept(_MOST_KEPT)  # with the context
+        self._expectations = Expectations(interest)
         self._grains = None if interest is None else {subject.grain for subject in interest}
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
+        if not window.calls:
+            return
         if self._grains is None or GRAIN in self._grains:
             yield from self._of_calls(window)
         if self._grains is None or Expectations.grain in self._grains:
@@ -97,17 +100,14 @@ class APIOutput:
 
     def _of_calls(self, window: Window) -> Iterator[Occasion]:
         containers: set[int] | None = None
-        for call in window.calls:
-            levels = self._levels_of(call)
-            if levels is None or not ended(call):
-                continue
+        for call, levels in self._wanted_calls(window):
             if call.kind == FUNCTION and value_of(call.context, "autocast") == "off":
                 continue
-            if call.kind == MODULE and value_of(call.context, "autocast") != "off":
+            contains = False
+            if call.kind == MODULE and levels.cast != levels.foreign and value_of(call.context, "autocast") != "off":
                 containers = _containers(window) if containers is None else containers
-                if call.seq in containers:
-                    levels = levels._replace(cast=levels.foreign)
-            for group in self._groups(call, levels):
+                contains = call.seq in containers
+            for group in self._groups(call, levels, window.stage, contains=contains):
                 context = context_of(group.context, window.stage)
                 for subject in group.subjects:
                     yield Occasion(subject, context, group.held, group.failed, call.seq)
@@ -117,14 +117,25 @@ class APIOutput:
                     for subject in group.subjects:
                         yield Occasion(subject, context, group.held, group.failed, call.seq, _parameters(call))
 
-    def _levels_of(self, call: Call) -> _Levels | None:
+    def _wanted_calls(self, window: Window) -> list[tuple[Call, _Levels]]:
+        """The calls of which something is wanted, in order."""
+        found = [
+            (call, wanted)
+            for (kind, levels), alike in window.calls_like.items()
+            if (wanted := self._levels_of(kind, levels)) is not None
+            for call in alike
+        ]
+        found.sort(key=itemgetter(0))  # by `seq`
+        return found
+
+    def _levels_of(self, kind: str, levels: tuple[str, ...]) -> _Levels | None:
         """The subjects of a call, None where none of them is wanted."""
-        key = (call.kind, call.levels)
+        key = (kind, levels)
         if key not in self._levels:
             # Of modules in general no type or size can be expected (and to read the values of all would be dear).
-            own = call.levels[:-1] if call.kind == MODULE else call.levels
-            foreign = () if call.kind == FUNCTION else [level for level in own if not level.startswith("torch.")]
-            told = _Levels(*(self._wanted(levels) for levels in (own, own, call.levels, foreign)))
+            own = levels[:-1] if kind == MODULE else levels
+            foreign = () if kind == FUNCTION else [level for level in own if not level.startswith("torch.")]
+            told = _Levels(*(self._wanted(some) for some in (own, own, levels, foreign)))
             self._levels[key] = told if any(told) else None
         return self._levels[key]
 
@@ -132,16 +143,18 @@ class APIOutput:
         subjects = (Subject(level, GRAIN) for level in levels)
         return tuple(one for one in subjects if self._interest is None or one in self._interest)
 
-    def _groups(self, call: Call, levels: _Levels) -> tuple[_Group, ...]:
+    def _groups(self, call: Call, levels: _Levels, stage: str, *, contains: bool) -> tuple[_Group, ...]:
         """What the call is judged on. Equal calls are, so it is worked out once, but for those whose values differ."""
-        if varies(call):
-            return tuple(_judge(call, levels))
-        kinds = tuple(type(value) for _, value in call.args)  # 1 and True are equal, and here they are not
-        key = (levels, call.kind, call.levels, call.context, call.args, kinds, call.result, call.tensors)
-        found = self._kept.get(key)
-        if found is None:
-            found = self._kept.put(key, tuple(_judge(call, levels)))
-        return found
+        varying = varies(call)
+        if not varying:
+            context = context_of(call.context, stage)  # equal ones are one object, and kept with what rests on them
+            kinds = tuple([type(value) for _, value in call.args])  # 1 and True are equal, and here they are not
+            key = (contains, call.kind, call.levels, id(context), call.args, kinds, call.result, call.tensors)
+            found = self._kept.get(key)
+            if found is not None:
+                return found[0]
+        told = tuple(_judge(call, levels._replace(cast=levels.foreign) if contains else levels))
+        return told if varying else self._kept.put(key, (told, context))[0]
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:

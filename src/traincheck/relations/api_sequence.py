@@ -20,14 +20,15 @@ counts is the last call of each before B, since a cycle may hold the calls of an
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
+from itertools import chain
+from operator import attrgetter
 from typing import ClassVar, NamedTuple
 
 from traincheck.relations.base import (
     argument_in,
     asks_for_argument,
     context_of,
-    ended,
     family,
     fixed_arguments,
     short,
@@ -38,6 +39,7 @@ from traincheck.relations.parts import BACKWARD, FORWARD
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import COMPILED, LIFECYCLE, MODULE, REGION, TOUCHES, Call, Change, Window
 from traincheck.vocab.facts import value_of
+from traincheck.vocab.kept import Kept
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 PRECEDED = "preceded by"
@@ -66,18 +68,23 @@ ESTABLISHED = 3
 """Cycles before a call counts as regular: two may be chance (a first and a last), three in a row are a habit."""
 
 
+_NONE: Mapping[str, None] = {}
+_NOTHING: frozenset[str] = frozenset()
+
+
 class _Token(NamedTuple):
     """Something that happened: what it is, when, and to whom. `what` has one entry for each way to name it.
 
-    `effects` are the kinds of state that a call changed.
+    `effects` are the kinds of state that a call changed, `family` is what it belongs to.
     """
 
     seq: int
     what: tuple[Property, ...]
     owner: str
     call: Call | None
-    variables: tuple[str, ...] = ()
-    effects: frozenset[str] = frozenset()
+    variables: Mapping[str, None] = _NONE
+    effects: frozenset[str] = _NOTHING
+    family: str = ""
 
 
 class _Cycle:
@@ -106,18 +113,16 @@ class _Cycle:
         self.established: set[Property] = set()
         self.variables: dict[str, None] = {}
 
-    def concerns(self, token: _Token) -> bool:
+    def note(self, token: _Token) -> None:
         """Calls of the same class count only on the same receiver; changes only of what this optimizer holds."""
-        if token.call is None:
-            return not self.of_optimizer or token.owner == self.receiver
-        return family(token.call.levels[-1]) != self.family or token.owner == self.receiver
-
-    def add(self, token: _Token) -> None:
+        apart = token.family != self.family if token.call is not None else not self.of_optimizer
+        if not apart and token.owner != self.receiver:
+            return
         for what in token.what:
             self.last[what] = token.seq
             self.effects[what] = token.effects
-        for variable in token.variables:
-            self.variables[variable] = None
+        if token.variables:
+            self.variables.update(token.variables)
 
     def missing(self, expected: Set[Property]) -> set[Property]:
         """What of `expected` did not happen, as far as it would have been seen."""
@@ -144,6 +149,7 @@ class APISequence:
 
     def __init__(self, interest: Set[Subject] | None = None) -> None:
         self._interest = interest
+        self._subjects: Kept[tuple[str, ...], tuple[Subject, ...]] = Kept()
         self._cycles: dict[tuple[str, str], _Cycle] = {}
         self._next_index = 0
 
@@ -155,24 +161,28 @@ class APISequence:
             if token.call is not None and token.call.kind == LIFECYCLE and token.effects:
                 yield from self._judge(token.call, window)
             for cycle in self._cycles.values():
-                if cycle.concerns(token):
-                    cycle.add(token)
+                cycle.note(token)
 
     def _judge(self, call: Call, window: Window) -> Iterator[Occasion]:
-        for level in call.levels:
-            subject = Subject(level, GRAIN)
-            if self._interest is not None and subject not in self._interest:
-                continue
-            cycle = self._cycles.get((level, call.receiver))
+        for subject in self._subjects_of(call.levels):
+            cycle = self._cycles.get((subject.api, call.receiver))
             if cycle is None:
                 # What happened before the first call began before anything was counted: no cycle, no occasion.
-                self._cycles[level, call.receiver] = _Cycle(call)
+                self._cycles[subject.api, call.receiver] = _Cycle(call)
                 continue
             held, failed = _judged(cycle, Property(PRECEDED, call.levels[-1]))
-            yield Occasion(
-                subject, context_of(call.context, window.stage), held, failed, call.seq, tuple(cycle.variables)
-            )
+            context = context_of(call.context, window.stage)
+            yield Occasion(subject, context, held, failed, call.seq, tuple(cycle.variables))
             cycle.close()
+
+    def _subjects_of(self, levels: tuple[str, ...]) -> tuple[Subject, ...]:
+        """What calls of these levels are occasions of, as far as it is wanted."""
+        found = self._subjects.get(levels)
+        if found is None:
+            told = (Subject(level, GRAIN) for level in levels)
+            wanted = (subject for subject in told if self._interest is None or subject in self._interest)
+            found = self._subjects.put(levels, tuple(wanted))
+        return found
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
@@ -242,30 +252,48 @@ def _judged(cycle: _Cycle, itself: Property) -> tuple[Set[Property], Set[Propert
         for other in effective:
             if one is not other and cycle.effects[one] & cycle.effects[other]:
                 in_order = cycle.last[one] < cycle.last[other]
-                (held if in_order else failed).add(Property(PRECEDED, one.object, THEN + other.object))
+                (held if in_order else failed).add(_then(one.object, other.object))
     return held, failed
+
+
+@functools.lru_cache(1_000)
+def _then(one: str, other: str) -> Property:
+    return Property(PRECEDED, one, THEN + other)
 
 
 def _timeline(window: Window) -> list[_Token]:
     """The calls that drive training and the changes of parameters and gradients, in order."""
-    changes: dict[tuple[int, Property, str], list[Change]] = {}
+    changes: dict[tuple[int, Property, str], list[list[int]]] = {}
     effects: dict[int, set[str]] = {}
-    for change in window.changes:
+    for change, places in window.together:
         if change.kind != "parameter":
             continue
         if change.changed:
             effects.setdefault(change.call, set()).add(change.attribute)
         for what in _state_tokens(change.attribute, change.before, change.after, change.changed):
             if what is not ACCUMULATES or _in_backward(change, window):
-                changes.setdefault((change.call, what, change.owner), []).append(change)
+                changes.setdefault((change.call, what, change.owner), []).append(places)
     found = [
-        _Token(call.seq, _names(call), call.receiver, call, (), frozenset(effects.get(call.seq, ())))
-        for call in window.calls
-        if ended(call) and _drives(call, window)
+        _Token(
+            call.seq,
+            _names(call),
+            call.receiver,
+            call,
+            _NONE,
+            frozenset(effects[call.seq]) if call.seq in effects else _NOTHING,
+            family(call.levels[-1]),
+        )
+        for (kind, _), alike in window.calls_like.items()
+        if kind in _DRIVING
+        for call in alike
+        if (value_of(call.context, "parametric") is True if kind == MODULE else _drives(call, window))
     ]
-    for (_, what, owner), group in changes.items():
-        found.append(_Token(group[0].seq, (what,), owner, None, tuple(change.variable for change in group)))
-    found.sort(key=lambda token: token.seq)
+    found.sort(key=_SEQ)
+    for (_, what, owner), groups in changes.items():
+        group = groups[0] if len(groups) == 1 else sorted(chain.from_iterable(groups))
+        variables = dict.fromkeys(window.variables_at(group))
+        found.append(_Token(window.changes[group[0]].seq, (what,), owner, None, variables))
+    found.sort(key=_SEQ)
     return found
 
 
@@ -286,9 +314,12 @@ def _in_backward(change: Change, window: Window) -> bool:
     return call is not None and call.levels[-1] == BACKWARD
 
 
+_SEQ = attrgetter("seq")
+_DRIVING = (MODULE, REGION, LIFECYCLE)
+
+
 def _drives(call: Call, window: Window) -> bool:
-    if call.kind == MODULE:
-        return value_of(call.context, "parametric") is True
+    """Whether a call drives training. (Of modules those do that have parameters and are called from outside others.)"""
     if call.kind == REGION:  # what is compiled of a model or an optimizer drives nothing else
         parent = window.by_seq.get(call.parent)
         return call.name == COMPILED and (parent is None or parent.kind not in (MODULE, LIFECYCLE))
@@ -300,4 +331,9 @@ def _names(call: Call) -> tuple[Property, ...]:
     general = call.levels[-1]
     if call.kind == REGION:
         return (HIDDEN if value_of(call.result, TOUCHES) is True else COMPUTED,)
-    return (Property(PRECEDED, general), *(Property(PRECEDED, general, given) for given in fixed_arguments(call)))
+    return _named(general, tuple(fixed_arguments(call)) if call.args else ())
+
+
+@functools.lru_cache(1_000)
+def _named(general: str, arguments: tuple[str, ...]) -> tuple[Property, ...]:
+    return (Property(PRECEDED, general), *(Property(PRECEDED, general, given) for given in arguments))

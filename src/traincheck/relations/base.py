@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence, Set
 from typing import Any, ClassVar, Protocol
 
@@ -78,15 +79,20 @@ def compares_ranks(relation: object) -> bool:
 
 
 _contexts: Kept[tuple[Facts, str], Facts] = Kept()
+_of_objects: Kept[tuple[int, str], tuple[Facts, Facts]] = Kept()
+"""The same by the `id` of what is told, which is quicker than to hash it; it is kept, so that its id stays its own."""
 
 
 def context_of(told: Facts, stage: str) -> Facts:
     """`told` with the stage; equal contexts are one object."""
-    key = (told, stage)
-    found = _contexts.get(key)
-    if found is None:
-        found = _contexts.put(key, merged(told, stage=stage))
-    return found
+    known = _of_objects.get((id(told), stage))
+    if known is None:
+        key = (told, stage)
+        found = _contexts.get(key)
+        if found is None:
+            found = _contexts.put(key, merged(told, stage=stage))
+        known = _of_objects.put((id(told), stage), (found, told))
+    return known[0]
 
 
 def fixed_arguments(call: Call) -> list[str]:
@@ -121,6 +127,7 @@ def without_argument(prop: Property) -> tuple[Property, ...]:
     return (prop._replace(detail=""),) if "=" in prop.detail else ()
 
 
+@functools.lru_cache(1_000)
 def family(api: str) -> str:
     """What the API belongs to: the class of a method, the module of a function."""
     return api.rsplit(".", 1)[0]
@@ -128,9 +135,10 @@ def family(api: str) -> str:
 
 def varies(call: Call) -> bool:
     """Whether the call tells values that hardly come again: of tensors, or a number with a fraction as its result."""
-    return any(tensor.facts or tensor.fingerprint is not None for tensor in call.tensors) or any(
-        type(value) is float for _, value in call.result
-    )
+    for tensor in call.tensors:
+        if tensor.facts or tensor.fingerprint is not None:
+            return True
+    return float in [type(value) for _, value in call.result]
 
 
 def ended(call: Call) -> bool:
@@ -147,6 +155,7 @@ PAST = {
 """Transitions of a variable, and how they are told of the past."""
 
 
+@functools.lru_cache(1_000)
 def fate(prop: Property, so: bool) -> tuple[frozenset[Property], frozenset[Property]]:
     """What held and what failed, as an `Occasion` has it, where one property was judged."""
     told, nothing = frozenset((prop,)), frozenset[Property]()

@@ -62,11 +62,13 @@ class Flow(NamedTuple):
 
     @classmethod
     def of(cls, call: Call) -> Flow:
-        results = tuple(tensor for tensor in call.tensors if is_result(tensor))
-        arguments = tuple(tensor for tensor in call.tensors if not is_result(tensor))
+        results: list[TensorSummary] = []
+        arguments: list[TensorSummary] = []
+        for tensor in call.tensors:
+            (results if is_result(tensor) else arguments).append(tensor)
         # Of a loss with what it was computed from, the loss says least.
         main = next((tensor for tensor in results if tensor.shape), results[0] if results else None)
-        return cls(call, arguments, results, main)
+        return cls(call, tuple(arguments), tuple(results), main)
 
     @property
     def detail(self) -> str:

@@ -17,10 +17,11 @@ is one as well, but rarer, and nothing tells it from an accident.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from traincheck.relations.base import context_of
+from traincheck.relations.base import context_of, fate
 from traincheck.relations.parts import SCHEDULE, TIME, UPDATE, calls_of, is_figure, named, readings, said
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, Call, Reading, Window
@@ -156,8 +157,8 @@ class Constancy:
             if owner and scheduled and not kept.not_scheduled(all(so for _, _, so in fates)):
                 continue
             for context, variables, so in fates:
-                prop = frozenset((_stays_what(thing, context),))
-                yield _occasion(Subject(thing, TIME), context, window, prop, so, call, variables)
+                subject, prop = _stays_what(thing, frozen=_is_frozen(thing, context))
+                yield _occasion(subject, context, window, prop, so, call, variables)
 
     def _of_entries(self, call: Call, window: Window, told: list[Reading]) -> Iterator[Occasion]:
         known = self._entries.setdefault(call.receiver, {})
@@ -172,10 +173,13 @@ class Constancy:
         for so in (True, False):
             names = tuple(name for name, fate in fates.items() if fate is so)
             if names:
-                prop = frozenset((Property(KEEPS, KEYS),))
+                prop = Property(KEEPS, KEYS)
                 yield _occasion(Subject(KEYS, TIME), (), window, prop, so, call, names)
 
     def _of_ties(self, call: Call, window: Window) -> Iterator[Occasion]:
+        alike = [change for change, _ in window.together if change.call == call.seq and change.kind == "parameter"]
+        if not self._tied and not any(value_of(change.context, "tied") is True for change in alike):
+            return
         fates: dict[tuple[Facts, bool], list[str]] = {}
         told: dict[int, bool] = {}  # contexts are few and shared, variables are many
         for change in window.changes_of.get(call.seq, ()):
@@ -193,7 +197,7 @@ class Constancy:
                 self._tied.add(change.variable)
         if len(self._tied) > MOST_VARIABLES:
             self._tied.clear()
-        prop = frozenset((Property(STAYS, TIED),))
+        prop = Property(STAYS, TIED)
         for (context, tied), names in fates.items():
             yield _occasion(Subject(TIED, TIME), context, window, prop, tied, call, tuple(names))
 
@@ -226,10 +230,14 @@ class Constancy:
         return f"the {said(subject.api)} stays as it is from one update to the next"
 
 
-def _stays_what(thing: str, context: Facts) -> Property:
+def _is_frozen(thing: str, context: Facts) -> bool:
+    return thing == REQUIRES_GRAD and value_of(context, "requires_grad") is False
+
+
+@functools.lru_cache(1_000)
+def _stays_what(thing: str, *, frozen: bool) -> tuple[Subject, Property]:
     """The property: that a trainable parameter is frozen and that a frozen one is let go are two things."""
-    frozen = thing == REQUIRES_GRAD and value_of(context, "requires_grad") is False
-    return Property(STAYS, thing, FROZEN if frozen else "")
+    return Subject(thing, TIME), Property(STAYS, thing, FROZEN if frozen else "")
 
 
 def _stays(reading: Reading) -> bool:
@@ -242,10 +250,9 @@ def _occasion(
     subject: Subject,
     context: Facts,
     window: Window,
-    prop: frozenset[Property],
+    prop: Property,
     so: bool,
     call: Call,
     variables: tuple[str, ...],
 ) -> Occasion:
-    held, failed = (prop, frozenset[Property]()) if so else (frozenset[Property](), prop)
-    return Occasion(subject, context_of(context, window.stage), held, failed, call.seq, variables)
+    return Occasion(subject, context_of(context, window.stage), *fate(prop, so), call.seq, variables)

@@ -25,7 +25,8 @@ pass for the prompt and what was added.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from operator import attrgetter
 
 from traincheck.relations.base import ended, fate, short
 from traincheck.relations.call_arguments import FLOATING
@@ -69,18 +70,40 @@ class Expectations:
 
     grain = GRAIN
 
+    def __init__(self, interest: Set[Subject] | None = None) -> None:
+        wanted = None if interest is None else {subject.api for subject in interest if subject.grain == GRAIN}
+        self._of_modules = wanted is None or NORMALISATION in wanted
+        self._of_batches = wanted is None or NEXT in wanted
+        self._of_products = wanted is None or FORWARD in wanted
+        self._of_functions = wanted is None or not wanted <= {NORMALISATION, NEXT, FORWARD}
+
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """One occasion for each call of a kind that can be judged."""
-        for call in window.calls:
-            if not ended(call):
-                continue
+        calls = [
+            call
+            for (kind, levels), alike in window.calls_like.items()
+            if self._may_tell(kind, levels[0])
+            for call in alike
+            if kind != MODULE or value_of(call.result, "scale") is not None
+        ]
+        calls.sort(key=_SEQ)
+        for call in calls:
             if call.kind == PROJECT:
                 yield from _of_functions(call)
             elif call.kind == MODULE:
-                yield from _as_occasion(NORMALISATION, SCALED, _keeps_scale(call), call)
-            elif call.name == NEXT:
+                so = _keeps_scale(call)
+                if so is not None:
+                    yield from _as_occasion(NORMALISATION, SCALED, so, call)
+            else:
                 yield from _as_occasion(NEXT, SEVERAL_ROWS, _has_several_rows(call), call)
-        yield from _of_products(window)
+        if self._of_products:
+            yield from _of_products(window)
+
+    def _may_tell(self, kind: str, name: str) -> bool:
+        """Whether something wanted may be told of such calls."""
+        if kind == PROJECT:
+            return self._of_functions
+        return self._of_modules if kind == MODULE else self._of_batches and name == NEXT
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
@@ -109,6 +132,9 @@ class Expectations:
             AS_MANY_LAYERS: "a module that is given a number of layers is built with as many modules of some class",
         }
         return told[prop]
+
+
+_SEQ = attrgetter("seq")
 
 
 def _as_occasion(kind: str, prop: Property, so: bool | None, call: Call) -> Iterator[Occasion]:
@@ -164,10 +190,11 @@ def _keeps_scale(call: Call) -> bool | None:
 
     In evaluation some go by what they have seen in training, which at first is not much.
     """
-    if value_of(call.context, "training") is not True:
+    scale = number(value_of(call.result, "scale"))
+    if scale is None or value_of(call.context, "training") is not True:
         return None
-    scale, shifted = number(value_of(call.result, "scale")), number(value_of(call.result, "shifted_scale"))
-    if scale is None or shifted is None:
+    shifted = number(value_of(call.result, "shifted_scale"))
+    if shifted is None:
         return None
     flow = Flow.of(call)
     if flow.main is None or not flow.arguments or flow.arguments[0].shape != flow.main.shape:

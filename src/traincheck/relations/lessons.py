@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from traincheck.relations.base import context_of, ended, fate
-from traincheck.relations.parts import BACKWARD, FORWARD, UPDATE
+from traincheck.relations.base import context_of, fate
+from traincheck.relations.parts import BACKWARD, FORWARD, UPDATE, calls_of
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import MODULE, Call, Window
 from traincheck.vocab.facts import facts, value_of
@@ -21,8 +21,6 @@ from traincheck.vocab.occasion import Occasion, Property, Subject
 
 GRAIN = "lesson"
 LEARNS = Property("learns from", BACKWARD)
-
-_TOLD = frozenset((BACKWARD, FORWARD, UPDATE))
 
 MOST_OPTIMIZERS = 10_000
 """Beyond this a program makes optimizers in a loop; what is known of them is forgotten, so that memory is bounded."""
@@ -45,13 +43,16 @@ class Lessons:
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """One occasion for each update that follows a call of a model in training."""
-        for call in sorted((call for call in window.calls if call.levels[-1] in _TOLD and ended(call)), key=_when):
+        told = [
+            call for call in calls_of(window, FORWARD) if value_of(call.context, "outermost") is True and _trains(call)
+        ]
+        for call in sorted([*told, *calls_of(window, BACKWARD, UPDATE)], key=_when):
             general = call.levels[-1]
             if general == BACKWARD:
                 self._backwards += 1
-            elif general == FORWARD and _trains(call):
+            elif general == FORWARD:
                 self._forwards += 1
-            elif general == UPDATE:
+            else:
                 yield from self._judge(call, window)
 
     def _judge(self, call: Call, window: Window) -> Iterator[Occasion]:
@@ -91,12 +92,11 @@ def _when(call: Call) -> int:
 
 
 def _trains(call: Call) -> bool:
-    """Whether a model is called in a way that gradients may come of."""
-    told = dict(call.context)
+    """Whether a model, called from outside any other, is called in a way that gradients may come of."""
+    told = call.context
     return (
         call.kind == MODULE
-        and told.get("outermost") is True
-        and told.get("parametric") is True
-        and told.get("training") is True
-        and told.get("grad_mode") == "on"
+        and value_of(told, "parametric") is True
+        and value_of(told, "training") is True
+        and value_of(told, "grad_mode") == "on"
     )

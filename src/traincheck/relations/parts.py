@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
-from typing import ClassVar, Protocol
+from collections.abc import Iterable, Iterator, Sequence, Set
+from itertools import chain, pairwise
+from operator import attrgetter, itemgetter
+from typing import ClassVar, Protocol, TypeVar
 
-from traincheck.relations.base import ended
 from traincheck.vocab.demand import READINGS, Demand
 from traincheck.vocab.events import Call, Reading, Window
 from traincheck.vocab.facts import FactValue
@@ -18,6 +19,8 @@ UPDATE = "torch.optim.Optimizer.step"
 SCHEDULE = "torch.optim.lr_scheduler.LRScheduler.step"
 FORWARD = "torch.nn.Module.forward"
 BACKWARD = "torch.autograd.backward"
+
+V = TypeVar("V")
 
 TIME = "time"
 """The grain of one variable at two times."""
@@ -113,11 +116,25 @@ class Composite:
         return cls._part_of(subject).describe(subject, prop)
 
 
-def calls_of(window: Window, *apis: str) -> Iterator[Call]:
+def calls_of(window: Window, *apis: str) -> Sequence[Call]:
     """The calls in `window`, in order and ended, whose most general name is one of `apis`."""
-    for call in window.calls:
-        if call.levels[-1] in apis and ended(call):
-            yield call
+    if not window.calls:
+        return ()
+    found = [alike for alike in map(window.calls_named.get, apis) if alike]
+    if len(found) < 2:
+        return found[0] if found else ()
+    return sorted(chain.from_iterable(found), key=_SEQ)
+
+
+_SEQ, _FIRST = attrgetter("seq"), itemgetter(0)
+
+
+def in_order(told: Sequence[tuple[list[int], V]]) -> Sequence[tuple[list[int], V]]:
+    """What is told of changes that stand together (`Window.together`), with their places, so that all changes come in
+    their order: groups that lie one behind the other as they are, and otherwise one change at a time."""
+    if all(one[0][-1] < other[0][0] for one, other in pairwise(told)):
+        return told
+    return sorted((([place], what) for places, what in told for place in places), key=_FIRST)
 
 
 def outermost(call: Call, window: Window) -> bool:

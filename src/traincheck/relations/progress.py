@@ -12,13 +12,13 @@ are left out, see the note in event_contain.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from traincheck.relations.base import context_of, fate
-from traincheck.relations.parts import BACKWARD, UPDATE
+from traincheck.relations.parts import BACKWARD, UPDATE, in_order
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import NO_CALL, TRAIN, Call, Change, Window
-from traincheck.vocab.facts import Facts
+from traincheck.vocab.events import NO_CALL, TRAIN, Change, Window
+from traincheck.vocab.facts import Facts, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 GRAIN = "step"
@@ -33,13 +33,20 @@ MOST_VARIABLES = 100_000
 """Beyond this a program makes parameters in a loop; what is known of them is forgotten, so that memory is bounded."""
 
 
-@dataclass(slots=True)
-class _Gradient:
-    """What became of a gradient since an update used it."""
+_CLEARED, _FILLED, _PILED = 1, 2, 4
+"""What became of a gradient since an update used it: in one number, as there is one for each parameter."""
 
-    cleared: bool = False
-    filled: bool = False
-    piled: bool = False
+_MAY_HOLD = ("this", "none")
+_Fates = dict[tuple[Property, int, Facts, bool], list[str]]
+
+
+class _Event(NamedTuple):
+    """What becomes of a gradient in a change: what is noted of it, whether a backward adds to what is there, and, where
+    an update uses it, the call and the facts of the variable."""
+
+    notes: int = 0
+    piles: bool = False
+    uses: tuple[int, Facts] | None = None
 
 
 class Progress:
@@ -50,12 +57,12 @@ class Progress:
         self.forget()
 
     def forget(self) -> None:
-        self._used: dict[str, _Gradient] = {}
+        self._used: dict[str, int] = {}
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """The occasions of both kinds; variables that fared alike are one."""
-        updates = {call.seq: call for call in window.calls if call.levels[-1] == UPDATE}
-        fates: dict[tuple[Property, int, Facts, bool], list[str]] = {}
+        updates = {call.seq for call in window.calls if call.levels[-1] == UPDATE}
+        fates: _Fates = {}
         self._follow_gradients(window, updates, fates)
         if window.stage == TRAIN and updates:
             self._look_at_data(window, updates, fates)
@@ -63,42 +70,61 @@ class Progress:
             subject = Subject(prop.object, GRAIN)
             yield Occasion(subject, context_of(context, window.stage), *fate(prop, so), seq, tuple(names))
 
-    def _look_at_data(
-        self, window: Window, updates: dict[int, Call], fates: dict[tuple[Property, int, Facts, bool], list[str]]
-    ) -> None:
-        expected: dict[str, tuple[int, Facts]] = {}
+    def _look_at_data(self, window: Window, updates: set[int], fates: _Fates) -> None:
+        due: list[tuple[list[int], tuple[int, Facts]]] = []
         moved: set[str] = set()
-        for change in window.changes:
+        for change, places in window.together:
             if change.kind != "parameter" or change.attribute != "data":
                 continue
             if change.call != NO_CALL and change.call not in updates:
                 continue
             if change.changed:
-                moved.add(change.variable)
+                moved.update(window.variables_at(places))
             if _is_due(change):
                 seq = change.call if change.call != NO_CALL else max(updates)
-                expected.setdefault(change.variable, (seq, self._told(change.context)))
-        for variable, (seq, context) in expected.items():
-            fates.setdefault((MOVES, seq, context, variable in moved), []).append(variable)
+                due.append((places, (seq, self._told(change.context))))
+        expected: dict[str, tuple[int, Facts]] = {}
+        for places, found in in_order(due):
+            for variable in window.variables_at(places):
+                expected.setdefault(variable, found)
+        alike: dict[tuple[int, bool], list[str]] = {}  # by the identity of what was found, which is in `due`
+        for variable, found in expected.items():
+            so = variable in moved
+            names = alike.get((id(found), so))
+            if names is None:
+                names = alike[id(found), so] = fates.setdefault((MOVES, *found, so), [])
+            names.append(variable)
 
-    def _follow_gradients(
-        self, window: Window, updates: dict[int, Call], fates: dict[tuple[Property, int, Facts, bool], list[str]]
-    ) -> None:
-        for change in window.changes:
+    def _follow_gradients(self, window: Window, updates: set[int], fates: _Fates) -> None:
+        used = self._used
+        for places, (notes, piles, uses) in in_order(self._of_gradients(window, updates)):
+            for variable in window.variables_at(places):
+                known = used.get(variable)
+                if uses is None:
+                    if known is not None:
+                        used[variable] = known | notes | (_PILED if piles and not known & _CLEARED else 0)
+                    continue
+                if known is not None and known & _FILLED and known & (_CLEARED | _PILED):
+                    fates.setdefault((CLEARED, *uses, bool(known & _CLEARED)), []).append(variable)
+                if len(used) > MOST_VARIABLES:
+                    used.clear()
+                used[variable] = 0
+
+    def _of_gradients(self, window: Window, updates: set[int]) -> list[tuple[list[int], _Event]]:
+        """What becomes of gradients in the window, with the places of the changes."""
+        found: list[tuple[list[int], _Event]] = []
+        for change, places in window.together:
+            event = None
             if change.kind != "parameter":
                 continue
-            known = self._used.get(change.variable)
             if change.attribute == "grad":
-                if known is not None:
-                    call = window.by_seq.get(change.call)
-                    _note(known, change, call is not None and call.levels[-1] == BACKWARD)
+                call = window.by_seq.get(change.call)
+                event = _noted(change, call is not None and call.levels[-1] == BACKWARD)
             elif change.call in updates and _is_used(change):
-                if known is not None and known.filled and (known.cleared or known.piled):
-                    key = (CLEARED, change.call, self._told(change.context), known.cleared)
-                    fates.setdefault(key, []).append(change.variable)
-                if len(self._used) > MOST_VARIABLES:
-                    self._used.clear()
-                self._used[change.variable] = _Gradient()
+                event = _Event(uses=(change.call, self._told(change.context)))
+            if event is not None:
+                found.append((places, event))
+        return found
 
     def _told(self, context: Facts) -> Facts:
         found = self._contexts.get(context)
@@ -127,18 +153,17 @@ class Progress:
         return "a gradient that an update has used is cleared before the next update uses it"
 
 
-def _note(known: _Gradient, change: Change, in_backward: bool) -> None:
-    if change.before != "some" or change.after != "some":
-        known.cleared = True
-    if in_backward and change.changed and change.after == "some":
-        known.filled = True
-        known.piled = known.piled or (change.before == "some" and not known.cleared)
+def _noted(change: Change, in_backward: bool) -> _Event | None:
+    """What is noted of a gradient that changed like this, None where it is nothing."""
+    kept = change.before == "some" and change.after == "some"
+    fills = in_backward and change.changed and change.after == "some"
+    return _Event((0 if kept else _CLEARED) | (_FILLED if fills else 0), fills and kept) if fills or not kept else None
 
 
 def _is_used(change: Change) -> bool:
     """Whether an update used the gradient of this variable (of one that another optimizer holds it did not)."""
-    told = dict(change.context)
-    return change.attribute == "data" and told.get("grad") == "some" and told.get("held") in ("this", "none")
+    told = change.context
+    return change.attribute == "data" and value_of(told, "grad") == "some" and value_of(told, "held") in _MAY_HOLD
 
 
 def _is_due(change: Change) -> bool:

@@ -70,15 +70,18 @@ class Rhythms:
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """One occasion for each thing whose rhythm says that it changes in this step, or that it does not yet."""
         updates = [call.seq for call in window.calls if call.levels[-1] == UPDATE]
+        if not updates:
+            return
         changed: dict[str, int] = {}
         quiet: dict[str, bool] = {}
-        for change in window.changes:
+        latest: dict[str, int] = {}
+        for change, places in window.together:
             thing, call = f"{change.kind}.{change.attribute}", window.by_seq.get(change.call)
             if call is not None and call.levels[-1] == _CHANGES.get(thing):
-                if change.changed:
-                    changed[thing] = change.call
+                if change.changed and places[-1] >= latest.get(thing, 0):
+                    changed[thing], latest[thing] = change.call, places[-1]
                 quiet[thing] = quiet.get(thing, True) and _need_not_show(change)
-        if window.stage != TRAIN or not updates:
+        if window.stage != TRAIN:
             return
         for thing in quiet.keys() - changed.keys():
             if quiet[thing]:

@@ -5,8 +5,11 @@ A call has a start and an end; a change is the state of one variable around a ca
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from traincheck.vocab.facts import Facts, FactValue
@@ -100,6 +103,10 @@ class Change(NamedTuple):
     fingerprint: int | None = None
 
 
+_SEQ = attrgetter("seq")
+_CALL, _CONTEXT = (itemgetter(Change._fields.index(name)) for name in ("call", "context"))  # of a change
+_LIKE = itemgetter(slice(Change._fields.index("kind"), Change._fields.index("context")))  # from kind to owner
+
 LIVE, SAVED, LOADED, ANNOUNCED = "live", "saved", "loaded", "announced"
 ROLES = (LIVE, SAVED, LOADED, ANNOUNCED)
 
@@ -144,6 +151,16 @@ class Alike(NamedTuple):
     sharded: bool = False
 
 
+class Together(NamedTuple):
+    """Changes that differ in the variable (and its value) only: what is said of `first` is true of all of them.
+
+    `places` are theirs among the changes of the window.
+    """
+
+    first: Change
+    places: list[int]
+
+
 @dataclass(frozen=True)
 class Window:
     """The events of one training step of one process; also the set-up before the first, an evaluation phase, the end.
@@ -177,6 +194,42 @@ class Window:
     def by_seq(self) -> dict[int, Call]:
         """The calls of this window by `seq`."""
         return {call.seq: call for call in self.calls}
+
+    @cached_property
+    def calls_like(self) -> dict[tuple[str, tuple[str, ...]], list[Call]]:
+        """The calls of this window that ran to their end, by kind and levels: many are of few different APIs."""
+        found: defaultdict[tuple[str, tuple[str, ...]], list[Call]] = defaultdict(list)
+        for call in self.calls:
+            if call.end >= 0:
+                found[call.kind, call.levels].append(call)
+        return dict(found)
+
+    @cached_property
+    def calls_named(self) -> dict[str, list[Call]]:
+        """The same in order, by their most general name."""
+        found: dict[str, list[Call]] = {}
+        for (_, levels), alike in self.calls_like.items():
+            others = found.get(levels[-1])
+            found[levels[-1]] = alike if others is None else sorted(others + alike, key=_SEQ)
+        return found
+
+    @cached_property
+    def together(self) -> list[Together]:
+        """The changes of this window, around the same call and in the order of the first of each.
+
+        (Contexts that are equal are mostly one object, and to hash them would take longer than all the rest.)
+        """
+        changes = self.changes
+        found: defaultdict[object, list[int]] = defaultdict(list)
+        likes = zip(map(_CALL, changes), map(_LIKE, changes), map(id, map(_CONTEXT, changes)), strict=True)
+        for place, like in enumerate(likes):
+            found[like].append(place)
+        return [Together(changes[places[0]], places) for places in found.values()]
+
+    def variables_at(self, places: Iterable[int]) -> tuple[str, ...]:
+        """The variables of the changes at these places."""
+        changes = self.changes
+        return tuple([changes[place].variable for place in places])
 
     @cached_property
     def changes_of(self) -> dict[int, list[Change]]:
