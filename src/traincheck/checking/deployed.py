@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from traincheck.vocab.facts import Facts
 from traincheck.vocab.invariant import Invariant
+from traincheck.vocab.kept import Kept
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 _MOST_CONTEXTS = 100_000
@@ -30,8 +31,12 @@ class Rule:
     tried: Tried = field(compare=False)
 
 
-Speaking = dict[Property, list[Rule]]
-"""The rules of a subject that speak of occasions in one context, by their property."""
+Judged = tuple[Rule, bool]
+"""A rule that is judged on an occasion, and whether its property held."""
+
+Speaking = dict[Property, tuple[list[Judged], list[Judged]]]
+"""The rules of a subject that speak of occasions in one context, by their property: as they are told where that failed,
+and where it held."""
 
 
 class Deployed:
@@ -40,6 +45,7 @@ class Deployed:
     def __init__(self) -> None:
         self._of: dict[Subject, list[Rule]] = {}
         self._speaking: dict[tuple[Subject, Facts], Speaking] = {}
+        self._of_objects: Kept[tuple[Subject, int], tuple[Speaking, Facts]] = Kept()  # as in relations/base.py
 
     def add(self, rule: Invariant, tried: Tried) -> None:
         """Deploy a rule; `tried` is where it is counted how it fares."""
@@ -51,21 +57,31 @@ class Deployed:
         """What the rules are about."""
         return frozenset(self._of)
 
-    def judged(self, occasion: Occasion) -> Iterator[tuple[Rule, bool]]:
+    def judged(self, occasion: Occasion) -> Sequence[Judged]:
         """The rules that are judged on this occasion, each with whether its property held."""
-        if occasion.subject not in self._of:
-            return
-        speaking = self._speaking_of(occasion.subject, occasion.context)
-        held, failed = occasion.held, occasion.failed
+        subject, context, held, failed = occasion[:4]
+        key = subject, id(context)
+        known = self._of_objects.get(key)
+        if known is None:
+            if subject not in self._of:
+                return ()
+            known = self._of_objects.put(key, (self._speaking_of(subject, context), context))
+        speaking = known[0]
+        found: list[Judged] = []
         if failed is None or len(speaking) <= len(held) + len(failed):
-            for prop, rules in speaking.items():
+            for prop, (if_failed, if_held) in speaking.items():
                 if prop in held:
-                    yield from ((rule, True) for rule in rules)
+                    found += if_held
                 elif failed is None or prop in failed:
-                    yield from ((rule, False) for rule in rules)
-            return
-        yield from _among(held, speaking, True)
-        yield from ((rule, so) for rule, so in _among(failed, speaking, False) if rule.invariant.property not in held)
+                    found += if_failed
+            return found
+        for prop in held:
+            if prop in speaking:
+                found += speaking[prop][True]
+        for prop in failed:
+            if prop in speaking and prop not in held:
+                found += speaking[prop][False]
+        return found
 
     def _speaking_of(self, subject: Subject, context: Facts) -> Speaking:
         key = (subject, context)
@@ -76,11 +92,7 @@ class Deployed:
             found = self._speaking[key] = {}
             for rule in self._of[subject]:
                 if rule.invariant.applies(context):
-                    found.setdefault(rule.invariant.property, []).append(rule)
+                    fates = found.setdefault(rule.invariant.property, ([], []))
+                    for so in (False, True):
+                        fates[so].append((rule, so))
         return found
-
-
-def _among(told: Iterable[Property], speaking: Speaking, so: bool) -> Iterator[tuple[Rule, bool]]:
-    for prop in told:
-        for rule in speaking.get(prop, ()):
-            yield rule, so

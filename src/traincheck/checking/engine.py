@@ -142,8 +142,9 @@ class Engine:
     def _failing(self, deployed: Deployed, occasion: Occasion) -> Sequence[Invariant]:
         """The rules that fail on this occasion, in the order in which they were deployed."""
         failing: list[Rule] = []
+        resting = self._resting.ids
         for rule, held in deployed.judged(occasion):
-            if rule.invariant.id in self._resting:
+            if resting and rule.invariant.id in resting:
                 continue
             rule.tried.triggered += 1
             if not held:

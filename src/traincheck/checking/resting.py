@@ -22,14 +22,12 @@ class Resting:
         self._demands: dict[str, Demand] = {}
         self._known: dict[frozenset[str], Mapping[str, str]] = {}
         self._muted: Mapping[str, str] = {}
-        self._ids = _NOBODY
+        self.ids = _NOBODY
+        """The rules that rest, by id."""
         self.absences: list[Absence] = []
         """Sources that observed nothing, in the order in which that began."""
         self.reasons: dict[str, str] = {}
-        """The rules that rest, by id, with the reason."""
-
-    def __contains__(self, rule: str) -> bool:
-        return rule in self._ids
+        """Why each of them does."""
 
     def mute(self, muted: Mapping[str, str]) -> None:
         """From now on these rules are not judged, and no others are muted; `muted` has the reason for each, by id."""
@@ -55,7 +53,7 @@ class Resting:
         resting = self._touched_by(frozenset(going))
         self.reasons = {name: str(going[source]) for name, source in resting.items()}
         self.reasons.update((name, f"rule {name} was muted on the way: {why}") for name, why in self._muted.items())
-        self._ids = frozenset(self.reasons)
+        self.ids = frozenset(self.reasons)
 
     def _touched_by(self, off: frozenset[str]) -> Mapping[str, str]:
         """The rules that rest on one of these sources, and on which."""
