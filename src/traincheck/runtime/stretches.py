@@ -16,8 +16,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
+from operator import itemgetter
 
-from traincheck.vocab.events import EVAL, TRAIN, Window
+from traincheck.vocab.events import EVAL, TRAIN, Call, Reading, Window
 
 FIRST_STEPS = 20
 """Steps at the start that are recorded: twenty establish each habit that rules know of."""
@@ -197,6 +198,10 @@ class _Spread:
         return taken
 
 
+_LEVELS = itemgetter(Call._fields.index("levels"))
+_READ = itemgetter(*map(Reading._fields.index, ("variable", "kind", "attribute", "role")))
+
+
 class _News:
     """Knows what was told so far: which APIs were called, and what was read of which things."""
 
@@ -209,8 +214,8 @@ class _News:
         """Whether something is told in this window that was in none before it."""
         if self._times >= MOST_NEW:
             return False
-        calls = {call.levels for call in window.calls}
-        readings = {(each.variable, each.kind, each.attribute, each.role) for each in window.readings}
+        calls = set(map(_LEVELS, window.calls))
+        readings = set(map(_READ, window.readings))
         new = not (calls <= self._calls and readings <= self._readings)
         if new:
             self._times += 1
