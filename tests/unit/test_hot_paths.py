@@ -18,8 +18,11 @@ from torch import nn
 import traincheck
 from loops import STEP, loader
 from observing import observing
+from traincheck.checking.engine import Engine, demand_of
+from traincheck.invariants.book import read_book
 from traincheck.sources import hashing
 from traincheck.vocab.demand import EVERYTHING, NOTHING, Demand
+from traincheck.vocab.events import Window
 
 OURS = str(Path(traincheck.__file__).parent)
 STEPS = range(17, 23)  # none of those in which values are read, see summaries.py
@@ -27,12 +30,23 @@ STEPS = range(17, 23)  # none of those in which values are read, see summaries.p
 OF_A_RULE = Demand(frozenset((STEP,)), frozenset(((STEP, "parameter.data"),)))
 
 MOST_CALLS = {"everything": 2_420, "a rule": 830, "nothing": 270, "not watched": 140}
+MOST_CALLS_TO_JUDGE = 1_330
+"""By the rules of the general pack, of which more than `LEAST_JUDGED` are about such a step."""
+LEAST_JUDGED = 10
 MOST_BYTES = {"everything": 4.2, "a rule": 2.1, "nothing": 0, "not watched": 0}
 """In sizes of the parameters."""
 
 
-def train(demand: Demand, watches: Callable[[int], bool], each: Callable[[int], object]) -> int:
-    """Train a model of ten parameters, and call `each` before each step; the bytes of the parameters."""
+def train(
+    demand: Demand,
+    watches: Callable[[int], bool],
+    each: Callable[[int], object],
+    windows: list[Window] | None = None,
+) -> int:
+    """Train a model of ten parameters, and call `each` before each step; the bytes of the parameters.
+
+    What is seen goes into `windows`.
+    """
     model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(5)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     with observing(demand, watches=watches) as seen:
@@ -43,6 +57,8 @@ def train(demand: Demand, watches: Callable[[int], bool], each: Callable[[int], 
             optimizer.step()
         each(0)
     assert seen.faults == []
+    if windows is not None:
+        windows += seen.windows
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
@@ -54,25 +70,54 @@ KINDS: dict[str, tuple[Demand, Callable[[int], bool]]] = {
 }
 
 
+class Counted:
+    """Counts calls of our functions, while it is told to."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+
+    def count(self, frame: FrameType, event: str, arg: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(OURS):
+            self.calls[f"{Path(frame.f_code.co_filename).name}:{frame.f_code.co_name}"] += 1
+
+    @property
+    def in_a_step(self) -> float:
+        return self.calls.total() / len(STEPS)
+
+    def __str__(self) -> str:
+        most = "\n".join(f"{number / len(STEPS):8.1f} {name}" for name, number in self.calls.most_common(25))
+        return f"{self.in_a_step} calls in a step:\n{most}"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_calls_no_more_of_our_functions(kind: str) -> None:
-    calls: Counter[str] = Counter()
-
-    def count(frame: FrameType, event: str, arg: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(OURS):
-            calls[f"{Path(frame.f_code.co_filename).name}:{frame.f_code.co_name}"] += 1
+    counted = Counted()
 
     def each(step: int) -> None:
-        sys.setprofile(count if step in STEPS else None)
+        sys.setprofile(counted.count if step in STEPS else None)
 
     before = sys.getprofile()
     try:
         train(*KINDS[kind], each)
     finally:
         sys.setprofile(before)
-    most = "\n".join(f"{number / len(STEPS):8.1f} {name}" for name, number in calls.most_common(25))
-    assert calls.total() / len(STEPS) <= MOST_CALLS[kind], f"{calls.total() / len(STEPS)} calls in a step:\n{most}"
-    assert calls or kind not in ("everything", "a rule")
+    assert counted.in_a_step <= MOST_CALLS[kind], str(counted)
+    assert counted.calls or kind not in ("everything", "a rule")
+
+
+def test_judging_a_step_calls_no_more_of_our_functions() -> None:
+    rules = read_book(Path(OURS) / "packs" / "general.jsonl").invariants
+    windows: list[Window] = []
+    train(demand_of(rules), lambda step: True, lambda step: None, windows)
+    engine, counted, before = Engine(rules), Counted(), sys.getprofile()
+    try:
+        for window in windows:
+            sys.setprofile(counted.count if window.step in STEPS else None)
+            engine.feed(window)
+    finally:
+        sys.setprofile(before)
+    assert sum(tried.triggered > 0 for tried in engine.outcome.tried.values()) >= LEAST_JUDGED
+    assert counted.in_a_step <= MOST_CALLS_TO_JUDGE, str(counted)
 
 
 @pytest.mark.parametrize("kind", KINDS)
