@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import NamedTuple
 
 from traincheck.vocab.facts import Facts, FactValue
@@ -104,8 +104,8 @@ class Change(NamedTuple):
 
 
 _SEQ = attrgetter("seq")
-_CALL, _CONTEXT = (itemgetter(Change._fields.index(name)) for name in ("call", "context"))  # of a change
-_LIKE = itemgetter(slice(Change._fields.index("kind"), Change._fields.index("context")))  # from kind to owner
+_CALL, _CONTEXT = (Change._fields.index(name) for name in ("call", "context"))
+_LIKE = slice(Change._fields.index("kind"), _CONTEXT)  # from kind to owner
 
 LIVE, SAVED, LOADED, ANNOUNCED = "live", "saved", "loaded", "announced"
 ROLES = (LIVE, SAVED, LOADED, ANNOUNCED)
@@ -221,9 +221,16 @@ class Window:
         """
         changes = self.changes
         found: defaultdict[object, list[int]] = defaultdict(list)
-        likes = zip(map(_CALL, changes), map(_LIKE, changes), map(id, map(_CONTEXT, changes)), strict=True)
-        for place, like in enumerate(likes):
-            found[like].append(place)
+        places: list[int] = []
+        last: Change | None = None
+        last_like: object = None
+        for place, change in enumerate(changes):
+            like, context = change[_LIKE], change[_CONTEXT]
+            # Mostly they come in rows.
+            if last is None or context is not last[_CONTEXT] or change[_CALL] != last[_CALL] or like != last_like:
+                places = found[change[_CALL], like, id(context)]
+                last, last_like = change, like
+            places.append(place)
         return [Together(changes[places[0]], places) for places in found.values()]
 
     def variables_at(self, places: Iterable[int]) -> tuple[str, ...]:
