@@ -17,7 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "vocab": set(),
     "errors": set(),
     "version": set(),
-    "options": set(),
+    "options": {"vocab"},
     "files": {"errors"},
     "addresses": {"errors", "files"},
     "redaction": set(),

@@ -19,7 +19,6 @@ from traincheck.checking.live import LiveChecker
 from traincheck.errors import TrainCheckError
 from traincheck.invariants.book import Book, read_books
 from traincheck.invariants.selection import deployable
-from traincheck.options import ALL
 from traincheck.runtime import place
 from traincheck.runtime.before_update import BeforeUpdate
 from traincheck.runtime.closer import Closer
@@ -41,6 +40,7 @@ from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import ERROR
+from traincheck.vocab.option_words import ALL
 
 if TYPE_CHECKING:
     from traincheck.sources.attachment import Attachment

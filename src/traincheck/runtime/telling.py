@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from traincheck.checking.digests import lean
 from traincheck.checking.outcome_files import save_compared
 from traincheck.checking.rank_engine import Compared, comparable, told_demand
-from traincheck.options import EXCHANGE, FILES, OFF
 from traincheck.runtime.place import Place
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.format import TOLD
@@ -18,6 +17,7 @@ from traincheck.trace.rotation import RotatingWriter
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import Invariant
+from traincheck.vocab.option_words import EXCHANGE, FILES, OFF
 
 if TYPE_CHECKING:
     from traincheck.runtime.exchange import Exchange
