@@ -54,10 +54,9 @@ _idle: list[_Unseen] = []
 
 
 def _in_and_out() -> Generator[None, None, None]:
-    dispatch = torch._C._DisableTorchDispatch()
     while True:
         grad = torch.is_grad_enabled()
-        with torch._C.DisableTorchFunction(), dispatch:
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
             try:  # also around the next line, after which an interrupt of the program's may come
                 torch._C._set_grad_enabled(False)
                 yield
