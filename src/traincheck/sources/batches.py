@@ -15,7 +15,7 @@ import torch
 
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.replica_readings import several_ranks
-from traincheck.sources.summaries import EVERY, FIRST_STEPS, MOST_INSIDE
+from traincheck.sources.summaries import MOST_INSIDE, in_schedule
 from traincheck.sources.tensors import fingerprints, unseen
 from traincheck.sources.values import readable
 from traincheck.vocab.demand import Demand
@@ -46,7 +46,7 @@ class BatchReadings:
     def wanted(self) -> bool:
         """Whether what goes into the model is to be read now."""
         coming = self._recorder.steps.coming
-        return self._wanted and (coming <= FIRST_STEPS or coming % EVERY == 0) and several_ranks()
+        return self._wanted and in_schedule(coming) and several_ranks()
 
     def read(
         self, call: int, name: str, model: torch.nn.Module, args: Sequence[Any], keywords: Mapping[str, Any]

@@ -23,7 +23,7 @@ from traincheck.sources.gradients import Gradients, Snapshot
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.replaced import Undo
 from traincheck.sources.spot_checks import is_large, sample
-from traincheck.sources.summaries import EVERY, FIRST_STEPS
+from traincheck.sources.summaries import in_schedule
 from traincheck.sources.tensors import local, unseen
 from traincheck.sources.values import euclidean_norm
 from traincheck.vocab.demand import NUMBERS, Demand
@@ -122,8 +122,7 @@ class ClippingSource:
                 if isinstance(begun.limit, (int, float)) and norm is not None:
                     call.context = merged(call.context, exceeds=norm > begun.limit)
             if handed is not None:
-                coming = self._recorder.steps.coming
-                factor = None if coming <= FIRST_STEPS or coming % EVERY == 0 else _factor(begun, result)
+                factor = None if in_schedule(self._recorder.steps.coming) else _factor(begun, result)
                 if factor is not None and _is_shown(factor, begun.snapshot, handed):
                     found = _told(result, factor * float(result))
                 else:

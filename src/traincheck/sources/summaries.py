@@ -38,6 +38,12 @@ of them, and the first ones say nothing of the others."""
 FIRST_STEPS, EVERY = 6, 8
 """The steps in which it does: the first, where most errors show and nothing is known yet, and each eighth."""
 
+
+def in_schedule(step: int) -> bool:
+    """Whether it reads values in this step."""
+    return step <= FIRST_STEPS or step % EVERY == 0
+
+
 _MOST_KEPT = 8192
 """Summaries kept, so that equal ones are one object: more than a step of a large model has, see `Kept`."""
 
@@ -201,8 +207,7 @@ class Summaries:
     def _renew(self) -> None:
         """Begin a new window."""
         self._window = self._recorder.window
-        coming = self._recorder.steps.coming
-        self._scheduled = coming <= FIRST_STEPS or coming % EVERY == 0
+        self._scheduled = in_schedule(self._recorder.steps.coming)
         self._reads.clear()
         with _Unseen():
             self._storages.renew()
