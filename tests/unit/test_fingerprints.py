@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from traincheck.sources.tensors import device_fingerprint, fingerprints, local, states, unseen
+from traincheck.sources.device_fingerprints import AT_ONCE, SMALL
+from traincheck.sources.pending import as_if_elsewhere, fetches
+from traincheck.sources.tensors import fingerprints, local, states, unseen
 
 DTYPES = (
     torch.float32,
@@ -31,14 +33,19 @@ def on_cpu(tensor: torch.Tensor) -> object:
 
 
 def on_device(tensor: torch.Tensor) -> object:
-    with unseen():
-        dense = local(tensor)
-        assert dense is not None
-        return device_fingerprint(dense).item()
+    with unseen(), as_if_elsewhere():
+        return fingerprints([tensor])[0]
+
+
+def in_a_row(tensor: torch.Tensor) -> object:
+    """As on a device, between others of its kind."""
+    others = [torch.ones(3, dtype=tensor.dtype), torch.zeros(0, dtype=tensor.dtype)]
+    with unseen(), as_if_elsewhere():
+        return fingerprints([*others, tensor, *others])[2]
 
 
 Digest = Callable[[torch.Tensor], object]
-both = pytest.mark.parametrize("digest", [on_cpu, on_device])
+both = pytest.mark.parametrize("digest", [on_cpu, on_device, in_a_row])
 
 
 def some(dtype: torch.dtype, size: int = 1001) -> torch.Tensor:
@@ -47,7 +54,10 @@ def some(dtype: torch.dtype, size: int = 1001) -> torch.Tensor:
 
 def state(tensor: torch.Tensor | None) -> str:
     with unseen():
-        return states([tensor])[0]
+        found = states([tensor])[0]
+        with as_if_elsewhere():
+            assert states([tensor])[0] == found
+    return found
 
 
 @both
@@ -233,3 +243,29 @@ def test_memory_that_is_freed_for_now_is_not_read() -> None:
     tensor.untyped_storage().resize_(kept)
     assert on_cpu(tensor) is not None
     assert on_cpu(torch.empty(0)) is not None
+
+
+# -- on a device ----------------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_has_one_fingerprint_in_a_row_and_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    tensors = [
+        torch.randn(size, generator=generator).to(dtype)
+        for size in (0, 1, 5, SMALL, SMALL + 1, AT_ONCE + 3)
+        for dtype in (torch.float32, torch.bfloat16, torch.uint8)
+    ]
+    with unseen(), as_if_elsewhere():
+        together = fingerprints(tensors)
+        assert together == [fingerprints([tensor])[0] for tensor in tensors]
+        assert fingerprints([tensor.clone() for tensor in reversed(tensors)]) == together[::-1]
+        many = [torch.full((SMALL,), float(number)) for number in range(2 * AT_ONCE // SMALL + 3)]
+        assert len(set(fingerprints(many))) == len(many)
+
+
+def test_many_tensors_of_a_device_take_one_transfer() -> None:
+    before = fetches.count
+    with unseen(), as_if_elsewhere():
+        fingerprints([torch.ones(3), torch.ones(100_000), torch.ones(2, dtype=torch.int64)])
+        states([torch.zeros(3), None, torch.ones(3, dtype=torch.bool)])
+    assert fetches.count == before + 2

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from traincheck.sources.spot_checks import ELEMENTS, LARGE, changed, differ, look, sample, transferred
+from traincheck.sources.pending import Pending, as_if_elsewhere, fetched
+from traincheck.sources.spot_checks import ELEMENTS, LARGE, changed, differ, look, sample
 from traincheck.sources.tensors import unseen
 
 ROWS, COLUMNS = 512, 256
@@ -84,6 +85,23 @@ def test_what_became_of_another_kind_has_changed() -> None:
         assert changed(before, [dense().double(), dense().t(), torch.ones(8)]) == [True, True, True]
 
 
-def test_what_was_found_on_devices_is_fetched_in_one_go_to_its_places() -> None:
-    pending = {torch.device("cpu"): [(3, torch.tensor(True)), (0, torch.tensor(False)), (1, torch.tensor(True))]}
-    assert transferred([False] * 4, pending) == [False, True, False, True]
+@pytest.mark.parametrize("make", [dense, sparse, lambda: torch.ones(8), lambda: dense().bfloat16()])
+@pytest.mark.parametrize("factor", [0.5, 1 - 2.0**-7, 1.0])
+def test_that_a_tensor_of_a_device_was_scaled_is_seen(make: Callable[[], torch.Tensor], factor: float) -> None:
+    tensor = make()
+    with unseen(), as_if_elsewhere():
+        before = look([tensor, tensor.long()])
+        tensor.mul_(factor)
+        found = changed(before, [tensor, tensor.long()])
+        assert isinstance(found[0], Pending)
+        assert fetched(found)[0] == (factor != 1)
+
+
+def test_samples_of_a_device_are_compared_there() -> None:
+    one, other = dense(), dense().mul(2)
+    with unseen(), as_if_elsewhere():
+        first, second = sample(one), sample(other)
+        assert first is not None and second is not None
+        found = differ([(first, first), (first, second)])
+        assert all(isinstance(so, Pending) for so in found)
+        assert fetched(found) == [False, True]

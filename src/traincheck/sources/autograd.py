@@ -9,12 +9,12 @@ import torch
 
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.circumstances import Surroundings, circumstances_with
-from traincheck.sources.gradients import Gradients, Snapshot, summary
+from traincheck.sources.gradients import Gradients, Snapshot
 from traincheck.sources.names import parameter_names
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.replaced import Undo
 from traincheck.sources.summaries import Asked, Before, Summaries, asked
-from traincheck.sources.tensors import unseen
+from traincheck.sources.tensors import NONE, unseen
 from traincheck.vocab.demand import SCALE, Demand
 from traincheck.vocab.events import LIFECYCLE
 from traincheck.vocab.facts import Facts, facts, merged
@@ -95,16 +95,14 @@ class AutogradSource:
         if not self._calls or not recorder.watching:
             return None
         snapshot = None
-        grads = "none"
         if self._states:
             with unseen():
                 snapshot = self._gradients.read(self._gradients.trainable(), values=True, kept=True)
-            grads = summary(snapshot.states)
         half, self._gradients.half = self._gradients.half, False
         retain_graph, create_graph = _graph_flags(*args, **kwargs)
         context = circumstances_with(
             half=half,
-            grads=grads,
+            grads=NONE,
             retain_graph=retain_graph,
             create_graph=create_graph,
             within=self._surroundings.within,
@@ -126,6 +124,8 @@ class AutogradSource:
         loss: Facts = (),
     ) -> _Open:
         call = self._recorder.enter(LIFECYCLE, levels, "", context)
+        if snapshot is not None:
+            self._gradients.tell_states(call, snapshot)
         what = self._asked[levels]
         before = self._summaries.begins(call, what, args, kwargs) if what is not None else None
         return _Open(call, snapshot, what, before, loss)

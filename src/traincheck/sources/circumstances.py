@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 
 import torch
@@ -97,6 +98,12 @@ def circumstances_with(**extra: str | int | float | bool | None) -> Facts:
     if found is None:
         found = _more.put(key, merged(base, **extra))
     return found
+
+
+@functools.lru_cache(maxsize=4096)
+def context_with(context: Facts, name: str, value: str | bool) -> Facts:
+    """A context and one further fact, which is known later than the others; equal ones are the same object."""
+    return merged(context, **{name: value})
 
 
 _of_modules: dict[tuple[bool, bool, str, bool, bool, bool], Facts] = {}

@@ -24,21 +24,28 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from traincheck.sources.circumstances import autocast_dtype
+from traincheck.sources.circumstances import autocast_dtype, context_with
 from traincheck.sources.kept_gradients import KeptGradients
-from traincheck.sources.recorder import Recorder
+from traincheck.sources.pending import Pending
+from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.spot_checks import Look, changed, look
-from traincheck.sources.tensors import NONE, SOME, fingerprints, states
+from traincheck.sources.tensors import NONE, SOME, ZERO, computed, computed_states
+from traincheck.sources.transfers import NextSeq
 from traincheck.sources.variables import SLACK, Catalog, Variable
 from traincheck.vocab.events import NO_CALL, Change
 
 Held = tuple[Variable, torch.Tensor]
 
+SOURCE = "gradients"
+
 UNUSED = "unused"
+
+_NOTHING = (NONE, ZERO)
 
 _MOST_MODULES = 100_000
 """Calls kept in mind: more modules than that are made anew in each step."""
@@ -46,11 +53,11 @@ _MOST_MODULES = 100_000
 
 @dataclass(slots=True)
 class Snapshot:
-    """The gradients of some variables before a call: their states, and of some of them (by their places) what they
-    were; `kept` says that those which are kept back are among them."""
+    """The gradients of some variables before a call: their states (to be asked for in what is put off behind it), and
+    of some of them (by their places) what they were; `kept` says that those which are kept back are among them."""
 
     held: Sequence[Held]
-    states: list[str]
+    states: Sequence[str | Pending]
     looks: dict[int, Look]
     kept: bool = False
 
@@ -77,7 +84,7 @@ class Gradients:
         """Whether a module was called under float16 autocast since a backward ran last."""
         self.fresh: set[Variable] = set()
         """Variables whose gradients a backward has made since an optimizer stepped last; others are of earlier work."""
-        recorder.after_gap("gradients", self._forget)
+        recorder.after_gap(SOURCE, self._forget)
 
     def _forget(self) -> None:
         self._last.clear()
@@ -119,9 +126,7 @@ class Gradients:
             trained = any(variable is not None and variable.graded for variable in found)  # before there were several
             known = self._threads[id(module)] = weakref.ref(module), self._thread if trained else me
         if known[1] != me:
-            self._recorder.fault(
-                "gradients", RuntimeError("several threads train one module, which cannot be followed")
-            )
+            self._recorder.fault(SOURCE, RuntimeError("several threads train one module, which cannot be followed"))
             self._recorder.active = False
 
     def may_look(self, variable: Variable) -> bool:
@@ -141,15 +146,18 @@ class Gradients:
         self._updates += 1
         self._steps[optimizer] = threading.get_ident()
         self._seen[optimizer] = (self._backwards, self._updates)
-        self.fresh.clear()
+        self._recorder.transfers.when(SOURCE, (), lambda *_: self.fresh.clear())
 
-    def used(self, optimizer: str, held: Sequence[Held], found: Sequence[str], *, closure: bool) -> list[str]:
-        """The states `found` of gradients as a step of `optimizer` sees them, see Note [Unused parameters]."""
+    def used(
+        self, optimizer: str, held: Sequence[Held], found: Sequence[str | Pending], *, closure: bool
+    ) -> list[str | Pending]:
+        """The states `found` of gradients as a step of `optimizer` sees them, see Note [Unused parameters]. (What is
+        pending is there.)"""
         backwards, updates = self._seen.get(optimizer, (0, 0))
         if closure or NONE not in found:
             return list(found)
         own = [state for (variable, _), state in zip(held, found, strict=True) if optimizer in variable.holders]
-        idle = self._backwards == backwards and set(own) == {NONE}
+        idle = self._backwards == backwards and bool(own) and all(state == NONE for state in own)
         return [
             UNUSED if state == NONE and (idle or self._is_unused(variable, updates)) else state
             for (variable, _), state in zip(held, found, strict=True)
@@ -184,49 +192,75 @@ class Gradients:
         where ranks have not reduced it yet: a backward makes it, no update can use it.
         """
         gradients = self._all_of(held, kept)
-        now = states(gradients)
-        for (variable, tensor), state in zip(held, now, strict=True):
-            before = self._last.get(variable, state)
-            if before != state:
-                self._tell(NO_CALL, variable, tensor, before, state, True, variable.owner)
-                self._last[variable] = state
+        now = computed_states(gradients)
         looks: dict[int, Look] = {}
         if values:
-            some = {place: g for place, g in enumerate(gradients) if g is not None and now[place] == SOME}
-            looks = dict(zip(some, (look if scaled else fingerprints)([*some.values()]), strict=True))
-        return Snapshot(held, now, looks, kept)
+            some = {place: g for place, g in enumerate(gradients) if g is not None and now[place] not in _NOTHING}
+            looks = dict(zip(some, (look if scaled else computed)([*some.values()]), strict=True))
+        snapshot = Snapshot(held, now, looks, kept)
+
+        def conclude(now: list[str], next_seq: NextSeq) -> None:
+            snapshot.states = now
+            for (variable, tensor), state in zip(held, now, strict=True):
+                before = self._last.get(variable, state)
+                if before != state:
+                    self._tell(next_seq(), NO_CALL, variable, tensor, before, state, True, variable.owner)
+                    self._last[variable] = state
+
+        self._recorder.transfers.when(SOURCE, now, conclude, events=len(held))
+        return snapshot
+
+    def tell_states(self, call: OpenCall, snapshot: Snapshot) -> None:
+        """Add to the circumstances of a call what the gradients were before it."""
+
+        def conclude(*_: object) -> None:
+            call.context = context_with(call.context, "grads", summary(snapshot.states))
+
+        self._recorder.transfers.when(SOURCE, (), conclude, call=call)
 
     def _all_of(self, held: Sequence[Held], kept: bool) -> list[torch.Tensor | None]:
         return [self._kept.of(tensor) if kept else tensor.grad for _, tensor in held]
 
     def compare(self, before: Snapshot, call: int, viewer: str = "") -> None:
         """Tell how the gradients of `before` changed in `call`; `viewer` is the optimizer that was called, if any."""
-        gradients = self._all_of(before.held, before.kept)
-        now = states(gradients)
-        changes = [old != new for old, new in zip(before.states, now, strict=True)]
+        held = before.held
+        gradients = self._all_of(held, before.kept)
+        now = computed_states(gradients)
         alike = {
             place: gradient
             for place, gradient in enumerate(gradients)
-            if gradient is not None and before.looks.get(place) is not None
-            if now[place] == SOME and not changes[place]
+            if gradient is not None and before.looks.get(place) is not None and _may_be_alike(before, place, now[place])
         }
-        differ = changed([before.looks[place] for place in alike], [*alike.values()])
-        for place, differs in zip(alike, differ, strict=True):
-            changes[place] = differs
-        for place, (variable, tensor) in enumerate(before.held):
-            old, new, so = before.states[place], now[place], changes[place]
-            self._tell(call, variable, tensor, old, new, so, viewer or variable.owner)
-            self._last[variable] = new
-            if so and new == SOME:
-                self.fresh.add(variable)
-                variable.graded = True
+        places = list(alike)  # (What is put off must not hold gradients: autograd would copy them.)
+        differ = changed([before.looks[place] for place in places], [*alike.values()])
+
+        def conclude(known: list[Any], next_seq: NextSeq) -> None:
+            differs = dict(zip(places, known[len(held) :], strict=True))
+            for place, (variable, tensor) in enumerate(held):
+                old, new = str(before.states[place]), known[place]
+                so = old != new or (new == SOME and differs.get(place, False))
+                self._tell(next_seq(), call, variable, tensor, old, new, so, viewer or variable.owner)
+                self._last[variable] = new
+                if so and new == SOME:
+                    self.fresh.add(variable)
+                    variable.graded = True
+
+        self._recorder.transfers.when(SOURCE, [*now, *differ], conclude, events=len(held))
 
     def _tell(
-        self, call: int, variable: Variable, tensor: torch.Tensor, old: str, new: str, changed: bool, viewer: str
+        self,
+        seq: int,
+        call: int,
+        variable: Variable,
+        tensor: torch.Tensor,
+        old: str,
+        new: str,
+        changed: bool,
+        viewer: str,
     ) -> None:
         self._recorder.change(
             Change(
-                seq=self._recorder.next_seq(),
+                seq=seq,
                 call=call,
                 variable=variable.name,
                 kind="parameter",
@@ -240,11 +274,19 @@ class Gradients:
         )
 
 
-def summary(found: Sequence[str]) -> str:
-    """none, zero, some or unused when all gradients agree, mixed when some are there and others are not."""
+def _may_be_alike(before: Snapshot, place: int, now: str | Pending) -> bool:
+    """Whether a gradient that was read before a call may have been left as it was."""
+    if type(now) is Pending:
+        return True
+    return now == SOME and before.states[place] == SOME
+
+
+def summary(found: Sequence[str | Pending]) -> str:
+    """none, zero, some or unused when all gradients agree, mixed when some are there and others are not. (None may be
+    pending.)"""
     kinds = set(found)
     if not kinds:
         return NONE
     if kinds == {NONE, UNUSED}:
         return NONE
-    return kinds.pop() if len(kinds) == 1 else "mixed"
+    return str(kinds.pop()) if len(kinds) == 1 else "mixed"

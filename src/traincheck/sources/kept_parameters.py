@@ -15,14 +15,15 @@ update on.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from traincheck.sources.gradients import Held
+from traincheck.sources.pending import Pending, unlike
 from traincheck.sources.spot_checks import LARGE, differ, sample
 from traincheck.sources.storages import version_of
-from traincheck.sources.tensors import fingerprints
+from traincheck.sources.tensors import Computed, computed
 
 TRUSTED = 3
 """Updates in a row that the sample of a parameter must have shown before it stands for the whole."""
@@ -32,13 +33,23 @@ class Was(NamedTuple):
     """What a parameter was before an update. `fingerprint` is None where it could not be read, or was read in part:
     `sample` are some elements of a large one."""
 
-    fingerprint: int | None
+    fingerprint: Computed
     sample: torch.Tensor | None = None
     version: int | None = None
 
 
+class Is(NamedTuple):
+    """What it is after the update: its fingerprint if it was read as a whole, whether that is another one, and, where
+    samples were taken, the new one with whether it differs."""
+
+    fingerprint: Computed
+    differs: bool | Pending
+    now: Was | None = None
+    shows: bool | Pending = False
+
+
 class Became(NamedTuple):
-    """What it was after the update, and whether that is something else."""
+    """Whether the update has made it something else, and its fingerprint."""
 
     changed: bool
     fingerprint: int | None
@@ -72,14 +83,13 @@ def before(held: Sequence[Held], *, whole: bool) -> list[Was]:
             found[place] = now
     found |= _untouched(held, {place: now for place, now in taken.items() if place not in found})
     unread = [place for place in range(len(held)) if place not in found]
-    for place, value in zip(unread, fingerprints([held[place][1] for place in unread]), strict=True):
+    for place, value in zip(unread, computed([held[place][1] for place in unread]), strict=True):
         found[place] = taken[place]._replace(fingerprint=value) if place in taken else Was(value)
     return [found[place] for place in range(len(held))]
 
 
-def after(held: Sequence[Held], was: Sequence[Was], due: Sequence[bool], *, whole: bool) -> list[Became]:
-    """What an update made of them; with `whole` the fingerprint of each. `due` says of each whether the update had
-    reason to change it. Call under `unseen`."""
+def after(held: Sequence[Held], was: Sequence[Was], *, whole: bool) -> list[Is]:
+    """The parameters after the update; with `whole` the fingerprint of each. Call under `unseen`."""
     now: dict[int, Was] = {}
     for place, old in enumerate(was):
         elements = None if old.sample is None else sample(held[place][1])
@@ -89,24 +99,42 @@ def after(held: Sequence[Held], was: Sequence[Was], due: Sequence[bool], *, whol
     read = [
         place
         for place in range(len(held))
-        if whole or place not in now or not (shows[place] or _is_settled(held[place], was[place], now[place]))
+        if whole or place not in now or not (shows[place] is True or _is_settled(held[place], was[place], now[place]))
     ]
-    values = dict(zip(read, fingerprints([held[place][1] for place in read]), strict=True))
-    found: list[Became] = []
+    values: dict[int, Computed] = dict(zip(read, computed([held[place][1] for place in read]), strict=True))
+    found = []
     for place, old in enumerate(was):
         value = values.get(place)
-        if place not in now:
+        found.append(Is(value, unlike(old.fingerprint, value), now.get(place), shows.get(place, False)))
+    return found
+
+
+def pending_in(found: Sequence[Is]) -> list[Any]:
+    """What may be pending in what parameters are, for `became`."""
+    return [value for one in found for value in (one.fingerprint, one.differs, one.shows)]
+
+
+def became(
+    held: Sequence[Held], was: Sequence[Was], found: Sequence[Is], known: Sequence[Any], due: Sequence[bool]
+) -> list[Became]:
+    """What an update made of parameters; `known` is what was pending in `found`, and `due` says of each whether the
+    update had reason to change it."""
+    told: list[Became] = []
+    for place, (old, one) in enumerate(zip(was, found, strict=True)):
+        value, differs, shows = known[3 * place : 3 * place + 3]
+        if one.now is None:
             unknown = old.fingerprint is None and old.sample is not None  # its memory was freed, or is another one
-            found.append(Became(unknown or old.fingerprint != value, value))
+            told.append(Became(unknown or differs, value))
             continue
         kept: Kept = held[place][0].kept
-        if place in values:
-            kept.last = now[place]._replace(fingerprint=value)
-        elif shows[place]:
+        if one.fingerprint is not None:
+            kept.last = one.now._replace(fingerprint=value) if type(one.fingerprint) is int else None
+        elif shows:
             kept.last = None
-        so = _changed(kept, old, now[place], value, shows=shows[place], due=due[place])
-        found.append(Became(so, value))
-    return found
+        read = one.fingerprint is not None and old.fingerprint is not None
+        so = _changed(kept, old, one.now, differs if read else None, shows=shows, due=due[place])
+        told.append(Became(so, value))
+    return told
 
 
 def _untouched(held: Sequence[Held], taken: Mapping[int, Was]) -> dict[int, Was]:
@@ -117,10 +145,10 @@ def _untouched(held: Sequence[Held], taken: Mapping[int, Was]) -> dict[int, Was]
         if known is not None and known.version is not None and known.version == now.version:
             last[place] = known
     shows = _shows(taken, last)
-    return {place: known for place, known in last.items() if not shows[place]}
+    return {place: known for place, known in last.items() if shows[place] is False}
 
 
-def _shows(was: Sequence[Was] | Mapping[int, Was], now: Mapping[int, Was]) -> dict[int, bool]:
+def _shows(was: Sequence[Was] | Mapping[int, Was], now: Mapping[int, Was]) -> dict[int, bool | Pending]:
     """Of each that there is a sample of now whether it differs."""
     pairs = [(old, new.sample) for place, new in now.items() if (old := was[place].sample) is not None]
     return dict(zip(now, differ([(old, new) for old, new in pairs if new is not None]), strict=True))
@@ -133,16 +161,14 @@ def _is_settled(held: Held, old: Was, now: Was) -> bool:
     return old.fingerprint is None or (untouched and bool(held[0].kept.counted or held[1].grad is None))
 
 
-def _changed(kept: Kept, old: Was, now: Was, value: int | None, *, shows: bool, due: bool) -> bool:
-    """Whether a large parameter has changed; what its sample was worth is kept."""
+def _changed(kept: Kept, old: Was, now: Was, differs: bool | None, *, shows: bool, due: bool) -> bool:
+    """Whether a large parameter has changed; what its sample was worth is kept. `differs` says it of the whole, None
+    where that was not read."""
     if shows:
         kept.shown += 1
         kept.counted = kept.counted is not False and now.version != old.version
         return True
-    if value is not None and old.fingerprint is not None:
-        changed = value != old.fingerprint
-    else:
-        changed = due and (now.version != old.version or kept.counted is False)
-    if changed or value is None:
+    changed = differs if differs is not None else due and (now.version != old.version or kept.counted is False)
+    if changed or differs is None:
         kept.shown = 0
     return changed

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 
 from traincheck.sources.gradients import Held
+from traincheck.sources.pending import Pending
 from traincheck.sources.storages import version_of
-from traincheck.sources.tensors import SOME, fingerprints
+from traincheck.sources.tensors import SOME, Computed, computed
 from traincheck.sources.variables import Variable
 
 Entry = tuple[int, str]
@@ -30,7 +31,7 @@ class _Read(NamedTuple):
 
     tensor: weakref.ref[torch.Tensor]
     version: int | None
-    fingerprint: int | None
+    fingerprint: Computed
 
     def still(self, tensor: torch.Tensor) -> bool:
         """Whether that is what `tensor` is now."""
@@ -43,7 +44,7 @@ class KeptStates:
     def __init__(self) -> None:
         self._read: dict[str, dict[_Key, _Read]] = {}
 
-    def before(self, name: str, optimizer: Any, held: Sequence[Held], places: Sequence[int]) -> dict[Entry, int | None]:
+    def before(self, name: str, optimizer: Any, held: Sequence[Held], places: Sequence[int]) -> dict[Entry, Computed]:
         """The fingerprints of what `optimizer`, called `name`, keeps for the variables at these places now, at the
         beginning of a step."""
         known = self._read.pop(name, {})
@@ -55,14 +56,14 @@ class KeptStates:
             if read is not None and read.still(tensor)
         }
         unread = [place for place, entry in enumerate(entries) if entry not in found]
-        for place, value in zip(unread, fingerprints([tensors[place] for place in unread]), strict=True):
+        for place, value in zip(unread, computed([tensors[place] for place in unread]), strict=True):
             found[entries[place]] = value
         return found
 
-    def after(self, name: str, optimizer: Any, held: Sequence[Held], places: Sequence[int]) -> dict[Entry, int | None]:
+    def after(self, name: str, optimizer: Any, held: Sequence[Held], places: Sequence[int]) -> dict[Entry, Computed]:
         """The same, at the end of the step."""
         entries, tensors = _kept(optimizer, held, places)
-        values = fingerprints(tensors)
+        values = computed(tensors)
         self._read[name] = {
             _key(entry, held): _Read(weakref.ref(tensor), version_of(tensor), value)
             for entry, tensor, value in zip(entries, tensors, values, strict=True)
@@ -82,14 +83,14 @@ def _key(entry: Entry, held: Sequence[Held]) -> _Key:
     return held[entry[0]][0], entry[1]
 
 
-def witnesses(name: str, optimizer: Any, held: Sequence[Held], gradients: Sequence[str]) -> list[int]:
+def witnesses(name: str, optimizer: Any, held: Sequence[Held], gradients: Sequence[str | Pending]) -> list[int]:
     """The places of a few variables by which an optimizer shows that it keeps something: those that it holds and that
     have a gradient (and something kept, where any has), the smallest of each number of dimensions, as some optimizers
     treat vectors and matrices in different ways."""
     graded = [
         place
         for place, ((variable, _), gradient) in enumerate(zip(held, gradients, strict=True))
-        if gradient == SOME and name in variable.holders
+        if (gradient == SOME or type(gradient) is Pending) and name in variable.holders
     ]
     found: dict[int, int] = {}
     for place in [place for place in graded if optimizer.state.get(held[place][1])] or graded:

@@ -19,14 +19,16 @@ from traincheck.sources.base import replace, wrapping
 from traincheck.sources.batches import BatchReadings
 from traincheck.sources.circumstances import Surroundings, circumstances_of_module, circumstances_with, result_facts
 from traincheck.sources.frames import local_values
-from traincheck.sources.gradients import Gradients, Snapshot, summary
+from traincheck.sources.gradients import Gradients, Snapshot
 from traincheck.sources.known_modules import has_parameters, without_compiler
 from traincheck.sources.module_calls import ModuleCalls
 from traincheck.sources.names import levels, parameter_names
+from traincheck.sources.pending import unlike
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.replaced import Undo
 from traincheck.sources.summaries import Asked, Before, Summaries, asked
-from traincheck.sources.tensors import SOME, fingerprints, unseen
+from traincheck.sources.tensors import SOME, Computed, computed, unseen
+from traincheck.sources.transfers import NextSeq
 from traincheck.sources.values import readable_memory
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import Demand
@@ -55,7 +57,7 @@ class _Class(NamedTuple):
     takes: int
 
 
-_Open = tuple[OpenCall | None, _Class | None, Before | None, list[int | None] | None, int]
+_Open = tuple[OpenCall | None, _Class | None, Before | None, list[Computed] | None, int]
 """A module call under way: None for one that is not recorded; its class, its arguments and buffers as they were, and
 the id of the exception that the program handled when it began, if any."""
 
@@ -234,20 +236,25 @@ class ModuleSource:
         buffers = self._demand.wants_state(call_levels, BUFFER_DATA)
         return self._classes.put(cls, _Class(call_levels, wanted, what, buffers, _number_taken(forward)))
 
-    def _read_buffers(self, module: nn.Module) -> list[int | None]:
+    def _read_buffers(self, module: nn.Module) -> list[Computed]:
         with unseen():
-            return fingerprints([buffer for buffer in module._buffers.values() if buffer is not None])
+            return computed([buffer for buffer in module._buffers.values() if buffer is not None])
 
-    def _tell_buffers(self, module: nn.Module, call: OpenCall, before: list[int | None]) -> None:
+    def _tell_buffers(self, module: nn.Module, call: OpenCall, before: list[Computed]) -> None:
         """Tell the module's own buffers; those of its children are told around the children's calls."""
         after = self._read_buffers(module)
         names = [name for name, buffer in module._buffers.items() if buffer is not None]
         if not len(names) == len(before) == len(after):
             return  # the call registered or dropped a buffer
         recorder = self._recorder
-        for name, old, new in zip(names, before, after, strict=True):
-            seq, variable = recorder.next_seq(), sys.intern(f"{call.receiver}.{name}")
-            recorder.change(Change(seq, call.seq, variable, "buffer", "data", SOME, SOME, old != new, fingerprint=new))
+
+        def conclude(known: list[Any], next_seq: NextSeq) -> None:
+            for place, name in enumerate(names):
+                changed, new = known[place], known[place + len(names)]
+                seq, variable = next_seq(), sys.intern(f"{call.receiver}.{name}")
+                recorder.change(Change(seq, call.seq, variable, "buffer", "data", SOME, SOME, changed, fingerprint=new))
+
+        recorder.transfers.when(self.name, [*map(unlike, before, after), *after], conclude, events=len(names))
 
     # -- train and eval --------------------------------------------------------------------------------------------
 
@@ -284,8 +291,9 @@ class ModuleSource:
         with unseen():
             held = [(v, t) for v, t in self._catalog.living() if id(t) in own]
             snapshot = self._gradients.read(held, values=False)
-        context = circumstances_with(set_to_none=bool(set_to_none), grads=summary(snapshot.states))
-        return self._recorder.enter(LIFECYCLE, call_levels, name, context), snapshot
+        call = self._recorder.enter(LIFECYCLE, call_levels, name, circumstances_with(set_to_none=bool(set_to_none)))
+        self._gradients.tell_states(call, snapshot)
+        return call, snapshot
 
     def _clear_ends(self, token: tuple[OpenCall, Snapshot], result: Any) -> None:
         with unseen():

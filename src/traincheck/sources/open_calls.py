@@ -13,7 +13,7 @@ from traincheck.vocab.facts import Facts
 class OpenCall:
     """A call that has begun and not yet ended."""
 
-    __slots__ = ("args", "context", "kind", "levels", "note", "parent", "receiver", "seq", "site", "tensors")
+    __slots__ = ("args", "context", "kind", "levels", "note", "parent", "receiver", "result", "seq", "site", "tensors")
 
     def __init__(
         self,
@@ -35,6 +35,7 @@ class OpenCall:
         self.context = context
         self.args = args
         self.note: Any = None
+        self.result: Facts = ()  # of one to which something is added when it has ended, see transfers.py
         self.tensors: tuple[TensorSummary, ...] = ()  # of its arguments first, those of its result are added at its end
 
 

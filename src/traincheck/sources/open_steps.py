@@ -10,23 +10,26 @@ from typing import Any, NamedTuple
 
 from traincheck.sources.gradients import Held
 from traincheck.sources.kept_parameters import Was
+from traincheck.sources.pending import Pending
 from traincheck.sources.recorder import OpenCall
+from traincheck.sources.tensors import Computed
 
 
 class Before:
-    """What a step found: the variables concerned and their gradients; of some of them (by their places) also what the
-    optimizer keeps for them. With `whole` the fingerprint of each was asked for."""
+    """What a step found: the variables concerned and the states of their gradients (`read` as they were read first); of
+    some of them, by their places, also what the optimizer keeps for them. With `whole` the fingerprint of each was
+    asked for."""
 
-    __slots__ = ("data", "gradients", "held", "kept", "rates", "state", "whole")
+    __slots__ = ("data", "gradients", "held", "kept", "rates", "read", "state", "whole")
 
-    def __init__(self, held: Sequence[Held], gradients: list[str], rates: dict[int, float]) -> None:
+    def __init__(self, held: Sequence[Held], gradients: Sequence[str | Pending], rates: dict[int, float]) -> None:
         self.held = held
-        self.gradients = gradients
+        self.gradients = self.read = gradients
         self.rates = rates
         self.data: list[Was] = []
         self.whole = True
         self.kept: Sequence[int] = ()
-        self.state: dict[tuple[int, str], int | None] = {}
+        self.state: dict[tuple[int, str], Computed] = {}
 
 
 class OpenStep(NamedTuple):

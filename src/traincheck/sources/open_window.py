@@ -32,6 +32,15 @@ class OpenWindow:
         self.readings = [reading for reading in self.readings if reading.seq >= seq]
         self.start = seq
 
+    def add_to(self, calls: dict[int, OpenCall]) -> None:
+        """What has been added to these calls, by their places, since they ended; and let go of what was told late of
+        what began before the window."""
+        for place, call in enumerate(self.calls):
+            added = calls.get(call.seq)
+            if added is not None:
+                self.calls[place] = call._replace(context=added.context, result=added.result, tensors=added.tensors)
+        self.keep_from(self.start)
+
     def take_until(
         self, seq: int, names: dict[str, str] | None
     ) -> tuple[tuple[Call, ...], tuple[Change, ...], tuple[Reading, ...]]:

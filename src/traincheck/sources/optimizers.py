@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import weakref
@@ -15,17 +16,19 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from traincheck.sources import kept_parameters
 from traincheck.sources.base import replace, wrapping
-from traincheck.sources.circumstances import circumstances_with
+from traincheck.sources.circumstances import circumstances_with, context_with
 from traincheck.sources.gradients import Gradients, Snapshot, summary
 from traincheck.sources.hyperparameters import KEYS, OptimizerReadings, settings
 from traincheck.sources.kept_states import KeptStates, witnesses
 from traincheck.sources.names import class_name, levels
 from traincheck.sources.open_steps import Before, OpenStep, closure_of, hooked, is_torchs
+from traincheck.sources.pending import Pending, unlike
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.replaced import Undo
 from traincheck.sources.replica_readings import ReplicaReadings
 from traincheck.sources.settling import Settling
 from traincheck.sources.tensors import SOME, unseen
+from traincheck.sources.transfers import NextSeq
 from traincheck.sources.variables import NOBODY, Catalog, Variable
 from traincheck.vocab.demand import COMPUTATION, SOME_STATE, Demand
 from traincheck.vocab.events import LIFECYCLE, TRAIN, Change
@@ -147,13 +150,15 @@ class OptimizerSource:
             rates = _learning_rates(optimizer)
         closure = closure_of(args, kwargs) is not None
         before = Before(held, self._gradients.used(name, held, found, closure=closure), rates)
-        own = [state for (v, _), state in zip(held, before.gradients, strict=True) if name in v.holders]
-        context = circumstances_with(
-            closure=closure,
-            grads=summary(own),
-            lr=_told_rate(max(rates.values(), default=0.0)),
-        )
+        own = [place for place, (v, _) in enumerate(held) if name in v.holders]
+        context = circumstances_with(closure=closure, lr=_told_rate(max(rates.values(), default=0.0)))
         call = recorder.enter(LIFECYCLE, call_levels, name, context)
+
+        def conclude(known: list[str], _: NextSeq) -> None:
+            before.gradients = known
+            call.context = context_with(call.context, "grads", summary([known[place] for place in own]))
+
+        recorder.transfers.when(self.name, before.gradients, conclude, call=call)
         with unseen():
             if self._demand.wants_call(call_levels):  # whatever state is wanted: the facts of the call rest on it
                 before.whole = self._demand.everything or self._replicas.wanted
@@ -214,39 +219,44 @@ class OptimizerSource:
         self._settling.update_ends()
 
     def _tell_data(self, call: OpenCall, name: str, before: Before) -> None:
-        due = [
-            gradient == SOME and before.rates.get(id(tensor)) != 0
-            for (_, tensor), gradient in zip(before.held, before.gradients, strict=True)
-        ]
-        became = kept_parameters.after(before.held, before.data, due, whole=before.whole)
-        own: set[str] = set()
+        held, was = before.held, before.data
+        found = kept_parameters.after(held, was, whole=before.whole)
         wanted = self._demand.wants_state(call.levels, PARAMETER_DATA)
-        for place, (variable, tensor) in enumerate(before.held):
-            gradient = before.gradients[place]
-            changed, fingerprint = became[place]
-            if variable.held_by(name) == NOBODY and not self._concerned(variable, gradient):
-                continue
-            lost = not changed and gradient == SOME and _lost_in_rounding(tensor, before.rates.get(id(tensor)))
-            if name in variable.holders:
-                own.add("changed" if changed else "lost" if lost else gradient)
-            if not wanted:
-                continue
-            self._recorder.change(
-                Change(
-                    seq=self._recorder.next_seq(),
-                    call=call.seq,
-                    variable=variable.name,
-                    kind="parameter",
-                    attribute="data",
-                    before=SOME,
-                    after=SOME,
-                    changed=changed,
-                    owner=variable.owner,
-                    context=_step_facts(variable, tensor, name, gradient, before.rates, lost=lost),
-                    fingerprint=fingerprint,
+
+        def conclude(known: list[Any], next_seq: NextSeq) -> None:
+            gradients, rates = before.gradients, before.rates
+            due = [graded == SOME and rates.get(id(held[place][1])) != 0 for place, graded in enumerate(gradients)]
+            own: set[str] = set()
+            for place, became in enumerate(kept_parameters.became(held, was, found, known, due)):
+                (variable, tensor), gradient = held[place], str(gradients[place])
+                changed, fingerprint = became
+                if variable.held_by(name) == NOBODY and not self._concerned(variable, gradient):
+                    continue
+                rate = rates.get(id(tensor))
+                lost = not changed and gradient == SOME and _lost_in_rounding(tensor, rate, before.read[place])
+                if name in variable.holders:
+                    own.add("changed" if changed else "lost" if lost else gradient)
+                if not wanted:
+                    continue
+                self._recorder.change(
+                    Change(
+                        seq=next_seq(),
+                        call=call.seq,
+                        variable=variable.name,
+                        kind="parameter",
+                        attribute="data",
+                        before=SOME,
+                        after=SOME,
+                        changed=changed,
+                        owner=variable.owner,
+                        context=_step_facts(variable, tensor, name, gradient, rates, lost=lost),
+                        fingerprint=fingerprint,
+                    )
                 )
-            )
-        call.context = merged(call.context, lost="lost" in own and not own & {"changed", SOME})
+            call.context = context_with(call.context, "lost", "lost" in own and not own & {"changed", SOME})
+
+        told = kept_parameters.pending_in(found)
+        self._recorder.transfers.when(self.name, told, conclude, call=call, events=len(held))
 
     def _concerned(self, variable: Variable, gradient: str) -> bool:
         """Whether an update should have been of a variable that no optimizer holds: its gradient is of this step. (What
@@ -255,24 +265,29 @@ class OptimizerSource:
 
     def _tell_state(self, call: OpenCall, name: str, before: Before, optimizer: Any) -> None:
         after = self._states.after(name, optimizer, before.held, before.kept)
-        for (place, entry), digest in after.items():
-            variable, tensor = before.held[place]
-            old = before.state.get((place, entry))
-            self._recorder.change(
-                Change(
-                    seq=self._recorder.next_seq(),
-                    call=call.seq,
-                    variable=sys.intern(f"{variable.name}:{entry}"),  # one object in all steps, as other names are
-                    kind="optimizer_state",
-                    attribute="data",
-                    before="none" if old is None else SOME,
-                    after=SOME,
-                    changed=old != digest,
-                    owner=name,
-                    context=_step_facts(variable, tensor, name, before.gradients[place], before.rates),
-                    fingerprint=digest,
+        differs = [unlike(before.state.get(entry), digest) for entry, digest in after.items()]
+
+        def conclude(known: list[Any], next_seq: NextSeq) -> None:
+            for (place, entry), digest, changed in zip(after, known, known[len(after) :], strict=False):
+                variable, tensor = before.held[place]
+                old, gradient = before.state.get((place, entry)), str(before.gradients[place])
+                self._recorder.change(
+                    Change(
+                        seq=next_seq(),
+                        call=call.seq,
+                        variable=sys.intern(f"{variable.name}:{entry}"),  # one object in all steps, as others are
+                        kind="optimizer_state",
+                        attribute="data",
+                        before="none" if old is None else SOME,
+                        after=SOME,
+                        changed=changed,
+                        owner=name,
+                        context=_step_facts(variable, tensor, name, gradient, before.rates),
+                        fingerprint=digest,
+                    )
                 )
-            )
+
+        self._recorder.transfers.when(self.name, [*after.values(), *differs], conclude, events=len(after))
 
     # -- zero_grad -------------------------------------------------------------------------------------------------
 
@@ -287,8 +302,9 @@ class OptimizerSource:
             catalog.refresh_holders()
             held = [(v, t) for v, t in catalog.living() if name in v.holders]
             snapshot = self._gradients.read(held, values=False)
-        context = circumstances_with(set_to_none=bool(set_to_none), grads=summary(snapshot.states))
-        return self._recorder.enter(LIFECYCLE, call_levels, name, context), name, snapshot
+        call = self._recorder.enter(LIFECYCLE, call_levels, name, circumstances_with(set_to_none=bool(set_to_none)))
+        self._gradients.tell_states(call, snapshot)
+        return call, name, snapshot
 
     def _clear_ends(self, token: tuple[OpenCall, str, Snapshot], result: Any) -> None:
         call, name, snapshot = token
@@ -319,13 +335,20 @@ def _told_rate(rate: float | None) -> str:
     return "positive" if rate >= NEGLIGIBLE else "negligible" if rate > 0 else "zero"
 
 
-def _lost_in_rounding(tensor: torch.Tensor, rate: float | None) -> bool:
+def _lost_in_rounding(tensor: torch.Tensor, rate: float | None, state: str | Pending) -> bool:
     """Whether no element of the parameter could change by learning rate times gradient. Call under `unseen`.
 
     Asked only where a parameter did not change: it is the one honest reason not to, and not worth its cost elsewhere.
+    Where that is found out late, the gradient may be gone; then the largest of its elements, by which its `state` was
+    known, is held against the largest of the parameter.
     """
     gradient = tensor.grad
-    if gradient is None or rate is None or not tensor.is_floating_point() or gradient.layout is not torch.strided:
+    if rate is None or not tensor.is_floating_point():
+        return False
+    if gradient is None and type(state) is Pending:
+        largest = float(state.numbers[0]) * rate
+        return bool(largest <= torch.finfo(tensor.dtype).eps * float(torch.linalg.vector_norm(tensor, math.inf)))
+    if gradient is None or gradient.layout is not torch.strided:
         return False
     smallest = torch.finfo(tensor.dtype).eps * tensor.abs()
     return bool(((gradient.to(tensor.dtype) * rate).abs() <= smallest).all())

@@ -27,6 +27,7 @@ from traincheck.sources.circumstances import circumstances
 from traincheck.sources.clipping import HOME, each_norm, norm_over
 from traincheck.sources.frames import argument_names, local_values
 from traincheck.sources.gradients import Gradients, Held
+from traincheck.sources.pending import fetched
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.spot_checks import Look, changed, look
 from traincheck.sources.tensors import unseen
@@ -107,7 +108,7 @@ class OwnClipping:
             if len(now) < len(begun.held):
                 return  # it does more than to clip
             after = each_norm(now, 2.0)
-            told = zip(changed(begun.before, now), begun.norms, after, strict=True)
+            told = zip(fetched(changed(begun.before, now)), begun.norms, after, strict=True)
             different = [so or _is_other(old, new) for so, old, new in told]
             counts = [place for place, so in enumerate(different) if so or begun.told]
             shards = any(hasattr(now[place], "_local_tensor") for place in counts)

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from traincheck.sources.tensors import Computed, computed, same_bits, transferred, unseen
+from traincheck.sources.pending import fetched
+from traincheck.sources.tensors import Computed, computed, same_bits, unseen
 from traincheck.vocab.computations import BACKWARD, FORWARD, UPDATE
 
 
@@ -65,7 +66,7 @@ class Bits:
         held = [name for name in names if name in self._held and self._prints[name] is None]
         with unseen():
             self._prints.update(zip(held, computed([self._held[name] for name in held]), strict=True))
-            found = dict(zip(names, transferred([self._prints[name] for name in names]), strict=True))
+            found = dict(zip(names, fetched([self._prints[name] for name in names]), strict=True))
         self._prints.update(found)
         return found
 

@@ -31,6 +31,7 @@ from traincheck.sources.profiler import Profiler
 from traincheck.sources.sites import Sites
 from traincheck.sources.steps import Cut, StepTracker
 from traincheck.sources.tensors import unseen
+from traincheck.sources.transfers import Transfers
 from traincheck.vocab.events import END, MODULE, NO_CALL, TRAIN, Call, Change, Reading, TensorSummary, Window
 from traincheck.vocab.facts import Facts
 
@@ -60,6 +61,7 @@ class Recorder:
         self.gaps = Gaps()
         self.steps = StepTracker(self._cut, self._opens)
         self.absences = Absences()
+        self.transfers = Transfers(self)
         self.changing = False  # sources are attached anew, for another demand
         self.at_rest: Callable[[], None] = lambda: None  # called between the calls of a step, see `Attachment`
         self.suspect: Callable[[], None] = lambda: None  # called where something wrong was found
@@ -236,6 +238,8 @@ class Recorder:
     def _close(self, cut: Cut) -> None:
         """Close the current window: what began before `cut.seq` belongs to it, the rest to the next."""
         whole, window, unseen = self._whole, None, 0 <= self._unseen < cut.seq
+        if self.transfers:
+            self.transfers.settle(self._told)
         with self._cutting:
             self.window += unseen
             if whole or 0 <= self._ends_at < cut.seq:

@@ -7,19 +7,23 @@ They are taken only in a job of several ranks, which are compared by them (see r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed
 
 from traincheck.sources.gradients import Held
+from traincheck.sources.pending import Pending
 from traincheck.sources.recorder import Recorder
-from traincheck.sources.tensors import SOME, ZERO, fingerprints
+from traincheck.sources.tensors import SOME, ZERO, Computed, computed, fingerprints
 from traincheck.sources.tensors import states as states_of
+from traincheck.sources.transfers import NextSeq
 from traincheck.sources.variables import Variable
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Reading
 from traincheck.vocab.facts import facts
 
+SOURCE = "optimizers"
 KIND = "parameter"
 USED_DATA, USED_GRAD, FIRST_DATA = "used_data", "used_grad", "first_data"
 
@@ -52,26 +56,39 @@ class ReplicaReadings:
         if self._first:
             for (variable, tensor), value in zip(held, fingerprints([tensor for _, tensor in held]), strict=True):
                 if value is not None:
-                    self._tell(call, variable.name, FIRST_DATA, value, _state_at_first(variable, tensor))
+                    seq = self._recorder.next_seq()
+                    self._tell(seq, call, variable.name, FIRST_DATA, value, _state_at_first(variable, tensor))
 
-    def step_begins(self, held: Sequence[Held], data: Sequence[int | None], states: Sequence[str], call: int) -> None:
+    def step_begins(
+        self, held: Sequence[Held], data: Sequence[Computed], states: Sequence[str | Pending], call: int
+    ) -> None:
         """Read the variables of an optimizer; `data` are their fingerprints, `states` those of their gradients.
 
         Call under `unseen`.
         """
         if self._data:
-            for (variable, tensor), fingerprint in zip(held, data, strict=True):
-                if fingerprint is not None:
-                    self._tell(call, variable.name, USED_DATA, fingerprint, _state_at_first(variable, tensor))
-        if self._grad:
-            with_grad = [place for place, state in enumerate(states) if state in _CONTEXT]
-            grads = fingerprints([held[place][1].grad for place in with_grad])
-            for place, fingerprint in zip(with_grad, grads, strict=True):
-                if fingerprint is not None:
-                    self._tell(call, held[place][0].name, USED_GRAD, fingerprint, states[place])
+            firsts = [_state_at_first(variable, tensor) for variable, tensor in held]
 
-    def _tell(self, call: int, variable: str, attribute: str, value: int, state: str) -> None:
-        seq = self._recorder.next_seq()
+            def conclude(known: list[int | None], next_seq: NextSeq) -> None:
+                for (variable, _), fingerprint, first in zip(held, known, firsts, strict=True):
+                    if fingerprint is not None:
+                        self._tell(next_seq(), call, variable.name, USED_DATA, fingerprint, first)
+
+            self._recorder.transfers.when(SOURCE, data, conclude, events=len(held))
+        if self._grad:
+            with_grad = [place for place, state in enumerate(states) if state in _CONTEXT or type(state) is Pending]
+            grads = computed([held[place][1].grad for place in with_grad])
+
+            def conclude_of_grads(known: list[Any], next_seq: NextSeq) -> None:
+                for number, place in enumerate(with_grad):
+                    fingerprint, state = known[number], known[number + len(with_grad)]
+                    if fingerprint is not None:
+                        self._tell(next_seq(), call, held[place][0].name, USED_GRAD, fingerprint, state)
+
+            values = [*grads, *(states[place] for place in with_grad)]
+            self._recorder.transfers.when(SOURCE, values, conclude_of_grads, events=len(with_grad))
+
+    def _tell(self, seq: int, call: int, variable: str, attribute: str, value: int, state: str) -> None:
         self._recorder.reading(Reading(seq, call, variable, KIND, attribute, value, context=_CONTEXT[state]))
 
 

@@ -9,16 +9,20 @@ told as changes between calls, at positions that were set aside when the update 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from traincheck.sources.gradients import Gradients, Held
+from traincheck.sources.pending import Pending, lies_here
 from traincheck.sources.recorder import Recorder
-from traincheck.sources.tensors import SOME, fingerprints, local, unseen
+from traincheck.sources.tensors import SOME, Computed, fingerprints, local, unseen
+from traincheck.sources.transfers import NextSeq
 from traincheck.sources.variables import NOBODY, Variable
 from traincheck.vocab.events import NO_CALL, TRAIN, Change
 from traincheck.vocab.facts import merged
+
+SOURCE = "optimizers"
 
 MARGIN = 16
 """How many times the rounding of its smallest element an update must be to show for certain in a parameter that is
@@ -28,7 +32,7 @@ rounded from a copy: an update is about the learning rate times the gradient, or
 class _Awaited(NamedTuple):
     """A variable that the step should change: what it was, and about how much an update changes it."""
 
-    before: int
+    before: int | None
     size: float
 
 
@@ -40,37 +44,67 @@ class Settling:
         self._recorder = recorder
         self._awaited: dict[Variable, _Awaited] = {}
         self._seqs: list[int] = []
+        self._places = 0  # how many more may be needed when the update has ended
         self._last: dict[Variable, int] = {}
         recorder.after_gap("settling", self._forget)
 
     def _forget(self) -> None:
-        self._awaited, self._seqs, self._last = {}, [], {}
+        self._awaited, self._seqs, self._last, self._places = {}, [], {}, 0
 
     def update_begins(
-        self, optimizer: str, held: Sequence[Held], data: Sequence[int | None], states: Sequence[str], rate: float
+        self,
+        optimizer: str,
+        held: Sequence[Held],
+        data: Sequence[Computed],
+        states: Sequence[str | Pending],
+        rate: float,
     ) -> None:
         """Note what this update should change that no optimizer holds; `data` are fingerprints, `states` those of
-        gradients."""
+        gradients. Call under `unseen`."""
         only_copies = not any(variable.owned and optimizer in variable.holders for variable, _ in held)
-        masters: dict[torch.Size, list[tuple[torch.Tensor, str]]] = {}
-        for (variable, tensor), state in zip(held, states, strict=True):
+        masters: dict[torch.Size, list[int]] = {}
+        for place, (variable, tensor) in enumerate(held):
             if not variable.owned and optimizer in variable.holders:
-                masters.setdefault(tensor.shape, []).append((tensor, state))
-        for (variable, tensor), before, state in zip(held, data, states, strict=True):
-            if variable.holders or not variable.owned or before is None or not tensor.requires_grad:
-                continue
-            copies = masters.get(tensor.shape, ())
-            fresh = state == SOME and variable in self._gradients.fresh
-            if (fresh and (copies or only_copies)) or (state != SOME and any(graded == SOME for _, graded in copies)):
-                size = rate * min(1.0, max(map(_largest, (tensor, *(copy for copy, _ in copies)))))
-                known = self._awaited.get(variable)
-                first = self._last.get(variable, before) if known is None else known.before
-                self._awaited[variable] = _Awaited(first, max(size, known.size if known else 0.0))
+                masters.setdefault(tensor.shape, []).append(place)
+        copies = {
+            place: masters.get(tensor.shape, [])
+            for place, (variable, tensor) in enumerate(held)
+            if variable.owned and not variable.holders and tensor.requires_grad and data[place] is not None
+        }
+        places = [place for place, found in copies.items() if found or only_copies]
+        if not places:
+            return
+        self._places = len(self._awaited) + len(places)
+        measured = sorted({one for place in places for one in (place, *copies[place])})
+        values = [_largest(held[place][1]) for place in measured]
+
+        def conclude(known: list[Any], _: NextSeq) -> None:
+            count = len(measured)
+            sizes = dict(zip(measured, known, strict=False))
+            graded = dict(zip(measured, known[count : 2 * count], strict=True))
+            for place, before in zip(places, known[2 * count :], strict=True):
+                variable = held[place][0]
+                fresh = graded[place] == SOME and variable in self._gradients.fresh
+                by_copies = any(graded[copy] == SOME for copy in copies[place])
+                if (fresh and (copies[place] or only_copies)) or (graded[place] != SOME and by_copies):
+                    size = rate * min(1.0, max(sizes[one] for one in (place, *copies[place])))
+                    awaited = self._awaited.get(variable)
+                    first = self._last.get(variable, before) if awaited is None else awaited.before
+                    self._awaited[variable] = _Awaited(first, max(size, awaited.size if awaited else 0.0))
+
+        values += [*(states[place] for place in measured), *(data[place] for place in places)]
+        self._recorder.transfers.when(SOURCE, values, conclude)
 
     def update_ends(self) -> None:
         """Set aside the positions at which the changes will be told."""
-        while len(self._seqs) < len(self._awaited):
-            self._seqs.append(self._recorder.next_seq())
+
+        def conclude(_: list[Any], next_seq: NextSeq) -> None:
+            while len(self._seqs) < len(self._awaited):
+                self._seqs.append(next_seq())
+
+        if self._places:
+            self._recorder.transfers.when(SOURCE, (), conclude, events=self._places)
+            self._places = 0
 
     def tell(self, stage: str) -> None:
         """Tell what became of what was awaited: the window is about to be cut."""
@@ -94,10 +128,13 @@ class Settling:
                 )
 
 
-def _largest(tensor: torch.Tensor) -> float:
-    """The largest element of a gradient."""
+def _largest(tensor: torch.Tensor) -> Any:
+    """The largest element of a gradient; it may be pending."""
     gradient = local(tensor.grad) if tensor.grad is not None else None
-    return float(gradient.abs().max()) if gradient is not None and gradient.numel() else 0.0
+    if gradient is None or not gradient.numel():
+        return 0.0
+    largest = gradient.abs().max()
+    return float(largest) if lies_here(largest) else Pending((largest,), float)
 
 
 def _may_be_lost(tensor: torch.Tensor, size: float) -> bool:

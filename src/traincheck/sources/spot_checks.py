@@ -15,7 +15,9 @@ from typing import TypeAlias
 
 import torch
 
-from traincheck.sources.tensors import WORDS, fingerprints, local
+from traincheck.sources.device_fingerprints import WORDS
+from traincheck.sources.pending import Pending, lies_here, unlike
+from traincheck.sources.tensors import fingerprints, local
 
 LARGE = 1 << 18
 """Bytes from which on it is worth it: to take and compare two samples takes as long as to read some 50 kB."""
@@ -43,71 +45,73 @@ def sample(tensor: torch.Tensor) -> torch.Tensor | None:
     return dense.as_strided(((dense.numel() - 1) // every + 1,), (every,)).clone()
 
 
-def differ(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
-    """Whether the two samples of each pair, which are of the same tensor, have different bits. One transfer for each
-    device. Call under `unseen`."""
-    found = [False] * len(pairs)
-    pending: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
-    for place, (old, new) in enumerate(pairs):
+def differ(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool | Pending]:
+    """Whether the two samples of each pair, which are of the same tensor, have different bits: pending where they lie
+    on an accelerator. Call under `unseen`."""
+    found: list[bool | Pending] = []
+    for old, new in pairs:
         if old.dtype != new.dtype or old.shape != new.shape or old.device != new.device:
-            found[place] = True
+            found.append(True)
             continue
         words = WORDS[old.element_size()]
-        if old.is_cpu:
-            found[place] = not torch.equal(old.view(words), new.view(words))
+        if lies_here(old):
+            found.append(not torch.equal(old.view(words), new.view(words)))
         else:
-            pending.setdefault(old.device, []).append((place, (old.view(words) != new.view(words)).any()))
-    return transferred(found, pending)
+            found.append(Pending(((old.view(words) != new.view(words)).any(),), bool))
+    return found
 
 
-Look: TypeAlias = "int | torch.Tensor | None"
-"""What a tensor was: its fingerprint, or a sample of a large one; None of one that cannot be read."""
+Look: TypeAlias = "int | torch.Tensor | Pending | None"
+"""What a tensor was: its fingerprint, or a sample of a large one, or what is pending: on an accelerator its norm, which
+is one computation for all; None of one that cannot be read."""
 
 
 def look(tensors: Sequence[torch.Tensor]) -> list[Look]:
     """What tensors are before a call that can only scale them, all elements of each by one factor: of the large ones
     that would show it a sample is enough. Call under `unseen`."""
-    # (Elements of one byte torch cannot compare with zero.)
-    found: list[Look] = [sample(tensor) if tensor.element_size() > 1 else None for tensor in tensors]
-    taken = [(place, elements) for place, elements in enumerate(found) if isinstance(elements, torch.Tensor)]
-    for (place, _), so in zip(taken, _show_scaling([elements for _, elements in taken]), strict=True):
-        if not so:
-            found[place] = None
-    unread = [place for place, elements in enumerate(found) if elements is None]
+    found: list[Look] = list(_norms(tensors))
+    for place, tensor in enumerate(tensors):
+        # (Elements of one byte torch cannot compare with zero.)
+        elements = sample(tensor) if found[place] is None and tensor.element_size() > 1 else None
+        if elements is not None and elements.count_nonzero() >= ENOUGH:
+            found[place] = elements
+    unread = [place for place, known in enumerate(found) if known is None]
     for place, value in zip(unread, fingerprints([tensors[place] for place in unread]), strict=True):
         found[place] = value
     return found
 
 
-def changed(looks: Sequence[Look], tensors: Sequence[torch.Tensor]) -> list[bool]:
+def changed(looks: Sequence[Look], tensors: Sequence[torch.Tensor]) -> list[bool | Pending]:
     """Whether tensors are now something else than they were, as far as these looks show. Call under `unseen`."""
-    found = [True] * len(looks)  # a sample cannot be taken any more
+    found: list[bool | Pending] = [True] * len(looks)  # a sample cannot be taken any more
     sampled = [(place, old) for place, old in enumerate(looks) if isinstance(old, torch.Tensor)]
     pairs = [(place, (old, new)) for place, old in sampled if (new := sample(tensors[place])) is not None]
     for (place, _), so in zip(pairs, differ([pair for _, pair in pairs]), strict=True):
         found[place] = so
-    read = [place for place, old in enumerate(looks) if not isinstance(old, torch.Tensor)]
+    pending = [place for place, old in enumerate(looks) if type(old) is Pending]
+    for place, norm in zip(pending, _norms([tensors[place] for place in pending]), strict=True):
+        found[place] = unlike(looks[place], norm)
+    read = [place for place, old in enumerate(looks) if old is None or type(old) is int]
     for place, value in zip(read, fingerprints([tensors[place] for place in read]), strict=True):
         found[place] = value != looks[place]
     return found
 
 
-def _show_scaling(samples: Sequence[torch.Tensor]) -> list[bool]:
-    """Of each sample whether it would show that its tensor is scaled: it has elements that are not zero."""
-    found = [False] * len(samples)
-    pending: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
-    for place, taken in enumerate(samples):
-        enough = taken.count_nonzero() >= ENOUGH
-        if enough.is_cpu:
-            found[place] = bool(enough)
-        else:
-            pending.setdefault(enough.device, []).append((place, enough))
-    return transferred(found, pending)
-
-
-def transferred(found: list[bool], pending: dict[torch.device, list[tuple[int, torch.Tensor]]]) -> list[bool]:
-    """`found`, with what was found on each device put to its places: one transfer for each."""
-    for entries in pending.values():
-        for (place, _), value in zip(entries, torch.stack([each for _, each in entries]).tolist(), strict=True):
-            found[place] = value
+def _norms(tensors: Sequence[torch.Tensor]) -> list[Pending | None]:
+    """The norms of floating point tensors on accelerators, None of all others."""
+    found: list[Pending | None] = [None] * len(tensors)
+    kinds: dict[tuple[torch.device, torch.dtype], list[tuple[int, torch.Tensor]]] = {}
+    for place, tensor in enumerate(tensors):
+        dense = None if lies_here(tensor) else local(tensor)
+        if dense is not None and dense.is_floating_point() and dense.element_size() > 1:
+            kinds.setdefault((dense.device, dense.dtype), []).append((place, dense))
+    for (_, dtype), entries in kinds.items():
+        wide = torch.float32 if dtype.itemsize < _FULL else dtype
+        norms = torch._foreach_norm([dense for _, dense in entries], 2, dtype=wide)
+        for (place, _), norm in zip(entries, norms, strict=True):
+            found[place] = Pending((norm,), float)
     return found
+
+
+_FULL = 4
+"""Bytes of an element of full precision: norms of smaller ones are too coarse to show what scaled them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import zlib
 from collections.abc import Generator, Sequence
 from typing import TypeAlias
@@ -11,7 +12,10 @@ import torch
 import xxhash
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from traincheck.sources import pending
+from traincheck.sources.device_fingerprints import WORDS, device_fingerprints, words
 from traincheck.sources.hashing import Memory, digest, digests
+from traincheck.sources.pending import Pending, fetched, lies_here
 
 NONE, ZERO, SOME = "none", "zero", "some"
 
@@ -75,7 +79,7 @@ def unseen() -> _Unseen:
 
 def local(tensor: torch.Tensor) -> torch.Tensor | None:
     """The dense local memory of `tensor`, None where there is none to read (meta, sparse, freed, a mere wrapper)."""
-    if type(tensor) not in _PLAIN:
+    if type(tensor) not in PLAIN:
         shard = getattr(tensor, "_local_tensor", None)
         tensor = tensor if shard is None else shard
     if tensor.layout is not _STRIDED or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
@@ -87,7 +91,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
 
 
@@ -97,28 +101,16 @@ def _has_memory(tensor: torch.Tensor) -> bool:
         storage = tensor.untyped_storage()
         if storage.nbytes() == 0:
             return bool(tensor.numel() == 0)
-        return type(tensor) in _PLAIN or (storage.device.type != "meta" and storage.data_ptr() != 0)
+        return type(tensor) in PLAIN or (storage.device.type != "meta" and storage.data_ptr() != 0)
     except (RuntimeError, NotImplementedError):
         return False
 
 
 def is_empty(tensor: torch.Tensor) -> bool:
     """Whether nothing of the tensor is here: of one in shards a rank may have none. Call where no mode is asked."""
-    if type(tensor) not in _PLAIN:
+    if type(tensor) not in PLAIN:
         tensor = getattr(tensor, "_local_tensor", tensor)
     return bool(tensor.numel() == 0)
-
-
-WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""The integers by which elements of so many bytes are seen."""
-
-
-def words(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in a row, as integers; two for a complex number."""
-    flat = tensor.detach().contiguous().reshape(-1)
-    if flat.is_complex():
-        flat = torch.view_as_real(flat).reshape(-1)
-    return flat.view(WORDS[flat.element_size()])
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -142,45 +134,39 @@ def _seed(tensor: torch.Tensor) -> int:
 def fingerprints(tensors: Sequence[torch.Tensor]) -> list[int | None]:
     """One fingerprint for each tensor: of all its bytes, their order, its dtype and its shape; None if unreadable.
 
-    On the CPU it is xxh3-64. On an accelerator it is `device_fingerprint`, with one transfer for all tensors of a
-    device. The two are never compared with each other. Call under `unseen`.
+    On the CPU it is xxh3-64. On an accelerator it is that of `device_fingerprints`, with one transfer for all tensors
+    of a device. The two are never compared with each other. Call under `unseen`.
     """
-    return transferred(computed(tensors))
+    return fetched(computed(tensors))
 
 
-Computed: TypeAlias = "int | torch.Tensor | None"
-"""A fingerprint, or a tensor that holds it, for which nobody has waited yet."""
+Computed: TypeAlias = "int | Pending | None"
+"""A fingerprint, or the promise of one for which nobody has waited yet."""
 
 
 def computed(tensors: Sequence[torch.Tensor]) -> list[Computed]:
-    """The fingerprints of tensors where they lie: of those on accelerators for `transferred`. Call under `unseen`."""
+    """`fingerprints`, computed where the tensors lie: those of accelerators are pending. Call under `unseen`."""
     found: list[Computed] = [None] * len(tensors)
-    places, whole = [], []
+    places, whole, far, away = [], [], [], []
     for position, tensor in enumerate(tensors):
         dense = local(tensor)
         if dense is None:
             continue
-        if dense.is_cpu:
+        if dense.is_cpu and not pending.elsewhere:  # `lies_here`, written out
             places.append(position)
             whole.append(dense if dense.is_contiguous() else dense.contiguous())
         else:
-            found[position] = device_fingerprint(dense)
+            far.append(position)
+            away.append(dense)
     for position, value in zip(places, digests([_memory(tensor) for tensor in whole]), strict=True):
         found[position] = value
+    for position, number, tensor in zip(far, device_fingerprints(away), away, strict=True):
+        found[position] = Pending((number,), functools.partial(_with_seed, _seed(tensor)))
     return found
 
 
-def transferred(fingerprints: Sequence[Computed]) -> list[int | None]:
-    """Fingerprints that were computed where tensors lie, with one transfer for each device. Call under `unseen`."""
-    found = [value if isinstance(value, int) else None for value in fingerprints]
-    pending: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
-    for position, value in enumerate(fingerprints):
-        if isinstance(value, torch.Tensor):
-            pending.setdefault(value.device, []).append((position, value))
-    for entries in pending.values():
-        for (position, _), value in zip(entries, torch.stack([each for _, each in entries]).tolist(), strict=True):
-            found[position] = value & 0xFFFFFFFFFFFFFFFF
-    return found
+def _with_seed(seed: int, number: int) -> int:
+    return (number ^ seed) & 0xFFFFFFFFFFFFFFFF
 
 
 def _memory(tensor: torch.Tensor) -> Memory:
@@ -192,50 +178,18 @@ def _memory(tensor: torch.Tensor) -> Memory:
     return Memory(tensor.data_ptr(), tensor.numel() * tensor.element_size(), seed, tensor)
 
 
-_MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-"""The increment and the two multipliers of splitmix64 (Steele, Lea, Flood, OOPSLA 2014)."""
-
-
-def _signed(value: int) -> int:
-    """`value` modulo 2**64 as torch's int64 holds it."""
-    value &= 0xFFFFFFFFFFFFFFFF
-    return value - (1 << 64) if value >= 1 << 63 else value
-
-
-def _splitmix_(values: torch.Tensor) -> torch.Tensor:
-    """splitmix64's output function on int64, in place (the arithmetic shifts of int64 are masked to be logical)."""
-    values.bitwise_xor_((values >> 30).bitwise_and_((1 << 34) - 1)).mul_(_signed(_MIX[1]))
-    values.bitwise_xor_((values >> 27).bitwise_and_((1 << 37) - 1)).mul_(_signed(_MIX[2]))
-    return values.bitwise_xor_((values >> 31).bitwise_and_((1 << 33) - 1))
-
-
-AT_ONCE = 1 << 22
-"""Elements that `device_fingerprint` works on at a time."""
-
-
-def device_fingerprint(tensor: torch.Tensor) -> torch.Tensor:
-    """A fingerprint computed where `tensor` lies: a 0-dim int64 tensor on its device, with nothing transferred.
-
-    Sum over i of splitmix64(word_i + (i + 1) * increment) modulo 2**64, where word_i is the i-th element's bits: every
-    bit of every element counts, and so does its place. Dtype and shape enter through the seed. Works on the CPU, too
-    (that is how it is tested). It needs some 24 bytes of scratch for each of at most `AT_ONCE` elements.
-    """
-    found = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    begins = 1
-    for part in words(tensor).split(AT_ONCE):
-        mixed = torch.arange(begins, begins + part.numel(), dtype=torch.int64, device=part.device)
-        found += _splitmix_(mixed.mul_(_signed(_MIX[0])).add_(part)).sum()
-        begins += part.numel()
-    return found ^ _seed(tensor)
-
-
 def states(tensors: Sequence[torch.Tensor | None]) -> list[str]:
-    """`none`, `zero` or `some` for each tensor; one that cannot be read counts as `some`. Call under `unseen`.
+    """`none`, `zero` or `some` for each tensor; one that cannot be read counts as `some`. Call under `unseen`."""
+    return fetched(computed_states(tensors))
+
+
+def computed_states(tensors: Sequence[torch.Tensor | None]) -> list[str | Pending]:
+    """`states`, computed where the tensors lie: those of accelerators are pending. Call under `unseen`.
 
     Some bytes settle nearly all that are not zero, and on the CPU the fingerprint of zeros all that are; only the rest
     (zeros of either sign among others) is reduced, in one batched call for each device.
     """
-    found = [SOME] * len(tensors)
+    found: list[str | Pending] = [SOME] * len(tensors)
     rest: dict[tuple[torch.device, torch.dtype], list[tuple[int, torch.Tensor]]] = {}
     for position, tensor in enumerate(tensors):
         if tensor is None:
@@ -246,17 +200,26 @@ def states(tensors: Sequence[torch.Tensor | None]) -> list[str]:
             continue
         if dense.numel() == 0:
             found[position] = ZERO
-        elif dense.is_cpu and _peek(dense):
+        elif not dense.is_cpu or pending.elsewhere:
+            rest.setdefault((dense.device, dense.dtype), []).append((position, dense))
+        elif _peek(dense):
             continue
-        elif dense.is_cpu and digest(_memory(dense.contiguous())) == _zero_fingerprint(dense):
+        elif digest(_memory(dense.contiguous())) == _zero_fingerprint(dense):
             found[position] = ZERO
         else:
             rest.setdefault((dense.device, dense.dtype), []).append((position, dense))
     for entries in rest.values():
-        for (position, _), zero in zip(entries, _all_zero([tensor for _, tensor in entries]), strict=True):
-            if zero:
-                found[position] = ZERO
+        for (position, dense), largest in zip(entries, _largest([tensor for _, tensor in entries]), strict=True):
+            if lies_here(dense):
+                found[position] = _state(largest.item())
+            else:
+                found[position] = Pending((largest,), _state)
     return found
+
+
+def _state(largest: float) -> str:
+    """What a tensor is by its largest element; what is no number is `some`."""
+    return ZERO if largest == 0 else SOME
 
 
 def _peek(tensor: torch.Tensor) -> bool:
@@ -288,9 +251,8 @@ def _zero_fingerprint(tensor: torch.Tensor) -> int:
     return found
 
 
-def _all_zero(tensors: list[torch.Tensor]) -> list[bool]:
+def _largest(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The largest element of each; of those that are no floating point numbers whether any is not zero."""
     if tensors[0].is_floating_point():
-        largest = torch._foreach_norm(tensors, float("inf"))
-    else:
-        largest = [tensor.ne(0).any() for tensor in tensors]
-    return [value == 0 for value in torch.stack(list(largest)).tolist()]
+        return list(torch._foreach_norm(tensors, float("inf")))
+    return [tensor.ne(0).any() for tensor in tensors]

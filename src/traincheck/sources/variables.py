@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from traincheck.sources.known_modules import KnownModules, children, plain_name, without_compiler
-from traincheck.sources.tensors import is_empty
+from traincheck.sources.tensors import PLAIN, is_empty
 from traincheck.vocab.facts import Facts, FactValue, facts
 
 THIS, OTHER, NOBODY = "this", "other", "none"
@@ -298,7 +298,7 @@ class Catalog:
                 tensor = variable.tensor()
                 if tensor is None:
                     dead.append(key)
-                elif tracing or not is_empty(tensor):
+                elif tracing or (tensor.numel() if type(tensor) in PLAIN else not is_empty(tensor)):
                     found.append((variable, tensor))
         for key in dead:
             self._variables.pop(key, None)  # another thread may have done it

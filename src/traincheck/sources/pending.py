@@ -1,0 +1,105 @@
+"""Pending: what is known of tensors only once an accelerator has computed it, and the one transfer that fetches it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+elsewhere = False
+"""See `as_if_elsewhere`."""
+
+
+def lies_here(tensor: torch.Tensor) -> bool:
+    """Whether there is nothing to wait for when the values of a tensor are looked at."""
+    return tensor.is_cpu and not elsewhere
+
+
+class as_if_elsewhere:
+    """Within, tensors on the CPU are treated like those of an accelerator: so it is tested where there is none."""
+
+    def __enter__(self) -> None:
+        global elsewhere
+        elsewhere = True
+
+    def __exit__(self, *_: object) -> None:
+        global elsewhere
+        elsewhere = False
+
+
+class Pending(NamedTuple):
+    """What some numbers mean, each a tensor of one element (or of several, in a row) that lies on a device."""
+
+    numbers: tuple[torch.Tensor, ...]
+    means: Callable[..., Any]
+
+
+def unlike(old: Any, new: Any) -> bool | Pending:
+    """Whether two values differ, each of which may be pending."""
+    first, second = type(old) is Pending, type(new) is Pending
+    if not (first or second):
+        return bool(old != new)
+    if not first:
+        return Pending(new.numbers, lambda *numbers: old != new.means(*numbers))
+    if not second:
+        return Pending(old.numbers, lambda *numbers: old.means(*numbers) != new)
+    if old.numbers[0].device != new.numbers[0].device:
+        return True
+    count = len(old.numbers)
+    return Pending(
+        (*old.numbers, *new.numbers), lambda *numbers: old.means(*numbers[:count]) != new.means(*numbers[count:])
+    )
+
+
+def fetched(values: Sequence[Any]) -> list[Any]:
+    """The values, with what is pending among them known: one transfer for each device. Call under `unseen`."""
+    found = list(values)
+    places: dict[torch.device, list[int]] = {}
+    for place, value in enumerate(found):
+        if type(value) is Pending:
+            places.setdefault(value.numbers[0].device, []).append(place)
+    for device, those in places.items():
+        numbers = [number for place in those for number in found[place].numbers]
+        told = iter(_transferred(device, numbers))
+        for place in those:
+            value = found[place]
+            found[place] = value.means(*(next(told) for _ in value.numbers))
+    return found
+
+
+def _transferred(device: torch.device, numbers: Sequence[torch.Tensor]) -> Iterable[int | float]:
+    """Numbers of any type by one transfer: those that are no integers as the bits of their double (on a device that has
+    none, of their single) precision."""
+    wide, code = (torch.float32, "f") if device.type == "mps" else (torch.float64, "d")
+    whole = [not number.is_floating_point() for number in numbers]
+    words = {"f": torch.int32, "d": torch.int64}[code]
+    kinds: dict[torch.dtype, list[int]] = {}
+    for place, number in enumerate(numbers):
+        kinds.setdefault(number.dtype, []).append(place)
+    order, parts = [], []
+    for dtype, places in kinds.items():  # a few, and of each many: what is done to all of a kind is done once
+        row = torch.stack([numbers[place].reshape(()) for place in places])
+        parts.append(row.to(wide).view(words).to(torch.int64) if dtype.is_floating_point else row.to(torch.int64))
+        order.extend(places)
+    fetches.count += 1
+    found: list[int | float] = [0] * len(numbers)
+    for place, number in zip(order, torch.cat(parts).tolist(), strict=True):
+        found[place] = number if whole[place] else _number(number, code)
+    return found
+
+
+def _number(bits: int, code: str) -> float:
+    """The floating point number of these bits."""
+    return float(struct.unpack(code, struct.pack({"f": "i", "d": "q"}[code], bits))[0])
+
+
+class _Fetches:
+    """Counts transfers: how often the program has waited for an accelerator because of us."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+fetches = _Fetches()
