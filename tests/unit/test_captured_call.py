@@ -158,16 +158,20 @@ def test_autocast_is_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "given", "why"),
+    ("make", "given", "why"),  # (made at once, the modules would be seen by the tests of others)
     [
-        (nn.SyncBatchNorm(4), torch.zeros(2, 4), "SyncBatchNorm"),
-        (nn.Linear(4, 4, device="meta"), torch.zeros(2, 4), "holds a"),
-        (nn.Linear(4, 4), torch.zeros(2, 4).as_subclass(type("Marked", (torch.Tensor,), {})), "is given a Marked"),
+        (lambda: nn.SyncBatchNorm(4), torch.zeros(2, 4), "SyncBatchNorm"),
+        (lambda: nn.Linear(4, 4, device="meta"), torch.zeros(2, 4), "holds a"),
+        (
+            lambda: nn.Linear(4, 4),
+            torch.zeros(2, 4).as_subclass(type("Marked", (torch.Tensor,), {})),
+            "is given a Marked",
+        ),
     ],
 )
-def test_what_cannot_be_repeated_is_refused(module: nn.Module, given: torch.Tensor, why: str) -> None:
+def test_what_cannot_be_repeated_is_refused(make: Callable[[], nn.Module], given: torch.Tensor, why: str) -> None:
     with pytest.raises(CannotRepeat, match=why):
-        CapturedCall("model", module, (given,), {})
+        CapturedCall("model", make(), (given,), {})
 
 
 def test_a_forward_that_raises_is_told() -> None:

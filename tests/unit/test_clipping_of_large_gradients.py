@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -26,14 +27,14 @@ def clipped(clip: Clips | None, monkeypatch: pytest.MonkeyPatch) -> tuple[list[C
     gradients were added up for it."""
     torch.manual_seed(0)
     added: list[int] = []
-    exact = clipping.total_norm
+    exact = clipping.each_norm
     norms: list[float] = []
 
-    def counting(gradients: list[torch.Tensor], norm_type: float) -> float | None:
+    def counting(gradients: list[torch.Tensor], norm_type: float) -> list[Any]:
         added.append(len(norms) + 1)
         return exact(gradients, norm_type)
 
-    monkeypatch.setattr(clipping, "total_norm", counting)
+    monkeypatch.setattr(clipping, "each_norm", counting)
     if clip is not None:
         monkeypatch.setattr(nn.utils, "clip_grad_norm_", clip)
     model = nn.Sequential(nn.Linear(256, 512), nn.Linear(512, 256))

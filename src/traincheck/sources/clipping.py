@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from types import GeneratorType
 from typing import Any, NamedTuple
@@ -18,17 +18,19 @@ from typing import Any, NamedTuple
 import torch
 
 from traincheck.sources.base import replace_everywhere
-from traincheck.sources.circumstances import circumstances
+from traincheck.sources.circumstances import circumstances, context_with
 from traincheck.sources.gradients import Gradients, Snapshot
+from traincheck.sources.pending import Pending, lies_here
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.replaced import Undo
 from traincheck.sources.spot_checks import is_large, sample
 from traincheck.sources.summaries import in_schedule
 from traincheck.sources.tensors import local, unseen
-from traincheck.sources.values import euclidean_norm
+from traincheck.sources.transfers import NextSeq
+from traincheck.sources.values import device_norms, euclidean_norm
 from traincheck.vocab.demand import NUMBERS, Demand
 from traincheck.vocab.events import LIFECYCLE
-from traincheck.vocab.facts import Facts, FactValue, facts, merged
+from traincheck.vocab.facts import Facts, FactValue, facts
 
 HOME = "torch.nn.utils"
 FUNCTIONS = {"clip_grad_norm_": "max_norm", "clip_grad_value_": "clip_value"}
@@ -113,22 +115,31 @@ class ClippingSource:
         return _Begun(call, snapshot, most, norm_type)
 
     def _ends(self, begun: _Begun, result: Any, handed: list[Any] | None) -> None:
-        call = begun.call
-        found: Facts = ()
+        call, limit = begun.call, begun.limit
         with unseen():
             if begun.snapshot is not None:
                 self._gradients.compare(begun.snapshot, call.seq)
-                norm = _norm_of(result)
-                if isinstance(begun.limit, (int, float)) and norm is not None:
-                    call.context = merged(call.context, exceeds=norm > begun.limit)
-            if handed is not None:
-                factor = None if in_schedule(self._recorder.steps.coming) else _factor(begun, result)
-                if factor is not None and _is_shown(factor, begun.snapshot, handed):
-                    found = _told(result, factor * float(result))
-                else:
-                    after = [param.grad for param in handed if param.grad is not None]
-                    found = _told(result, total_norm(after, begun.norm_type))
-        self._recorder.leave(call, found)
+            norm = _norm_of(result)
+            after = [] if handed is None else self._norms_after(begun, norm, handed)
+
+            def conclude(known: list[Any], _: NextSeq) -> None:
+                before = known[0]
+                if begun.snapshot is not None and isinstance(limit, (int, float)) and before is not None:
+                    call.context = context_with(call.context, "exceeds", before > limit)
+                if handed is not None:
+                    call.result = _told(before, norm_over(known[1:], begun.norm_type))
+
+            self._recorder.transfers.when(self.name, [norm, *after], conclude, call=call)
+        self._recorder.leave(call, call.result)
+
+    def _norms_after(self, begun: _Begun, norm: Any, handed: list[Any]) -> list[Any]:
+        """The norms of the gradients after clipping, or the one norm of all; each may be pending."""
+        scheduled = in_schedule(self._recorder.steps.coming)
+        factor = None if scheduled or type(norm) is Pending else _factor(begun.limit, norm)
+        if factor is not None and _is_shown(factor, begun.snapshot, handed):
+            return [factor * norm]
+        after = [param.grad for param in handed if param.grad is not None]
+        return [None] if any(hasattr(one, "_local_tensor") for one in after) else each_norm(after, begun.norm_type)
 
     def _failed(self, begun: _Begun) -> None:
         self._recorder.abandon(begun.call)
@@ -160,12 +171,11 @@ def _noting(args: tuple[Any, ...], kwargs: dict[str, Any], handed: list[Any]) ->
     return ((told, *args[1:]), kwargs) if args else (args, {**kwargs, "parameters": told})
 
 
-def _factor(begun: _Begun, result: Any) -> float | None:
+def _factor(limit: Any, norm: float | None) -> float | None:
     """By what torch scales gradients of this norm, None where it is not finite or not known."""
-    norm = _norm_of(result)
-    if norm is None or not math.isfinite(norm) or not isinstance(begun.limit, (int, float)):
+    if norm is None or not math.isfinite(norm) or not isinstance(limit, (int, float)):
         return None
-    return min(1.0, begun.limit / (norm + 1e-6))
+    return min(1.0, limit / (norm + 1e-6))
 
 
 def _is_shown(factor: float, before: Snapshot | None, handed: list[Any]) -> bool:
@@ -191,10 +201,9 @@ def _are_scaled(pairs: list[tuple[torch.Tensor, torch.Tensor]], factor: float) -
     return bool(torch.allclose(old * factor, new, rtol=rounding, atol=torch.finfo(new.dtype).tiny))
 
 
-def _told(result: Any, after: float | None) -> Facts:
+def _told(before: float | None, after: float | None) -> Facts:
     """The norm of the gradients before clipping (as it was returned) and after it."""
     found: dict[str, FactValue] = {}
-    before = _norm_of(result)
     if before is not None:
         found["finite"] = math.isfinite(before)
         if found["finite"]:
@@ -206,40 +215,32 @@ def _told(result: Any, after: float | None) -> Facts:
     return facts(**found)
 
 
-def _norm_of(result: Any) -> float | None:
-    """The norm that was returned; None for that of shards, which only a collective operation could tell."""
-    return float(result) if type(result) is torch.Tensor and result.numel() == 1 else None
-
-
-def total_norm(gradients: list[torch.Tensor], norm_type: float) -> float | None:
-    """The norm of all gradients as one vector; None where one cannot be read or is a shard of a larger one."""
-    if any(hasattr(gradient, "_local_tensor") for gradient in gradients):
+def _norm_of(result: Any) -> Any:
+    """The norm that was returned, which may be pending; None for that of shards, which only a collective operation
+    could tell."""
+    if type(result) is not torch.Tensor or result.numel() != 1:
         return None
-    return norm_over(each_norm(gradients, norm_type), norm_type)
+    return float(result) if lies_here(result) else Pending((result.detach().clone(),), float)
 
 
-def norm_over(each: list[float | None], norm_type: float) -> float | None:
+def norm_over(each: Sequence[float | None], norm_type: float) -> float | None:
     """The norm of a vector out of those of its parts, None where one of them is not known."""
     norms = [norm for norm in each if norm is not None]
     if len(norms) < len(each):
         return None
-    return float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64), norm_type)) if norms else 0.0
+    if len(norms) < 2:
+        return norms[0] if norms else 0.0
+    return float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64), norm_type))
 
 
-def each_norm(gradients: list[torch.Tensor], norm_type: float) -> list[float | None]:
-    """The norm of each gradient, of a shard that of its part; None where one cannot be read. Call under `unseen`."""
-    found: list[float | None] = [None] * len(gradients)
-    by_device: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
+def each_norm(gradients: list[torch.Tensor], norm_type: float) -> list[Any]:
+    """The norm of each gradient, of a shard that of its part; None where one cannot be read. Those of accelerators are
+    pending. Call under `unseen`."""
+    found: list[Any] = list(device_norms(gradients, norm_type))
     for place, gradient in enumerate(gradients):
-        dense = local(gradient)
-        if dense is not None:
-            by_device.setdefault(dense.device, []).append((place, dense))
-    for device, entries in by_device.items():
-        if device.type == "cpu" and norm_type == 2:
-            norms = [euclidean_norm(dense) for _, dense in entries]
-        else:
-            each = torch._foreach_norm([dense for _, dense in entries], norm_type)
-            norms = torch.stack([one.double() for one in each]).tolist()
-        for (place, _), norm in zip(entries, norms, strict=True):
-            found[place] = norm
+        dense = local(gradient) if found[place] is None else None
+        if dense is not None and norm_type == 2:
+            found[place] = euclidean_norm(dense)
+        elif dense is not None:
+            found[place] = float(torch.linalg.vector_norm(dense, norm_type))
     return found

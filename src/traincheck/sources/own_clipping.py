@@ -97,7 +97,7 @@ class OwnClipping:
             if not begun.held:
                 return None
             now = begun.gradients()
-            return begun._replace(before=look(now), norms=each_norm(now, 2.0))
+            return begun._replace(before=look(now), norms=fetched(each_norm(now, 2.0)))
 
     def ends(self, begun: Begun, result: Any, recorder: Recorder) -> None:
         """Tell the call, with the norm after it."""
@@ -107,7 +107,7 @@ class OwnClipping:
             now = begun.gradients()
             if len(now) < len(begun.held):
                 return  # it does more than to clip
-            after = each_norm(now, 2.0)
+            after = fetched(each_norm(now, 2.0))
             told = zip(fetched(changed(begun.before, now)), begun.norms, after, strict=True)
             different = [so or _is_other(old, new) for so, old, new in told]
             counts = [place for place, so in enumerate(different) if so or begun.told]

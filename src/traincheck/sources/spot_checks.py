@@ -18,6 +18,7 @@ import torch
 from traincheck.sources.device_fingerprints import WORDS
 from traincheck.sources.pending import Pending, lies_here, unlike
 from traincheck.sources.tensors import fingerprints, local
+from traincheck.sources.values import device_norms
 
 LARGE = 1 << 18
 """Bytes from which on it is worth it: to take and compare two samples takes as long as to read some 50 kB."""
@@ -69,7 +70,7 @@ is one computation for all; None of one that cannot be read."""
 def look(tensors: Sequence[torch.Tensor]) -> list[Look]:
     """What tensors are before a call that can only scale them, all elements of each by one factor: of the large ones
     that would show it a sample is enough. Call under `unseen`."""
-    found: list[Look] = list(_norms(tensors))
+    found: list[Look] = list(device_norms(tensors))
     for place, tensor in enumerate(tensors):
         # (Elements of one byte torch cannot compare with zero.)
         elements = sample(tensor) if found[place] is None and tensor.element_size() > 1 else None
@@ -89,29 +90,9 @@ def changed(looks: Sequence[Look], tensors: Sequence[torch.Tensor]) -> list[bool
     for (place, _), so in zip(pairs, differ([pair for _, pair in pairs]), strict=True):
         found[place] = so
     pending = [place for place, old in enumerate(looks) if type(old) is Pending]
-    for place, norm in zip(pending, _norms([tensors[place] for place in pending]), strict=True):
+    for place, norm in zip(pending, device_norms([tensors[place] for place in pending]), strict=True):
         found[place] = unlike(looks[place], norm)
     read = [place for place, old in enumerate(looks) if old is None or type(old) is int]
     for place, value in zip(read, fingerprints([tensors[place] for place in read]), strict=True):
         found[place] = value != looks[place]
     return found
-
-
-def _norms(tensors: Sequence[torch.Tensor]) -> list[Pending | None]:
-    """The norms of floating point tensors on accelerators, None of all others."""
-    found: list[Pending | None] = [None] * len(tensors)
-    kinds: dict[tuple[torch.device, torch.dtype], list[tuple[int, torch.Tensor]]] = {}
-    for place, tensor in enumerate(tensors):
-        dense = None if lies_here(tensor) else local(tensor)
-        if dense is not None and dense.is_floating_point() and dense.element_size() > 1:
-            kinds.setdefault((dense.device, dense.dtype), []).append((place, dense))
-    for (_, dtype), entries in kinds.items():
-        wide = torch.float32 if dtype.itemsize < _FULL else dtype
-        norms = torch._foreach_norm([dense for _, dense in entries], 2, dtype=wide)
-        for (place, _), norm in zip(entries, norms, strict=True):
-            found[place] = Pending((norm,), float)
-    return found
-
-
-_FULL = 4
-"""Bytes of an element of full precision: norms of smaller ones are too coarse to show what scaled them."""

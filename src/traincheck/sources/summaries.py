@@ -10,7 +10,7 @@ the same. What goes in is read before the call, what comes out after it.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,9 +18,11 @@ import torch
 from traincheck.sources.circumstances import facts_of_tensor, result_facts
 from traincheck.sources.given import MOST_INSIDE as MOST_INSIDE
 from traincheck.sources.given import PLAIN_TENSORS, sort_value, sorted_arguments
+from traincheck.sources.pending import Pending, unlike
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.storages import Storages, version_of
-from traincheck.sources.tensors import fingerprints, unseen
+from traincheck.sources.tensors import Computed, computed, unseen
+from traincheck.sources.transfers import NextSeq
 from traincheck.sources.values import Reads, readable, readable_memory, values_in
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
@@ -85,6 +87,15 @@ def asked(demand: Demand, levels: Sequence[str], names: tuple[str, ...]) -> Aske
     return Asked(names, arguments, tensors or bool(read), read, sampled, unfilled)
 
 
+class WasRead(NamedTuple):
+    """What was read of the values of a tensor, each of which may be pending: its fingerprint, the facts of its numbers,
+    and whether a call changed it."""
+
+    fingerprint: Computed
+    facts: dict[str, FactValue] | Pending
+    changed: bool | Pending | None = None
+
+
 class _Argument(NamedTuple):
     """What an argument was before the call; `place` is that of its summary."""
 
@@ -92,8 +103,7 @@ class _Argument(NamedTuple):
     tensor: weakref.ref[torch.Tensor]
     readable: bool
     version: int | None
-    fingerprint: int | None
-    facts: dict[str, FactValue]
+    was: WasRead
 
 
 class Before(NamedTuple):
@@ -235,7 +245,7 @@ class Summaries:
             memory = [readable_memory(tensor) if self._storages.filled(tensor) else None for _, tensor in tensors]
             told = _measure(memory, read)
             return [
-                _Argument(place, weakref.ref(tensor), memory[place] is not None, version_of(tensor), *told[place])
+                _Argument(place, weakref.ref(tensor), memory[place] is not None, version_of(tensor), told[place])
                 for place, (_, tensor) in enumerate(tensors)
             ]
 
@@ -254,17 +264,38 @@ class Summaries:
         outcome = self._summaries(tensors)
         if what.unfilled:
             self._storages.not_filled([tensor for _, tensor in tensors])
-        if before is not None and before.later:
-            call.tensors = _with_facts(call.tensors, [(argument, argument.facts) for argument in before.arguments])
-        elif before is not None:
-            # A module hardly ever changes what it is given, and no rule says so: that is not looked for.
-            looks = before.read.contents and call.kind != MODULE
-            changed = _changes(before.arguments) if looks else ((one, one.facts) for one in before.arguments)
-            call.tensors = _with_facts(call.tensors, changed)
         sampled = before is not None or (not call.tensors and what.read and self._read_without(call, what))
-        if sampled and not (before and before.later) and len(outcome) == len(tensors) and not what.unfilled:
-            outcome = _with_values(outcome, tensors, what.read)
+        later = before is not None and before.later
+        read: list[tuple[int, WasRead]] = []  # by the places among all that is told of the call
+        if before is not None:
+            # A module hardly ever changes what it is given, and no rule says so: that is not looked for.
+            looks = before.read.contents and call.kind != MODULE and not later
+            read = _changes(before.arguments) if looks else [(one.place, one.was) for one in before.arguments]
+        if sampled and not later and len(outcome) == len(tensors) and not what.unfilled:
+            with unseen():
+                memory = [readable_memory(tensor) for _, tensor in tensors]
+                measured = _measure(memory, what.read)
+            place = len(call.tensors)
+            read += [(place + at, one) for at, one in enumerate(measured) if memory[at] is not None]
         call.tensors += outcome
+        if read:
+            self._tell_read(call, read)
+
+    def _tell_read(self, call: OpenCall, read: Sequence[tuple[int, WasRead]]) -> None:
+        """Add to what is told of the tensors of a call what was read of their values."""
+        places = [place for place, _ in read]
+
+        def conclude(known: list[Any], _: NextSeq) -> None:
+            told = list(call.tensors)
+            for number, place in enumerate(places):
+                fingerprint, values, changed = known[3 * number : 3 * number + 3]
+                role, dtype, shape, grad, storage, *_others = told[place]
+                facts = tuple(sorted((values if changed is None else {**values, "changed": changed}).items()))
+                told[place] = TensorSummary(role, dtype, shape, grad, storage, fingerprint, facts)
+            call.tensors = tuple(told)
+
+        values = [value for _, one in read for value in one]
+        self._recorder.transfers.when(self.name, values, conclude, call=call)
 
     # -- in few objects --------------------------------------------------------------------------------------------
 
@@ -310,56 +341,27 @@ class Summaries:
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
-def _measure(memory: Sequence[torch.Tensor | None], read: Reads) -> list[tuple[int | None, dict[str, FactValue]]]:
-    """Fingerprint and facts of tensors by their readable memory; nothing of None. Call under `unseen`."""
+def _measure(memory: Sequence[torch.Tensor | None], read: Reads) -> list[WasRead]:
+    """What is read of tensors by their readable memory; nothing of None. Call under `unseen`."""
     facts = values_in(memory, read)
     if not read.contents:
-        return [(None, told) for told in facts]
-    digests = iter(fingerprints([dense for dense in memory if dense is not None]))
-    return [(None if dense is None else next(digests), told) for dense, told in zip(memory, facts, strict=True)]
+        return [WasRead(None, told) for told in facts]
+    digests = iter(computed([dense for dense in memory if dense is not None]))
+    return [WasRead(None if dense is None else next(digests), told) for dense, told in zip(memory, facts, strict=True)]
 
 
-def _changes(before: list[_Argument]) -> list[tuple[_Argument, dict[str, FactValue]]]:
-    """The arguments with the facts of their values, and whether the call changed them."""
+def _changes(before: list[_Argument]) -> list[tuple[int, WasRead]]:
+    """What was read of the arguments, by their places, and whether the call changed them."""
     with unseen():
         alive = [(argument, argument.tensor()) for argument in before]
         again = [(a, tensor) for a, tensor in alive if a.readable and tensor is not None and readable(tensor)]
-        after = dict(zip((a.place for a, _ in again), fingerprints([tensor for _, tensor in again]), strict=True))
+        after = dict(zip((a.place for a, _ in again), computed([tensor for _, tensor in again]), strict=True))
         found = []
         for argument, tensor in alive:
-            facts = argument.facts
-            changed = None
+            was = argument.was
             if after.get(argument.place) is not None:
-                changed = after[argument.place] != argument.fingerprint
+                was = was._replace(changed=unlike(was.fingerprint, after[argument.place]))
             elif tensor is not None and argument.version is not None:
-                changed = version_of(tensor) != argument.version
-            if changed is not None:
-                facts = {**facts, "changed": changed}
-            found.append((argument, facts))
+                was = was._replace(changed=version_of(tensor) != argument.version)
+            found.append((argument.place, was))
     return found
-
-
-def _with_facts(
-    told: tuple[TensorSummary, ...], found: Iterable[tuple[_Argument, dict[str, FactValue]]]
-) -> tuple[TensorSummary, ...]:
-    new = list(told)
-    for argument, facts in found:
-        new[argument.place] = _with(told[argument.place], argument.fingerprint, facts)
-    return tuple(new)
-
-
-def _with_values(told: tuple[TensorSummary, ...], tensors: Named, read: Reads) -> tuple[TensorSummary, ...]:
-    """The results with the facts of their values."""
-    with unseen():
-        memory = [readable_memory(tensor) for _, tensor in tensors]
-        measured = _measure(memory, read)
-    return tuple(
-        summary if dense is None else _with(summary, *found)
-        for summary, dense, found in zip(told, memory, measured, strict=True)
-    )
-
-
-def _with(summary: TensorSummary, fingerprint: int | None, facts: dict[str, FactValue]) -> TensorSummary:
-    """`summary` with what was read of the values."""
-    role, dtype, shape, grad, storage, *_ = summary
-    return TensorSummary(role, dtype, shape, grad, storage, fingerprint, tuple(sorted(facts.items())))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from traincheck.sources.pending import Pending, fetched, lies_here
 from traincheck.sources.tensors import local
 from traincheck.vocab.demand import CONTENTS, NUMBERS, ROWS, Demand
 from traincheck.vocab.facts import FactValue
@@ -63,51 +65,69 @@ def readable(tensor: torch.Tensor) -> bool:
     return readable_memory(tensor) is not None
 
 
+Means: TypeAlias = Callable[..., dict[str, FactValue]]
+"""What is told by numbers."""
+
+
 def value_facts(tensors: Sequence[torch.Tensor], reads: Reads = ALL) -> list[dict[str, FactValue]]:
     """For each readable tensor its numbers: `zero` (all elements are), and of floating point ones also `finite` and
     `norm` (the 2-norm, of finite ones); and `rows_sum_to_one` (along the last dimension, without a negative element).
 
-    One transfer for each device; another for tensors that are all zero or hold what is not finite. Call under `unseen`.
+    One transfer for each device. Call under `unseen`.
     """
-    return values_in([local(tensor) for tensor in tensors], reads)
+    return fetched(values_in([local(tensor) for tensor in tensors], reads))
 
 
-def values_in(memory: Sequence[torch.Tensor | None], reads: Reads) -> list[dict[str, FactValue]]:
-    """`value_facts` of dense local memory, see `local`; nothing of None. Call under `unseen`."""
-    found: list[dict[str, FactValue]] = []
-    pending: dict[torch.device, list[tuple[int, torch.Tensor, list[torch.Tensor]]]] = {}
-    for place, dense in enumerate(memory):
-        found.append({})
+def values_in(memory: Sequence[torch.Tensor | None], reads: Reads) -> list[dict[str, FactValue] | Pending]:
+    """`value_facts` of dense local memory, see `local`; nothing of None. Those of accelerators are pending, and have no
+    norm where squares overflow. Call under `unseen`."""
+    found: list[dict[str, FactValue] | Pending] = []
+    for dense in memory:
         if dense is None:
-            continue
-        if dense.is_cpu:  # there is nothing to be fetched
-            found[place] = _told(dense, _numbers(dense, reads), reads)
-        elif measured := _measured(dense, reads):
-            pending.setdefault(dense.device, []).append((place, dense, measured))
-    for entries in pending.values():
-        wide = torch.float32 if entries[0][1].device.type == "mps" else torch.float64
-        numbers = iter(torch.stack([number.to(wide) for *_, measured in entries for number in measured]).tolist())
-        for place, dense, measured in entries:
-            found[place] = _told(dense, [next(numbers) for _ in measured], reads)
+            found.append({})
+        elif lies_here(dense):  # there is nothing to be fetched
+            found.append(_told(dense, _numbers(dense, reads), reads))
+        else:
+            numbers, means = _measured(dense, reads)
+            found.append(Pending(numbers, means) if numbers else {})
     return found
 
 
-def _measured(dense: torch.Tensor, reads: Reads) -> list[torch.Tensor]:
-    """Numbers to fetch, each a 0-dim tensor: any element not zero; or the norm, and whether rows sum to one."""
+def _measured(
+    dense: torch.Tensor, reads: Reads
+) -> tuple[tuple[torch.Tensor, ...], Callable[..., dict[str, FactValue]]]:
+    """Numbers to fetch, each a 0-dim tensor, and what is told by them: of integers whether any is not zero; of others
+    their norm and the largest of them, and whether rows sum to one."""
     if not (dense.is_floating_point() or dense.is_complex()):
-        return [dense.any()] if reads.numbers else []
+        return ((dense.any(),) if reads.numbers else ()), lambda some: {"zero": not some}
     tolerance = _tolerance(dense.dtype)
     if dense.element_size() < _FULL and not dense.is_complex():
         dense = dense.to(torch.float32)
-    numbers = [torch.linalg.vector_norm(dense)] if reads.numbers else []
+    numbers = []
+    if reads.numbers:
+        numbers += [torch.linalg.vector_norm(dense), torch.linalg.vector_norm(dense, math.inf)]
     if reads.rows and _has_rows(dense):
         off = (dense.sum(-1) - 1).abs().amax()
         numbers.append((off <= tolerance) & (dense.amin() >= 0))
-    return numbers
+    return tuple(numbers), functools.partial(_told_by, reads.numbers)
+
+
+def _told_by(norms: bool, *numbers: float) -> dict[str, FactValue]:
+    """What the numbers of a tensor of floating point tell; with `norms` the first two are its norms."""
+    told: dict[str, FactValue] = {}
+    if norms:
+        norm, largest = numbers[:2]
+        told["finite"] = math.isfinite(largest)
+        told["zero"] = largest == 0
+        if told["finite"] and math.isfinite(norm):
+            told["norm"] = norm
+    if len(numbers) > 2 * norms:
+        told["rows_sum_to_one"] = bool(numbers[-1])
+    return told
 
 
 def _numbers(dense: torch.Tensor, reads: Reads) -> list[float]:
-    """The same of what lies on the CPU, where a number that is asked for is there."""
+    """Of what lies on the CPU whether any is not zero; or the norm, and whether rows sum to one."""
     if not (dense.is_floating_point() or dense.is_complex()):
         return [_any(dense)] if reads.numbers else []
     tolerance = _tolerance(dense.dtype)
@@ -148,6 +168,23 @@ def euclidean_norm(dense: torch.Tensor) -> float:
 
 
 _IN_FULL = (torch.float32, torch.float64)
+
+
+def device_norms(tensors: Sequence[torch.Tensor], norm_type: float = 2) -> list[Pending | None]:
+    """The norm of each floating point tensor that lies on an accelerator, computed there for all that are alike; None
+    of all others. Call under `unseen`."""
+    found: list[Pending | None] = [None] * len(tensors)
+    kinds: dict[tuple[torch.device, torch.dtype], list[tuple[int, torch.Tensor]]] = {}
+    for place, tensor in enumerate(tensors):
+        dense = None if lies_here(tensor) else local(tensor)
+        if dense is not None and dense.is_floating_point() and dense.element_size() > 1:
+            kinds.setdefault((dense.device, dense.dtype), []).append((place, dense))
+    for (_, dtype), entries in kinds.items():
+        wide = torch.float32 if dtype.itemsize < _FULL else dtype  # of so few bits a norm would be too coarse
+        norms = torch._foreach_norm([dense for _, dense in entries], norm_type, dtype=wide)
+        for (place, _), norm in zip(entries, norms, strict=True):
+            found[place] = Pending((norm,), float)
+    return found
 
 
 def _has_rows(dense: torch.Tensor) -> bool:
