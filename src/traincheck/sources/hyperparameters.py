@@ -9,14 +9,17 @@ from typing import Any
 import torch
 
 from traincheck.sources.names import class_name
+from traincheck.sources.pending import Pending, lies_here
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.tensors import unseen
+from traincheck.sources.transfers import NextSeq
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, LOADED, SAVED, Reading
 from traincheck.vocab.facts import Facts, FactValue, facts, merged
 from traincheck.vocab.kept import Kept
 
+SOURCE = "optimizers"
 HYPERPARAMETER, OPTIMIZER, STATE = "hyperparameter", "optimizer", "optimizer_state"
 PARAMETER_ATTRIBUTES = ("dtype", "requires_grad")
 KEYS = "keys"
@@ -71,7 +74,7 @@ class OptimizerReadings:
         self._recorder = recorder
         self._last: weakref.WeakKeyDictionary[Any, list[dict[str, FactValue]]] = weakref.WeakKeyDictionary()
         self.ask(demand)
-        recorder.after_gap("optimizers", self._tell_anew, only_tells=True)
+        recorder.after_gap(SOURCE, self._tell_anew, only_tells=True)
 
     def ask(self, demand: Demand) -> None:
         """From now on take the readings that `demand` asks for."""
@@ -108,11 +111,21 @@ class OptimizerReadings:
         if not self._counters:
             return
         with unseen():
-            counts = _counts(optimizer)
-        if counts is not None:
-            for attribute, value in zip((LOWEST_STEP, STEP), counts, strict=True):
+            self._recorder.transfers.when(
+                SOURCE,
+                _counts(optimizer),
+                lambda counts, next_seq: self._tell_counts(call, name, counts, next_seq),
+                events=len(self._counters),
+            )
+
+    def _tell_counts(self, call: int, name: str, counts: Sequence[tuple[float, float]], next_seq: NextSeq) -> None:
+        """Tell the lowest and the highest of what was counted here and there."""
+        if counts:
+            ends = min(low for low, _ in counts), max(high for _, high in counts)
+            for attribute, value in zip((LOWEST_STEP, STEP), ends, strict=True):
                 if attribute in self._counters:
-                    self._tell(call, name, STATE, attribute, value, LIVE)
+                    told = Reading(next_seq(), call, name, STATE, attribute, _whole(value), LIVE, _KIND[STATE])
+                    self._recorder.reading(told)
 
     def loaded(self, optimizer: Any, name: str, call: int, handed: Sequence[Mapping[str, FactValue]]) -> None:
         """Tell what was handed to `load_state_dict` (as `settings` gives it), and what the optimizer has after it."""
@@ -187,24 +200,24 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _counts(optimizer: Any) -> tuple[FactValue, FactValue] | None:
-    """The lowest and the highest step counter among the states of an optimizer; None when it keeps none.
-
-    One transfer for each device and dtype that counters lie in.
-    """
-    numbers: list[float] = []
+def _counts(optimizer: Any) -> list[tuple[float, float] | Pending]:
+    """The lowest and the highest step counter among the states of an optimizer, of each kind of counters; nothing when
+    it keeps none. Those that lie on accelerators are pending."""
+    found: list[tuple[float, float] | Pending] = []
     tensors: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for state in optimizer.state.values():
         step = state.get("step") if isinstance(state, dict) else None
         if isinstance(step, torch.Tensor) and step.numel() == 1:
             tensors.setdefault((step.device, step.dtype), []).append(step.detach().reshape(()))
         elif isinstance(step, (int, float)):
-            numbers.append(step)
+            found.append((step, step))
     for alike in tensors.values():
-        numbers.extend(torch.stack(torch.stack(alike).aminmax()).tolist())
-    if not numbers:
-        return None
-    return _whole(min(numbers)), _whole(max(numbers))
+        ends = torch.stack(alike).aminmax()
+        if lies_here(alike[0]):
+            found.append((ends.min.item(), ends.max.item()))
+        else:
+            found.append(Pending((ends.min, ends.max), lambda low, high: (low, high)))
+    return found
 
 
 def _whole(number: float) -> int | float:

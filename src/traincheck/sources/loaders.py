@@ -31,8 +31,9 @@ from traincheck.sources.passes import (
 from traincheck.sources.random_states import STREAMS, stream_fingerprint
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.replaced import Undo
-from traincheck.sources.tensors import fingerprints, unseen
-from traincheck.sources.values import Reads, readable, value_facts
+from traincheck.sources.tensors import computed, unseen
+from traincheck.sources.transfers import NextSeq
+from traincheck.sources.values import Reads, readable_memory, values_in
 from traincheck.sources.workers import KIND as WORKER
 from traincheck.sources.workers import Workers
 from traincheck.vocab.demand import TENSORS, Demand
@@ -245,7 +246,7 @@ class LoaderSource:
             found.order = order_of_batch(batch)
         if call is not None:
             if self._tensors:
-                call.tensors += self._summarised(batch)
+                self._tell_batch(call, batch)
             self._tell_workers(found, call.seq)
             self._recorder.leave(call, _LAST[False])
         self._recorder.steps.fetch_ends(fetch.began)
@@ -278,21 +279,24 @@ class LoaderSource:
         if found.rounds is not None:
             self._workers.tell(found.rounds, found.receiver, found.batches, found.over, call)
 
-    def _summarised(self, batch: Any) -> tuple[TensorSummary, ...]:
-        """Summaries of the tensors of a batch; equal ones are the same object where no values are told."""
+    def _tell_batch(self, call: OpenCall, batch: Any) -> None:
+        """Tell the tensors of a batch; equal summaries are the same object where no values are told."""
         entries = list(itertools.islice(tensors_in(batch, RESULT), MOST_TENSORS))
         with unseen():
-            told = tuple(self._summary(role, tensor) for role, tensor in entries)
+            call.tensors = told = tuple(self._summary(role, tensor) for role, tensor in entries)
             if not self._reads:
-                return told
+                return
             tensors = [tensor for _, tensor in entries]
-            digests = fingerprints(tensors) if self._reads.contents else [None] * len(tensors)
-            small = [readable(tensor) for tensor in tensors]
-            values = iter(value_facts(list(itertools.compress(tensors, small)), self._reads))
-        return tuple(
-            summary._replace(fingerprint=digest, facts=tuple(sorted(next(values).items())) if read else ())
-            for summary, digest, read in zip(told, digests, small, strict=True)
-        )
+            digests = computed(tensors) if self._reads.contents else [None] * len(tensors)
+            values = values_in([readable_memory(tensor) for tensor in tensors], self._reads)
+
+            def conclude(known: list[Any], _: NextSeq) -> None:
+                call.tensors = tuple(
+                    summary._replace(fingerprint=digest, facts=tuple(sorted(facts.items())))
+                    for summary, digest, facts in zip(told, known, known[len(told) :], strict=False)
+                )
+
+            self._recorder.transfers.when(self.name, [*digests, *values], conclude, call=call)
 
     def _summary(self, role: str, tensor: Any) -> TensorSummary:
         key = (role, tensor.dtype, tensor.shape, tensor.requires_grad)

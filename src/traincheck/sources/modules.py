@@ -23,7 +23,7 @@ from traincheck.sources.gradients import Gradients, Snapshot
 from traincheck.sources.known_modules import has_parameters, without_compiler
 from traincheck.sources.module_calls import ModuleCalls
 from traincheck.sources.names import levels, parameter_names
-from traincheck.sources.pending import unlike
+from traincheck.sources.pending import Pending, lies_here, unlike
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.replaced import Undo
 from traincheck.sources.summaries import Asked, Before, Summaries, asked
@@ -33,7 +33,7 @@ from traincheck.sources.values import readable_memory
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE, MODULE, Change
-from traincheck.vocab.facts import Facts, FactValue, facts, merged
+from traincheck.vocab.facts import Facts, facts, merged
 from traincheck.vocab.kept import Kept
 from traincheck.vocab.kinds import kinds_of_module
 
@@ -201,8 +201,23 @@ class ModuleSource:
         if not has_parameters(module):
             told = _without_parameters(told)
         if before is not None and what.read.numbers and kinds_of_module(type(module).__name__):
-            told = merged(told, **scales(module))
+            call.result = told
+            self._tell_scales(call, module)
+            told = call.result
         recorder.leave(call, told)
+
+    def _tell_scales(self, call: OpenCall, module: nn.Module) -> None:
+        """Tell the root mean square that a normalising layer gives its result by its own parameters: `scale`, and
+        `shifted_scale` where the weight is added to one."""
+
+        def conclude(squares: list[float], _: NextSeq) -> None:
+            if squares:
+                weight, shifted, *rest = squares
+                scale, shifted_scale = (math.sqrt(one + sum(rest)) for one in (weight, shifted))
+                call.result = merged(call.result, scale=scale, shifted_scale=shifted_scale)
+
+        with unseen():
+            self._recorder.transfers.when(self.name, mean_squares(module), conclude, call=call)
 
     def _passed(self, *, everywhere: bool) -> None:
         """Of the calls that are open in this thread, or in all, the ends will not be told."""
@@ -326,20 +341,17 @@ def _without_parameters(told: Facts) -> Facts:
     return merged(told, parameters=False)
 
 
-def scales(module: nn.Module) -> dict[str, FactValue]:
-    """The root mean square that a normalising layer gives its result by its own parameters: `scale`, and
-    `shifted_scale` where the weight is added to one. Nothing without a weight for each element."""
-    with unseen():
-        told = {name: readable_memory(tensor) for name, tensor in module.named_parameters(recurse=False)}
-        own = {name: t.float() for name, t in told.items() if t is not None and t.numel() > 1 and t.is_floating_point()}
-        weight = next((tensor for name, tensor in own.items() if "bias" not in name), None)
-        if weight is None:
-            return {}
-        offsets = (tensor for name, tensor in own.items() if "bias" in name)
-        squares = [(tensor * tensor).mean() for tensor in (weight, weight + 1, *offsets)]
-        # On the CPU there is nothing to be fetched; elsewhere all is fetched at once.
-        first, shifted, *rest = map(float, squares) if weight.is_cpu else torch.stack(squares).tolist()
-    return {"scale": math.sqrt(first + sum(rest)), "shifted_scale": math.sqrt(shifted + sum(rest))}
+def mean_squares(module: nn.Module) -> list[Any]:
+    """The mean squares of the weight of a normalising layer, of the weight and one, and of its offsets; each may be
+    pending. Nothing without a weight for each element. Call under `unseen`."""
+    told = {name: readable_memory(tensor) for name, tensor in module.named_parameters(recurse=False)}
+    own = {name: t.float() for name, t in told.items() if t is not None and t.numel() > 1 and t.is_floating_point()}
+    weight = next((tensor for name, tensor in own.items() if "bias" not in name), None)
+    if weight is None:
+        return []
+    offsets = (tensor for name, tensor in own.items() if "bias" in name)
+    squares = [(tensor * tensor).mean() for tensor in (weight, weight + 1, *offsets)]
+    return [float(square) if lies_here(square) else Pending((square,), float) for square in squares]
 
 
 _OURS = 2

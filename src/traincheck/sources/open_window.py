@@ -38,7 +38,9 @@ class OpenWindow:
         for place, call in enumerate(self.calls):
             added = calls.get(call.seq)
             if added is not None:
-                self.calls[place] = call._replace(context=added.context, result=added.result, tensors=added.tensors)
+                self.calls[place] = call._replace(
+                    context=added.context, result=added.result or call.result, tensors=added.tensors
+                )
         self.keep_from(self.start)
 
     def take_until(
