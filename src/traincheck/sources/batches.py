@@ -1,8 +1,7 @@
 """Readings of the batch that a model is trained on, by fingerprint, in a job of several ranks.
 
 Ranks are compared by them (see relations/batches.py). Since the same mistake shows in every step, a sample of fixed
-steps is read: that is one transfer from an accelerator in each of these. What is frozen in the model, which no update
-tells of, is read once and told with each batch.
+steps is read. What is frozen in the model, which no update tells of, is read once and told with each batch.
 """
 
 from __future__ import annotations
@@ -16,12 +15,14 @@ import torch
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.replica_readings import several_ranks
 from traincheck.sources.summaries import MOST_INSIDE, in_schedule
-from traincheck.sources.tensors import fingerprints, unseen
+from traincheck.sources.tensors import computed, fingerprints, unseen
+from traincheck.sources.transfers import NextSeq
 from traincheck.sources.values import readable
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Reading
 from traincheck.vocab.facts import facts
 
+SOURCE = "modules"
 KIND, BATCH, FROZEN = "module", "batch", "frozen"
 
 LEAST_ELEMENTS = 8
@@ -56,14 +57,18 @@ class BatchReadings:
             batch = list(_tensors((*args, *keywords.values())))
             if sum(tensor.numel() for tensor in batch) < LEAST_ELEMENTS or not all(map(readable, batch)):
                 return
-            values = fingerprints(batch)
-            if name not in self._frozen:
-                frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
-                self._frozen[name] = _together(fingerprints(frozen))
-        if None not in values:
-            for what, value in ((BATCH, _together(values)), (FROZEN, self._frozen[name])):
-                seq = self._recorder.next_seq()
-                self._recorder.reading(Reading(seq, call, name, KIND, what, value, context=_CONTEXT))
+            values = computed(batch)
+            frozen = self._frozen.get(name)
+            if frozen is None:
+                parameters = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+                frozen = self._frozen[name] = _together(fingerprints(parameters))
+
+            def conclude(known: list[int | None], next_seq: NextSeq) -> None:
+                if None not in known:
+                    for what, value in ((BATCH, _together(known)), (FROZEN, frozen)):
+                        self._recorder.reading(Reading(next_seq(), call, name, KIND, what, value, context=_CONTEXT))
+
+            self._recorder.transfers.when(SOURCE, values, conclude, events=2)
 
 
 def _together(values: Sequence[int | None]) -> int:

@@ -16,7 +16,8 @@ from torch import nn
 from traincheck.sources.module_calls import ModuleCalls
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.replica_readings import several_ranks
-from traincheck.sources.tensors import fingerprints, unseen
+from traincheck.sources.tensors import computed, unseen
+from traincheck.sources.transfers import NextSeq
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import MODULE, NO_CALL, Reading
@@ -61,13 +62,18 @@ class BufferSource:
         if id(module) in self._read or _traced() is not None:
             return
         self._read.add(id(module))
-        named = [(name, buffer) for name, buffer in module._buffers.items() if buffer is not None]
-        with unseen():
-            values = fingerprints([buffer for _, buffer in named])
+        buffers = {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
+        names = [*buffers]
         owner = self._catalog.module_name(module)
         around = self._recorder.innermost()
         call = around.seq if around is not None and around.kind == MODULE else NO_CALL
-        for (name, _), value in zip(named, values, strict=True):
-            if value is not None:
-                seq = self._recorder.next_seq()
-                self._recorder.reading(Reading(seq, call, f"{owner}.{name}", KIND, USED_DATA, value, context=_CONTEXT))
+
+        def conclude(values: list[int | None], next_seq: NextSeq) -> None:
+            for name, value in zip(names, values, strict=True):
+                if value is not None:
+                    told = Reading(next_seq(), call, f"{owner}.{name}", KIND, USED_DATA, value, context=_CONTEXT)
+                    self._recorder.reading(told)
+
+        with unseen():
+            values = computed([*buffers.values()])
+            self._recorder.transfers.when(self.name, values, conclude, events=len(names))

@@ -21,7 +21,8 @@ from traincheck.sources.base import replace, wrapping
 from traincheck.sources.circumstances import Surroundings, circumstances_amid
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.replaced import Undo
-from traincheck.sources.tensors import fingerprints, unseen
+from traincheck.sources.tensors import Computed, computed, unseen
+from traincheck.sources.transfers import NextSeq
 from traincheck.sources.values import readable
 from traincheck.vocab.collectives import STARTED, WAIT
 from traincheck.vocab.demand import CONTENTS, TENSORS, Demand
@@ -35,15 +36,18 @@ _LEVELS = (WAIT,)
 
 
 class _Pending(NamedTuple):
-    """A message on its way. `fingerprint` is that of what is sent, None of what is received or was not read."""
+    """A message on its way, and the call that has started it, whose first tensor it is."""
 
     request: weakref.ref[Any]
     tensor: weakref.ref[torch.Tensor]
     summary: TensorSummary
     sends: bool
     read: bool
-    fingerprint: int | None
-    started: int
+    started: OpenCall
+
+    def fingerprint(self) -> int | None:
+        """That of what is sent, None of what is received or was not read. Ask in what is put off."""
+        return self.started.tensors[0].fingerprint if self.sends and self.started.tensors else None
 
 
 class Requests:
@@ -83,8 +87,7 @@ class Requests:
             self._pending.clear()
         key, summary = id(request), call.tensors[0]
         gone = weakref.ref(request, lambda _: self._pending.pop(key, None))
-        fingerprint = summary.fingerprint if sends else None
-        self._pending[key] = _Pending(gone, weakref.ref(tensor), summary, sends, read, fingerprint, call.seq)
+        self._pending[key] = _Pending(gone, weakref.ref(tensor), summary, sends, read, call)
 
     def _pending_of(self, request: Any) -> _Pending | None:
         found = self._pending.get(id(request))
@@ -108,16 +111,20 @@ class Requests:
         if self._recorder is None:
             return
         tensor = pending.tensor()
-        now = None
-        if tensor is not None and pending.read:
-            with unseen():
-                now = fingerprints([tensor])[0] if readable(tensor) else None
-        told: Facts = ()
-        if pending.sends and pending.fingerprint is not None and now is not None:
-            told = (("changed", now != pending.fingerprint),)
-        role = "sent" if pending.sends else "received"
-        call.tensors = (pending.summary._replace(role=role, fingerprint=now, facts=told),)
-        self._recorder.leave(call, ((STARTED, pending.started),))
+        now: Computed = None
+
+        def conclude(known: list[int | None], _: NextSeq) -> None:
+            told: Facts = ()
+            if known[0] is not None and (sent := pending.fingerprint()) is not None:
+                told = (("changed", known[0] != sent),)
+            role = "sent" if pending.sends else "received"
+            call.tensors = (pending.summary._replace(role=role, fingerprint=known[0], facts=told),)
+
+        with unseen():
+            if tensor is not None and pending.read and readable(tensor):
+                now = computed([tensor])[0]
+            self._recorder.transfers.when(self.name, [now], conclude, call=call)
+        self._recorder.leave(call, ((STARTED, pending.started.seq),))
 
 
 def _nothing(_: Any) -> None:
