@@ -22,11 +22,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import traincheck
 from observing import Seen, observing
+from traincheck.sources import transfers as transfers_module
 from traincheck.sources.open_calls import OpenCall
 from traincheck.sources.open_window import OpenWindow
 from traincheck.sources.pending import Pending, as_if_elsewhere, fetched, fetches, unlike
 from traincheck.sources.tensors import unseen
-from traincheck.sources.transfers import Transfers
+from traincheck.sources.transfers import MOST_PENDING, Transfers
 from traincheck.vocab.demand import EVERYTHING, Demand
 from traincheck.vocab.events import TRAIN, Call, Window
 from traincheck.vocab.facts import FactValue
@@ -44,12 +45,14 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(2000, 64)
+        self.none = nn.Linear(0, 4)
         self.body = nn.Sequential(nn.Linear(64, 300), nn.BatchNorm1d(300), nn.ReLU(), nn.Linear(300, 300))
         self.frozen = nn.Linear(300, 64).requires_grad_(False)
         self.unused = nn.Linear(4, 4)
         self.head = nn.Linear(64, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.none(torch.zeros(2, 0))
         return self.head(self.frozen(self.body(self.table(x))).softmax(-1))
 
 
@@ -233,6 +236,9 @@ class Recorder:
     def fault(self, source: str, error: BaseException) -> None:
         self.faults.append(f"{source}: {error}")
 
+    def give_up(self) -> None:
+        self.faults.append("given up")
+
 
 def later(value: float) -> Pending:
     return Pending((torch.tensor(value),), lambda number: number)
@@ -241,7 +247,7 @@ def later(value: float) -> Pending:
 def test_what_is_known_is_concluded_at_once() -> None:
     told: list[object] = []
     recorder = Recorder()
-    transfers = Transfers(recorder)
+    transfers = Transfers(recorder, OpenWindow())
     transfers.when("a", (1, "two"), lambda known, next_seq: told.append((known, next_seq())))
     assert told == [([1, "two"], 0)]
     assert not transfers
@@ -250,7 +256,7 @@ def test_what_is_known_is_concluded_at_once() -> None:
 def test_conclusions_keep_their_order_and_their_places() -> None:
     told: list[object] = []
     recorder = Recorder()
-    transfers = Transfers(recorder)
+    transfers = Transfers(recorder, OpenWindow())
 
     def tell(known: list[object], next_seq: Callable[[], int]) -> None:
         told.append((known, next_seq()))
@@ -262,14 +268,39 @@ def test_conclusions_keep_their_order_and_their_places() -> None:
     transfers.when("d", [later(4)], tell, events=1)
     assert told == []
     assert transfers
-    transfers.settle(OpenWindow())
+    transfers.settle()
     assert told == [([0.5, 7], 0), (["known"], 4), ([4], 5)]
     assert recorder.faults == ["c: integer division or modulo by zero"]
     assert not transfers
 
 
+def test_not_everything_is_put_off_for_ever() -> None:
+    recorder = Recorder()
+    transfers = Transfers(recorder, OpenWindow())
+    known: list[int] = []
+    before = fetches.count
+    number = torch.tensor(1)
+    for _ in range(3 * MOST_PENDING // 1000):
+        transfers.when("a", [Pending((number,), int)] * 1000, lambda told, _: known.append(len(told)))
+    assert sum(known) > 2 * MOST_PENDING
+    assert fetches.count == before + 2
+
+
+def test_nothing_is_waited_for_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    transfers = Transfers(recorder, OpenWindow())
+    transfers.when("a", [later(1)], lambda *_: pytest.fail("concluded"))
+    monkeypatch.setattr(transfers_module, "is_capturing", lambda: True)
+    before = fetches.count
+    transfers.settle()
+    assert recorder.faults == ["given up"]
+    assert fetches.count == before
+    assert not transfers
+
+
 def test_what_is_added_to_a_call_late_is_in_its_window() -> None:
-    window, transfers = OpenWindow(), Transfers(Recorder())
+    window = OpenWindow()
+    transfers = Transfers(Recorder(), window)
     call, other = (OpenCall(seq, -1, "module", ("m",), "", "", (), ()) for seq in (0, 2))
     window.calls += [Call(one.seq, one.seq + 1, -1, "module", ("m",), result=(("a", 1),)) for one in (call, other)]
 
@@ -278,7 +309,7 @@ def test_what_is_added_to_a_call_late_is_in_its_window() -> None:
 
     transfers.when("a", [later(2)], conclude, call=call)
     transfers.when("a", [later(2)], lambda *_: None, call=other)
-    transfers.settle(window)
+    transfers.settle()
     assert [(one.context, one.result) for one in window.calls] == [
         ((("grads", "some"),), (("norm", 2),)),
         ((), (("a", 1),)),

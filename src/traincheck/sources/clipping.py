@@ -239,7 +239,9 @@ def each_norm(gradients: list[torch.Tensor], norm_type: float) -> list[Any]:
     found: list[Any] = list(device_norms(gradients, norm_type))
     for place, gradient in enumerate(gradients):
         dense = local(gradient) if found[place] is None else None
-        if dense is not None and norm_type == 2:
+        if dense is not None and not dense.numel():
+            found[place] = 0.0
+        elif dense is not None and norm_type == 2:
             found[place] = euclidean_norm(dense)
         elif dense is not None:
             found[place] = float(torch.linalg.vector_norm(dense, norm_type))

@@ -17,6 +17,11 @@ def lies_here(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu and not elsewhere
 
 
+def is_capturing() -> bool:
+    """Whether this thread captures a CUDA graph: then nothing may be waited for."""
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+
+
 class as_if_elsewhere:
     """Within, tensors on the CPU are treated like those of an accelerator: so it is tested where there is none."""
 
@@ -83,6 +88,8 @@ def _transferred(device: torch.device, numbers: Sequence[torch.Tensor]) -> Itera
         row = torch.stack([numbers[place].reshape(()) for place in places])
         parts.append(row.to(wide).view(words).to(torch.int64) if dtype.is_floating_point else row.to(torch.int64))
         order.extend(places)
+    if device.type in ("cuda", "xpu"):  # the program may have asked for them on another stream
+        getattr(torch, device.type).synchronize(device)
     fetches.count += 1
     found: list[int | float] = [0] * len(numbers)
     for place, number in zip(order, torch.cat(parts).tolist(), strict=True):

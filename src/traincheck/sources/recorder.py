@@ -2,11 +2,10 @@
 
 Note [Windows that are not watched]
 Not every step need be watched. In one that is not, `guarded` functions return at once; those that count steps, or
-follow what is still true in a later step, are guarded with `always`. What is costly merely by being there is taken off,
-see gaps.py. Whether a window is watched is known when it begins, and then by the number of the step to come. But a cut
-may be backdated, and a window is handed on as a whole or not at all. So events are taken from where the next window
-*may* begin (`_opens`), and thrown away where it did not. After a gap the sources forget what was, and tell anew what
-they tell once.
+follow what is still true later, are guarded with `always`. What is costly merely by being there is taken off, see
+gaps.py. Whether a window is watched is known when it begins, by the number of the step to come. But a cut may be
+backdated, and a window is handed on as a whole or not at all. So events are taken from where the next one *may* begin
+(`_opens`), and thrown away where it did not. After a gap sources forget what was, and tell anew what they tell once.
 """
 
 from __future__ import annotations
@@ -61,7 +60,6 @@ class Recorder:
         self.gaps = Gaps()
         self.steps = StepTracker(self._cut, self._opens)
         self.absences = Absences()
-        self.transfers = Transfers(self)
         self.changing = False  # sources are attached anew, for another demand
         self.at_rest: Callable[[], None] = lambda: None  # called between the calls of a step, see `Attachment`
         self.suspect: Callable[[], None] = lambda: None  # called where something wrong was found
@@ -84,14 +82,14 @@ class Recorder:
         self._local = Doing()
         self._open = OpenCalls()
         self._told = OpenWindow()
+        self.transfers = Transfers(self, self._told)
         self._whole = True  # whether the open window is watched from its beginning on
         self._since = 0  # from where on all events were taken, while they are
         self._ends_at = -1  # where the end began
         self._unseen = -1  # where something was trained that could not be observed
         self.last_words: list[Callable[[], object]] = []
         self.missed: list[str] = []  # what could not be observed, as found out on the way
-        self._cutting = threading.RLock()
-        self._cutter = 0  # the thread that cuts
+        self._cutting, self._cutter = threading.RLock(), 0  # of the thread that cuts
 
     # -- events ----------------------------------------------------------------------------------------------------
 
@@ -156,10 +154,14 @@ class Recorder:
     def _has_room(self) -> bool:
         """Whether events are taken; a window that cannot take another one is given up as a whole."""
         if self.watching and len((told := self._told).calls) + len(told.changes) + len(told.readings) >= MOST_EVENTS:
-            self.dropped += self._whole
-            self._whole = self.watching = False
-            told.throw_away()
+            self.give_up()
         return self.watching
+
+    def give_up(self) -> None:
+        """Let go of the open window: it is not told."""
+        self.dropped += self._whole
+        self._whole = self.watching = False
+        self._told.throw_away()
 
     @contextmanager
     def asking(self) -> Iterator[None]:
@@ -216,8 +218,7 @@ class Recorder:
         return self._told.tensors(self._open.stack)
 
     def lose_sight(self, seq: int) -> None:
-        """Note that something was trained at `seq` that could not be observed: the window that it happened in is cut
-        off from those around it, as if some had been dropped between."""
+        """Note that something unseen was trained at `seq`: its window is cut off, as if some around it were dropped."""
         self._unseen = seq
 
     def _cut(self, cut: Cut) -> None:
@@ -237,9 +238,8 @@ class Recorder:
 
     def _close(self, cut: Cut) -> None:
         """Close the current window: what began before `cut.seq` belongs to it, the rest to the next."""
+        self.transfers.settle()
         whole, window, unseen = self._whole, None, 0 <= self._unseen < cut.seq
-        if self.transfers:
-            self.transfers.settle(self._told)
         with self._cutting:
             self.window += unseen
             if whole or 0 <= self._ends_at < cut.seq:

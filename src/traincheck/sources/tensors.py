@@ -15,7 +15,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from traincheck.sources import pending
 from traincheck.sources.device_fingerprints import WORDS, device_fingerprints, words
 from traincheck.sources.hashing import Memory, digest, digests
-from traincheck.sources.pending import Pending, fetched, lies_here
+from traincheck.sources.pending import Pending, fetched, is_capturing, lies_here
 
 NONE, ZERO, SOME = "none", "zero", "some"
 
@@ -78,13 +78,16 @@ def unseen() -> _Unseen:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The dense local memory of `tensor`, None where there is none to read (meta, sparse, freed, a mere wrapper)."""
+    """The dense local memory of `tensor`, None where there is none to read (meta, sparse, freed, a mere wrapper), or
+    where it must not be: what is computed while a CUDA graph is captured becomes part of it."""
     if type(tensor) not in PLAIN:
         shard = getattr(tensor, "_local_tensor", None)
         tensor = tensor if shard is None else shard
     if tensor.layout is not _STRIDED or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
         return None
     if is_functorch_wrapped_tensor(tensor) or not _has_memory(tensor):
+        return None
+    if tensor.is_cuda and is_capturing():
         return None
     if tensor.is_conj() or tensor.is_neg():  # a view whose memory holds other values than it shows
         return tensor.resolve_conj().resolve_neg()

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from traincheck.sources.open_calls import OpenCall
 from traincheck.sources.open_window import OpenWindow
-from traincheck.sources.pending import Pending, fetched
+from traincheck.sources.pending import Pending, fetched, is_capturing
 from traincheck.sources.tensors import unseen
 
 NextSeq: TypeAlias = Callable[[], int]
@@ -26,6 +26,10 @@ NextSeq: TypeAlias = Callable[[], int]
 
 Conclude: TypeAlias = Callable[[list[Any], NextSeq], object]
 """Is given what was pending, as it is known now, and tells what follows from it."""
+
+
+MOST_PENDING = 20_000
+"""Values that are waited for at most, as they take memory of the device; an epoch of evaluation is one window."""
 
 
 class _PutOff(NamedTuple):
@@ -47,13 +51,18 @@ class Telling(Protocol):
     def fault(self, source: str, error: BaseException) -> None:
         """A source failed."""
 
+    def give_up(self) -> None:
+        """The open window cannot be told."""
+
 
 class Transfers:
-    """Puts off what follows from numbers that lie on accelerators. Of one recorder, for all its threads."""
+    """Puts off what follows from numbers that lie on accelerators; of one recorder and its window, for all threads."""
 
-    def __init__(self, recorder: Telling) -> None:
+    def __init__(self, recorder: Telling, window: OpenWindow) -> None:
         self._recorder = recorder
+        self._window = window
         self._put_off: list[_PutOff] = []
+        self._pending = 0
         self._lock = threading.Lock()
 
     def when(
@@ -76,11 +85,19 @@ class Transfers:
         seqs = [self._recorder.next_seq() for _ in range(events)]
         with self._lock:
             self._put_off.append(_PutOff(source, list(values), conclude, call, seqs))
+            self._pending += len(values)
+        if self._pending > MOST_PENDING:
+            self.settle()
 
-    def settle(self, window: OpenWindow) -> None:
-        """Fetch what is pending, and conclude what was put off: the window is about to be closed."""
+    def settle(self) -> None:
+        """Fetch what is pending, and conclude what was put off, if anything: the window is about to be closed."""
+        if not self:
+            return
         with self._lock:
-            waiting, self._put_off = self._put_off, []
+            waiting, self._put_off, self._pending = self._put_off, [], 0
+        if is_capturing():
+            self._recorder.give_up()
+            return
         added: dict[int, OpenCall] = {}
         with unseen():
             known = iter(fetched([value for one in waiting for value in one.values]))
@@ -92,7 +109,7 @@ class Transfers:
                     self._recorder.fault(one.source, error)
                 if one.call is not None:
                     added[one.call.seq] = one.call
-        window.add_to(added)
+        self._window.add_to(added)
 
     def __bool__(self) -> bool:
         return bool(self._put_off)

@@ -49,15 +49,11 @@ ALL = Reads(numbers=True, rows=True, contents=True)
 
 
 def readable_memory(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The dense local memory of `tensor` where its values are read: that is there, it is not too large, and the stream
-    can be waited for (while a CUDA graph is captured, nothing may be)."""
+    """The dense local memory of `tensor` where its values are read: that is there, and it is not too large."""
     try:
-        dense = local(tensor)
-        if dense is None or tensor.numel() > MOST_ELEMENTS:
-            return None
+        return None if tensor.numel() > MOST_ELEMENTS else local(tensor)
     except (RuntimeError, NotImplementedError):
         return None
-    return None if tensor.is_cuda and torch.cuda.is_current_stream_capturing() else dense
 
 
 def readable(tensor: torch.Tensor) -> bool:
@@ -87,6 +83,8 @@ def values_in(memory: Sequence[torch.Tensor | None], reads: Reads) -> list[dict[
             found.append({})
         elif lies_here(dense):  # there is nothing to be fetched
             found.append(_told(dense, _numbers(dense, reads), reads))
+        elif dense.numel() == 0:
+            found.append(_told_of_none(dense) if reads.numbers else {})
         else:
             numbers, means = _measured(dense, reads)
             found.append(Pending(numbers, means) if numbers else {})
@@ -110,6 +108,12 @@ def _measured(
         off = (dense.sum(-1) - 1).abs().amax()
         numbers.append((off <= tolerance) & (dense.amin() >= 0))
     return tuple(numbers), functools.partial(_told_by, reads.numbers)
+
+
+def _told_of_none(dense: torch.Tensor) -> dict[str, FactValue]:
+    """What is told of a tensor without elements."""
+    whole = not (dense.is_floating_point() or dense.is_complex())
+    return {"zero": True} if whole else {"finite": True, "zero": True, "norm": 0.0}
 
 
 def _told_by(norms: bool, *numbers: float) -> dict[str, FactValue]:
@@ -177,7 +181,7 @@ def device_norms(tensors: Sequence[torch.Tensor], norm_type: float = 2) -> list[
     kinds: dict[tuple[torch.device, torch.dtype], list[tuple[int, torch.Tensor]]] = {}
     for place, tensor in enumerate(tensors):
         dense = None if lies_here(tensor) else local(tensor)
-        if dense is not None and dense.is_floating_point() and dense.element_size() > 1:
+        if dense is not None and dense.numel() and dense.is_floating_point() and dense.element_size() > 1:
             kinds.setdefault((dense.device, dense.dtype), []).append((place, dense))
     for (_, dtype), entries in kinds.items():
         wide = torch.float32 if dtype.itemsize < _FULL else dtype  # of so few bits a norm would be too coarse
