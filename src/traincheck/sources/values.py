@@ -184,8 +184,8 @@ def device_norms(tensors: Sequence[torch.Tensor], norm_type: float = 2) -> list[
         if dense is not None and dense.numel() and dense.is_floating_point() and dense.element_size() > 1:
             kinds.setdefault((dense.device, dense.dtype), []).append((place, dense))
     for (_, dtype), entries in kinds.items():
-        wide = torch.float32 if dtype.itemsize < _FULL else dtype  # of so few bits a norm would be too coarse
-        norms = torch._foreach_norm([dense for _, dense in entries], norm_type, dtype=wide)
+        wide = {"dtype": torch.float32} if dtype.itemsize < _FULL else {}  # of so few bits a norm would be too coarse
+        norms = torch._foreach_norm([dense for _, dense in entries], norm_type, **wide)
         for (place, _), norm in zip(entries, norms, strict=True):
             found[place] = Pending((norm,), float)
     return found
