@@ -31,21 +31,20 @@ from torch import nn
 
 from traincheck.sources.circumstances import autocast_dtype, context_with
 from traincheck.sources.kept_gradients import KeptGradients
-from traincheck.sources.pending import Pending
+from traincheck.sources.pending import Pending, unlike
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.spot_checks import Look, changed, look
 from traincheck.sources.tensors import NONE, SOME, ZERO, computed, computed_states
 from traincheck.sources.transfers import NextSeq
 from traincheck.sources.variables import SLACK, Catalog, Variable
 from traincheck.vocab.events import NO_CALL, Change
+from traincheck.vocab.facts import Facts
 
 Held = tuple[Variable, torch.Tensor]
 
 SOURCE = "gradients"
 
 UNUSED = "unused"
-
-_NOTHING = (NONE, ZERO)
 
 _MOST_MODULES = 100_000
 """Calls kept in mind: more modules than that are made anew in each step."""
@@ -54,12 +53,14 @@ _MOST_MODULES = 100_000
 @dataclass(slots=True)
 class Snapshot:
     """The gradients of some variables before a call: their states (to be asked for in what is put off behind it), and
-    of some of them (by their places) what they were; `kept` says that those which are kept back are among them."""
+    of some of them (by their places) what they were; `kept` says that those which are kept back are among them,
+    `scaled` that the call can only scale them."""
 
     held: Sequence[Held]
-    states: Sequence[str | Pending]
+    states: list[Any]
     looks: dict[int, Look]
     kept: bool = False
+    scaled: bool = False
 
 
 class Gradients:
@@ -195,26 +196,30 @@ class Gradients:
         now = computed_states(gradients)
         looks: dict[int, Look] = {}
         if values:
-            some = {place: g for place, g in enumerate(gradients) if g is not None and now[place] not in _NOTHING}
+            some = {place: g for place, g in enumerate(gradients) if g is not None and now[place] != ZERO}
             looks = dict(zip(some, (look if scaled else computed)([*some.values()]), strict=True))
-        snapshot = Snapshot(held, now, looks, kept)
+        variables = [variable for variable, _ in held]
 
-        def conclude(now: list[str], next_seq: NextSeq) -> None:
-            snapshot.states = now
-            for (variable, tensor), state in zip(held, now, strict=True):
+        def conclude(known: list[str], next_seq: NextSeq) -> None:
+            now[:] = known
+            for variable, state in zip(variables, known, strict=True):
                 before = self._last.get(variable, state)
                 if before != state:
-                    self._tell(next_seq(), NO_CALL, variable, tensor, before, state, True, variable.owner)
+                    tensor = variable.tensor()
+                    if tensor is not None:
+                        context = variable.facts(tensor, variable.held_by(variable.owner))
+                        self._tell(next_seq(), NO_CALL, variable, before, state, True, context)
                     self._last[variable] = state
 
         self._recorder.transfers.when(SOURCE, now, conclude, events=len(held))
-        return snapshot
+        return Snapshot(held, now, looks, kept, scaled)
 
     def tell_states(self, call: OpenCall, snapshot: Snapshot) -> None:
         """Add to the circumstances of a call what the gradients were before it."""
+        states = snapshot.states
 
         def conclude(*_: object) -> None:
-            call.context = context_with(call.context, "grads", summary(snapshot.states))
+            call.context = context_with(call.context, "grads", summary(states))
 
         self._recorder.transfers.when(SOURCE, (), conclude, call=call)
 
@@ -223,7 +228,7 @@ class Gradients:
 
     def compare(self, before: Snapshot, call: int, viewer: str = "") -> None:
         """Tell how the gradients of `before` changed in `call`; `viewer` is the optimizer that was called, if any."""
-        held = before.held
+        held, states = before.held, before.states
         gradients = self._all_of(held, before.kept)
         now = computed_states(gradients)
         alike = {
@@ -231,15 +236,21 @@ class Gradients:
             for place, gradient in enumerate(gradients)
             if gradient is not None and before.looks.get(place) is not None and _may_be_alike(before, place, now[place])
         }
-        places = list(alike)  # (What is put off must not hold gradients: autograd would copy them.)
-        differ = changed([before.looks[place] for place in places], [*alike.values()])
+        looks = [before.looks[place] for place in alike]
+        if before.scaled:
+            differ = changed(looks, [*alike.values()])
+        else:
+            differ = list(map(unlike, looks, computed([*alike.values()])))
+        # What is put off must hold neither gradients, which autograd would copy, nor parameters.
+        places, variables = list(alike), [variable for variable, _ in held]
+        contexts = [variable.facts(tensor, variable.held_by(viewer or variable.owner)) for variable, tensor in held]
 
         def conclude(known: list[Any], next_seq: NextSeq) -> None:
-            differs = dict(zip(places, known[len(held) :], strict=True))
-            for place, (variable, tensor) in enumerate(held):
-                old, new = str(before.states[place]), known[place]
+            differs = dict(zip(places, known[len(variables) :], strict=True))
+            for place, variable in enumerate(variables):
+                old, new = str(states[place]), known[place]
                 so = old != new or (new == SOME and differs.get(place, False))
-                self._tell(next_seq(), call, variable, tensor, old, new, so, viewer or variable.owner)
+                self._tell(next_seq(), call, variable, old, new, so, contexts[place])
                 self._last[variable] = new
                 if so and new == SOME:
                     self.fresh.add(variable)
@@ -247,17 +258,7 @@ class Gradients:
 
         self._recorder.transfers.when(SOURCE, [*now, *differ], conclude, events=len(held))
 
-    def _tell(
-        self,
-        seq: int,
-        call: int,
-        variable: Variable,
-        tensor: torch.Tensor,
-        old: str,
-        new: str,
-        changed: bool,
-        viewer: str,
-    ) -> None:
+    def _tell(self, seq: int, call: int, variable: Variable, old: str, new: str, changed: bool, context: Facts) -> None:
         self._recorder.change(
             Change(
                 seq=seq,
@@ -269,7 +270,7 @@ class Gradients:
                 after=new,
                 changed=changed,
                 owner=variable.owner,
-                context=variable.facts(tensor, variable.held_by(viewer)),
+                context=context,
             )
         )
 

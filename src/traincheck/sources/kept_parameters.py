@@ -24,6 +24,7 @@ from traincheck.sources.pending import Pending, unlike
 from traincheck.sources.spot_checks import LARGE, differ, sample
 from traincheck.sources.storages import version_of
 from traincheck.sources.tensors import Computed, computed
+from traincheck.sources.variables import Variable
 
 TRUSTED = 3
 """Updates in a row that the sample of a parameter must have shown before it stands for the whole."""
@@ -115,7 +116,7 @@ def pending_in(found: Sequence[Is]) -> list[Any]:
 
 
 def became(
-    held: Sequence[Held], was: Sequence[Was], found: Sequence[Is], known: Sequence[Any], due: Sequence[bool]
+    variables: Sequence[Variable], was: Sequence[Was], found: Sequence[Is], known: Sequence[Any], due: Sequence[bool]
 ) -> list[Became]:
     """What an update made of parameters; `known` is what was pending in `found`, and `due` says of each whether the
     update had reason to change it."""
@@ -126,7 +127,7 @@ def became(
             unknown = old.fingerprint is None and old.sample is not None  # its memory was freed, or is another one
             told.append(Became(unknown or differs, value))
             continue
-        kept: Kept = held[place][0].kept
+        kept: Kept = variables[place].kept
         if one.fingerprint is not None:
             kept.last = one.now._replace(fingerprint=value) if type(one.fingerprint) is int else None
         elif shows:

@@ -269,7 +269,9 @@ class ModuleSource:
                 seq, variable = next_seq(), sys.intern(f"{call.receiver}.{name}")
                 recorder.change(Change(seq, call.seq, variable, "buffer", "data", SOME, SOME, changed, fingerprint=new))
 
-        recorder.transfers.when(self.name, [*map(unlike, before, after), *after], conclude, events=len(names))
+        with unseen():
+            differ = map(unlike, before, after)
+            recorder.transfers.when(self.name, [*differ, *after], conclude, events=len(names))
 
     # -- train and eval --------------------------------------------------------------------------------------------
 

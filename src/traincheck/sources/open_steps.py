@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from traincheck.sources.gradients import Held
 from traincheck.sources.kept_parameters import Was
-from traincheck.sources.pending import Pending
 from traincheck.sources.recorder import OpenCall
 from traincheck.sources.tensors import Computed
 
@@ -18,13 +17,17 @@ from traincheck.sources.tensors import Computed
 class Before:
     """What a step found: the variables concerned and the states of their gradients (`read` as they were read first); of
     some of them, by their places, also what the optimizer keeps for them. With `whole` the fingerprint of each was
-    asked for."""
+    asked for.
+
+    What is put off must not hold it, for it holds parameters; but it may hold the list `gradients`, which stays.
+    """
 
     __slots__ = ("data", "gradients", "held", "kept", "rates", "read", "state", "whole")
 
-    def __init__(self, held: Sequence[Held], gradients: Sequence[str | Pending], rates: dict[int, float]) -> None:
+    def __init__(self, held: Sequence[Held], gradients: list[Any], rates: dict[int, float]) -> None:
         self.held = held
-        self.gradients = self.read = gradients
+        self.gradients = gradients
+        self.read = list(gradients)
         self.rates = rates
         self.data: list[Was] = []
         self.whole = True

@@ -154,11 +154,13 @@ class OptimizerSource:
         context = circumstances_with(closure=closure, lr=_told_rate(max(rates.values(), default=0.0)))
         call = recorder.enter(LIFECYCLE, call_levels, name, context)
 
+        gradients = before.gradients
+
         def conclude(known: list[str], _: NextSeq) -> None:
-            before.gradients = known
+            gradients[:] = known
             call.context = context_with(call.context, "grads", summary([known[place] for place in own]))
 
-        recorder.transfers.when(self.name, before.gradients, conclude, call=call)
+        recorder.transfers.when(self.name, gradients, conclude, call=call)
         with unseen():
             if self._demand.wants_call(call_levels):  # whatever state is wanted: the facts of the call rest on it
                 before.whole = self._demand.everything or self._replicas.wanted
@@ -219,21 +221,22 @@ class OptimizerSource:
         self._settling.update_ends()
 
     def _tell_data(self, call: OpenCall, name: str, before: Before) -> None:
-        held, was = before.held, before.data
-        found = kept_parameters.after(held, was, whole=before.whole)
+        was, gradients, read = before.data, before.gradients, before.read
+        found = kept_parameters.after(before.held, was, whole=before.whole)
         wanted = self._demand.wants_state(call.levels, PARAMETER_DATA)
+        variables = [variable for variable, _ in before.held]  # (what is put off must not hold parameters)
+        rates = [before.rates.get(id(tensor)) for _, tensor in before.held]
+        facts_of = [variable.facts(tensor, variable.held_by(name)) for variable, tensor in before.held]
 
         def conclude(known: list[Any], next_seq: NextSeq) -> None:
-            gradients, rates = before.gradients, before.rates
-            due = [graded == SOME and rates.get(id(held[place][1])) != 0 for place, graded in enumerate(gradients)]
+            due = [graded == SOME and rates[place] != 0 for place, graded in enumerate(gradients)]
             own: set[str] = set()
-            for place, became in enumerate(kept_parameters.became(held, was, found, known, due)):
-                (variable, tensor), gradient = held[place], str(gradients[place])
+            for place, became in enumerate(kept_parameters.became(variables, was, found, known, due)):
+                variable, gradient, rate = variables[place], str(gradients[place]), rates[place]
                 changed, fingerprint = became
                 if variable.held_by(name) == NOBODY and not self._concerned(variable, gradient):
                     continue
-                rate = rates.get(id(tensor))
-                lost = not changed and gradient == SOME and _lost_in_rounding(tensor, rate, before.read[place])
+                lost = not changed and gradient == SOME and _lost_in_rounding(variable.tensor(), rate, read[place])
                 if name in variable.holders:
                     own.add("changed" if changed else "lost" if lost else gradient)
                 if not wanted:
@@ -249,14 +252,14 @@ class OptimizerSource:
                         after=SOME,
                         changed=changed,
                         owner=variable.owner,
-                        context=_step_facts(variable, tensor, name, gradient, rates, lost=lost),
+                        context=_step_facts(facts_of[place], gradient, rate, lost=lost),
                         fingerprint=fingerprint,
                     )
                 )
             call.context = context_with(call.context, "lost", "lost" in own and not own & {"changed", SOME})
 
         told = kept_parameters.pending_in(found)
-        self._recorder.transfers.when(self.name, told, conclude, call=call, events=len(held))
+        self._recorder.transfers.when(self.name, told, conclude, call=call, events=len(variables))
 
     def _concerned(self, variable: Variable, gradient: str) -> bool:
         """Whether an update should have been of a variable that no optimizer holds: its gradient is of this step. (What
@@ -266,24 +269,30 @@ class OptimizerSource:
     def _tell_state(self, call: OpenCall, name: str, before: Before, optimizer: Any) -> None:
         after = self._states.after(name, optimizer, before.held, before.kept)
         differs = [unlike(before.state.get(entry), digest) for entry, digest in after.items()]
+        gradients = before.gradients
+        of_entries = []
+        for place, entry in after:
+            variable, tensor = before.held[place]
+            told = variable.facts(tensor, variable.held_by(name)), before.rates.get(id(tensor))
+            known_before = "none" if before.state.get((place, entry)) is None else SOME
+            # One object in all steps, as other names are.
+            of_entries.append((place, sys.intern(f"{variable.name}:{entry}"), known_before, *told))
 
         def conclude(known: list[Any], next_seq: NextSeq) -> None:
-            for (place, entry), digest, changed in zip(after, known, known[len(after) :], strict=False):
-                variable, tensor = before.held[place]
-                old, gradient = before.state.get((place, entry)), str(before.gradients[place])
+            for number, (place, entry_name, old, facts_of, rate) in enumerate(of_entries):
                 self._recorder.change(
                     Change(
                         seq=next_seq(),
                         call=call.seq,
-                        variable=sys.intern(f"{variable.name}:{entry}"),  # one object in all steps, as others are
+                        variable=entry_name,
                         kind="optimizer_state",
                         attribute="data",
-                        before="none" if old is None else SOME,
+                        before=old,
                         after=SOME,
-                        changed=changed,
+                        changed=known[number + len(of_entries)],
                         owner=name,
-                        context=_step_facts(variable, tensor, name, gradient, before.rates),
-                        fingerprint=digest,
+                        context=_step_facts(facts_of, str(gradients[place]), rate),
+                        fingerprint=known[number],
                     )
                 )
 
@@ -335,16 +344,16 @@ def _told_rate(rate: float | None) -> str:
     return "positive" if rate >= NEGLIGIBLE else "negligible" if rate > 0 else "zero"
 
 
-def _lost_in_rounding(tensor: torch.Tensor, rate: float | None, state: str | Pending) -> bool:
+def _lost_in_rounding(tensor: torch.Tensor | None, rate: float | None, state: str | Pending) -> bool:
     """Whether no element of the parameter could change by learning rate times gradient. Call under `unseen`.
 
     Asked only where a parameter did not change: it is the one honest reason not to, and not worth its cost elsewhere.
     Where that is found out late, the gradient may be gone; then the largest of its elements, by which its `state` was
     known, is held against the largest of the parameter.
     """
-    gradient = tensor.grad
-    if rate is None or not tensor.is_floating_point():
+    if tensor is None or rate is None or not tensor.is_floating_point():
         return False
+    gradient = tensor.grad
     if gradient is None and type(state) is Pending:
         largest = float(state.numbers[0]) * rate
         return bool(largest <= torch.finfo(tensor.dtype).eps * float(torch.linalg.vector_norm(tensor, math.inf)))
@@ -357,17 +366,9 @@ def _lost_in_rounding(tensor: torch.Tensor, rate: float | None, state: str | Pen
 _told: Kept[tuple[Facts, str, str, bool], Facts] = Kept()
 
 
-def _step_facts(
-    variable: Variable,
-    tensor: torch.Tensor,
-    optimizer: str,
-    gradient: str,
-    rates: dict[int, float],
-    *,
-    lost: bool = False,
-) -> Facts:
-    base = variable.facts(tensor, variable.held_by(optimizer))
-    lr = _told_rate(rates.get(id(tensor)))
+def _step_facts(base: Facts, gradient: str, rate: float | None, *, lost: bool = False) -> Facts:
+    """The facts of a variable and what an update found of it."""
+    lr = _told_rate(rate)
     key = (base, gradient, lr, lost)
     found = _told.get(key)
     if found is None:

@@ -87,7 +87,7 @@ class Recorder:
         self._since = 0  # from where on all events were taken, while they are
         self._ends_at = -1  # where the end began
         self._unseen = -1  # where something was trained that could not be observed
-        self.last_words: list[Callable[[], object]] = []
+        self.last_words: list[Callable[[], object]] = [self.transfers.settle]
         self.missed: list[str] = []  # what could not be observed, as found out on the way
         self._cutting, self._cutter = threading.RLock(), 0  # of the thread that cuts
 

@@ -66,15 +66,16 @@ class ReplicaReadings:
 
         Call under `unseen`.
         """
+        names = [variable.name for variable, _ in held]
         if self._data:
             firsts = [_state_at_first(variable, tensor) for variable, tensor in held]
 
             def conclude(known: list[int | None], next_seq: NextSeq) -> None:
-                for (variable, _), fingerprint, first in zip(held, known, firsts, strict=True):
+                for name, fingerprint, first in zip(names, known, firsts, strict=True):
                     if fingerprint is not None:
-                        self._tell(next_seq(), call, variable.name, USED_DATA, fingerprint, first)
+                        self._tell(next_seq(), call, name, USED_DATA, fingerprint, first)
 
-            self._recorder.transfers.when(SOURCE, data, conclude, events=len(held))
+            self._recorder.transfers.when(SOURCE, data, conclude, events=len(names))
         if self._grad:
             with_grad = [place for place, state in enumerate(states) if state in _CONTEXT or type(state) is Pending]
             grads = computed([held[place][1].grad for place in with_grad])
@@ -83,7 +84,7 @@ class ReplicaReadings:
                 for number, place in enumerate(with_grad):
                     fingerprint, state = known[number], known[number + len(with_grad)]
                     if fingerprint is not None:
-                        self._tell(next_seq(), call, held[place][0].name, USED_GRAD, fingerprint, state)
+                        self._tell(next_seq(), call, names[place], USED_GRAD, fingerprint, state)
 
             values = [*grads, *(states[place] for place in with_grad)]
             self._recorder.transfers.when(SOURCE, values, conclude_of_grads, events=len(with_grad))

@@ -77,13 +77,13 @@ class Settling:
         self._places = len(self._awaited) + len(places)
         measured = sorted({one for place in places for one in (place, *copies[place])})
         values = [_largest(held[place][1]) for place in measured]
+        variables = [held[place][0] for place in places]
 
         def conclude(known: list[Any], _: NextSeq) -> None:
             count = len(measured)
             sizes = dict(zip(measured, known, strict=False))
             graded = dict(zip(measured, known[count : 2 * count], strict=True))
-            for place, before in zip(places, known[2 * count :], strict=True):
-                variable = held[place][0]
+            for variable, place, before in zip(variables, places, known[2 * count :], strict=True):
                 fresh = graded[place] == SOME and variable in self._gradients.fresh
                 by_copies = any(graded[copy] == SOME for copy in copies[place])
                 if (fresh and (copies[place] or only_copies)) or (graded[place] != SOME and by_copies):

@@ -79,7 +79,7 @@ def unseen() -> _Unseen:
 
 def local(tensor: torch.Tensor) -> torch.Tensor | None:
     """The dense local memory of `tensor`, None where there is none to read (meta, sparse, freed, a mere wrapper), or
-    where it must not be: what is computed while a CUDA graph is captured becomes part of it."""
+    where it must not be: what is computed on an accelerator while a graph is captured or traced becomes part of it."""
     if type(tensor) not in PLAIN:
         shard = getattr(tensor, "_local_tensor", None)
         tensor = tensor if shard is None else shard
@@ -87,7 +87,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
     if is_functorch_wrapped_tensor(tensor) or not _has_memory(tensor):
         return None
-    if tensor.is_cuda and is_capturing():
+    if not (tensor.is_cpu and not pending.elsewhere) and (is_capturing() or _traced() is not None):
         return None
     if tensor.is_conj() or tensor.is_neg():  # a view whose memory holds other values than it shows
         return tensor.resolve_conj().resolve_neg()
@@ -96,6 +96,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor | None:
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
+_traced = torch._C._get_tracing_state
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
