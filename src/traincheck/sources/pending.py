@@ -61,6 +61,19 @@ def unlike(old: Any, new: Any) -> bool | Pending:
 def fetched(values: Sequence[Any]) -> list[Any]:
     """The values, with what is pending among them known: one transfer for each device. Call under `unseen`."""
     found = list(values)
+    if Pending not in map(type, found):
+        return found
+    traced = torch._C._get_tracing_state()
+    torch._C._set_tracing_state(None)  # what we compute is no part of a graph that the program has traced
+    try:
+        _fetch(found)
+    finally:
+        torch._C._set_tracing_state(traced)
+    return found
+
+
+def _fetch(found: list[Any]) -> None:
+    """Put what is known in the places of what is pending."""
     places: dict[torch.device, list[int]] = {}
     for place, value in enumerate(found):
         if type(value) is Pending:
@@ -71,7 +84,6 @@ def fetched(values: Sequence[Any]) -> list[Any]:
         for place in those:
             value = found[place]
             found[place] = value.means(*(next(told) for _ in value.numbers))
-    return found
 
 
 def _transferred(device: torch.device, numbers: Sequence[torch.Tensor]) -> Iterable[int | float]:
