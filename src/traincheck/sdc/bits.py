@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from traincheck.sdc.fault import ANY, BITFLIP, EXPONENT, MANTISSA, SCALE, SIGN, STUCK, Fault
-from traincheck.sources.device_fingerprints import WORDS
+from traincheck.sources.tensors import WORDS
 
 MANTISSAS = {torch.float32: 23, torch.bfloat16: 7, torch.float16: 10, torch.float64: 52}
 """Bits of the mantissa, by type. All of the rest but the sign, which is the highest one, are of the exponent."""

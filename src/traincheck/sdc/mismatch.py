@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from traincheck.sources.device_fingerprints import words
+from traincheck.sources.tensors import words
 
 
 @dataclass

@@ -16,18 +16,6 @@ from itertools import accumulate
 
 import torch
 
-WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""The integers by which elements of so many bytes are seen."""
-
-
-def words(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in a row, as integers; two for a complex number."""
-    flat = tensor.detach().contiguous().reshape(-1)
-    if flat.is_complex():
-        flat = torch.view_as_real(flat).reshape(-1)
-    return flat.view(WORDS[flat.element_size()])
-
-
 AT_ONCE = 1 << 22
 """Elements that are worked on at a time, with some 24 bytes of scratch for each (in a row 48)."""
 
@@ -41,12 +29,11 @@ _MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 def device_fingerprints(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """A fingerprint of the elements of each tensor: an int64 of no dimension, on its device.
 
-    They must be dense. Works on the CPU, too (that is how it is tested). Call under `unseen`.
+    They come as `words`, rows of integers. Works on the CPU, too (that is how it is tested). Call under `unseen`.
     """
     found: list[torch.Tensor] = [None] * len(tensors)
     rows: dict[tuple[torch.device, torch.dtype], _Row] = {}
-    for place, tensor in enumerate(tensors):
-        elements = words(tensor)
+    for place, elements in enumerate(tensors):
         if elements.numel() > SMALL:
             found[place] = _of_large(elements)
             continue

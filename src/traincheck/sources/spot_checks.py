@@ -15,9 +15,8 @@ from typing import TypeAlias
 
 import torch
 
-from traincheck.sources.device_fingerprints import WORDS
 from traincheck.sources.pending import Pending, lies_here, unlike
-from traincheck.sources.tensors import fingerprints, local
+from traincheck.sources.tensors import WORDS, fingerprints, local
 from traincheck.sources.values import device_norms
 
 LARGE = 1 << 18

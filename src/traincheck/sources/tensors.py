@@ -13,7 +13,6 @@ import xxhash
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from traincheck.sources import pending
-from traincheck.sources.device_fingerprints import WORDS, device_fingerprints, words
 from traincheck.sources.hashing import Memory, digest, digests
 from traincheck.sources.pending import Pending, fetched, is_capturing, lies_here
 
@@ -117,6 +116,18 @@ def is_empty(tensor: torch.Tensor) -> bool:
     return bool(tensor.numel() == 0)
 
 
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""The integers by which elements of so many bytes are seen."""
+
+
+def words(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements in a row, as integers; two for a complex number."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    return flat.view(WORDS[flat.element_size()])
+
+
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of a device have one type, one shape, and the same bits."""
     if one.shape != other.shape or one.dtype != other.dtype:
@@ -164,8 +175,12 @@ def computed(tensors: Sequence[torch.Tensor]) -> list[Computed]:
             away.append(dense)
     for position, value in zip(places, digests([_memory(tensor) for tensor in whole]), strict=True):
         found[position] = value
-    for position, number, tensor in zip(far, device_fingerprints(away), away, strict=True):
-        found[position] = Pending((number,), functools.partial(_with_seed, _seed(tensor)))
+    if away:
+        # (Imported where there is an accelerator: each module makes the start of a program longer.)
+        from traincheck.sources.device_fingerprints import device_fingerprints
+
+        for position, number, tensor in zip(far, device_fingerprints(list(map(words, away))), away, strict=True):
+            found[position] = Pending((number,), functools.partial(_with_seed, _seed(tensor)))
     return found
 
 
