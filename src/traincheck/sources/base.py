@@ -22,7 +22,8 @@ class Source(Protocol):
     `offers` says whether it can work here, with the reason when it cannot. `attach` observes what `demand` asks for,
     hands it to `recorder` and returns the undo stack that takes everything back, from a variable `undo`: where `attach`
     does not come to its end, that one is closed. A source never raises into the program, never replaces an object of
-    the program and never changes a result.
+    the program and never changes a result. It does not wait for an accelerator either: what follows from the values of
+    tensors is put off, see Note [One transfer a step] in transfers.py.
     """
 
     name: str
