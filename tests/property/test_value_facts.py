@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,8 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from traincheck.sources.tensors import unseen
-from traincheck.sources.values import value_facts
+from traincheck.sources.pending import fetched
+from traincheck.sources.tensors import local, unseen
+from traincheck.sources.values import Reads, values_in
+from traincheck.vocab.facts import FactValue
+
+ALL = Reads(numbers=True, rows=True, contents=True)
+
+
+def facts_of(tensors: Sequence[torch.Tensor]) -> list[dict[str, FactValue]]:
+    """What is told of the values of tensors."""
+    return fetched(values_in([local(tensor) for tensor in tensors], ALL))
+
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 SHAPES = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
@@ -25,7 +36,7 @@ SHAPES = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
 def test_any_floating_point_numbers(numbers: np.ndarray, dtype: torch.dtype) -> None:
     tensor = torch.from_numpy(numbers).to(dtype)
     with unseen():
-        (told,) = value_facts([tensor])
+        (told,) = facts_of([tensor])
     exact = tensor.double().numpy()
     assert told["finite"] is bool(np.isfinite(exact).all())
     assert told["zero"] is bool((exact == 0).all())
@@ -53,7 +64,7 @@ def test_any_floating_point_numbers(numbers: np.ndarray, dtype: torch.dtype) -> 
 def test_probabilities_are_known_in_any_precision(logits: np.ndarray, dtype: torch.dtype) -> None:
     probabilities = torch.from_numpy(logits).softmax(-1)
     with unseen():
-        facts = value_facts([probabilities.to(dtype), probabilities.to(dtype) * 2, probabilities.log().to(dtype)])
+        facts = facts_of([probabilities.to(dtype), probabilities.to(dtype) * 2, probabilities.log().to(dtype)])
     assert [told["rows_sum_to_one"] for told in facts] == [True, False, False]
 
 
@@ -61,13 +72,13 @@ def test_probabilities_are_known_in_any_precision(logits: np.ndarray, dtype: tor
 def test_whole_numbers_tell_only_whether_they_are_zero(numbers: np.ndarray, dtype: torch.dtype) -> None:
     tensor = torch.from_numpy(numbers).to(dtype)
     with unseen():
-        assert value_facts([tensor]) == [{"zero": not bool(tensor.numpy().any())}]
+        assert facts_of([tensor]) == [{"zero": not bool(tensor.numpy().any())}]
 
 
 def test_many_at_once_and_what_cannot_be_read() -> None:
     tensors = [torch.ones(4), torch.ones(2, device="meta"), torch.full((2,), 1e-30), torch.full((3,), 3e38)]
     with unseen():
-        ones, meta, tiny, huge = value_facts(tensors)
+        ones, meta, tiny, huge = facts_of(tensors)
     assert ones["norm"] == 2.0 and meta == {}
     assert tiny["zero"] is False and tiny["finite"] is True
     assert huge["finite"] is True and huge["norm"] == pytest.approx(3e38 * math.sqrt(3), rel=1e-5)
@@ -75,5 +86,5 @@ def test_many_at_once_and_what_cannot_be_read() -> None:
 
 def test_complex_numbers() -> None:
     with unseen():
-        (told,) = value_facts([torch.tensor([3 + 4j, 0])])
+        (told,) = facts_of([torch.tensor([3 + 4j, 0])])
     assert told == {"finite": True, "zero": False, "norm": 5.0}

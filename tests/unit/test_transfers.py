@@ -223,6 +223,22 @@ def test_gradients_are_not_held() -> None:
             assert gradient() is None
 
 
+def test_parameters_are_not_held() -> None:
+    with as_if_elsewhere(), observing(EVERYTHING) as seen:
+        model = Model()
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(2):  # gradients add up
+            model(torch.zeros(4, dtype=torch.int64)).square().sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert seen.recorder.transfers
+        held = [weakref.ref(parameter) for parameter in model.parameters()]
+        del model, optimizer
+        gc.collect()
+        assert [parameter() for parameter in held] == [None] * len(held)
+
+
 # -- by themselves ---------------------------------------------------------------------------------------------------
 
 

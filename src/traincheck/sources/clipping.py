@@ -115,7 +115,8 @@ class ClippingSource:
         return _Begun(call, snapshot, most, norm_type)
 
     def _ends(self, begun: _Begun, result: Any, handed: list[Any] | None) -> None:
-        call, limit = begun.call, begun.limit
+        call, limit, norm_type = begun.call, begun.limit, begun.norm_type
+        states, values = begun.snapshot is not None, handed is not None
         with unseen():
             if begun.snapshot is not None:
                 self._gradients.compare(begun.snapshot, call.seq)
@@ -124,10 +125,10 @@ class ClippingSource:
 
             def conclude(known: list[Any], _: NextSeq) -> None:
                 before = known[0]
-                if begun.snapshot is not None and isinstance(limit, (int, float)) and before is not None:
+                if states and isinstance(limit, (int, float)) and before is not None:
                     call.context = context_with(call.context, "exceeds", before > limit)
-                if handed is not None:
-                    call.result = _told(before, norm_over(known[1:], begun.norm_type))
+                if values:
+                    call.result = _told(before, norm_over(known[1:], norm_type))
 
             self._recorder.transfers.when(self.name, [norm, *after], conclude, call=call)
         self._recorder.leave(call, call.result)

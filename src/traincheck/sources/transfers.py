@@ -77,7 +77,8 @@ class Transfers:
         """Have `conclude` called with `values` when none of them is pending any more: at once where none is, and
         nothing else was put off.
 
-        `call` is the one to which it may add, `events` the number of events that it may tell. Call under `unseen`.
+        `call` is the one to which it may add, `events` the number of events that it may tell. Where it computes with
+        tensors, call under `unseen`. It must hold neither parameters nor gradients.
         """
         if not self._put_off and Pending not in map(type, values):
             conclude(values if type(values) is list else list(values), self._recorder.next_seq)

@@ -6,11 +6,11 @@ import ctypes
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 
-from traincheck.sources.pending import Pending, fetched, lies_here
+from traincheck.sources.pending import Pending, lies_here
 from traincheck.sources.tensors import local
 from traincheck.vocab.demand import CONTENTS, NUMBERS, ROWS, Demand
 from traincheck.vocab.facts import FactValue
@@ -45,9 +45,6 @@ class Reads(NamedTuple):
         return Reads(*(one or another for one, another in zip(self, other, strict=True)))
 
 
-ALL = Reads(numbers=True, rows=True, contents=True)
-
-
 def readable_memory(tensor: torch.Tensor) -> torch.Tensor | None:
     """The dense local memory of `tensor` where its values are read: that is there, and it is not too large."""
     try:
@@ -61,22 +58,13 @@ def readable(tensor: torch.Tensor) -> bool:
     return readable_memory(tensor) is not None
 
 
-Means: TypeAlias = Callable[..., dict[str, FactValue]]
-"""What is told by numbers."""
-
-
-def value_facts(tensors: Sequence[torch.Tensor], reads: Reads = ALL) -> list[dict[str, FactValue]]:
-    """For each readable tensor its numbers: `zero` (all elements are), and of floating point ones also `finite` and
-    `norm` (the 2-norm, of finite ones); and `rows_sum_to_one` (along the last dimension, without a negative element).
-
-    One transfer for each device. Call under `unseen`.
-    """
-    return fetched(values_in([local(tensor) for tensor in tensors], reads))
-
-
 def values_in(memory: Sequence[torch.Tensor | None], reads: Reads) -> list[dict[str, FactValue] | Pending]:
-    """`value_facts` of dense local memory, see `local`; nothing of None. Those of accelerators are pending, and have no
-    norm where squares overflow. Call under `unseen`."""
+    """For each tensor, by its dense local memory (see `local`), its numbers: `zero` (all elements are), and of floating
+    point ones also `finite` and `norm` (the 2-norm, of finite ones); and `rows_sum_to_one` (along the last dimension,
+    without a negative element). Nothing of None.
+
+    Those of accelerators are pending, and have no norm where squares overflow. Call under `unseen`.
+    """
     found: list[dict[str, FactValue] | Pending] = []
     for dense in memory:
         if dense is None:
