@@ -43,19 +43,18 @@ class Pending(NamedTuple):
 
 def unlike(old: Any, new: Any) -> bool | Pending:
     """Whether two values differ, each of which may be pending."""
-    first, second = type(old) is Pending, type(new) is Pending
-    if not (first or second):
+    if Pending not in (type(old), type(new)):
         return bool(old != new)
-    if not first:
-        return Pending(new.numbers, lambda *numbers: old != new.means(*numbers))
-    if not second:
-        return Pending(old.numbers, lambda *numbers: old.means(*numbers) != new)
-    if old.numbers[0].device != new.numbers[0].device:
+    one, other = _promised(old), _promised(new)
+    numbers = (*one.numbers, *other.numbers)
+    if len({number.device for number in numbers}) > 1:
         return True
-    count = len(old.numbers)
-    return Pending(
-        (*old.numbers, *new.numbers), lambda *numbers: old.means(*numbers[:count]) != new.means(*numbers[count:])
-    )
+    count = len(one.numbers)
+    return Pending(numbers, lambda *known: one.means(*known[:count]) != other.means(*known[count:]))
+
+
+def _promised(value: Any) -> Pending:
+    return value if type(value) is Pending else Pending((), lambda: value)
 
 
 def fetched(values: Sequence[Any]) -> list[Any]:
