@@ -108,6 +108,52 @@ def test_windows_that_wait_are_bounded_in_memory_as_well(told: Told) -> None:
     assert told.windows == [0, 9]
 
 
+def test_windows_that_come_fast_are_worked_off_in_rows(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipelines, "APART_SECONDS", 1.0)
+    at: list[float] = []
+    pipeline = Pipeline([("good", lambda one: (told.take(one), at.append(time.monotonic())))], told.fault)
+    pipeline.put(window(0))
+    until(lambda: told.windows == [0])  # the first one is not kept waiting
+    for index in range(1, 6):
+        pipeline.put(window(index))
+    until(lambda: len(told.windows) == 6)
+    assert told.windows == list(range(6))
+    assert at[1] - at[0] > 0.5
+    assert at[5] - at[1] < 0.5
+    pipeline.close()
+
+
+@pytest.mark.parametrize("events, windows", [(0, pipelines.MOST_TOGETHER + 1), (200_000, 2)])
+def test_a_row_is_not_awaited_where_many_windows_wait_or_large_ones(
+    events: int, windows: int, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipelines, "APART_SECONDS", 1000.0)
+    pipeline = Pipeline([("good", told.take)], told.fault)
+    pipeline.put(window(0))
+    until(lambda: told.windows == [0])
+    for index in range(windows):
+        pipeline.put(window(index, events))
+    until(lambda: len(told.windows) > windows // 2)
+    pipeline.close()
+
+
+@pytest.mark.parametrize("ends", [Pipeline.close, Pipeline.rest, lambda one: one.say("a word")])
+def test_nobody_waits_for_a_row_at_the_end_at_a_fork_or_for_a_word(
+    ends: Callable[[Pipeline], object], told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipelines, "APART_SECONDS", 1000.0)
+    pipeline = Pipeline([("good", told.take)], told.fault)
+    pipeline.put(window(0))
+    until(lambda: told.windows == [0])
+    pipeline.put(window(1))
+    began = time.monotonic()
+    ends(pipeline)
+    until(lambda: told.windows == [0, 1])
+    assert time.monotonic() - began < 60
+    pipeline.close()
+    assert told.windows == [0, 1]
+
+
 def test_an_interrupt_ends_the_waiting_at_once(told: Told) -> None:
     over = threading.Event()
     pipeline = Pipeline([("hanging", lambda one: over.wait(60))], told.fault)

@@ -5,6 +5,11 @@ The training thread only puts a window into a queue, which takes no lock of Pyth
 may do so in the middle of that. What waits there is bounded, in windows and in memory; beyond that whole windows are
 dropped and counted. The end of the program waits for what is left, but not for a stage that has stopped moving.
 
+Note [Several windows at a time]
+Judging and writing run Python code: they hold the lock that the training thread needs, and what a step of training
+leaves of the caches makes them take three times as long as they would in a row. So where steps are short, what waits is
+done together, ten times a second; where they are long, at once.
+
 Note [No thread in a fork]
 A process that is forked while another thread holds a lock (of stderr, of an allocator) has that lock for good. So the
 thread rests while the program forks.
@@ -30,6 +35,13 @@ MOST_WAITING = 256
 MOST_BYTES = 512 << 20
 BYTES_OF_AN_EVENT = 400
 """The memory that waiting windows may take, and about what an event takes (half of it is shared with others)."""
+
+APART_SECONDS = 0.1
+"""Between the beginnings of two rows of windows, see Note [Several windows at a time]: what is found is told that much
+later at the most, and a process that is killed loses so much of its recording."""
+
+MOST_TOGETHER, BYTES_TOGETHER = 64, 64 << 20
+"""Windows that wait, and the memory that they take, beyond which they are worked off at once."""
 
 END_SECONDS, STILL_SECONDS = 60.0, 20.0
 """How long the end of the program waits for what is left: in all, and while nothing gets done. (Ranks that compare
@@ -75,6 +87,7 @@ class Pipeline:
         self._on_fault = on_fault
         self._idle = idle
         self._waiting: queue.SimpleQueue[Window | Callable[[], object]] = queue.SimpleQueue()
+        self._hurry: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the thread from its pause between rows
         self._sizes: deque[int] = deque()  # of the windows that wait, and of the one at work
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -104,11 +117,14 @@ class Pipeline:
         self.steps = max(self.steps, window.step)
         size = BYTES_OF_AN_EVENT * (len(window.calls) + len(window.changes) + len(window.readings))
         sizes = list(self._sizes)
-        if len(sizes) > MOST_WAITING or (sizes and sum(sizes) + size > MOST_BYTES):
+        taken = sum(sizes) + size
+        if len(sizes) > MOST_WAITING or (sizes and taken > MOST_BYTES):
             self.dropped += 1
             return
         self._sizes.append(size)
         self._waiting.put(window)
+        if len(sizes) >= MOST_TOGETHER or taken > BYTES_TOGETHER:
+            self._hurry.put(None)
         with suppress(RuntimeError):  # no more threads now; the window waits for the next one
             self.start()
 
@@ -118,7 +134,7 @@ class Pipeline:
         if thread is None or not thread.is_alive() or thread is threading.current_thread():
             complain(text)
         else:
-            self._waiting.put(lambda: complain(text))
+            self._at_once(lambda: complain(text))
 
     def rest(self) -> None:
         """End the thread until `start`, unless it is busy for long: a fork comes, see Note [No thread in a fork]."""
@@ -127,7 +143,7 @@ class Pipeline:
             return
         self._resting = True
         try:
-            self._waiting.put(_nothing)
+            self._at_once(_nothing)
             thread.join(FORK_SECONDS)
             self._patient = not thread.is_alive()
         finally:
@@ -138,7 +154,7 @@ class Pipeline:
 
         An interrupt (Ctrl-C) ends the waiting at once, and is raised.
         """
-        self._waiting.put(self._end)
+        self._at_once(self._end)
         with suppress(RuntimeError):
             self.start()
         began = moved = time.monotonic()
@@ -169,16 +185,25 @@ class Pipeline:
         """Let the thread end, and do nothing more."""
         self._stages.clear()
         self._last.clear()
-        self._waiting.put(self._end)
+        self._at_once(self._end)
+
+    def _at_once(self, work: Callable[[], object]) -> None:
+        """Have something else done in the background, after what waits."""
+        self._waiting.put(work)
+        self._hurry.put(None)
 
     # -- in the background -----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        row = 0.0  # when the last one began
         while not (self._ended or self._resting):
+            first = not row or self._waiting.empty()
             item = self._next()
             if not isinstance(item, Window):
                 self._try("", item)
                 continue
+            if first:
+                row = self._pause(row)
             for stage in list(self._stages):
                 name, work = stage
                 began = time.thread_time()
@@ -187,6 +212,17 @@ class Pipeline:
                 self.seconds[name] += time.thread_time() - began
             self._sizes.popleft()
             self._done += 1
+
+    def _pause(self, row: float) -> float:
+        """Wait until the row of windows after the one that began at `row` (0 for none) is due; when it begins."""
+        left = row + APART_SECONDS - time.monotonic()
+        if row and left > 0 and not self._resting:
+            with suppress(queue.Empty):
+                self._hurry.get(timeout=left)
+        with suppress(queue.Empty):
+            while True:  # what was to be hurried is done now
+                self._hurry.get_nowait()
+        return time.monotonic()
 
     def _next(self) -> Window | Callable[[], object]:
         while self._idle is not None:
