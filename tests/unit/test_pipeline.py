@@ -137,6 +137,15 @@ def test_a_row_is_not_awaited_where_many_windows_wait_or_large_ones(
     pipeline.close()
 
 
+def test_no_window_waits_where_what_is_found_is_to_be_heeded(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipelines, "APART_SECONDS", 1000.0)
+    pipeline = Pipeline([("good", told.take)], told.fault, promptly=True)
+    for index in range(3):
+        pipeline.put(window(index))
+        until(lambda index=index: len(told.windows) == index + 1)  # type: ignore[misc]
+    pipeline.close()
+
+
 @pytest.mark.parametrize("ends", [Pipeline.close, Pipeline.rest, lambda one: one.say("a word")])
 def test_nobody_waits_for_a_row_at_the_end_at_a_fork_or_for_a_word(
     ends: Callable[[Pipeline], object], told: Told, monkeypatch: pytest.MonkeyPatch

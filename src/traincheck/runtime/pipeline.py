@@ -8,7 +8,8 @@ dropped and counted. The end of the program waits for what is left, but not for 
 Note [Several windows at a time]
 Judging and writing run Python code: they hold the lock that the training thread needs, and what a step of training
 leaves of the caches makes them take three times as long as they would in a row. So where steps are short, what waits is
-done together, ten times a second; where they are long, at once.
+done together, ten times a second; where they are long, at once. At once it is done, too, where the training is to heed
+what is found before it goes on.
 
 Note [No thread in a fork]
 A process that is forked while another thread holds a lock (of stderr, of an allocator) has that lock for good. So the
@@ -73,6 +74,7 @@ class Pipeline:
     """One background thread. A stage that raises is switched off and told through `on_fault`; the others go on.
 
     `last` is what is done when all windows are: it is done in the background too, as it may have to wait for a disk.
+    `promptly` says that no window is kept waiting for others, see Note [Several windows at a time].
     """
 
     def __init__(
@@ -81,7 +83,10 @@ class Pipeline:
         on_fault: Callable[[str, BaseException], None],
         idle: Idle | None = None,
         last: Sequence[Last] = (),
+        *,
+        promptly: bool = False,
     ) -> None:
+        self._apart = 0.0 if promptly else APART_SECONDS
         self._stages = list(stages)
         self._last = list(last)
         self._on_fault = on_fault
@@ -215,7 +220,7 @@ class Pipeline:
 
     def _pause(self, row: float) -> float:
         """Wait until the row of windows after the one that began at `row` (0 for none) is due; when it begins."""
-        left = row + APART_SECONDS - time.monotonic()
+        left = row + self._apart - time.monotonic()
         if row and left > 0 and not self._resting:
             with suppress(queue.Empty):
                 self._hurry.get(timeout=left)

@@ -76,8 +76,7 @@ class Session:
         self._snapshot_due = settings.snapshot
         self.sampling = Sampling(settings.sample_every, settings.budget, settings.warm_up)
         self._undo = ExitStack()
-        self._lock = threading.Lock()
-        self._noting = threading.Lock()
+        self._lock, self._noting = threading.Lock(), threading.Lock()
 
     def start(self) -> None:
         """Attach the sources. Imports torch."""
@@ -121,7 +120,8 @@ class Session:
         unsaved = lambda: self._checker is not None and self._checker.unsaved  # noqa: E731
         heartbeat = Heartbeat(self._tell_outside, unsaved, _untold, at_rest=self._keeping.at_rest)
         stages.append(("heartbeat", heartbeat.feed))
-        self._pipeline = Pipeline(without_secrets(stages), self._fault, heartbeat, self._last())
+        last, promptly = self._last(), self.settings.heeds_findings
+        self._pipeline = Pipeline(without_secrets(stages), self._fault, heartbeat, last, promptly=promptly)
         self.recorder = Recorder(Sites(self.settings.project), self._window, self._fault, process=self._process)
         self.recorder.find_rank = self._find_rank
         self._sample()

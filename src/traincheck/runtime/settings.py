@@ -55,6 +55,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
         """Where these settings lie for the processes of the run."""
         return Path(self.run_folder) / FILE_NAME
 
+    @property
+    def heeds_findings(self) -> bool:
+        """Whether something is to be done about what is found before the next update."""
+        return self.on_violation != "warn" or self.snapshot
+
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Settings:
         """The settings in `path`. Raises SessionUnreadable."""
