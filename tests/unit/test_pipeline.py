@@ -110,16 +110,19 @@ def test_windows_that_wait_are_bounded_in_memory_as_well(told: Told) -> None:
 
 def test_windows_that_come_fast_are_worked_off_in_rows(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipelines, "APART_SECONDS", 1.0)
+    monkeypatch.setattr(pipelines, "FIRST_WINDOWS", 2)
     at: list[float] = []
     pipeline = Pipeline([("good", lambda one: (told.take(one), at.append(time.monotonic())))], told.fault)
-    pipeline.put(window(0))
-    until(lambda: told.windows == [0])  # the first one is not kept waiting
-    for index in range(1, 6):
+    for index in range(2):  # the first ones are not kept waiting
         pipeline.put(window(index))
-    until(lambda: len(told.windows) == 6)
-    assert told.windows == list(range(6))
-    assert at[1] - at[0] > 0.5
-    assert at[5] - at[1] < 0.5
+        until(lambda index=index: len(told.windows) == index + 1)  # type: ignore[misc]
+    for index in range(2, 7):
+        pipeline.put(window(index))
+    until(lambda: len(told.windows) == 7)
+    assert told.windows == list(range(7))
+    assert at[1] - at[0] < 0.5
+    assert at[2] - at[1] > 0.5
+    assert at[6] - at[2] < 0.5
     pipeline.close()
 
 
@@ -128,6 +131,7 @@ def test_a_row_is_not_awaited_where_many_windows_wait_or_large_ones(
     events: int, windows: int, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipelines, "APART_SECONDS", 1000.0)
+    monkeypatch.setattr(pipelines, "FIRST_WINDOWS", 0)
     pipeline = Pipeline([("good", told.take)], told.fault)
     pipeline.put(window(0))
     until(lambda: told.windows == [0])
@@ -139,6 +143,7 @@ def test_a_row_is_not_awaited_where_many_windows_wait_or_large_ones(
 
 def test_no_window_waits_where_what_is_found_is_to_be_heeded(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipelines, "APART_SECONDS", 1000.0)
+    monkeypatch.setattr(pipelines, "FIRST_WINDOWS", 0)
     pipeline = Pipeline([("good", told.take)], told.fault, promptly=True)
     for index in range(3):
         pipeline.put(window(index))
@@ -151,6 +156,7 @@ def test_nobody_waits_for_a_row_at_the_end_at_a_fork_or_for_a_word(
     ends: Callable[[Pipeline], object], told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipelines, "APART_SECONDS", 1000.0)
+    monkeypatch.setattr(pipelines, "FIRST_WINDOWS", 0)
     pipeline = Pipeline([("good", told.take)], told.fault)
     pipeline.put(window(0))
     until(lambda: told.windows == [0])

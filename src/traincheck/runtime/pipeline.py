@@ -8,8 +8,8 @@ dropped and counted. The end of the program waits for what is left, but not for 
 Note [Several windows at a time]
 Judging and writing run Python code: they hold the lock that the training thread needs, and what a step of training
 leaves of the caches makes them take three times as long as they would in a row. So where steps are short, what waits is
-done together, ten times a second; where they are long, at once. At once it is done, too, where the training is to heed
-what is found before it goes on.
+done together, ten times a second; where they are long, at once. It is done at once, too, at the start, where most
+errors show and programs end that only try something, and where the training is to heed what is found.
 
 Note [No thread in a fork]
 A process that is forked while another thread holds a lock (of stderr, of an allocator) has that lock for good. So the
@@ -40,6 +40,11 @@ BYTES_OF_AN_EVENT = 400
 APART_SECONDS = 0.1
 """Between the beginnings of two rows of windows, see Note [Several windows at a time]: what is found is told that much
 later at the most, and a process that is killed loses so much of its recording."""
+
+NEVER = float("-inf")
+
+FIRST_WINDOWS = 50
+"""So many at the start wait for no others."""
 
 MOST_TOGETHER, BYTES_TOGETHER = 64, 64 << 20
 """Windows that wait, and the memory that they take, beyond which they are worked off at once."""
@@ -200,9 +205,9 @@ class Pipeline:
     # -- in the background -----------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        row = 0.0  # when the last one began
+        row = NEVER  # when the last one began
         while not (self._ended or self._resting):
-            first = not row or self._waiting.empty()
+            first = self._waiting.empty() or row == NEVER
             item = self._next()
             if not isinstance(item, Window):
                 self._try("", item)
@@ -219,9 +224,9 @@ class Pipeline:
             self._done += 1
 
     def _pause(self, row: float) -> float:
-        """Wait until the row of windows after the one that began at `row` (0 for none) is due; when it begins."""
+        """Wait until the row of windows after the one that began at `row` is due; when it begins."""
         left = row + self._apart - time.monotonic()
-        if row and left > 0 and not self._resting:
+        if self._done >= FIRST_WINDOWS and left > 0 and not self._resting:
             with suppress(queue.Empty):
                 self._hurry.get(timeout=left)
         with suppress(queue.Empty):
