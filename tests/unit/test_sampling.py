@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from traincheck.errors import BadOption
@@ -87,10 +89,18 @@ def test_a_slow_step_now_and_then_says_nothing() -> None:
     assert budget.interval == 1
 
 
-def test_the_thread_beside_counts_as_ours() -> None:
-    seconds = iter(range(1000))
-    budget = Budget(0.01, background=lambda: 0.002 * next(seconds))
+@pytest.mark.parametrize("row", [1, 2, 5, 40])
+def test_the_thread_beside_counts_as_ours_also_where_it_works_off_several_windows_in_a_row(row: int) -> None:
+    windows = itertools.count(1)
+
+    def background() -> tuple[float, int]:
+        done = next(windows) // row * row
+        return 0.002 * done, done
+
+    budget = Budget(0.01, background=background)
     train(budget, 20, plain=0.1, ours=0.001)
+    assert budget.interval == (3 if row < 20 else 1)  # none of the last is done yet
+    train(budget, 40, plain=0.1, ours=0.001)
     assert budget.interval == 3
 
 

@@ -5,7 +5,8 @@ A watched step costs what our own work takes in it, and what the background thre
 which neither is left, as steps are that are not watched. Where there is an accelerator, our own work is mostly to wait
 for what the program has asked of it, which the program would wait for itself; so there it is found out by how much a
 watched step is longer than others, as soon as there are others. Of all that medians are taken, so that a step that
-saves or waits for data says nothing. An interval that turns out too small is widened at once, one that is too large
+saves or waits for data says nothing. (The thread beside works off several windows in a row: what it took counts by the
+window.) An interval that turns out too small is widened at once, one that is too large
 narrows step by step.
 """
 
@@ -43,11 +44,14 @@ class Costs:
         """A window that was not watched took so long."""
         self._plain.append(wall)
 
-    def watched(self, wall: float, ours: float, background: float) -> None:
-        """A window that was watched took so long, with what was our own work and that of the thread beside."""
+    def watched(self, wall: float, ours: float) -> None:
+        """A window that was watched took so long, with what was our own work."""
         self._walls.append(wall)
         self._ours.append(ours)
-        self._background.append(background)
+
+    def beside(self, each: float) -> None:
+        """The thread beside has worked off some windows, and took so long for each."""
+        self._background.append(each)
 
     def interval(self, share: float, *, waits: bool) -> int | None:
         """The least interval that keeps to the share, None where nothing was watched yet."""
@@ -60,25 +64,29 @@ class Costs:
             if waits:
                 longer = statistics.median(self._walls) - plain
                 cost = min(ours, max(longer, LEAST_OF_OURS * ours))
-        cost += statistics.median(self._background)
+        cost += statistics.median(self._background or (0.0,))
         allowed = share * plain
         return max(1, math.ceil(cost / allowed - ROUNDING)) if cost < WIDEST * allowed else WIDEST
 
 
 class Budget:
     """Says which interval keeps to a share of the time. `background` tells the seconds that the thread beside has taken
-    so far, `waits` whether our own work may be to wait for an accelerator.
+    so far and the windows that it has worked off, `waits` whether our own work may be to wait for an accelerator.
     """
 
     def __init__(
-        self, share: float | None, background: Callable[[], float] = lambda: 0.0, *, waits: bool = False
+        self,
+        share: float | None,
+        background: Callable[[], tuple[float, int]] = lambda: (0.0, 0),
+        *,
+        waits: bool = False,
     ) -> None:
         self.background = background
         self.waits = waits
         self._share = share
         self._interval = 0  # nothing was measured yet
         self._costs: dict[str, Costs] = {}
-        self._last_background = 0.0
+        self._background = (0.0, 0)  # as it was told last
         self._unwatched = 0
 
     @property
@@ -107,8 +115,12 @@ class Budget:
             if self._unwatched % ENOUGH == 0:
                 self._adapt()
             return
-        before, self._last_background = self._last_background, self.background()
-        costs.watched(wall, ours, self._last_background - before)
+        costs.watched(wall, ours)
+        seconds, windows = self.background()
+        before, done = self._background
+        if windows > done:
+            costs.beside((seconds - before) / (windows - done))
+            self._background = seconds, windows
         self._adapt()
 
     def _adapt(self) -> None:

@@ -188,6 +188,10 @@ class Pipeline:
         waiting = len(self._sizes)
         return "the end" if not waiting else "1 window" if waiting == 1 else f"{waiting} windows"
 
+    def spent(self) -> tuple[float, int]:
+        """The seconds that the stages took so far, and for how many windows."""
+        return sum(self.seconds.values()), self._done
+
     def _unfinished(self, when: str) -> str:
         return f"{self.left} could not be written and checked {when}" + (self._at and f" ({self._at})")
 

@@ -147,7 +147,7 @@ class Session:
         """Have the recorder ask which steps are watched, and say what they took."""
         import torch
 
-        self.sampling.budget.background = lambda: sum(self._pipeline.seconds.values())
+        self.sampling.budget.background = self._pipeline.spent
         self.sampling.budget.waits = torch.cuda.is_available()
         self.recorder.gaps.watches = self.sampling.watches
         self.recorder.gaps.took = lambda stage, watched, lap: self.sampling.took(stage, watched, *lap)
