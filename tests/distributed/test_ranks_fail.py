@@ -102,6 +102,7 @@ def one_rank(rank: int, port: int, seed: int, *flags: str) -> str:
     return " ".join([place, sys.executable, *flags, "train.py", str(seed)])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_jobs_in_one_run_folder_are_compared_each_by_itself(home: Path) -> None:
     """One after the other with the same port, and another one beside it; the second one goes wrong."""

@@ -38,7 +38,7 @@ def test_ranks_that_are_compared_by_their_files_record_each_step(home: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["exchange", "off"])
+@pytest.mark.parametrize("how", ["exchange", pytest.param("off", marks=pytest.mark.long)])
 def test_other_ranks_record_the_same_steps_and_can_be_checked(how: str, home: Path) -> None:
     report = run(home, f"by-{how}", LONG, "--compare-ranks", how)
     assert report["verdict"] == "clean" and report["counts"]["steps"] == STEPS

@@ -87,6 +87,7 @@ def test_all_ways(tmp_path: Path, book: Path) -> None:
     recorded(tmp_path, book, alone, ways)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_compiler_that_is_slow(tmp_path: Path, book: Path) -> None:
     alone = told(execute(tmp_path, sys.executable, str(PROGRAM), *SLOW))

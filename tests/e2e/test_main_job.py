@@ -93,7 +93,11 @@ def test_clean_twin_is_clean(name: str, book: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["vae", "reinforce", pytest.param("finetune_frozen", marks=pytest.mark.long), "hf_trainer", "augmented_workers"],
+    [
+        "reinforce",
+        "hf_trainer",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("vae", "finetune_frozen", "augmented_workers")),
+    ],
 )
 def test_other_good_scripts_are_clean(name: str, book: Path, tmp_path: Path) -> None:
     code, report = run(EXAMPLES / f"{name}.py", book, tmp_path / "run")

@@ -50,6 +50,7 @@ def test_odd_ways_to_train_compute_the_same(tmp_path: Path) -> None:
         assert len(told) == 1 and "several threads train one module" in told[0]  # the last way, which is Hogwild's
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_odd_ways_compute_the_same_where_steps_are_executed_again(tmp_path: Path) -> None:
     program = str(PROGRAMS / "odd_ways.py")

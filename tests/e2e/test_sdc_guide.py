@@ -83,6 +83,7 @@ def test_a_workload_of_ones_own_is_split(place: Path, monkeypatch: pytest.Monkey
         assert own == pytest.approx(losses, abs=1e-5) and len(parameters["part.0.bias"]) == 8
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_processes_compute_the_same_bits_with_xla(place: Path) -> None:
     doctor, study = (run(place, line) for line in LINES if WITH_XLA in line)

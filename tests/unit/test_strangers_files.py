@@ -82,7 +82,7 @@ def bomb(path: Path, batch: pa.RecordBatch) -> Path:
     return path
 
 
-@pytest.mark.parametrize("rows", [1_000_000, pytest.param(2 * MOST_ROWS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rows", [1_000_000, pytest.param(2 * MOST_ROWS, marks=[pytest.mark.slow, pytest.mark.long])])
 def test_a_window_of_very_many_rows_is_refused(tmp_path: Path, rows: int) -> None:
     path = bomb(tmp_path / "events-0-0.arrows", zeros(rows))
     for read in (read_windows, lambda path: follow_windows(path, lambda: True)):
