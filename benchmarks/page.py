@@ -25,7 +25,8 @@ COST = """
 
 `python -m benchmarks.overhead`: runs of the plain program, of `traincheck collect` and of `traincheck run` take turns.
 The figure is the median over the rounds of step time divided by that of the plain program in the same round, with the
-least and the most. The book of `run` is learned from two runs of the same program, and every step is checked. Bytes a
+least and the most: of the median step, and of the mean one, as where steps are short some bear what is done for
+several. The book of `run` is learned from two runs of the same program, and every step is checked. Bytes a
 step are the recording's by all steps; a checked run is recorded in part, so the second figure (later) is what a step of
 a long one adds.
 """
@@ -209,16 +210,18 @@ def _data(name: str) -> dict[str, Any] | None:
 def _table(cost: dict[str, Any]) -> str:
     lines = [
         "",
-        "| workload | plain step | collect | run | rules | bytes a step, collect | run | seconds to infer |",
-        "|---|---|---|---|---|---|---|---|",
+        "| workload | plain step | collect | its mean | run | its mean | rules "
+        "| bytes a step, collect | run | seconds to infer |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, found in cost["workloads"].items():
         sizes = found["trace_bytes_per_step"]
         later = f", later {found['trace_bytes_later']:,}" if "trace_bytes_later" in found else ""
         lines.append(
             f"| {name} | {found['plain_step_ms']:.1f} ms | {_ratio(found['collect_ratio'])} | "
-            f"{_ratio(found['run_ratio'])} | {found['invariants']} | {sizes['collect']:,} | {sizes['run']:,}{later} | "
-            f"{found['infer_seconds']} |"
+            f"{_ratio(found['collect_mean_ratio'])} | {_ratio(found['run_ratio'])} | "
+            f"{_ratio(found['run_mean_ratio'])} | {found['invariants']} | "
+            f"{sizes['collect']:,} | {sizes['run']:,}{later} | {found['infer_seconds']} |"
         )
     rows = [
         f"| {name} | {_ratio(found['unwatched_ratio'])} | {_ratio(found['every_10_ratio'])} |\n"

@@ -1,7 +1,8 @@
 """python -m benchmarks.overhead [--rounds N] [--workload cnn] [--start-up]: interleaved runs, ratios to plain ones.
 
 Each round runs every mode once, in turn, so that a slow spell of the machine falls on all of them. The figure of a mode
-is the median over the rounds of its median step time, divided by that of the plain program in the same round. What the
+is the median over the rounds of its median step time, divided by that of the plain program in the same round; beside it
+stands that of the mean step time, since where steps are short some steps bear what is done for several. What the
 commands add to a program that is over at once is measured apart, see start_up.py; --start-up does only that.
 """
 
@@ -88,6 +89,7 @@ def measure(name: str, rounds: int, scratch: Path) -> dict[str, object]:
     return {
         "plain_step_ms": round(statistics.median(one["median_step"] for one in steps["plain"]) * 1e3, 3),
         **{f"{mode.replace(' ', '_')}_ratio": ratio(mode, steps) for mode in MODES[1:]},
+        **{f"{mode}_mean_ratio": ratio(mode, steps, "mean_step") for mode in ("collect", "run")},
         "invariants": sum(1 for _ in book.open()) - 1,
         "where": spent,
         "trace_bytes_per_step": {mode: bytes_per_step(scratch / f"{name}-{mode}-0") for mode in MODES[1:3]},
@@ -106,9 +108,9 @@ def command(mode: str, script: Path, book: Path, folder: Path) -> list[str]:
     return [*TRAINCHECK, "run", *words, "--fail-on", "never", "--book", str(book), "-o", str(folder), str(script)]
 
 
-def ratio(mode: str, steps: dict[str, list[dict[str, float]]]) -> dict[str, float]:
+def ratio(mode: str, steps: dict[str, list[dict[str, float]]], figure: str = "") -> dict[str, float]:
     """Median and range of the ratios round by round."""
-    figure = "mean_step" if mode == "every 10" else "median_step"
+    figure = figure or ("mean_step" if mode == "every 10" else "median_step")
     ratios = [one[figure] / other[figure] for one, other in zip(steps[mode], steps["plain"], strict=True)]
     return {
         "median": round(statistics.median(ratios), 3),

@@ -43,7 +43,7 @@ later at the most, and a process that is killed loses so much of its recording."
 
 NEVER = float("-inf")
 
-FIRST_WINDOWS = 50
+FIRST_WINDOWS = 20
 """So many at the start wait for no others."""
 
 MOST_TOGETHER, BYTES_TOGETHER = 64, 64 << 20
