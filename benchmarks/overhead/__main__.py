@@ -88,8 +88,9 @@ def measure(name: str, rounds: int, scratch: Path) -> dict[str, object]:
             shutil.rmtree(folder, ignore_errors=True) if number else None
     return {
         "plain_step_ms": round(statistics.median(one["median_step"] for one in steps["plain"]) * 1e3, 3),
-        **{f"{mode.replace(' ', '_')}_ratio": ratio(mode, steps) for mode in MODES[1:]},
-        **{f"{mode}_mean_ratio": ratio(mode, steps, "mean_step") for mode in ("collect", "run")},
+        **{f"{mode}_ratio": ratio(mode, steps, "median_step") for mode in MODES[1:4]},
+        **{f"{mode}_mean_ratio": ratio(mode, steps, "mean_step") for mode in MODES[1:3]},
+        "every_10_ratio": ratio("every 10", steps, "mean_step"),
         "invariants": sum(1 for _ in book.open()) - 1,
         "where": spent,
         "trace_bytes_per_step": {mode: bytes_per_step(scratch / f"{name}-{mode}-0") for mode in MODES[1:3]},
@@ -108,9 +109,8 @@ def command(mode: str, script: Path, book: Path, folder: Path) -> list[str]:
     return [*TRAINCHECK, "run", *words, "--fail-on", "never", "--book", str(book), "-o", str(folder), str(script)]
 
 
-def ratio(mode: str, steps: dict[str, list[dict[str, float]]], figure: str = "") -> dict[str, float]:
+def ratio(mode: str, steps: dict[str, list[dict[str, float]]], figure: str) -> dict[str, float]:
     """Median and range of the ratios round by round."""
-    figure = figure or ("mean_step" if mode == "every 10" else "median_step")
     ratios = [one[figure] / other[figure] for one, other in zip(steps[mode], steps["plain"], strict=True)]
     return {
         "median": round(statistics.median(ratios), 3),

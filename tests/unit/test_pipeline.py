@@ -126,15 +126,21 @@ def test_windows_that_come_fast_are_worked_off_in_rows(told: Told, monkeypatch: 
     pipeline.close()
 
 
-@pytest.mark.parametrize("events, windows", [(0, pipelines.MOST_TOGETHER + 1), (200_000, 2)])
-def test_a_row_is_not_awaited_where_many_windows_wait_or_large_ones(
-    events: int, windows: int, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def that_waits(told: Told, monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    """A pipeline that has taken one window; the row after it is due in a quarter of an hour."""
     monkeypatch.setattr(pipelines, "APART_SECONDS", 1000.0)
     monkeypatch.setattr(pipelines, "FIRST_WINDOWS", 0)
     pipeline = Pipeline([("good", told.take)], told.fault)
     pipeline.put(window(0))
     until(lambda: told.windows == [0])
+    return pipeline
+
+
+@pytest.mark.parametrize("events, windows", [(0, pipelines.MOST_TOGETHER + 1), (200_000, 2)])
+def test_a_row_is_not_awaited_where_many_windows_wait_or_large_ones(
+    events: int, windows: int, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = that_waits(told, monkeypatch)
     for index in range(windows):
         pipeline.put(window(index, events))
     until(lambda: len(told.windows) > windows // 2)
@@ -155,11 +161,7 @@ def test_no_window_waits_where_what_is_found_is_to_be_heeded(told: Told, monkeyp
 def test_nobody_waits_for_a_row_at_the_end_at_a_fork_or_for_a_word(
     ends: Callable[[Pipeline], object], told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipelines, "APART_SECONDS", 1000.0)
-    monkeypatch.setattr(pipelines, "FIRST_WINDOWS", 0)
-    pipeline = Pipeline([("good", told.take)], told.fault)
-    pipeline.put(window(0))
-    until(lambda: told.windows == [0])
+    pipeline = that_waits(told, monkeypatch)
     pipeline.put(window(1))
     began = time.monotonic()
     ends(pipeline)

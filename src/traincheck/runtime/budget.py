@@ -6,8 +6,7 @@ which neither is left, as steps are that are not watched. Where there is an acce
 for what the program has asked of it, which the program would wait for itself; so there it is found out by how much a
 watched step is longer than others, as soon as there are others. Of all that medians are taken, so that a step that
 saves or waits for data says nothing. (The thread beside works off several windows in a row: what it took counts by the
-window.) An interval that turns out too small is widened at once, one that is too large
-narrows step by step.
+window.) An interval that turns out too small is widened at once, one that is too large narrows step by step.
 """
 
 from __future__ import annotations
