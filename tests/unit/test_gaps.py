@@ -70,6 +70,19 @@ def test_what_is_costly_is_off_in_a_step_that_is_not_watched() -> None:
     assert [window.step for window in seen.windows if window.stage == TRAIN] == [1, 4]
 
 
+def test_the_hook_that_waits_rests_and_is_not_registered_anew_in_each_step() -> None:
+    handles, there = [], []
+    with observing(watches=only(1)):
+        model, table = net(), hooks._global_forward_pre_hooks
+        optimizer = sgd(model)
+        for x in loader(6):
+            work(model, optimizer, x[0])
+            handles.append(torch.utils.hooks.RemovableHandle.next_id)
+            there.append(len(table))
+    assert len(set(handles[1:])) == 1 and there == [1] * 6
+    assert not table
+
+
 def test_a_mode_that_the_program_enters_meanwhile_stays_above_and_is_left_as_ever() -> None:
     class Mode(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func: object, types: object, args: object = (), kwargs: object = None) -> object:

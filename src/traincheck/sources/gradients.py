@@ -34,7 +34,7 @@ from traincheck.sources.kept_gradients import KeptGradients
 from traincheck.sources.pending import Pending, unlike
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.spot_checks import Look, changed, look
-from traincheck.sources.tensors import NONE, SOME, ZERO, computed, computed_states
+from traincheck.sources.tensors import NONE, PLAIN, SOME, ZERO, computed, computed_states
 from traincheck.sources.transfers import NextSeq
 from traincheck.sources.variables import SLACK, Catalog, Variable
 from traincheck.vocab.events import NO_CALL, Change
@@ -176,7 +176,8 @@ class Gradients:
         self._catalog.refresh_holders()
         if len(self._last) > 2 * self._known + SLACK:
             self._let_go()
-        return [(v, t) for v, t in self._catalog.living() if (t.requires_grad or v.holders) and self.may_look(v)]
+        found = [(v, t) for v, t in self._catalog.living() if t.requires_grad or v.holders]
+        return [(v, t) for v, t in found if self.may_look(v)] if self._several else found
 
     def _let_go(self) -> None:
         """Forget variables and optimizers that are gone: a program may make new ones all the time."""
@@ -202,14 +203,17 @@ class Gradients:
 
         def conclude(known: list[str], next_seq: NextSeq) -> None:
             now[:] = known
+            told = []
             for variable, state in zip(variables, known, strict=True):
                 before = self._last.get(variable, state)
                 if before != state:
                     tensor = variable.tensor()
                     if tensor is not None:
-                        context = variable.facts(tensor, variable.held_by(variable.owner))
-                        self._tell(next_seq(), NO_CALL, variable, before, state, True, context)
+                        context = variable.facts(tensor, variable.owner)
+                        told.append(_change(next_seq(), NO_CALL, variable, before, state, True, context))
                     self._last[variable] = state
+            if told:
+                self._recorder.changed(told)
 
         self._recorder.transfers.when(SOURCE, now, conclude, events=len(held))
         return Snapshot(held, now, looks, kept, scaled)
@@ -224,7 +228,7 @@ class Gradients:
         self._recorder.transfers.when(SOURCE, (), conclude, call=call)
 
     def _all_of(self, held: Sequence[Held], kept: bool) -> list[torch.Tensor | None]:
-        return [self._kept.of(tensor) if kept else tensor.grad for _, tensor in held]
+        return [tensor.grad if not kept or type(tensor) in PLAIN else self._kept.of(tensor) for _, tensor in held]
 
     def compare(self, before: Snapshot, call: int, viewer: str = "") -> None:
         """Tell how the gradients of `before` changed in `call`; `viewer` is the optimizer that was called, if any."""
@@ -243,36 +247,27 @@ class Gradients:
             differ = list(map(unlike, looks, computed([*alike.values()])))
         # What is put off must hold neither gradients, which autograd would copy, nor parameters.
         places, variables = list(alike), [variable for variable, _ in held]
-        contexts = [variable.facts(tensor, variable.held_by(viewer or variable.owner)) for variable, tensor in held]
+        contexts = [variable.facts(tensor, viewer or variable.owner) for variable, tensor in held]
 
         def conclude(known: list[Any], next_seq: NextSeq) -> None:
             differs = dict(zip(places, known[len(variables) :], strict=True))
+            told = []
             for place, variable in enumerate(variables):
                 old, new = str(states[place]), known[place]
                 so = old != new or (new == SOME and differs.get(place, False))
-                self._tell(next_seq(), call, variable, old, new, so, contexts[place])
+                told.append(_change(next_seq(), call, variable, old, new, so, contexts[place]))
                 self._last[variable] = new
                 if so and new == SOME:
                     self.fresh.add(variable)
                     variable.graded = True
+            self._recorder.changed(told)
 
         self._recorder.transfers.when(SOURCE, [*now, *differ], conclude, events=len(held))
 
-    def _tell(self, seq: int, call: int, variable: Variable, old: str, new: str, changed: bool, context: Facts) -> None:
-        self._recorder.change(
-            Change(
-                seq=seq,
-                call=call,
-                variable=variable.name,
-                kind="parameter",
-                attribute="grad",
-                before=old,
-                after=new,
-                changed=changed,
-                owner=variable.owner,
-                context=context,
-            )
-        )
+
+def _change(seq: int, call: int, variable: Variable, old: str, new: str, so: bool, context: Facts) -> Change:
+    """What a gradient was before and after a call; `so` says whether it is another one."""
+    return Change(seq, call, variable.name, "parameter", "grad", old, new, so, variable.owner, context)
 
 
 def _may_be_alike(before: Snapshot, place: int, now: str | Pending) -> bool:

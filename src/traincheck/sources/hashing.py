@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -39,6 +40,9 @@ class Memory(NamedTuple):
     owner: object
 
 
+_SIZE = itemgetter(Memory._fields.index("size"))
+
+
 def digest(memory: Memory) -> int:
     """The xxh3-64 of it; of none the seed."""
     if memory.size == 0:
@@ -63,9 +67,9 @@ done = Done()
 def digests(memories: Sequence[Memory]) -> list[int]:
     """One for each, in their order."""
     began = time.perf_counter()
-    size = sum([memory.size for memory in memories])
+    size = sum(map(_SIZE, memories))
     if len(memories) < 2 or size < MUCH or (threads := _threads()) < 2:
-        found = [digest(memory) for memory in memories]
+        found = list(map(digest, memories))
     else:
         found = _crew.work_off(memories, threads)
     done.size += size

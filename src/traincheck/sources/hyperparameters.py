@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -167,7 +168,7 @@ class OptimizerReadings:
                     value = tensor.requires_grad if attribute == "requires_grad" else dtype_name(tensor.dtype)
                     if variable.read.get(attribute) != value:
                         variable.read[attribute] = value
-                        context = _of_parameter(variable.facts(tensor, variable.held_by(name)))
+                        context = _of_parameter(variable.facts(tensor, name))
                         self._tell(call, variable.name, "parameter", attribute, value, LIVE, context)
 
     def _tell(
@@ -195,6 +196,7 @@ def _of_parameter(base: Facts) -> Facts:
     return found
 
 
+@functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """A dtype as torch writes it, without `torch.`."""
     return str(dtype).removeprefix("torch.")

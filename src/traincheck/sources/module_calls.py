@@ -2,7 +2,7 @@
 
 Note [Hooks that are off]
 A global hook slows down each call of each module. While no events are taken it is only asked which outermost module is
-called next, as far as that tells where a step begins: a hook waits for that, and comes off as soon as it was told.
+called next, as far as that tells where a step begins: a hook waits for that, and rests as soon as it was told.
 Where the program is in the midst of a call, the hooks stay, and it is only counted how deep calls are.
 """
 
@@ -52,7 +52,8 @@ class ModuleCalls:
         self._others: list[tuple[Begins, bool]] = []  # and whether only of outermost modules
         self._ends: list[Ends] = []
         self._hooked = ExitStack()
-        self._listening = False
+        self._waits: Any = None  # torch's handle of the hook that waits, while the others are off
+        self._listening = False  # whether it is not at rest
         self._off = False
         self._depth = _Depth()
 
@@ -69,6 +70,7 @@ class ModuleCalls:
         self._profiler, self._meter, self._spent = recorder.profiler, recorder.meter, recorder.meter.of(SOURCE)
         self._here, self._silent = recorder.hooks.here, recorder.absences.silent
         self._first_begins, self._first_ends, self._passed = begins, ends, passed
+        self._outermost_begins = recorder.guarded(SOURCE, begins, always=True)
         self._others.clear()  # where they are attached anew, listeners come again
         self._ends.clear()
         self._hook_both()
@@ -82,8 +84,9 @@ class ModuleCalls:
             self._ends.append(ends)
 
     def _hook_both(self) -> None:
-        self._hook(register_module_forward_pre_hook(self._before), self._before)
-        self._hook(register_module_forward_hook(self._after, always_call=True), self._after)
+        add = self._recorder.hooks.add
+        add(self._hooked, register_module_forward_pre_hook(self._before), self._before)
+        add(self._hooked, register_module_forward_hook(self._after, always_call=True), self._after)
 
     def _before(self, module: nn.Module, args: Any) -> None:
         if (
@@ -189,8 +192,15 @@ class ModuleCalls:
 
     def _wait(self) -> None:
         """Wait for the next outermost module, if that tells anything."""
-        if not self._listening and self._recorder.active and self._recorder.steps.awaits_forward:
-            self._hook(register_module_forward_pre_hook(self._first), self._first)
+        if self._listening or not self._recorder.active or not self._recorder.steps.awaits_forward:
+            return
+        hooks = self._recorder.hooks
+        if self._waits is None:
+            self._waits = register_module_forward_pre_hook(self._first)
+            hooks.add(self._hooked, self._waits, self._first)
+        else:
+            hooks.wake(self._waits, self._first)
+        self._listening = True
 
     def _first(self, module: nn.Module, args: Any) -> None:
         if (
@@ -202,12 +212,12 @@ class ModuleCalls:
             return
         if in_a_call():
             return
-        first = self._recorder.guarded(SOURCE, self._first_begins, always=True)
-        first(module, args, self._nests(module))
+        self._outermost_begins(module, args, self._nests(module))
         if self._off:
             self._let_pass()
-            if not self._recorder.steps.undecided:
-                self._unhook()
+            if not self._recorder.steps.undecided and self._waits is not None:
+                self._recorder.hooks.rest(self._waits)
+                self._listening = False
         else:  # the step that this call begins is watched, and it was forgotten what was open before
             self._nests(module)
             for begins, _ in self._others:
@@ -217,13 +227,9 @@ class ModuleCalls:
         self._depth.nesting = Nesting()
         self._passed(everywhere=False)
 
-    def _hook(self, handle: Any, hook: Callable[..., object]) -> None:
-        self._recorder.hooks.add(self._hooked, handle, hook)
-        self._listening = True
-
     def _unhook(self) -> None:
         self._hooked.close()
-        self._listening = False
+        self._waits, self._listening = None, False
 
 
 _CALL = nn.Module._call_impl.__code__

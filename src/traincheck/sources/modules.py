@@ -264,10 +264,12 @@ class ModuleSource:
         recorder = self._recorder
 
         def conclude(known: list[Any], next_seq: NextSeq) -> None:
+            changes = []
             for place, name in enumerate(names):
                 changed, new = known[place], known[place + len(names)]
                 seq, variable = next_seq(), sys.intern(f"{call.receiver}.{name}")
-                recorder.change(Change(seq, call.seq, variable, "buffer", "data", SOME, SOME, changed, fingerprint=new))
+                changes.append(Change(seq, call.seq, variable, "buffer", "data", SOME, SOME, changed, fingerprint=new))
+            recorder.changed(changes)
 
         with unseen():
             differ = map(unlike, before, after)

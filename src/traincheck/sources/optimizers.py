@@ -29,7 +29,7 @@ from traincheck.sources.replica_readings import ReplicaReadings
 from traincheck.sources.settling import Settling
 from traincheck.sources.tensors import SOME, unseen
 from traincheck.sources.transfers import NextSeq
-from traincheck.sources.variables import NOBODY, Catalog, Variable
+from traincheck.sources.variables import Catalog, Variable
 from traincheck.vocab.demand import COMPUTATION, SOME_STATE, Demand
 from traincheck.vocab.events import LIFECYCLE, TRAIN, Change
 from traincheck.vocab.facts import Facts, facts, merged
@@ -226,22 +226,23 @@ class OptimizerSource:
         wanted = self._demand.wants_state(call.levels, PARAMETER_DATA)
         variables = [variable for variable, _ in before.held]  # (what is put off must not hold parameters)
         rates = [before.rates.get(id(tensor)) for _, tensor in before.held]
-        facts_of = [variable.facts(tensor, variable.held_by(name)) for variable, tensor in before.held]
+        facts_of = [variable.facts(tensor, name) for variable, tensor in before.held]
 
         def conclude(known: list[Any], next_seq: NextSeq) -> None:
             due = [graded == SOME and rates[place] != 0 for place, graded in enumerate(gradients)]
             own: set[str] = set()
+            changes = []
             for place, became in enumerate(kept_parameters.became(variables, was, found, known, due)):
                 variable, gradient, rate = variables[place], str(gradients[place]), rates[place]
                 changed, fingerprint = became
-                if variable.held_by(name) == NOBODY and not self._concerned(variable, gradient):
+                if not variable.holders and not self._concerned(variable, gradient):
                     continue
                 lost = not changed and gradient == SOME and _lost_in_rounding(variable.tensor(), rate, read[place])
                 if name in variable.holders:
                     own.add("changed" if changed else "lost" if lost else gradient)
                 if not wanted:
                     continue
-                self._recorder.change(
+                changes.append(
                     Change(
                         seq=next_seq(),
                         call=call.seq,
@@ -256,6 +257,7 @@ class OptimizerSource:
                         fingerprint=fingerprint,
                     )
                 )
+            self._recorder.changed(changes)
             call.context = context_with(call.context, "lost", "lost" in own and not own & {"changed", SOME})
 
         told = kept_parameters.pending_in(found)
@@ -273,14 +275,15 @@ class OptimizerSource:
         of_entries = []
         for place, entry in after:
             variable, tensor = before.held[place]
-            told = variable.facts(tensor, variable.held_by(name)), before.rates.get(id(tensor))
+            told = variable.facts(tensor, name), before.rates.get(id(tensor))
             known_before = "none" if before.state.get((place, entry)) is None else SOME
             # One object in all steps, as other names are.
             of_entries.append((place, sys.intern(f"{variable.name}:{entry}"), known_before, *told))
 
         def conclude(known: list[Any], next_seq: NextSeq) -> None:
+            changes = []
             for number, (place, entry_name, old, facts_of, rate) in enumerate(of_entries):
-                self._recorder.change(
+                changes.append(
                     Change(
                         seq=next_seq(),
                         call=call.seq,
@@ -295,6 +298,7 @@ class OptimizerSource:
                         fingerprint=known[number],
                     )
                 )
+            self._recorder.changed(changes)
 
         self._recorder.transfers.when(self.name, [*after.values(), *differs], conclude, events=len(after))
 
@@ -334,7 +338,7 @@ def _learning_rates(optimizer: Any) -> dict[int, float]:
     found: dict[int, float] = {}
     for group in optimizer.param_groups:
         rate = float(group.get("lr", 1.0))
-        found.update((id(param), rate) for param in group["params"])
+        found.update(dict.fromkeys(map(id, group["params"]), rate))
     return found
 
 

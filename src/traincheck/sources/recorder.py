@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -141,10 +141,10 @@ class Recorder:
         """Note that `call` raised: it has no end."""
         self.leave(call, raised=True)
 
-    def change(self, change: Change) -> None:
-        """Note what a variable was before and after."""
+    def changed(self, changes: Iterable[Change]) -> None:
+        """Note what variables were before and after."""
         if self._has_room():
-            self._told.changes.append(change)
+            self._told.changes += changes
 
     def reading(self, reading: Reading) -> None:
         """Note the value of something."""

@@ -18,7 +18,7 @@ from traincheck.sources.pending import Pending, lies_here
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.tensors import SOME, Computed, fingerprints, local, unseen
 from traincheck.sources.transfers import NextSeq
-from traincheck.sources.variables import NOBODY, Variable
+from traincheck.sources.variables import Variable
 from traincheck.vocab.events import NO_CALL, TRAIN, Change
 from traincheck.vocab.facts import merged
 
@@ -122,10 +122,9 @@ class Settling:
                 changed = now != one.before
                 lost = not changed and _may_be_lost(tensor, one.size)
                 lr = "positive" if one.size > 0 else "zero"
-                context = merged(variable.facts(tensor, NOBODY), lr=lr, lost=lost)
-                self._recorder.change(
-                    Change(seq, NO_CALL, variable.name, "parameter", "data", SOME, SOME, changed, "", context, now)
-                )
+                context = merged(variable.facts(tensor, ""), lr=lr, lost=lost)
+                told = Change(seq, NO_CALL, variable.name, "parameter", "data", SOME, SOME, changed, "", context, now)
+                self._recorder.changed((told,))
 
 
 def _largest(tensor: torch.Tensor) -> Any:

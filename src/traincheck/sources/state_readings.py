@@ -92,7 +92,7 @@ class StateReadings:
         """The facts of the variable, with its kind and whether the copy is fresh; equal ones are the same object."""
         variable = self._catalog.find(member.tensor)
         if variable is not None:
-            base = variable.facts(member.tensor, variable.held_by(variable.owner))
+            base = variable.facts(member.tensor, variable.owner)
         else:
             base = facts(
                 requires_grad=member.tensor.requires_grad,

@@ -84,7 +84,15 @@ def local(tensor: torch.Tensor) -> torch.Tensor | None:
         tensor = tensor if shard is None else shard
     if tensor.layout is not _STRIDED or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
         return None
-    if is_functorch_wrapped_tensor(tensor) or not _has_memory(tensor):
+    if is_functorch_wrapped_tensor(tensor):
+        return None
+    try:  # it may only stand for others, or its memory be freed for now, as that of sharded parameters is
+        if tensor.untyped_storage().nbytes() == 0:
+            if tensor.numel():
+                return None
+        elif type(tensor) not in PLAIN and _is_wrapper(tensor):
+            return None
+    except (RuntimeError, NotImplementedError):
         return None
     if not (tensor.is_cpu and not pending.elsewhere) and (is_capturing() or _traced() is not None):
         return None
@@ -98,15 +106,10 @@ _STRIDED = torch.strided
 _traced = torch._C._get_tracing_state
 
 
-def _has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has memory: it may only stand for others, or be freed for now, as sharded parameters are."""
-    try:
-        storage = tensor.untyped_storage()
-        if storage.nbytes() == 0:
-            return bool(tensor.numel() == 0)
-        return type(tensor) in PLAIN or (storage.device.type != "meta" and storage.data_ptr() != 0)
-    except (RuntimeError, NotImplementedError):
-        return False
+def _is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of a class of its own has no memory."""
+    storage = tensor.untyped_storage()
+    return bool(storage.device.type == "meta" or storage.data_ptr() == 0)
 
 
 def is_empty(tensor: torch.Tensor) -> bool:
@@ -194,7 +197,7 @@ def _memory(tensor: torch.Tensor) -> Memory:
     seed = _seeds.get(key)
     if seed is None:
         seed = _seeds[key] = _seed(tensor)
-    return Memory(tensor.data_ptr(), tensor.numel() * tensor.element_size(), seed, tensor)
+    return Memory(tensor.data_ptr(), tensor.nbytes, seed, tensor)
 
 
 def states(tensors: Sequence[torch.Tensor | None]) -> list[str]:
@@ -245,7 +248,7 @@ def _peek(tensor: torch.Tensor) -> bool:
     """Whether some bytes of its memory are not those of zeros (cheap, CPU only)."""
     if not tensor.is_contiguous():
         return False
-    size, begins = tensor.numel() * tensor.element_size(), tensor.data_ptr()
+    size, begins = tensor.nbytes, tensor.data_ptr()
     if size <= _ALL:
         return bool(ctypes.string_at(begins, size).lstrip(_ZERO_BYTES))
     if ctypes.string_at(begins + size // 2, _FEW).lstrip(_ZERO_BYTES):

@@ -49,19 +49,15 @@ class Variable:
     read: dict[str, object] = field(default_factory=dict)
     kept: Any = None
 
-    def held_by(self, optimizer: str) -> str:
-        """this, other or none, as seen from `optimizer`."""
-        if optimizer in self.holders:
-            return THIS
-        return OTHER if self.holders else NOBODY
-
     def hold(self, optimizer: str, *, held: bool) -> None:
         """From now on `optimizer` holds it, or does not."""
         self.holders = self.holders | {optimizer} if held else self.holders - {optimizer}
         self.owner = min(self.holders, default="")
 
-    def facts(self, tensor: torch.Tensor, held: str) -> Facts:
-        """The facts of the variable itself; equal ones are the same object."""
+    def facts(self, tensor: torch.Tensor, viewer: str) -> Facts:
+        """The facts of the variable itself; equal ones are the same object. `held` is this, other or none, as seen from
+        the optimizer `viewer`."""
+        held = THIS if viewer in self.holders else OTHER if self.holders else NOBODY
         key = (tensor.requires_grad, held, marks(tensor) if tensor.__dict__ else "")
         found = self.told.get(key)
         if found is None:
@@ -124,9 +120,9 @@ class Catalog:
 
     def add_optimizer(self, optimizer: Any) -> str:
         """The name of `optimizer`, given at first sight: its class, numbered from the second on."""
-        known = next((name for name, reference in list(self._optimizers.items()) if reference() is optimizer), None)
-        if known is not None:
-            return known
+        for known, reference in list(self._optimizers.items()):
+            if reference() is optimizer:
+                return known
         base = type(optimizer).__name__
         self._counts[base] = count = self._counts.get(base, 0) + 1
         name = base if count == 1 else f"{base}#{count}"
@@ -152,15 +148,16 @@ class Catalog:
         """Bring up to date who holds what; cheap when no parameter group has grown or shrunk."""
         for name, optimizer in self.optimizers():
             groups = optimizer.param_groups
-            sizes = tuple(len(group["params"]) for group in groups)
-            if self._sizes.get(name) == sizes and all(self._known(group["params"]) for group in groups):
+            params = [group["params"] for group in groups]
+            sizes = tuple(map(len, params))
+            if self._sizes.get(name) == sizes and all(map(self._known, params)):
                 continue
             self._sizes[name] = sizes
             self._take(name, groups)
 
     def _known(self, params: list[torch.Tensor]) -> bool:
         """Whether the first and the last of a group are still the tensors that the catalog knows."""
-        return all(self.find(param) is not None for param in (params[:1] + params[-1:]))
+        return not params or (self.find(params[0]) is not None and self.find(params[-1]) is not None)
 
     def _take(self, name: str, groups: list[dict[str, Any]]) -> None:
         if any(self.find(param) is None for group in groups for param in group["params"]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,11 @@ class Demand:
 
     def wants_call(self, levels: Iterable[str]) -> bool:
         """Whether a call known under any of these names is to be recorded."""
-        return self.everything or any(level in self.apis for level in levels)
+        return self.everything or not self.apis.isdisjoint(levels)
 
     def wants_state(self, levels: Iterable[str], attribute: str) -> bool:
         """Whether `attribute` (such as `parameter.grad`) is to be observed around a call of these names."""
-        return self.everything or any((level, attribute) in self.states for level in levels)
+        return self.everything or not self.states.isdisjoint(zip(levels, repeat(attribute)))
 
     def wants_reading(self, kind: str, attribute: str) -> bool:
         """Whether readings of this attribute of this kind of thing are to be taken."""
