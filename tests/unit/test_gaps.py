@@ -83,6 +83,26 @@ def test_the_hook_that_waits_rests_and_is_not_registered_anew_in_each_step() -> 
     assert not table
 
 
+def test_a_hook_that_rests_hears_of_no_call_that_is_told_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As calls of compiled models are."""
+    told: list[int] = []
+    with observing(watches=only(1)) as seen:
+        model, x = net(), next(iter(loader(1)))[0]
+        optimizer, outside = sgd(model), seen.recorder.hooks
+        for _ in range(3):
+            work(model, optimizer, x)
+        monkeypatch.setattr(seen.recorder.steps, "forward", lambda seq, training, grad: told.append(seq))
+        outside.before_module(model, (x,), {})  # it waits for this one
+        monkeypatch.undo()
+        loss = model(x).sum()
+        monkeypatch.setattr(seen.recorder.steps, "forward", lambda seq, training, grad: told.append(seq))
+        outside.before_module(model, (x,), {})
+        monkeypatch.undo()
+        loss.backward()
+        optimizer.step()
+    assert len(told) == 1 and seen.faults == []
+
+
 def test_a_mode_that_the_program_enters_meanwhile_stays_above_and_is_left_as_ever() -> None:
     class Mode(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func: object, types: object, args: object = (), kwargs: object = None) -> object:

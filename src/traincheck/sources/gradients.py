@@ -212,8 +212,7 @@ class Gradients:
                         context = variable.facts(tensor, variable.owner)
                         told.append(_change(next_seq(), NO_CALL, variable, before, state, True, context))
                     self._last[variable] = state
-            if told:
-                self._recorder.changed(told)
+            self._recorder.changed(told)
 
         self._recorder.transfers.when(SOURCE, now, conclude, events=len(held))
         return Snapshot(held, now, looks, kept, scaled)

@@ -77,36 +77,40 @@ class Hooks:
         self.mode: Any = None
         self.replaced: list[list[Replaced]] = []
 
-    def add(self, undo: ExitStack, handle: Any, hook: Hook) -> None:
-        """Take care of a hook that was registered just now. Closing `undo` removes it."""
+    def add(self, undo: ExitStack, handle: Any, hook: Hook) -> _Ours:
+        """Take care of a hook that was registered just now. Closing `undo` removes it. Returns what `rest` and `wake`
+        take."""
         ours = _Ours(handle, hook)
         self._hooks.append(ours)
         for table in ours.tables():
             if handle.id in table:
                 self._tables.setdefault(id(table), (table, set()))[1].add(handle.id)
         undo.callback(self._remove, ours)
+        return ours
 
     def _remove(self, ours: _Ours) -> None:
         ours.handle.remove()
-        self._hooks.remove(ours)
+        self.rest(ours)
         for _, keys in self._tables.values():
             keys.discard(ours.handle.id)
+
+    def rest(self, ours: _Ours) -> None:
+        """Have a hook, one of those that torch keeps in one table, called no more until `wake`, nor for a call that is
+        told from outside: to remove it, and to register it anew, takes 50 µs."""
+        if ours in self._hooks:
+            self._hooks.remove(ours)
+        table = ours.handle.hooks_dict_ref()
+        if table is not None:
+            table.pop(ours.handle.id, None)
         for _, mine, _ in self._away or ():
             mine.pop(ours.handle.id, None)
 
-    def rest(self, handle: Any) -> None:
-        """Take a hook out of torch's table until `wake`: to register it anew costs ten times as much."""
-        for table, keys in self._tables.values():
-            if handle.id in keys:
-                table.pop(handle.id, None)
-        for _, mine, _ in self._away or ():
-            mine.pop(handle.id, None)
-
-    def wake(self, handle: Any, hook: Hook) -> None:
+    def wake(self, ours: _Ours) -> None:
         """Put a hook that rests back into torch's table, after all others."""
-        for table, keys in self._tables.values():
-            if handle.id in keys:
-                table[handle.id] = hook
+        self._hooks.append(ours)
+        table = ours.handle.hooks_dict_ref()
+        if table is not None:
+            table[ours.handle.id] = ours.hook
 
     def are_all(self) -> bool:
         """Whether no module hook but ours is there for all modules."""

@@ -52,7 +52,7 @@ class ModuleCalls:
         self._others: list[tuple[Begins, bool]] = []  # and whether only of outermost modules
         self._ends: list[Ends] = []
         self._hooked = ExitStack()
-        self._waits: Any = None  # torch's handle of the hook that waits, while the others are off
+        self._waits: Any = None  # what `Hooks.add` gave for the hook that waits, while the others are off
         self._listening = False  # whether it is not at rest
         self._off = False
         self._depth = _Depth()
@@ -196,10 +196,9 @@ class ModuleCalls:
             return
         hooks = self._recorder.hooks
         if self._waits is None:
-            self._waits = register_module_forward_pre_hook(self._first)
-            hooks.add(self._hooked, self._waits, self._first)
+            self._waits = hooks.add(self._hooked, register_module_forward_pre_hook(self._first), self._first)
         else:
-            hooks.wake(self._waits, self._first)
+            hooks.wake(self._waits)
         self._listening = True
 
     def _first(self, module: nn.Module, args: Any) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -141,9 +141,9 @@ class Recorder:
         """Note that `call` raised: it has no end."""
         self.leave(call, raised=True)
 
-    def changed(self, changes: Iterable[Change]) -> None:
+    def changed(self, changes: Sequence[Change]) -> None:
         """Note what variables were before and after."""
-        if self._has_room():
+        if changes and self._has_room():
             self._told.changes += changes
 
     def reading(self, reading: Reading) -> None:

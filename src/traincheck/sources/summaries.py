@@ -309,11 +309,12 @@ class Summaries:
 
     def _summaries(self, tensors: Named) -> tuple[TensorSummary, ...]:
         """Dtype, shape and storage of each tensor that tells them; equal ones are one object."""
-        if len(tensors) == 1:  # so it is with most modules
-            told = self._told_of(*tensors[0])
-            return () if told is None else (told[0],)
-        every = [self._told_of(role, tensor) for role, tensor in tensors]
-        return tuple([told[0] for told in every if told is not None])
+        found = []
+        for role, tensor in tensors:
+            told = self._told_of(role, tensor)
+            if told is not None:
+                found.append(told[0])
+        return tuple(found)
 
     def _told_of(self, role: str, tensor: torch.Tensor) -> tuple[TensorSummary, Facts] | None:
         """The summary of a tensor, and the facts of one that is returned; None where it does not tell them."""

@@ -267,9 +267,7 @@ def _zero_fingerprint(tensor: torch.Tensor) -> int:
     key = (tensor.dtype, tensor.shape)
     found = _zero_fingerprints.get(key)
     if found is None:
-        found = _zero_fingerprints[key] = xxhash.xxh3_64_intdigest(
-            bytes(tensor.numel() * tensor.element_size()), _seed(tensor)
-        )
+        found = _zero_fingerprints[key] = xxhash.xxh3_64_intdigest(bytes(tensor.nbytes), _seed(tensor))
     return found
 
 

@@ -138,7 +138,7 @@ def _numbers(dense: torch.Tensor, reads: Reads) -> list[float]:
 def _any(dense: torch.Tensor) -> bool:
     """Whether any of the integers that lie on the CPU is not zero; that some of the first are not settles it mostly."""
     if dense.is_contiguous() and dense.numel():
-        size = dense.numel() * dense.element_size()
+        size = dense.nbytes
         if ctypes.string_at(dense.data_ptr(), min(size, _FIRST)).strip(b"\0"):
             return True
     return bool(dense.any())
