@@ -4,9 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+VENV_PUBLIC ?= build/public-venv
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-all bench bench-detection transfer corruption packs docs dist clean
+.PHONY: help demo test check test-all bench bench-detection bench-public transfer corruption packs docs dist clean
 
 help:  ## Tell what the targets do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +43,9 @@ bench: $(READY)  ## The benchmarks: cost of observing and of learning, how far l
 bench-detection: $(READY)  ## The silent-error benchmark; CASES=A or CASES=id,... for a part of it
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.detection --cases "$(CASES)"
 
+bench-public: $(VENV_PUBLIC)/.ready  ## Public training programs, plain and checked; SRC=DIR of clones, ONLY=id,... for a part
+	$(VENV_PUBLIC)/bin/python -m benchmarks.public --src "$(SRC)" --only "$(ONLY)"
+
 transfer: $(READY)  ## Do the packs hold under another torch? OTHER=/path/to/python of an environment that has it
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.versions --other "$(OTHER)"
 
@@ -71,4 +75,12 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt torch
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[examples,test,dev]"
+	touch $@
+
+# The public programs have an environment of their own: what they need is no dependency of TrainCheck.
+$(VENV_PUBLIC)/.ready: pyproject.toml constraints.txt benchmarks/public/requirements.txt
+	$(PYTHON) -m venv $(VENV_PUBLIC)
+	$(VENV_PUBLIC)/bin/python -m pip install -q -c constraints.txt torch
+	$(VENV_PUBLIC)/bin/python -m pip install -q -c constraints.txt -e .
+	$(VENV_PUBLIC)/bin/python -m pip install -q -c constraints.txt -r benchmarks/public/requirements.txt
 	touch $@

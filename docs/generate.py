@@ -244,7 +244,8 @@ def report_json() -> Iterator[str]:
             "`run`",
             "what is known of the run: script, versions, start and end, exit code, processes; `full` are steps that "
             "were recorded in full (the first and the last of each time) although less was asked for; `recorded` says "
-            "how many steps the recording holds and how many were watched, where these are more; `files` has the "
+            "how many steps the recording holds and how many were watched, where these are more; `untrained` says "
+            "that no training step was recognised, and what was seen instead; `files` has the "
             "SHA-256 of each file that a finding names, as it was when the program ran",
         ),
         ("`ranks`", "how each rank of a job fared, by job, then by rank; empty for a run of one rank"),

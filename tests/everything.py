@@ -15,6 +15,7 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.join import Join
 from torch.optim import lr_scheduler
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, Dataset
@@ -174,6 +175,9 @@ def ranks(told: Told) -> None:
         while not work.is_completed():
             pass
         work.wait()
+        model = nn.parallel.DistributedDataParallel(nn.Linear(3, 2))
+        with Join([model]):
+            model(tensor[None]).sum().backward()
     finally:
         dist.destroy_process_group()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
@@ -296,7 +300,20 @@ def compiles(told: Told) -> None:
     torch._dynamo.reset()
 
 
-PARTS: tuple[Callable[[Told], None], ...] = (epochs, workers, files, scaled, regions, ranks, errors, compiles)
+def by_hand(told: Told) -> None:
+    """Updates parameters without an optimizer."""
+    model = Freezing()
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.randn(2, 4)).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+    told += [parameter.detach().clone() for parameter in model.parameters()]
+
+
+PARTS: tuple[Callable[[Told], None], ...] = (epochs, workers, files, scaled, regions, ranks, errors, compiles, by_hand)
 
 
 def run() -> Told:

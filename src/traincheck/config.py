@@ -41,6 +41,7 @@ class Config:
     budget: float
     replay_every: int
     runs: str
+    as_program: str | None = None
     reports: tuple[str, ...] = ()
     trackers: tuple[str, ...] = ()
     webhook: str | None = field(default=None, repr=False)

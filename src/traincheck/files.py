@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and the project that a folder belongs to."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
 
 from traincheck.errors import OutputError
 
 PathLike: TypeAlias = str | os.PathLike[str]
+
+PROJECT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
+"""What stands in the folder of a project, where its library belongs."""
 
 LARGEST = 1 << 29
 """Bytes of a file that is read as one. Ours have some megabytes; one of a stranger may claim any size."""
@@ -91,3 +95,18 @@ def _put(target: Path, data: bytes, path: PathLike) -> None:
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
+
+
+def project_of(start: Path) -> Path | None:
+    """The folder of the project that the folder `start` belongs to, None where nothing marks one."""
+    marked = (folder for folder in folders_upwards(start) if any((folder / mark).exists() for mark in PROJECT_MARKS))
+    return next(marked, None)
+
+
+def folders_upwards(start: Path) -> Iterator[Path]:
+    """`start` and the folders above it, up to the end of the project that it lies in."""
+    here = start.resolve()
+    for folder in (here, *here.parents):
+        yield folder
+        if (folder / ".git").exists():
+            return

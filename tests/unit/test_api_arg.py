@@ -226,9 +226,10 @@ def test_contents_of_a_sample_refute_and_do_not_bear_out() -> None:
     assert fate(of(experts(4) + experts(4), subject), equal) == [True]
 
 
-def batches(*prints: tuple[int, int], loader: str = "DataLoader#1") -> str:
+def batches(*prints: tuple[int, int], loader: str = "DataLoader#1", first: bool = False) -> str:
+    begins = ' result={"first_batch":true}' if first else ""
     return "".join(
-        f"""  lifecycle {NEXT} receiver={loader}
+        f"""  lifecycle {NEXT} receiver={loader}{begins}
     tensor result[0] float32[4,8] fingerprint={images}
     tensor result[1] int64[4] fingerprint={labels}
 """
@@ -249,6 +250,14 @@ def test_each_loader_is_compared_with_itself_while_the_model_trains() -> None:
     of_two = batches((1, 7)) + batches((1, 7), loader="DataLoader#2")
     assert of(of_two, FETCHES) == [] and of(of_two, Subject(NEXT, "step")) == []
     assert of(batches((1, 7), (1, 7)), FETCHES, "eval") == []
+
+
+def test_a_look_at_a_batch_before_the_pass_is_no_repeated_batch() -> None:
+    first, second, backward = batches((1, 7), first=True), batches((2, 7)), "  lifecycle torch.autograd.backward\n"
+    assert of(first + first, FETCHES) == []
+    assert fate(of(first + first + second, FETCHES), OTHER_BATCH) == [True]
+    assert fate(of(first + backward + first + backward, FETCHES), OTHER_BATCH) == [False]  # each micro-step starts over
+    assert fate(of(first + first + batches((1, 7)), FETCHES), OTHER_BATCH) == [False]  # twice within one pass
 
 
 def test_few_numbers_may_be_equal_by_chance() -> None:

@@ -66,7 +66,7 @@ def test_the_same_rules_in_any_order_give_the_same_bytes(book: Book, path: Path,
 
 def test_the_lines_are_sorted_by_what_they_say(path: Path) -> None:
     header, *lines = map(json.loads, path.read_text().splitlines())
-    assert header["invariants"] == 4 and header["kind"] == "traincheck book" and header["format"] == 2
+    assert header["invariants"] == 4 and header["kind"] == "traincheck book" and header["format"] == 3
     assert [line["relation"] for line in lines] == ["APISequence"] * 2 + ["EventContain"] * 2
     assert [line["property"]["verb"] for line in lines[:2]] == ["followed by", "preceded by"]
     assert lines[2]["precondition"] == [{"fact": "grads", "is_not": "none"}, {"fact": "stage", "is": "train"}]

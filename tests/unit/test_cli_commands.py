@@ -181,6 +181,8 @@ def test_check_reports_everywhere(
     tmp_path: Path, book: Path, stand_in: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stand_in("traincheck.checking.offline", check_folder=lambda folder, book, progress=None: Checked(report("error")))
+    for run in ("runs/a", "runs/b"):
+        RunFolder.create(run, Manifest(script="train.py"))
     words = ["check", "runs/a", "--book", str(book), "--json", "out/r.json", "--html", "out/r.html"]
     assert main(words) == 3
     assert "nothing changes" in capsys.readouterr().out
@@ -275,6 +277,8 @@ def test_published_infer_and_check(
     assert published.infer(["-f", "a", "b", "-o", "x.jsonl", "--disable-relation", "Y", "Z", "-b", "polars"]) == 0
     assert "not needed any more and left out: --disable-relation, -b" in capsys.readouterr().err
     stand_in("traincheck.checking.offline", check_folder=lambda folder, book, progress=None: Checked(report("error")))
+    for run in ("a", "c/b"):
+        RunFolder.create(run, Manifest(script="train.py"))
     assert published.check(["-f", "a", "-i", str(book), "-o", "out"]) == 3
     assert read_json(tmp_path / "out" / "report.json").verdict == "errors"
     assert published.check(["-f", "a", "c/b", "-i", str(book), "-o", "both"]) == 3

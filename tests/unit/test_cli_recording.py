@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from traincheck.trace.folder import RunFolder
 from traincheck.trace.notes import Manifest, ProcessNote
 from traincheck.trace.writer import TraceWriter
 from traincheck.vocab.events import Call, Window
+from traincheck.vocab.invariant import Invariant
 
 
 @pytest.fixture(autouse=True)
@@ -28,8 +30,8 @@ def quiet_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Path:
-    write_book(Book(), tmp_path / "good.jsonl")
+def book(tmp_path: Path, new_invariant: Callable[..., Invariant]) -> Path:
+    write_book(Book((new_invariant(),)), tmp_path / "good.jsonl")
     return tmp_path / "good.jsonl"
 
 
@@ -111,3 +113,22 @@ def test_a_program_has_one_name_on_every_machine(tmp_path: Path) -> None:
     assert Target.parse(["-m", "elsewhere.module"]).digest == ""
     assert targets[1].project(Path("/")) == (str(tmp_path.resolve()),)
     assert targets[2].project(tmp_path) == (str(tmp_path.resolve()),)
+
+
+def test_own_code_is_the_project_around_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path.resolve() / "home"
+    inner = home / "repository" / "projects" / "adder"
+    inner.mkdir(parents=True)
+    (inner / "adder.py").write_text("pass\n")
+    monkeypatch.setenv("HOME", str(home))
+    script = Target.parse([str(inner / "adder.py")])
+    assert script.project(Path("/")) == (str(inner),)
+    assert script.project(Path("/"), f"/elsewhere:{home / 'repository'}") == (str(home / "repository"),)
+    (home / ".git").mkdir()  # a home folder under version control is no project
+    assert script.project(Path("/")) == (str(inner),)
+    (home / "repository" / "setup.py").touch()
+    assert script.project(Path("/")) == (str(home / "repository"),)
+    assert Target.parse(["-m", "adder"]).project(inner) == (str(home / "repository"),)
+    installed = home / "repository" / "env" / "site-packages" / "package"
+    installed.mkdir(parents=True)
+    assert Target.parse(["-m", "package"]).project(installed) == (str(installed),)

@@ -111,10 +111,14 @@ def test_options_that_cannot_be_obeyed(
 
 @pytest.mark.parametrize(("words", "said"), WRONG)
 def test_a_run_is_not_started_with_options_that_cannot_be_obeyed(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    new_invariant: Callable[..., Invariant],
 ) -> None:
     (tmp_path / "train.py").write_text("open('started', 'w')\n")
-    write_book(Book(()), tmp_path / "good.jsonl")
+    write_book(Book((new_invariant(),)), tmp_path / "good.jsonl")
     assert main(["run", "-b", "good.jsonl", *words, "train.py"]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "started").exists() and not (tmp_path / "traincheck-runs").exists()

@@ -99,8 +99,26 @@ def batch(*shapes: str) -> str:
         (batch("8,3,4"), []),
         (batch("1,8,3", "1"), [False]),
         (batch("1,70", "1,70"), []),
+        (batch("1,70", "1,70", "9"), []),
+        (batch("1,70", "1,70,2", "1,1,70,70", "9", "9"), []),
+        (batch("1,70", "8"), [False]),
+        (batch("1,8,30", "1,8,30", "8"), [False]),
+        (batch("1,50,3", "1,6", "8"), [False]),
     ],
-    ids=["rows", "one row", "a mask for all", "a single sample", "nothing beside it", "all are in one row", "packed"],
+    ids=[
+        "rows",
+        "one row",
+        "a mask for all",
+        "a single sample",
+        "nothing beside it",
+        "all are in one row",
+        "packed",
+        "packed, with boundaries",
+        "packed, with a mask of blocks",
+        "one of two lost its rows",
+        "all nested, labels not",
+        "rows of unlike lengths",
+    ],
 )
 def test_a_batch_is_not_made_into_one_sample(body: str, judged: list[bool]) -> None:
     assert verdicts(body, NEXT, SEVERAL_ROWS) == judged

@@ -293,11 +293,50 @@ def test_a_pass_that_is_left_when_the_next_begins() -> None:
     assert fates(found, REACHES) == [False]  # and nothing is said once one was cut
 
 
+def test_a_look_before_any_update_is_no_pass_that_was_left() -> None:
+    script = Script()
+    script.window("setup").iterate("DataLoader#1", 3)
+    script.exhaust(1, last=False)
+    for batches in (3, 3, 1):
+        script.window().iterate("DataLoader#1", 3)
+        script.step()
+        script.window().exhaust(batches, last=batches == 3)
+        script.call("torch.save")
+    assert fates(of(script, BATCHES), REACHES) == [False]
+
+
+def test_the_order_of_a_look_is_not_compared_with_that_of_a_pass() -> None:
+    script = Script()
+    script.window("setup").iterate("DataLoader#1", 3)
+    script.exhaust(1, order=1, last=False)
+    script.window().iterate("DataLoader#1", 3)
+    script.step()
+    script.window().exhaust(3, order=1)
+    assert of(script, Subject("loader.order", "pass")) == []
+
+
 def test_a_training_loader_is_shuffled_anew() -> None:
     subject, differs = Subject("loader.order", "pass"), Property("differs between passes", "loader.order")
     assert fates(of(epochs(3, 3, 3, orders=(1, 2, 2)), subject), differs) == [True, False]
     assert of(epochs(3, 3, orders=(1, 1), trains=False), subject) == []  # evaluations keep their order
     assert Periodic.is_habit(differs)
+
+
+def test_a_look_at_the_first_batch_is_no_pass_to_compare_with() -> None:
+    subject, differs = Subject("loader.order", "pass"), Property("differs between passes", "loader.order")
+
+    def looking(*orders: int) -> Script:
+        script = Script()
+        for before, order in zip((orders[0], *orders), orders, strict=False):
+            script.window().iterate("DataLoader#1", 3)
+            script.exhaust(1, order=before, last=False)  # the sampler gets its epoch after the look
+            script.iterate("DataLoader#1", 3)
+            script.step()
+            script.window().exhaust(3, order=order)
+        return script
+
+    assert fates(of(looking(1, 2, 3), subject), differs) == [True, True]
+    assert fates(of(looking(1, 1, 2), subject), differs) == [False, True]
 
 
 # -- horizons --------------------------------------------------------------------------------------------------------

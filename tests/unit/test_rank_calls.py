@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from traincheck.relations.api_arg import APIArg
+from traincheck.relations.comparison import COMPARED, EQUAL
 from traincheck.relations.messages import DTYPE, EVEN, INTACT, ROOM
 from traincheck.relations.rank_calls import AS_OFTEN, IN_ORDER, SAME_NUMBER, SAME_PURPOSE
 from traincheck.testing.readable import from_text
@@ -37,6 +38,22 @@ def test_collectives_are_compared_within_their_group() -> None:
     assert fate(over(evens + evens, odds, evens, odds), WHOLE, IN_ORDER) == [False, True]
     alone = collective("all_reduce", ranks="0")
     assert over(alone, "") == []
+
+
+def test_a_scatter_hands_each_rank_its_own_part() -> None:
+    def of_rank(name: str, before: int, after: int, dtype: str = "float32") -> str:
+        return (
+            f"  lifecycle torch.distributed.{name}\n    tensor tensor {dtype}[8] fingerprint={before}\n"
+            f"    tensor result {dtype}[8] fingerprint={after}\n"
+        )
+
+    for name, judged in (("scatter", []), ("broadcast", [False])):
+        subject = Subject(f"torch.distributed.{name}", "ranks")
+        found = over(of_rank(name, 1, 3), of_rank(name, 2, 4))
+        assert fate(found, subject, Property(COMPARED, "data of tensor", EQUAL)) == judged
+        assert fate(found, subject, Property(COMPARED, "data of result", EQUAL)) == judged
+        found = over(of_rank(name, 1, 3), of_rank(name, 2, 4, "float64"))
+        assert fate(found, subject, Property(COMPARED, "dtype of tensor", EQUAL)) == [False]
 
 
 def test_ranks_meet_in_a_collective_for_the_same_purpose() -> None:
@@ -172,3 +189,15 @@ def test_of_a_message_both_ends_are_told() -> None:
 
     found = over("", end("send", 2, 8), end("recv", 1, 4))
     assert differing(found, ROOM) == ((1, 2), 2, "not so between ranks 1, 2")
+
+
+def test_parts_that_a_collective_deals_out_are_not_compared() -> None:
+    def scattered(name: str, before: str, after: str) -> str:
+        given = f"    tensor tensor float32[4] fingerprint={before}\n"
+        return f"  lifecycle torch.distributed.{name}\n{given}    tensor result float32[4] fingerprint={after}\n"
+
+    for name, compared in (("scatter", False), ("broadcast", True)):
+        found = over(scattered(name, "1", "3"), scattered(name, "2", "4"))
+        props = {prop.object for one in found for prop in (*one.held, *(one.failed or ()))}
+        assert ("data of tensor" in props, "data of result" in props) == (compared, compared)
+        assert "shape of tensor" in props

@@ -53,6 +53,20 @@ def of(relation: type, told: list[Window], subject: Subject) -> list[Occasion]:
 # -- EventContain ----------------------------------------------------------------------------------------------------
 
 
+def test_a_gradient_of_zeros_that_stays_one_is_no_occasion() -> None:
+    def cleared(before: str, after: str, changed: str = "") -> list[Occasion]:
+        told = f"""
+  lifecycle torch.optim.SGD.zero_grad < {ZERO_GRAD} receiver=SGD
+    change Net.w parameter.grad {before} -> {after} {changed} owner=SGD"""
+        grains = (Subject(ZERO_GRAD, "call"), Subject(ZERO_GRAD, "parameter.grad"))
+        return [one for grain in grains for one in of(EventContain, windows(told), grain)]
+
+    changes = Property(CHANGE, "parameter.grad", "changes")
+    assert not any(one.held or one.failed for one in cleared("zero", "zero"))
+    assert [changes in one.held for one in cleared("zero", "none", "changed")] == [True, True]
+    assert [changes in (one.failed or ()) for one in cleared("some", "some")] == [True, True]
+
+
 def test_a_call_contains_the_calls_it_makes_itself() -> None:
     told = from_text("""
 window train step=1
@@ -115,6 +129,24 @@ def test_what_no_variable_could_do_is_not_judged() -> None:
     for subject in (Subject(ZERO_GRAD), Subject(ZERO_GRAD, "parameter.grad")):
         (occasion,) = of(EventContain, told, subject)
         assert cleared not in occasion.held and cleared not in (occasion.failed or ())
+
+
+def test_gradients_of_zeros_that_stay_zeros_need_no_clearing() -> None:
+    told = from_text(f"""
+window train step=1
+  lifecycle {ZERO_GRAD} receiver=SGD context={{"grads":"mixed"}}
+    change Net.frozen parameter.grad none -> none owner=SGD
+    change Net.w parameter.grad zero -> zero owner=SGD
+  lifecycle {ZERO_GRAD} receiver=SGD context={{"grads":"mixed"}}
+    change Net.w parameter.grad zero -> zero owner=SGD
+    change Net.v parameter.grad some -> some owner=SGD
+""")
+    changes = Property(CHANGE, "parameter.grad", "changes")
+    nothing_to_clear, not_cleared = of(EventContain, told, Subject(ZERO_GRAD))
+    assert changes not in (nothing_to_clear.failed or ())
+    assert changes in (not_cleared.failed or ())
+    alone = of(EventContain, told, Subject(ZERO_GRAD, "parameter.grad"))
+    assert [one.variables for one in alone] == [("Net.frozen",), ("Net.v",)]
 
 
 def test_changes_count_for_every_call_around_but_not_for_modules() -> None:

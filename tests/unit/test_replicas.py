@@ -184,6 +184,19 @@ def test_what_an_update_is_given_is_read_before_it() -> None:
 
 
 @pytest.mark.usefixtures("job")
+def test_gradients_that_are_not_finite_count_as_zero() -> None:
+    with observing(demanding(USED_GRAD)) as seen:
+        model = torch.nn.Linear(8, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for factor in (1.0, float("nan")):
+            optimizer.zero_grad()
+            (model(torch.ones(4, 8)).sum() * factor).backward()
+            optimizer.step()
+    states = [value_of(r.context, "before") for r in seen.readings if r.attribute == "used_grad"]
+    assert seen.faults == [] and states == ["some", "some", "zero", "zero"]
+
+
+@pytest.mark.usefixtures("job")
 def test_each_batch_of_the_model_is_read() -> None:
     batches = [reading.value for reading in trained(demanding("module.batch")) if reading.attribute == "batch"]
     assert len(batches) == len(set(batches)) == 3

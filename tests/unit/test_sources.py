@@ -132,6 +132,29 @@ def test_batches_and_the_end_of_an_epoch() -> None:
     assert [call.receiver for call in seen.named(NEXT)][::3] == receivers
 
 
+def test_the_first_batch_of_each_pass_is_marked() -> None:
+    with observing() as seen:
+        loader = DataLoader(TensorDataset(torch.ones(4, 3)), batch_size=2)
+        next(iter(loader))
+        list(loader)
+    assert [value_of(call.result, "first_batch") for call in seen.named(NEXT)] == [True, True, False, None]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_only_an_enabled_scaler_scales(enabled: bool) -> None:
+    with observing() as seen:
+        model = Sole()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+        scaler.scale(model(torch.ones(2, 3)).sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    called = [call.name.rpartition(".")[2] for call in seen.calls if call.name.startswith("torch.amp.GradScaler")]
+    assert called == (["scale", "unscale_", "step", "update"] if enabled else [])
+    assert len([call for call in seen.calls if call.levels[-1] == STEP]) == 1
+
+
 def test_regions_and_the_circumstances_inside() -> None:
     with observing() as seen:
         a = torch.ones(3, 3)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
 
 from observing import observing
+from traincheck.sources.pending import as_if_elsewhere
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.events import NO_CALL, Change
 from traincheck.vocab.facts import value_of
@@ -147,6 +149,33 @@ def test_a_head_that_is_not_called_is_unused_and_one_that_is_cut_off_is_not() ->
     assert grads[second.seq]["TwoHeads.left.weight"] == "none"
     assert set(grads[third.seq].values()) == {"unused"}
     assert [value_of(call.context, "grads") for call in (first, second, third)] == ["mixed", "mixed", "unused"]
+
+
+def test_a_head_that_another_optimizer_updates_is_unused() -> None:
+    with observing() as seen:
+        model = TwoHeads()
+        both = torch.optim.SGD(model.parameters(), lr=0.1)
+        right = torch.optim.SGD(model.right.parameters(), lr=0.1)
+        for _ in range(2):
+            for side, optimizer in (("left", both), ("right", right)):
+                model(torch.ones(2, 3), "left")
+                model(torch.ones(2, 3), "right")
+                model(torch.ones(2, 3), side).sum().backward()
+                optimizer.step()
+                both.zero_grad()
+        model(torch.ones(2, 3), "right")
+        model(torch.ones(2, 3), "left").sum().backward()
+        both.step()
+        both.zero_grad()
+        model(torch.ones(2, 3), "right")
+        model(torch.ones(2, 3), "left").sum().backward()
+        both.step()  # nobody has updated the other head since
+    steps = [call for call in seen.named(STEP) if call.receiver == "SGD"]
+    grads = [
+        next(fact(c, "grad") for c in seen.changes if c.call == call.seq and c.variable == "TwoHeads.right.weight")
+        for call in steps
+    ]
+    assert grads == ["unused", "unused", "unused", "none"]
 
 
 def test_an_optimizer_at_the_address_of_one_that_is_gone_is_another_one() -> None:
@@ -301,6 +330,41 @@ def test_a_backward_after_float16_autocast_tells_whether_the_loss_was_scaled(sca
     half, full = seen.named(BACKWARD)
     assert [value_of(call.context, "half") for call in (half, full)] == [True, False]
     assert [value_of(call.result, "scaled") for call in (half, full)] == [scaled, False]
+
+
+SCALER = "torch.amp.GradScaler"
+
+
+def scaled_steps(scaler: torch.amp.GradScaler) -> None:
+    model = Sole()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(2, 3)).sum()).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize(("scale", "changes"), [(1.0, set()), (3.0, {("some", "some", True)})])
+def test_what_is_unscaled_by_one_is_not_told_as_unchanged(scale: float, changes: set[object], elsewhere: bool) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    with as_if_elsewhere() if elsewhere else nullcontext(), observing() as seen:
+        scaled_steps(scaler)
+    assert seen.faults == []
+    assert [len(seen.named(f"{SCALER}.{method}")) for method in ("scale", "unscale_", "step", "update")] == [3] * 4
+    assert {change[5:8] for change in seen.around(f"{SCALER}.unscale_") if change.before != "zero"} == changes
+    assert len(seen.around(CLIP)) == len(seen.around(STEP)) > 0
+
+
+def test_the_methods_of_a_disabled_scaler_are_no_calls_and_its_steps_are_counted() -> None:
+    with observing() as seen:
+        scaled_steps(torch.amp.GradScaler("cpu", enabled=False))
+    assert not [call for call in seen.calls if SCALER in call.name]
+    assert [step for stage, step in seen.stages if stage == "train"] == [1, 2, 3]
+    assert len(seen.named(STEP)) == 3
 
 
 def test_backward_fills_gradients_and_clipping_changes_them() -> None:

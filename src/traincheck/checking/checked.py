@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from traincheck.checking.engine import Outcome
 from traincheck.checking.findings import group
 from traincheck.checking.rank_engine import Compared
 from traincheck.checking.rank_states import partings, with_comparisons
+from traincheck.invariants import standing
 from traincheck.invariants.book import Book
 from traincheck.vocab.events import MISSING
 from traincheck.vocab.finding import (
@@ -55,12 +56,17 @@ def conclude(
     """
     outcomes = [*outcomes, *(one.outcome for one in compared)]
     findings = findings_of(outcomes)
-    verdicts = tuple((rule, _verdict(rule, outcomes, unobserved)) for rule in rules)
+    asked = {rule.id for rule in rules if not standing.is_always_deployed(rule)}
+    judged = [(rule, _verdict(rule, outcomes, unobserved)) for rule in rules]
+    verdicts = tuple((rule, verdict) for rule, verdict in judged if verdict == VIOLATED or rule.id in asked)
     told = [reason for one in compared for reason in one.not_compared]
     told += [str(absence) for outcome in outcomes for absence in outcome.absences if absence.why != MISSING]
     told += [reason for outcome in outcomes for reason in outcome.resting.values()]
-    reasons = sorted({*not_observed, *told, *unobserved.values()})
+    reasons = sorted({*not_observed, *told, *(why for name, why in unobserved.items() if name in asked)})
     counts = _counts(book, verdicts, findings, outcomes, dropped)
+    if run and run.get("untrained"):
+        counts = replace(counts, steps=0)
+        reasons += [str(run["untrained"])] if findings else []  # else it is the headline
     report = Report(
         findings,
         counts,

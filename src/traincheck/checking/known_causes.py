@@ -12,6 +12,7 @@ from traincheck.checking.cause import Cause, says
 from traincheck.checking.hardware_causes import HARDWARE_CAUSES
 from traincheck.checking.rank_causes import RANK_CAUSES
 from traincheck.checking.state_causes import STATE_CAUSES
+from traincheck.checking.update_causes import UPDATE_CAUSES
 from traincheck.vocab.finding import Violation
 from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.occasion import Property
@@ -75,6 +76,7 @@ def _either(*tests: Callable[[Violation], bool]) -> Callable[[Violation], bool]:
 CAUSES: tuple[Cause, ...] = (
     *HARDWARE_CAUSES,
     *STATE_CAUSES,
+    *UPDATE_CAUSES,
     Cause(
         90,
         "A setting was changed",

@@ -17,7 +17,7 @@ from traincheck.invariants.selection import deployable
 from traincheck.relations.base import needed
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.format import BOOK_FILE
-from traincheck.trace.notes import ProcessNote, recorded_of
+from traincheck.trace.notes import ProcessNote, recorded_of, untrained_in
 from traincheck.vocab.demand import COMPUTATION, EVERYTHING, NOTHING, Demand
 from traincheck.vocab.finding import Cost
 from traincheck.vocab.invariant import Invariant
@@ -143,7 +143,7 @@ def cost_of(notes: Sequence[ProcessNote]) -> Cost | None:
 def run_facts(run: RunFolder, notes: Sequence[ProcessNote]) -> Mapping[str, object]:
     """What a report tells of the run itself."""
     manifest = run.manifest
-    recorded = recorded_of(notes)
+    recorded, untrained = recorded_of(notes), untrained_in(notes)
     return {
         "folder": redaction.text(str(run.path)),
         "script": manifest.script,
@@ -157,5 +157,6 @@ def run_facts(run: RunFolder, notes: Sequence[ProcessNote]) -> Mapping[str, obje
         "processes": len(notes),
         **({"full": full} if (full := sorted({each for note in notes for each in note.full})) else {}),
         **({"recorded": recorded} if recorded else {}),
+        **({"untrained": untrained} if untrained else {}),
         "crashed": [f"rank {note.rank}, process {note.process}" for note in notes if not note.ended],
     }

@@ -72,7 +72,8 @@ def accept(runs: Sequence[Path], library: Path | None, config: Config, reason: s
 def _against(run: Path, config: Config) -> Iterator[str]:
     """What speaks against taking the run as good."""
     from traincheck.checking.offline import check_folder
-    from traincheck.runtime.checked_against import book_of
+    from traincheck.runtime.checked_against import rules_of
+    from traincheck.runtime.program_text import CheckedProgram
     from traincheck.trace.folder import RunFolder
     from traincheck.vocab.invariant import ERROR
 
@@ -82,9 +83,12 @@ def _against(run: Path, config: Config) -> Iterator[str]:
     elif not manifest.ended and manifest.script:
         yield "it goes on, or was killed"
     try:
-        report = check_folder(run, book_of(config)).report
+        book = rules_of(config).book(CheckedProgram.of_run(manifest, config), or_nothing=True)
+        report = check_folder(run, book).report
     except NoBook:
         return
+    if report.untrained:
+        yield report.untrained
     yield from (f"step {one.step}: {one.title}" for one in report.findings if one.severity == ERROR)
 
 

@@ -12,16 +12,17 @@ from traincheck import config as configs
 from traincheck.cli import flags, reports, sinks
 from traincheck.cli.console import Progress, exit_code, remark
 from traincheck.config import Config
-from traincheck.errors import BadOption
+from traincheck.errors import BadOption, NoRuleDeployed
 
 EPILOG = """\b
 Examples:
   traincheck check runs/suspicious --book good.jsonl
   traincheck check runs/* -b good.jsonl --fail-on notice
+  traincheck check runs/renamed -b good.jsonl --as train.py
   traincheck check runs/suspicious -b good.jsonl --json report.json --html report.html
   traincheck check runs/suspicious -b good.jsonl --report sarif=traincheck.sarif --report junit=results.xml
 
-Exit codes: 0 no findings at or above --fail-on, 3 findings, 2 wrong usage, 1 TrainCheck failed.
+Exit codes: 0 no findings at or above --fail-on, 3 findings, 2 no training step or wrong usage, 1 TrainCheck failed.
 """
 
 
@@ -29,6 +30,7 @@ def command(
     runs: flags.RunFolders,
     books: flags.Books = None,
     packs: flags.Packs = None,
+    as_program: flags.AsProgram = None,
     json_file: flags.JsonFile = None,
     html_file: flags.HtmlFile = None,
     more_reports: flags.Reports = None,
@@ -42,6 +44,7 @@ def command(
     said = {
         "books": tuple(map(str, books or ())),
         "packs": tuple(packs or ()),
+        "as_program": as_program,
         "fail_on": fail_on,
         "reports": tuple(more_reports or ()),
     }
@@ -50,14 +53,16 @@ def command(
 
 def check(runs: Sequence[Path], config: Config, json_file: Path | None = None, html_file: Path | None = None) -> int:
     """Check each of the run folders and report on it; the exit code for all of them."""
-    from traincheck.runtime.checked_against import book_of
+    from traincheck.runtime.checked_against import rules_of
+    from traincheck.runtime.program_text import CheckedProgram
+    from traincheck.trace.folder import RunFolder
 
     for name, path in (("--json", json_file), ("--html", html_file)):
         if path is not None and len(runs) > 1:
             raise BadOption(name, str(path), "one RUN, for a file holds the report of one")
     asked = sinks.asked_for(config, len(runs))
     opened = [sinks.Sinks(asked, {"script": "", "folder": str(run), "fail_on": config.fail_on}) for run in runs]
-    book = book_of(config)
+    rules = rules_of(config)
 
     from traincheck.checking.offline import check_folder
 
@@ -65,6 +70,15 @@ def check(runs: Sequence[Path], config: Config, json_file: Path | None = None, h
     for run, more in zip(runs, opened, strict=True):
         if len(runs) > 1:
             remark(f"checking {run}")
+        manifest = RunFolder.open(run).manifest
+        try:
+            book = rules.book(CheckedProgram.of_run(manifest, config))
+        except NoRuleDeployed as error:
+            if len(runs) == 1:
+                raise
+            remark(str(error))
+            code = max(code, error.exit_code)
+            continue
         with Progress() as progress:
             checked = check_folder(run, book, progress)
         reports.write_reports(run, checked.report, checked.verdicts, reports.given(json_file), reports.given(html_file))

@@ -37,6 +37,7 @@ def command(
     target: flags.Words = None,
     run_folder: flags.RunFolder = None,
     packages: flags.Packages = None,
+    as_program: flags.AsProgram = None,
     runs: flags.Runs = None,
     keep_recording: flags.KeepRecording = None,
     sample_every: flags.NoSampleEvery = None,
@@ -49,7 +50,12 @@ def command(
     for name, value in of_runs.items():
         if value is not None:
             raise BadOption(OPTIONS[name].flag, value, RECORDED_WHOLE)
-    said = {"packages": tuple(packages or ()), "runs": str(runs) if runs else None, "keep_recording": keep_recording}
+    said = {
+        "packages": tuple(packages or ()),
+        "as_program": as_program,
+        "runs": str(runs) if runs else None,
+        "keep_recording": keep_recording,
+    }
     config = configs.load(said, os.environ, Path.cwd())
     raise typer.Exit(collect(Target.parse(target or ()), config, run_folder))
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from traincheck.vocab.finding import Report
 
-FINDINGS, INTERRUPTED = 3, 130
-"""Exit codes: for findings at or above --fail-on, and of a command that Ctrl-C ended."""
+UNJUDGED, FINDINGS, INTERRUPTED = 2, 3, 130
+"""Exit codes: for a run without a training step, for findings at or above --fail-on, of a command that Ctrl-C ended."""
 
 QUIET_SECONDS = 5.0
 """Between two plain lines about the same work: often enough to see that it lives, seldom enough for a log."""
@@ -75,9 +75,12 @@ def size(number: float) -> str:
 
 
 def exit_code(report: Report, fail_on: str) -> int:
-    """3 when the report holds findings at or above `fail_on` (error, notice or never), else 0."""
+    """3 when the report holds findings at or above `fail_on` (error, notice or never), 2 when no training step was
+    recognised, else 0. (With `never` it is always 0.)"""
     failing = {"error": ("errors",), "notice": ("errors", "notices"), "never": ()}[fail_on]
-    return FINDINGS if report.verdict in failing else 0
+    if report.verdict in failing:
+        return FINDINGS
+    return UNJUDGED if report.untrained and fail_on != "never" else 0
 
 
 class Progress:

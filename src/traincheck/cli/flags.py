@@ -30,6 +30,7 @@ PacksFolder = Annotated[Path, flag("packs_folder")]
 Themes = Annotated[Optional[Path], flag("themes")]  # noqa: UP045
 Release = Annotated[str, flag("release")]
 PackName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a pack.", show_default=False)]
+AsProgram = Annotated[Optional[str], flag("as_program")]  # noqa: UP045
 Packages = Annotated[Optional[list[str]], flag("packages")]  # noqa: UP045
 OnViolation = Annotated[Optional[str], flag("on_violation")]  # noqa: UP045
 Callback = Annotated[Optional[str], flag("callback")]  # noqa: UP045

@@ -10,6 +10,7 @@ from traincheck.cli import reports
 from traincheck.cli.console import exit_code, remark
 from traincheck.config import Config
 from traincheck.errors import RunFolderEmpty, RunFolderNotFound
+from traincheck.invariants.book import Book
 
 
 def follow(
@@ -25,14 +26,20 @@ def follow(
     from traincheck.checking.offline import check_folder
     from traincheck.checking.teller import Teller
     from traincheck.reporting.terminal import TerminalSink
-    from traincheck.runtime.checked_against import book_of
+    from traincheck.runtime.checked_against import rules_of
+    from traincheck.runtime.program_text import CheckedProgram
+    from traincheck.trace.folder import RunFolder
 
-    book = book_of(config)
+    rules = rules_of(config)
+    book: Book | None = None
     teller = Teller(TerminalSink(Console(stderr=True, highlight=False)).show)
     remark(f"watching {run}")
     while True:
         last = pause == 0 or has_ended(run)  # asked first, so that what is written meanwhile is not missed
         try:
+            if book is None:
+                manifest = RunFolder.open(run).manifest
+                book = rules.book(CheckedProgram.of_run(manifest, config))
             checked = check_folder(run, book)
         except (RunFolderEmpty, RunFolderNotFound):
             if last:

@@ -31,7 +31,8 @@ Examples:
   traincheck check runs/odd --book good.jsonl        or afterwards, from its recording
 
 \b
-Exit codes: 0 clean, 1 TrainCheck failed, 2 wrong usage, 3 findings at or above --fail-on.
+Exit codes: 0 clean, 1 TrainCheck failed, 2 no training step or wrong usage, 3 findings at or above
+--fail-on.
 When your program fails, its own exit code is returned.
 """
 

@@ -24,7 +24,7 @@ Examples:
 
 The page is one file that loads nothing: open it in a browser, or send it. Several runs stand side by side on it.
 
-Exit codes: 0 no findings at or above --fail-on, 3 findings, 2 wrong usage, 1 TrainCheck failed.
+Exit codes: 0 no findings at or above --fail-on, 3 findings, 2 no training step or wrong usage, 1 TrainCheck failed.
 """
 
 

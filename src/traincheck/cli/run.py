@@ -14,7 +14,7 @@ import typer
 from traincheck import config as configs
 from traincheck import plugins
 from traincheck.cli import flags, guarding, recording, reports, sinks
-from traincheck.cli.console import FINDINGS, exit_code, remark
+from traincheck.cli.console import FINDINGS, UNJUDGED, exit_code, remark
 from traincheck.config import Config
 from traincheck.errors import TrainCheckError
 from traincheck.options import AUTO, FILES
@@ -35,6 +35,7 @@ Examples:
   traincheck run train.py --lr 1e-3
   traincheck run --book good.jsonl train.py --lr 1e-3
   traincheck run --packs shipped --packs s3://team/packs -b good.jsonl train.py
+  traincheck run -b good.jsonl --as train.py experiments/train_copy.py
   traincheck run -b good.jsonl --on-violation stop -m package.train --epochs 3
   traincheck run -b good.jsonl --budget 1% --keep-recording 200MB train.py
   traincheck run -b good.jsonl --sample-every 10 -- torchrun --nproc-per-node 2 train.py
@@ -45,8 +46,8 @@ Examples:
 Options of TrainCheck come before the program; everything after it is the program's own. Report and recording are
 left in the run folder: report.html, report.json.
 
-Exit codes: 0 no findings at or above --fail-on, 3 findings, 2 wrong usage, 1 TrainCheck failed. When the program
-fails, its own exit code is returned, unless it was stopped by --on-violation stop: that is 3.
+Exit codes: 0 no findings at or above --fail-on, 3 findings, 2 no training step or wrong usage, 1 TrainCheck
+failed. When the program fails, its own exit code is returned, unless it was stopped by --on-violation stop: that is 3.
 """
 
 
@@ -72,6 +73,7 @@ def command(
     more_reports: flags.Reports = None,
     trackers: flags.Trackers = None,
     packages: flags.Packages = None,
+    as_program: flags.AsProgram = None,
     runs: flags.Runs = None,
     webhook: flags.Webhook = None,
     alert_command: flags.AlertCommand = None,
@@ -105,6 +107,7 @@ def command(
         "reports": tuple(more_reports or ()),
         "trackers": tuple(trackers or ()),
         "packages": tuple(packages or ()),
+        "as_program": as_program,
         "runs": str(runs) if runs else None,
         "webhook": webhook,
         "alert_command": alert_command,
@@ -127,6 +130,7 @@ def run(
     html_file: Path | None = None,
 ) -> int:
     """Run it, gather what its processes found, report; the exit code of program or findings."""
+    from traincheck.runtime.begun import checked_program
     from traincheck.runtime.checked_against import book_of
     from traincheck.runtime.imported import program_of
 
@@ -135,7 +139,8 @@ def run(
     more = sinks.Sinks(sinks.asked_for(config), {"script": target.script, "fail_on": config.fail_on})
     tracking = guarding.tracking(config)
     # And so does a bad book.
-    book = book_of(config, lambda matter: program_of(target, os.environ, Path.cwd(), matter))
+    program = checked_program(target, config)
+    book = book_of(config, program, lambda matter: program_of(target, os.environ, Path.cwd(), matter))
     following: list[Follower] = []
 
     def follow(folder: RunFolder) -> Follower:
@@ -185,12 +190,14 @@ def _conclude(
         recording.tell_removed(done.folder)
         if checked.outcomes:
             reports.show_summary(checked.report, [*json_files, *html_files, *more.files], is_result=False)
-            if not (done.status.code or config.books or checked.report.findings):
+            if not (done.status.code or config.books or checked.report.findings or checked.report.untrained):
                 reports.offer(done.folder, Path.cwd())
         else:
             recording.tell_nothing(done.folder)
     if done.folder.manifest.stopped_by_us:
         return FINDINGS
+    if not (checked.outcomes or done.status.code or config.fail_on == "never"):
+        return UNJUDGED
     return done.status.code or exit_code(checked.report, config.fail_on)
 
 

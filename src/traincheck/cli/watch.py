@@ -31,8 +31,8 @@ Examples:
 The run is not touched: its folder is read, on any host that sees it. A live view is shown on a terminal, plain
 lines are printed elsewhere. It ends with the run, or with Ctrl-C, and then sums up what was found so far.
 
-Exit codes: 0 no findings at or above --fail-on, 3 findings, 2 wrong usage, 1 TrainCheck failed, 130 Ctrl-C without
-findings.
+Exit codes: 0 no findings at or above --fail-on, 3 findings, 2 no training step or wrong usage, 1 TrainCheck
+failed, 130 Ctrl-C without findings.
 """
 
 

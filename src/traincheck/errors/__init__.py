@@ -8,6 +8,7 @@ TrainCheckError
 │   ├── CommandNotRunnable
 │   ├── NoTarget
 │   ├── NoBook
+│   ├── NoRuleDeployed
 │   ├── OtherFile
 │   ├── NoSuchInvariant
 │   ├── BadOption
@@ -104,6 +105,7 @@ from traincheck.errors.usage import (
     CommandNotRunnable,
     MissingExtra,
     NoBook,
+    NoRuleDeployed,
     NoSuchInvariant,
     NoTarget,
     NotAScript,
@@ -133,6 +135,7 @@ __all__ = [
     "LibraryUnreadable",
     "MissingExtra",
     "NoBook",
+    "NoRuleDeployed",
     "NoSuchInvariant",
     "NoTarget",
     "NotAScript",

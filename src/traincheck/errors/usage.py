@@ -71,6 +71,18 @@ class NoBook(UsageError):
         )
 
 
+class NoRuleDeployed(UsageError):
+    slug = "no-rule-deployed"
+
+    def __init__(self, script: str, others: Sequence[str]) -> None:
+        belong = f"its rules belong to {', '.join(others)}" if others else "it holds no rule that is not muted"
+        cure = f", or use --as {others[0]} if this is that program" if others else ""
+        super().__init__(
+            f"Nothing can be checked: no rule of the book applies to {script or 'this program'} ({belong}). Learn a "
+            f"book from good runs of this program or of several others{cure}, or add --packs shipped."
+        )
+
+
 class OtherFile(UsageError):
     slug = "other-file"
 

@@ -12,6 +12,11 @@ what happens once in a run (an initialisation, a checkpoint) is seen as well by 
 But runs of one pipeline share more than programs do (data, machine, configuration), so the prior is not uniform but
 counts one run that disobeyed: r runs give r / (r + 1).
 
+*Named* books. Who names a book says that the programs it was learned from are an example for the one that is checked:
+what is in question is no longer whether the next program is like them. So a rule that speaks of torch alone counts as
+if `NAMED_PROGRAMS` programs had borne it out, which is what an error takes of a book that nobody named, and its steps
+count as ever: from 14 on it is an error.
+
 A finding of severity *error* fails a user's run, so it takes `ERROR_CONFIDENCE` = 3/4. That is three programs at 14
 steps between them, (4/5) (15/16) = 3/4 exactly, or three runs of the user's own pipeline; two of either never reach it,
 which is what "supported by several distinct runs" means.
@@ -22,6 +27,7 @@ from __future__ import annotations
 from traincheck.vocab.invariant import ERROR, NOTICE, Support
 
 ERROR_CONFIDENCE = 0.75
+NAMED_PROGRAMS = 3
 LEAST_STEPS = 2
 """Rules seen in a single step are coincidences: nothing in them has ever been repeated."""
 
@@ -34,6 +40,11 @@ def of_programs(programs: int, steps: int) -> float:
 def of_runs(runs: int) -> float:
     """The confidence of a rule of one pipeline, see Note [Confidence]."""
     return runs / (runs + 1)
+
+
+def of_named(support: Support) -> float:
+    """The confidence of a rule that speaks of torch alone in a book that the user named, see Note [Confidence]."""
+    return round(of_programs(max(support.scripts, NAMED_PROGRAMS), support.steps), 4)
 
 
 def of_support(support: Support, *, pipeline: bool) -> float:

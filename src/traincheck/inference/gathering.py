@@ -266,7 +266,7 @@ def _merged(folder: _Recorded) -> Tally:
     contents = [name for done in folder.done for name in done.contents]
     known = "\x1f".join((manifest.script, manifest.script_digest, manifest.started, *manifest.argv, *sorted(contents)))
     run = hashlib.sha256(known.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    whole = Tally(manifest.script, manifest.script_digest, run)
+    whole = Tally(manifest.script, manifest.script_digest, run, manifest.program)
     for done in folder.done:
         whole.merge(done.tally)
     if not whole.windows:

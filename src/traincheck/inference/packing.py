@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from importlib import metadata
 from pathlib import Path
@@ -75,7 +75,8 @@ def parts(book: Book, themes: Themes) -> dict[str, Book]:
 
     Only rules that several programs bear out are packed: what one program did says nothing of others.
     """
-    scripts = {run.script for run in book.runs}
+    runs = [replace(run, program="") for run in book.runs]  # no rule of a pack belongs to a single program
+    scripts = {run.script for run in runs}
     of_themes = [
         (name, frozenset(one for one in scripts if any(fnmatchcase(one, wanted) for wanted in theme.programs)))
         for name, theme in sorted(themes.themes.items())
@@ -83,10 +84,10 @@ def parts(book: Book, themes: Themes) -> dict[str, Book]:
     found: dict[str, list[Invariant]] = {}
     for rule in book.invariants:
         if rule.scope == OF_SEVERAL and not rule.program:
-            found.setdefault(narrowest(of_themes, rule.origin), []).append(rule)
+            found.setdefault(narrowest(of_themes, rule.origin), []).append(replace(rule, elsewhere=None))
     programs = dict(of_themes)
     return {
-        name: Book(tuple(rules), tuple(run for run in book.runs if run.script in programs.get(name, scripts)))
+        name: Book(tuple(rules), tuple(run for run in runs if run.script in programs.get(name, scripts)))
         for name, rules in sorted(found.items())
     }
 

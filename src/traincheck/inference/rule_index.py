@@ -74,7 +74,7 @@ class RuleIndex:
         return (
             bool(contexts)
             and _of_its_programs(other, rule)
-            and other.severity in (ERROR, rule.severity)
+            and no_less_severe(other, rule)
             and all(map(other.applies, contexts or ()))
         )
 
@@ -86,7 +86,16 @@ def first_covering(rule: Invariant, others: Iterable[Invariant]) -> Invariant | 
 
 def covers(other: Invariant, rule: Invariant) -> bool:
     """Whether `other` may stand for `rule` if it says as much, see Note [Covering]."""
-    return reaches(other, rule) and other.severity in (ERROR, rule.severity) and _has_experienced(other, rule)
+    return reaches(other, rule) and no_less_severe(other, rule) and _has_experienced(other, rule)
+
+
+def no_less_severe(other: Invariant, rule: Invariant) -> bool:
+    """Whether breaking `other` is reported no less severely than breaking `rule`, also on programs of neither."""
+    if other.severity not in (ERROR, rule.severity):
+        return False
+    if rule.elsewhere is None:
+        return True
+    return other.elsewhere is not None and other.elsewhere.severity in (ERROR, rule.elsewhere.severity)
 
 
 def reaches(other: Invariant, rule: Invariant) -> bool:

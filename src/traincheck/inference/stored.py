@@ -75,6 +75,7 @@ class _RunLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     properties: list[Property]
     subjects: Number
     sketches: tuple[Sketch, ...] = ("0",)
+    program: str = ""
 
 
 class _Held(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -169,6 +170,7 @@ def _lines(tallies: Sequence[Tally]) -> Iterator[msgspec.Struct]:
             properties=list(properties),
             subjects=len(tally.cells),
             sketches=tuple(f"{sketch:x}" for sketch in sketches),
+            program=valid(tally.program),
         )
         for (relation, subject), cells in tally.cells.items():
             places = [contexts[text] for text in texts[relation, subject]]
@@ -264,7 +266,7 @@ class _Reading:
     def run(self) -> Tally:
         try:
             line = self._decode_run(self._next())
-            tally = Tally(line.script, line.digest, line.run)
+            tally = Tally(line.script, line.digest, line.run, line.program)
             tally.steps, tally.windows = line.steps, line.windows
             tally.levels = set(line.levels)
             tally.reach = {api: Reach(*told) for api, told in line.reach.items()}

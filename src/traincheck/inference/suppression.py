@@ -22,9 +22,9 @@ from types import MappingProxyType
 from typing import Any
 
 from traincheck.inference.generalisation import Generalisation
-from traincheck.inference.rule_index import Implication, RuleIndex, covers, first_covering, reaches
+from traincheck.inference.rule_index import Implication, RuleIndex, covers, first_covering, no_less_severe, reaches
 from traincheck.vocab.facts import Facts
-from traincheck.vocab.invariant import ERROR, Invariant
+from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.occasion import Property, Subject
 
 CYCLE, PRECEDED, THEN = "cycle", "preceded by", "then "
@@ -100,7 +100,7 @@ def _by_alternation(rule: Invariant, index: RuleIndex) -> Implication | None:
         there = _reaching(rule, index.saying(rule.relation, rule.subject, Property(PRECEDED, update)))
         back = _reaching(rule, index.saying(rule.relation, cycle, Property(PRECEDED, api)))
         other = _reaching(rule, index.saying(rule.relation, cycle, rule.property))
-        if there is not None and back is not None and other is not None and other.severity in (ERROR, rule.severity):
+        if there is not None and back is not None and other is not None and no_less_severe(other, rule):
             return other, f"calls of it alternate with {update}"
     return None
 

@@ -116,14 +116,16 @@ class Reach:
 
 
 class Tally:
-    """The counts of one run. `script` and `digest` tell which program it was, `run` which run of it.
+    """The counts of one run. `script` and `digest` tell which program it was, `run` which run of it; `program` is the
+    identity of the program (see vocab/program.py), empty where it is not known.
 
     Windows and occasions are added in the order of one process; those of several are tallied each and merged. `run` is
     empty for a run that nothing is to be compared with.
     """
 
-    def __init__(self, script: str, digest: str, run: str = "") -> None:
+    def __init__(self, script: str, digest: str, run: str = "", program: str = "") -> None:
         self.script = script
+        self.program = program
         self.digest = digest
         self.run = run
         self.steps = 0

@@ -15,11 +15,13 @@ from traincheck.inference.preconditions import learn as learn_precondition
 from traincheck.inference.salience import why_dull
 from traincheck.inference.suppression import suppress
 from traincheck.inference.tally import Key, Tally, candidates
+from traincheck.inference.transfer import elsewhere_of
 from traincheck.invariants.book import Book, LearnedRun
 from traincheck.relations.base import UNKNOWN
 from traincheck.vocab.facts import Facts
 from traincheck.vocab.invariant import ERROR, NOTICE, PIPELINE, Invariant, Precondition, Support
 from traincheck.vocab.occasion import Property
+from traincheck.vocab.program import ProgramIdentity, main_of_name
 
 LEAST_RUNS_OF_A_SETTING = 2
 """A setting that was seen in one run only may be meant to vary from run to run, as a seed is."""
@@ -49,7 +51,7 @@ def weigh(tallies: Sequence[Tally]) -> tuple[Book, Journal]:
     for rule in remaining:
         named = "an error" if rule.severity == ERROR else "a notice"
         journal.add(_entry(rule, KEPT, f"confidence {rule.confidence:.3f}, so breaking it is {named}"))
-    runs = tuple(LearnedRun(tally.script, tally.digest, tally.steps) for tally in tallies)
+    runs = tuple(LearnedRun(tally.script, tally.digest, tally.steps, tally.program) for tally in tallies)
     return Book(tuple(remaining), runs), journal
 
 
@@ -59,6 +61,7 @@ class _Candidate:
     def __init__(self, key: Key, prop: Property, relation: Any, tallies: Sequence[Tally], journal: Journal) -> None:
         self.relation, self.subject = key
         self.prop = prop
+        self.type_of_relation = relation
         self.habit = relation.is_habit(prop)
         self.argument = relation.argument_of(self.subject, prop)
         self.sentence = relation.describe(self.subject, prop)
@@ -90,6 +93,8 @@ class _Candidate:
             return
         pipeline = scope_of(support) == PIPELINE
         certainty = round(of_support(support, pipeline=pipeline), 4)
+        known = experience(selected, precondition, pipeline=pipeline)
+        wider = experience(selected, precondition).clauses
         yield Invariant(
             relation=self.relation,
             subject=self.subject,
@@ -101,7 +106,15 @@ class _Candidate:
             scope=scope_of(support),
             sentence=self.sentence,
             origin=self._origin(selected),
-            experience=experience(selected, precondition, pipeline=pipeline),
+            experience=known,
+            elsewhere=elsewhere_of(
+                self.type_of_relation,
+                self.subject,
+                self.prop,
+                support,
+                self._mains(selected),
+                Precondition(tuple(clause for clause in wider if clause not in known.clauses)),
+            ),
         )
 
     def settings(self) -> Iterator[Invariant]:
@@ -147,6 +160,11 @@ class _Candidate:
 
     def _origin(self, selected: Sequence[Evidence]) -> tuple[str, ...]:
         return tuple(sorted({self.tallies[row.run].script for row in selected}))
+
+    def _mains(self, selected: Sequence[Evidence]) -> frozenset[str]:
+        """How the entry modules of the programs are called."""
+        runs = [self.tallies[run] for run in {row.run for row in selected}]
+        return frozenset(ProgramIdentity.parse(run.program).main or main_of_name(run.script) for run in runs)
 
     def _drop(self, why: str, condition: str = "always") -> None:
         held, failed = sum(row.held for row in self.evidence), sum(row.failed for row in self.evidence)

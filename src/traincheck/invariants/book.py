@@ -28,11 +28,15 @@ PathLike: TypeAlias = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True, order=True)
 class LearnedRun:
-    """A good run that a book was learned from: its script, the digest of that script, and its training steps."""
+    """A good run that a book was learned from: its script, the digest of that script, and its training steps.
+
+    `program` is the identity of the program (see vocab/program.py), empty in books of older versions.
+    """
 
     script: str
     digest: str
     steps: int
+    program: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ def book_in(data: bytes, path: PathLike) -> Book:
         loss = "the end of the file is missing" if len(found) < header.invariants else "lines were added"
         why = f"the first line announces {header.invariants} invariants and the file holds {len(found)}: {loss}"
         raise BookUnreadable(path, lines[-1].number, f'{why} (if that is meant, correct "invariants" in line 1)')
-    runs = tuple(LearnedRun(run.script, run.digest, run.steps) for run in header.runs)
+    runs = tuple(LearnedRun(run.script, run.digest, run.steps, run.program) for run in header.runs)
     return Book(tuple(invariant for _, invariant in found.values()), runs)
 
 
@@ -230,7 +234,7 @@ def bytes_of(book: Book, path: PathLike) -> bytes:
         format=FORMAT,
         kind=KIND,
         traincheck=__version__,
-        runs=[RunEntry(tellable(run.script), run.digest, run.steps) for run in book.runs],
+        runs=[RunEntry(tellable(run.script), run.digest, run.steps, tellable(run.program)) for run in book.runs],
         invariants=len(book.invariants),
     )
     encode = msgspec.json.Encoder().encode

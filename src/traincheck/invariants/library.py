@@ -6,14 +6,13 @@ anew with each further one, and who was accepted when and why (`accepted.json`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
 from traincheck.errors import LibraryUnreadable
-from traincheck.files import read_bounded, write_whole
+from traincheck.files import folders_upwards, project_of, read_bounded, write_whole
 
 FOLDER = ".traincheck"
 BOOK, TALLIES, RECORD = "book.jsonl", "accepted.tally", "accepted.json"
@@ -21,8 +20,6 @@ BOOK, TALLIES, RECORD = "book.jsonl", "accepted.tally", "accepted.json"
 FORMAT = 1
 KIND = "traincheck library"
 
-PROJECT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
-"""What stands in the folder of a project, where its library belongs."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -61,7 +58,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def find(start: Path) -> Path | None:
     """The library of the project that the folder `start` belongs to, None where it has none."""
-    for folder in _upwards(start):
+    for folder in folders_upwards(start):
         if (folder / FOLDER / RECORD).is_file():
             return folder / FOLDER
     return None
@@ -72,19 +69,7 @@ def place_of(start: Path) -> Path:
     found = find(start)
     if found is not None:
         return found
-    home = next(
-        (folder for folder in _upwards(start) if any((folder / mark).exists() for mark in PROJECT_MARKS)), start
-    )
-    return home / FOLDER
-
-
-def _upwards(start: Path) -> Iterator[Path]:
-    """`start` and the folders above it, up to the end of the project that it lies in."""
-    here = start.resolve()
-    for folder in (here, *here.parents):
-        yield folder
-        if (folder / ".git").exists():
-            return
+    return (project_of(start) or start) / FOLDER
 
 
 def read_record(library: Path) -> Record:

@@ -8,16 +8,17 @@ from typing import Annotated, Literal
 import msgspec
 
 from traincheck.vocab.facts import FactValue
-from traincheck.vocab.invariant import Clause, Conjunction, Invariant, Precondition, Support
+from traincheck.vocab.invariant import Clause, Conjunction, Elsewhere, Invariant, Precondition, Support
 from traincheck.vocab.occasion import Property, Subject
 
-FORMAT = 2
+FORMAT = 3
 """Format of a book; every change of what a line may say takes the next number.
 
 1 (0.1.0): header with format, kind, traincheck, runs (script, digest, steps) and the number of invariants; a line with
 id, relation, subject, property, precondition, experience, support, confidence, severity, scope, origin, sentence, mute.
 2: `otherwise`, further alternatives of the precondition, and `program`, both left out where there are none; a condition
 may say `contains` or `lacks`.
+3: `program` of a run, the identity of the program that was run, and `elsewhere`, both left out where there are none.
 """
 
 KIND = "traincheck book"
@@ -33,12 +34,13 @@ class KindLine(msgspec.Struct):
     format: int = 0
 
 
-class RunEntry(msgspec.Struct, forbid_unknown_fields=True):
+class RunEntry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A run that the book was learned from."""
 
     script: str
     digest: str
     steps: Count
+    program: str = ""
 
 
 class HeaderLine(msgspec.Struct, forbid_unknown_fields=True):
@@ -111,6 +113,23 @@ class SupportEntry(msgspec.Struct, forbid_unknown_fields=True):
     scripts: Count
 
 
+class ElsewhereEntry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What the rule is on programs that it was not learned from."""
+
+    severity: Literal["error", "notice"]
+    confidence: Share
+    experience: list[ClauseEntry] = []
+
+    @classmethod
+    def of(cls, told: Elsewhere) -> ElsewhereEntry:
+        """The entry for what a rule is elsewhere."""
+        return cls(told.severity, told.confidence, _entries(told.experience.clauses))  # type: ignore[arg-type]
+
+    def elsewhere(self) -> Elsewhere:
+        """What the entry tells."""
+        return Elsewhere(self.severity, self.confidence, Precondition(_clauses(self.experience)))
+
+
 class InvariantLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """One invariant. The order of the fields is the order in the file: what a reader of a diff looks for comes first.
 
@@ -132,6 +151,7 @@ class InvariantLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     sentence: str
     mute: str
     program: str = ""
+    elsewhere: ElsewhereEntry | None = None
 
     @classmethod
     def of(cls, told: Invariant) -> InvariantLine:
@@ -153,6 +173,7 @@ class InvariantLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
             sentence=told.sentence,
             mute=told.mute,
             program=tellable(told.program),
+            elsewhere=ElsewhereEntry.of(told.elsewhere) if told.elsewhere is not None else None,
         )
 
     def invariant(self) -> Invariant:
@@ -172,6 +193,7 @@ class InvariantLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
             origin=tuple(self.origin),
             mute=self.mute,
             program=self.program,
+            elsewhere=self.elsewhere.elsewhere() if self.elsewhere is not None else None,
             id=self.id,
         )
 

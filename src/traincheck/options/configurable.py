@@ -27,6 +27,14 @@ CONFIGURABLE = (
         shared=True,
     ),
     Option(
+        "as_program",
+        ("--as",),
+        "Name of the program, for a script that was renamed or rewritten: rules that were learned from a program of "
+        "that name are checked. By default TrainCheck recognises a program by its source text.",
+        metavar="NAME",
+        shared=True,
+    ),
+    Option(
         "packages",
         ("--package",),
         "Further package whose functions are observed, besides torch and your own project; may be given several times.",

@@ -14,12 +14,18 @@ Note [Filled again]
 Memory is filled twice in many good programs: by a layer's constructor and by the program's own initialisation, or under
 both names of a tied weight. Not so one function at one place of the code, over and over, for most of what it fills.
 
+Note [A look at a batch]
+Many programs take a batch to see its shape, and start the pass again when they train. Where data come in a fixed order,
+that batch comes twice. So a fetch is not compared when the next fetch from this loader begins another pass and no
+backward lies between them. (Where each micro-step begins a pass of its own, one does.)
+
 Known limitations: texts and None are not compared. A flag that is left at its default is not seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
+from itertools import zip_longest
 from operator import itemgetter
 from typing import ClassVar
 
@@ -33,6 +39,7 @@ from traincheck.relations.switches import AGREES, Switches
 from traincheck.relations.worker_states import STATES, WorkerStates
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, TRAIN, Call, Window
+from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
 
 ARGUMENT, STEP, RECEIVER, THREADS = "argument", "step", "receiver", "threads"
@@ -126,7 +133,7 @@ class APIArg:
             for subject in subjects:
                 groups.setdefault((subject, _receiver(call)), []).append(call)
         for (subject, _), calls in groups.items():
-            yield from _occasion(subject, calls, window)
+            yield from _occasion(subject, _without_looks(calls, window), window)
 
     def _of_threads(self, window: Window) -> Iterator[Occasion]:
         groups: dict[Subject, dict[int, list[Call]]] = {}
@@ -201,6 +208,20 @@ _OF_STEPS = (STEP, RECEIVER)
 def _receiver(call: Call) -> str:
     """The object on which calls are compared: two loaders have different batches, so what drives training is on one."""
     return call.receiver if call.kind == LIFECYCLE else ""
+
+
+def _without_looks(calls: Sequence[Call], window: Window) -> Sequence[Call]:
+    """The calls without fetches of a batch that was only looked at, see Note [A look at a batch]."""
+    if not any(value_of(call.result, "first_batch") is True for call in calls[1:]):
+        return calls
+    backwards = [call.seq for call in window.calls if call.levels[-1] == BACKWARD]
+    return [
+        call
+        for call, later in zip_longest(calls, calls[1:])
+        if later is None
+        or value_of(later.result, "first_batch") is not True
+        or any(call.seq < seq < later.seq for seq in backwards)
+    ]
 
 
 def _comparable(kind: str, levels: tuple[str, ...]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from traincheck.relations.base import context_of
-from traincheck.vocab.collectives import COLLECTIVES, FILLED, RECEIVES, SENDS, WAIT
+from traincheck.vocab.collectives import COLLECTIVES, DEALS, RECEIVES, SENDS, WAIT, fills
 from traincheck.vocab.demand import ARGUMENTS, CONTENTS, TENSORS
 from traincheck.vocab.events import LIFECYCLE, MODULE, PROJECT, RESULT, Call, TensorSummary
 from traincheck.vocab.facts import Facts
@@ -135,11 +135,13 @@ def _told(call: Call) -> Iterator[tuple[str, Hashable]]:
             results.append(tensor)
         else:
             of_call = _of_tensors(tensor.role, (tensor,))
-            to_fill = call.name in COLLECTIVES and tensor.role.partition("[")[0] in FILLED
+            to_fill = call.name in COLLECTIVES and fills(call.name, tensor.role.partition("[")[0])
             yield from (told for told in of_call if not (to_fill and told[0].startswith(DATA)))
     if results:
         # A batch is one thing: its labels alone may well be equal by chance.
-        yield from _of_tensors(RESULT, results)
+        # What each rank gets as a part of its own is equal by chance only.
+        dealt = call.name in DEALS
+        yield from (told for told in _of_tensors(RESULT, results) if not (dealt and told[0].startswith(DATA)))
 
 
 def _of_tensors(name: str, tensors: Sequence[TensorSummary]) -> Iterator[tuple[str, Hashable]]:

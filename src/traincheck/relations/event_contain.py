@@ -18,7 +18,10 @@ calls, but not what it does not; and that nothing changes in it only where the c
 
 Note [Updates that need not show]
 What an optimizer makes of a gradient of zeros (it may have momentum, or decay weights), of a parameter that nothing was
-computed with, or of an update that is lost in rounding is no occasion: such a parameter may change or not.
+computed with, or of an update that is lost in rounding is no occasion: such a parameter may change or not. Neither is a
+gradient of zeros that stays one: clearing, clipping and unscaling leave zeros as they are, and a program may fill its
+gradients with zeros before the first backward. Gradients that are absent beside such zeros give a call that clears
+nothing to change.
 """
 
 from __future__ import annotations
@@ -133,7 +136,7 @@ class EventContain:
             if change.kind == "optimizer_state" or call is None or not call.receiver or not ended(call):
                 continue
             subjects = self._subjects_around(call, change)
-            if subjects and _shows(change):
+            if subjects and _shows(change) and not _stays_zero(*_alike(change)):
                 like = (change.call, change.context, _alike(change))
                 groups.setdefault(like, (change, call, subjects, []))[3].append(places)
         for change, call, subjects, alike in groups.values():
@@ -218,6 +221,8 @@ def _some(inside: frozenset[_Like], *, of_receiver: bool) -> tuple[frozenset[Pro
     about, only that some must change.
     """
     told = SOME_DO if of_receiver else SOME_DO[:1]
+    if of_receiver and any(_stays_zero(*like) for like in inside):
+        inside = frozenset(like for like in inside if like[4] or like[1] != "grad" or like[2] == "some")
     held = (prop for like in inside for prop in _as_change(*like) if prop.detail in told)
     # A backward that adds zeros to zeros changes nothing and is right; where there was none, it leaves something.
     sure = {like[:3] for like in inside if of_receiver or like[2] == "none"}
@@ -300,6 +305,11 @@ def _shows(change: Change) -> bool:
     if value_of(told, "held") != "this":
         return True
     return value_of(told, "lost") is not True and value_of(told, "grad") not in ("unused", "zero")
+
+
+def _stays_zero(kind: str, attribute: str, before: str, after: str, changed: bool) -> bool:
+    """Whether a gradient of zeros is left as it is, see Note [Updates that need not show]."""
+    return attribute == "grad" and before == after == "zero" and not changed
 
 
 @functools.lru_cache(10_000)

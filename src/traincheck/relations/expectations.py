@@ -10,7 +10,8 @@ told by what they are for:
 * a normalising layer: whatever goes in, the root mean square of the result is about that of the layer's own weight
   (or of one plus the weight, where layers begin at zero);
 * a batch of a data loader: its largest tensor has several rows where others have, and does not hold the samples in a
-  single row (a whole batch that was taken for a sample);
+  single row (a whole batch that was taken for a sample). Samples that were packed, one behind the other, into one row
+  of tokens are meant to be one row, see `_are_packed`;
 * a model called under autocast: most of its matrix products give the data type of autocast. (A few are kept in full
   precision on purpose, as those of a router are; of one that is compiled in part, not all are seen.)
 * a constructor that is given a number of layers: what it builds has as many modules of some class, or a multiple
@@ -25,7 +26,7 @@ pass for the prompt and what was added.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from operator import attrgetter
 
 from traincheck.relations.base import ended, fate, short
@@ -35,7 +36,7 @@ from traincheck.relations.parts import FORWARD, number
 from traincheck.relations.worker_states import NEXT
 from traincheck.vocab.demand import ARGUMENTS, NUMBERS, TENSORS, Demand
 from traincheck.vocab.events import FUNCTION, MODULE, PROJECT, Call, TensorSummary, Window
-from traincheck.vocab.facts import value_of
+from traincheck.vocab.facts import FactValue, value_of
 from traincheck.vocab.kinds import LAYERED, NORMALISATION, argument_of_kind, is_layer_count, taking
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
@@ -218,10 +219,26 @@ def _has_several_rows(call: Call) -> bool | None:
         return None
     *others, largest = told
     size = value_of(call.args, "batch_size")
+    if _are_packed(told, size):
+        return None
     all_in_one = largest.shape[0] == 1 and len(largest.shape) > 2 and largest.shape[1] == size and size != 1
     if all_in_one or any(tensor.shape[0] > 1 for tensor in others):
         return largest.shape[0] > 1
     return None
+
+
+def _are_packed(tensors: Sequence[TensorSummary], size: FactValue) -> bool:
+    """Whether a batch holds its samples one behind the other: several tensors have one row each, all of the same
+    length, which exceeds the number of samples. (Nesting puts a dimension of exactly that number behind the row.)
+
+    Where the number of samples is unknown, the length has to exceed the number of rows of every other tensor.
+    """
+    rows = [tensor for tensor in tensors if tensor.shape[0] == 1 and len(tensor.shape) > 1]
+    if len(rows) < 2:
+        return False
+    length = min(rows, key=lambda tensor: len(tensor.shape)).shape[1]
+    samples = size if type(size) is int else max(tensor.shape[0] for tensor in tensors)
+    return length > samples and all(length in tensor.shape[1:] for tensor in rows)
 
 
 def _of_products(window: Window) -> Iterator[Occasion]:

@@ -2,7 +2,8 @@
 
 A parameter that got a gradient is another after the step, whoever changed it: the optimizer itself, or a program that
 keeps master copies for the optimizer and writes them back. And a gradient that an update has used is cleared before
-the next one uses it, if a backward adds to it.
+the next one uses it, if a backward adds to it. An update uses the gradients of parameters that no optimizer holds only
+where the program writes the parameters: a head that is trained by itself leaves the gradients of its backbone alone.
 
 Known limitations: a parameter that no optimizer holds is expected to change only if one holds a tensor of its
 shape that no module owns (its master copy), or nothing but such tensors (flat ones, say). Updates that need not show
@@ -58,6 +59,7 @@ class Progress:
 
     def forget(self) -> None:
         self._used: dict[str, int] = {}
+        self._written: set[str] = set()  # parameters that no optimizer holds and that have changed
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """The occasions of both kinds; variables that fared alike are one."""
@@ -104,10 +106,12 @@ class Progress:
                     if known is not None:
                         used[variable] = known | notes | (_PILED if piles and not known & _CLEARED else 0)
                     continue
-                if known is not None and known & _FILLED and known & (_CLEARED | _PILED):
+                used_by_update = variable in self._written or value_of(uses[1], "held") != "none"
+                if used_by_update and known is not None and known & _FILLED and known & (_CLEARED | _PILED):
                     fates.setdefault((CLEARED, *uses, bool(known & _CLEARED)), []).append(variable)
                 if len(used) > MOST_VARIABLES:
                     used.clear()
+                    self._written.clear()
                 used[variable] = 0
 
     def _of_gradients(self, window: Window, updates: set[int]) -> list[tuple[list[int], _Event]]:
@@ -117,6 +121,8 @@ class Progress:
             event = None
             if change.kind != "parameter":
                 continue
+            if change.attribute == "data" and change.changed and value_of(change.context, "held") == "none":
+                self._written.update(window.variables_at(places))
             if change.attribute == "grad":
                 call = window.by_seq.get(change.call)
                 event = _noted(change, call is not None and call.levels[-1] == BACKWARD)

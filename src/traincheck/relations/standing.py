@@ -1,6 +1,6 @@
-"""Standing rules: what needs no good run to be known, for it follows from what a computer is.
-
-They are deployed where what they are about is asked for, and kept in the book of the run as others are.
+"""Standing rules about steps that are executed again: they follow from what a computer is, so no good run has to show
+them. They are deployed where this is asked for, and kept in the book of the run as others are. (Those about gradients
+are in invariants/standing.py.)
 """
 
 from __future__ import annotations

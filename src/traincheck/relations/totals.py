@@ -8,6 +8,11 @@ are at their end. So a pass is expected to go to its end only where this run has
 loader `ESTABLISHED` went to their end and none was left before, and after each of them the program did what one does
 once in a pass (it evaluated, stepped a scheduler, saved) before it began another. Whether a pass trained (`updated`) or
 evaluated is a fact. That the last batch was fetched (`last_batch`) must be none: it is the same as what is asked.
+
+Note [Looks at the data]
+A program may look at a few batches before it trains: to print a shape, to show images. Once parameters were updated,
+such a look no longer counts as a pass that was left. Nor does a look at any time say in which order a pass goes through
+the data: only passes do in which parameters were updated between the first fetch and the last.
 """
 
 from __future__ import annotations
@@ -45,7 +50,9 @@ class _Loader:
     order: FactValue = None
     whole: int = 0
     cut: bool = False
+    looked: bool = False  # left before any update
     updates_before: int = 0
+    updates_fetched: int = 0  # at the latest fetch
     closes: bool = True  # something was done once after each pass that went to its end
     closing: bool = False  # one has, and nothing was done yet
     passes: int = 0
@@ -72,6 +79,8 @@ class Passes:
                     self._updates += 1
                 elif event.levels[-1] == ITER:
                     self._begins(event)
+                elif event.levels[-1] == NEXT:
+                    self._loader(event.receiver).updates_fetched = self._updates
                 else:
                     self._closed()
             elif event.role == ANNOUNCED:
@@ -99,15 +108,17 @@ class Passes:
         loader = self._loader(call.receiver)
         loader.passes += 1
         loader.site = call.site
-        loader.updates_before = self._updates
+        loader.updates_before = loader.updates_fetched = self._updates
         loader.closes = loader.closes and not loader.closing
         loader.closing = False
 
     def _of_order(self, reading: Reading) -> Iterator[Occasion]:
         loader = self._loader(reading.variable)
+        # Evaluations go through their data in a fixed order. See also Note [Looks at the data].
+        if loader.updates_fetched <= loader.updates_before:
+            return
         old, loader.order = loader.order, reading.value
-        # Evaluations go through their data in a fixed order.
-        if old is not None and reading.value is not None and self._updates > loader.updates_before:
+        if old is not None and reading.value is not None:
             subject = Subject(ORDER, PASS)
             yield _occasion(
                 subject, Property(DIFFERS, ORDER), old != reading.value, (), reading.call, (reading.variable,)
@@ -121,7 +132,8 @@ class Passes:
         whole = exhausted or (loader.length is not None and batches >= loader.length)
         updates = self._updates - loader.updates_before
         names = (reading.variable,)
-        if loader.length is not None and loader.whole >= ESTABLISHED and loader.closes and not loader.cut:
+        cut = loader.cut or (loader.looked and not self._updates)
+        if loader.length is not None and loader.whole >= ESTABLISHED and loader.closes and not cut:
             told = facts(updated=updates > 0)
             reached = batches == loader.length
             occasion = _occasion(Subject(BATCHES, PASS), Property(REACHES, LENGTH), reached, told, reading.call, names)
@@ -131,8 +143,10 @@ class Passes:
         if whole:
             loader.whole += 1
             loader.closing = True
-        else:
+        elif self._updates or loader.whole:
             loader.cut = True
+        else:
+            loader.looked = True  # see Note [Looks at the data]
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -222,12 +236,13 @@ def _left(name: str, loader: _Loader, batches: float, window: Window) -> str:
 
 
 def _in_order(window: Window) -> list[Call | Reading]:
-    """Updates, beginnings of passes, what closes them, and what is read of loaders.
+    """Updates, beginnings of passes, fetches, what closes passes, and what is read of loaders.
 
     A pass begins when the call that begins it ends.
     """
     events: list[tuple[int, Call | Reading]] = [
-        (call.end if call.levels[-1] == ITER else call.seq, call) for call in calls_of(window, UPDATE, ITER, *CLOSING)
+        (call.end if call.levels[-1] == ITER else call.seq, call)
+        for call in calls_of(window, UPDATE, ITER, NEXT, *CLOSING)
     ]
     told = (BATCHES, ORDER, LENGTH)
     events += [

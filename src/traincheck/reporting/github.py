@@ -69,7 +69,7 @@ def commands(report: Report) -> Iterator[str]:
         shown[grave] += 1
         if shown[grave] <= MOST:
             yield _command(finding)
-    if not (report.findings or report.counts.passed):
+    if report.unjudged:
         yield f"::warning title=TrainCheck::{_data(words.plain(words.headline(report)))}"
 
 

@@ -119,7 +119,7 @@ def _invocation(report: Report) -> dict[str, Any]:
         {"level": "note", "message": _message(f"not observed: {reason}{_times(times)}")}
         for reason, times in Counter(report.not_observed).most_common()
     ]
-    if not (report.findings or report.counts.passed):
+    if report.unjudged:
         told.insert(0, {"level": "warning", "message": _message(words.headline(report))})
     return {"executionSuccessful": True, "toolExecutionNotifications": told}
 

@@ -139,7 +139,7 @@ def _site(site: Site) -> Text:
 
 
 def _verdict(report: Report) -> Text:
-    fine = "bold green" if report.counts.passed else "bold yellow"
+    fine = "bold yellow" if report.unjudged else "bold green"
     style = {"errors": "bold red", "notices": "bold yellow"}.get(report.verdict, fine)
     return Text.assemble(("TrainCheck: ", "bold"), (words.headline(report), style))
 

@@ -33,6 +33,8 @@ def headline(report: Report) -> str:
             return f"No errors, {number(notices, 'notice')} {seen}{since}"
         also = f" and {number(notices, 'notice')}" if notices else ""
         return f"{number(errors, 'error')}{also} {seen}{since}"
+    if report.untrained:
+        return f"Nothing was judged: {report.untrained}"
     if counts.passed:
         return f"Nothing wrong found {seen}: {number(counts.passed, 'invariant')} held"
     if not counts.invariants:

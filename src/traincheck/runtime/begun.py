@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from datetime import datetime, timezone
@@ -14,11 +15,13 @@ from traincheck import redaction
 from traincheck.config import Config
 from traincheck.invariants.book import Book, write_book
 from traincheck.options import FOUND
+from traincheck.runtime.program_text import CheckedProgram, identity_of
 from traincheck.runtime.settings import Settings
 from traincheck.runtime.target import Target
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.format import BOOK_FILE
 from traincheck.trace.notes import Manifest
+from traincheck.vocab.program import ProgramIdentity
 
 
 def begin(target: Target, config: Config, path: Path | None, book: Book | None) -> tuple[RunFolder, Settings]:
@@ -52,15 +55,27 @@ def default_folder(runs: str, target: Target, now: time.struct_time | None = Non
 
 def manifest(target: Target, config: Config, mode: Literal["collect", "run"]) -> Manifest:
     """What is known of the run before it begins."""
+    program = checked_program(target, config)
     return Manifest(
         mode=mode,
         argv=target.words,
-        script=redaction.text(target.script),
+        script=program.script,
         script_digest=target.digest,
+        program=str(program.identity),
         python=platform.python_version(),
         started=now_in_words(),
         books=config.books if mode == "run" else (),
     )
+
+
+def checked_program(target: Target, config: Config) -> CheckedProgram:
+    """The program that the target starts: under the name that the user gave it with `--as`, otherwise by what it is."""
+    identity = identity_of(target, Path.cwd())
+    if config.as_program:
+        name = redaction.text(config.as_program)
+        return CheckedProgram(name, name, ProgramIdentity(identity.main))
+    script = redaction.text(target.script)
+    return CheckedProgram(script, script, identity)
 
 
 def settings(
@@ -83,9 +98,9 @@ def settings(
         budget=config.budget if mode == "run" else 0.0,
         replay_every=config.replay_every if mode == "run" else 0,
         fail_on="notice" if config.fail_on == "notice" else "never" if config.fail_on == "never" else "error",
-        project=target.project(Path.cwd()),
+        project=target.project(Path.cwd(), os.environ.get("PYTHONPATH", "")),
         packages=config.packages,
-        script=redaction.text(target.script),
+        script=checked_program(target, config).script,
     )
 
 

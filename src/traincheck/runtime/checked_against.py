@@ -2,22 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from traincheck.addresses import readable_place
 from traincheck.config import Config
-from traincheck.errors import BadOption, NoBook
+from traincheck.errors import BadOption, NoBook, NoRuleDeployed
 from traincheck.invariants.book import Book, merge_books, read_book
 from traincheck.invariants.packs import ANCHOR, ANY, SHIPPED, Packs, Program, book_of_packs, read_packs
+from traincheck.invariants.selection import deployable
+from traincheck.invariants.standing import of_gradients
 from traincheck.options import NO_PACKS, SHIPPED_PACKS
 from traincheck.runtime.complaint import complain
+from traincheck.runtime.deployment import Deployment, deploy
+from traincheck.runtime.program_text import CheckedProgram
 
 
-def book_of(config: Config, look: Callable[[Collection[str]], Program] | None = None) -> Book:
-    """One book of all that was asked for: the books that are named, and the packs; where no book is named, that of the
-    project's library and the packs that are shipped. `look` says what is known of the program, given the packages that
-    matter. Where steps are executed again, the rules about that are in it.
+@dataclass(frozen=True)
+class Rules:
+    """What a run is checked against: the books with their paths and whether the user named them, and the rules of packs
+    and of what is executed again, which are of no single program."""
+
+    books: tuple[tuple[str, Book, bool], ...]
+    others: tuple[tuple[str, Book], ...]
+
+    def book(self, program: CheckedProgram, *, or_nothing: bool = False) -> Book:
+        """One book of all rules, as they are deployed on `program`, and with them what every training does; lines say
+        which are not checked, and why.
+
+        Raises NoRuleDeployed where none is checked, unless it may be nothing.
+        """
+        deployed = [(path, book, deploy(book, program, named=named)) for path, book, named in self.books]
+        for path, book, deployment in deployed:
+            for line in lines_of(Path(path).name, len(book.active), deployment):
+                complain(line)
+        found = merge_books([*((path, deployment.book) for path, _, deployment in deployed), *self.others])
+        if deployable(found.invariants, program.script):
+            return merge_books([("", found), ("what training is", Book(of_gradients()))])
+        if not or_nothing:
+            others = sorted({name for _, _, deployment in deployed for name in deployment.others})
+            raise NoRuleDeployed(program.script, others)
+        return found
+
+
+def book_of(config: Config, program: CheckedProgram, look: Callable[[Collection[str]], Program] | None = None) -> Book:
+    """One book of all that was asked for, as it is deployed on `program`.
+
+    Raises what `rules_of` raises, and NoRuleDeployed where none of it is checked on the program.
+    """
+    return rules_of(config, look).book(program)
+
+
+def rules_of(config: Config, look: Callable[[Collection[str]], Program] | None = None) -> Rules:
+    """All that was asked for: the books that are named, and the packs; where no book is named, that of the project's
+    library and the packs that are shipped. `look` says what is known of the program, given the packages that matter.
+    Where steps are executed again, the rules about that are in it.
 
     Raises NoBook where there is nothing to check against, BookError for what cannot be read, BadOption for what no
     packs can be.
@@ -30,13 +70,25 @@ def book_of(config: Config, look: Callable[[Collection[str]], Program] | None = 
     program = look(matter) if look is not None and several else ANY
     for each in several:
         complain(told_of(each, program))
-    own = [(path, read_book(path)) for path in books]
-    packed = [("the packs", book_of_packs(several, program))] if several else []
+    own = tuple((path, read_book(path), bool(config.books)) for path in books)
+    others = [("the packs", book_of_packs(several, program))] if several else []
     if config.replay_every:
-        from traincheck.relations import standing  # relations take long to import, and few ask for this
+        from traincheck.relations import standing  # relations take long to import
 
-        own.append(("what is executed again", Book(standing.of_replays())))
-    return merge_books([*own, *packed])
+        others.append(("what is executed again", Book(standing.of_replays())))
+    return Rules(own, tuple(others))
+
+
+def lines_of(name: str, active: int, deployment: Deployment) -> Iterator[str]:
+    """What a user has to know of how a book is deployed: under which name it knows the program, and what is unused."""
+    if deployment.known_as:
+        yield f"{name} was learned from this program under the name {deployment.known_as}; its rules are checked"
+    if deployment.unused:
+        whose = deployment.others[0] + (f" and {len(deployment.others) - 1} more" if len(deployment.others) > 1 else "")
+        yield (
+            f"{deployment.unused:,} of {active:,} rules of {name} belong to {whose} and are not checked here: this "
+            f"program is another one; use --as {deployment.others[0]} to check them"
+        )
 
 
 def own_books(start: Path) -> tuple[str, ...]:

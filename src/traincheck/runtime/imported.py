@@ -14,9 +14,12 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from traincheck.invariants.packs import Program
 from traincheck.runtime.target import SOURCE, Target
+
+if TYPE_CHECKING:
+    from traincheck.invariants.packs import Program
 
 MOST_FILES = 300
 LARGEST_TEXT = 1 << 20
@@ -31,6 +34,8 @@ _SEVERAL_RANKS = re.compile(r"\b(distributed|multiprocessing|DataParallel|device
 
 def program_of(target: Target, environ: Mapping[str, str], cwd: Path, wanted: Collection[str] = ()) -> Program:
     """What can be known of a program before it runs. What the packages `wanted` themselves require is not told."""
+    from traincheck.invariants.packs import Program  # a recording reads texts only
+
     release = _installed("torch")
     read = _read_all(target, cwd)
     if read is None:
@@ -53,30 +58,39 @@ def _read_all(target: Target, cwd: Path) -> tuple[set[str], bool] | None:
     if first is None or first.suffix not in SOURCE:
         return None
     homes = [first.resolve().parent, cwd.resolve()]
-    waiting, seen = [first.resolve()], set[Path]()
     packages: set[str] = set()
     ranks = False
+    try:
+        for path, text, tree in own_files(first, homes):
+            ranks = ranks or _SEVERAL_RANKS.search(text) is not None
+            for name in _imported(tree, path, homes):
+                outermost = name.partition(".")[0]
+                if not list(_own(outermost, homes)):  # what is imported from its own modules may be any name in them
+                    packages.add(outermost)
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    return packages, ranks
+
+
+def own_files(first: Path, homes: list[Path]) -> Iterator[tuple[Path, str, ast.Module]]:
+    """The file `first` and the files in the folders `homes` that it imports, each with its text and what it parses to.
+
+    Raises OSError, ValueError, SyntaxError, RecursionError or MemoryError where one cannot be read, is too large, or
+    there are too many of them.
+    """
+    waiting, seen = [first.resolve()], set[Path]()
     while waiting:
         path = waiting.pop()
         if path in seen:
             continue
         seen.add(path)
-        if len(seen) > MOST_FILES:
-            return None
-        try:
-            if path.stat().st_size > LARGEST_TEXT:
-                return None
-            text = path.read_text(encoding="utf-8")
-            names = {part for name in _imports(_parsed(text), path, homes) for part in _with_packages(name)}
-        except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
-            return None
-        ranks = ranks or _SEVERAL_RANKS.search(text) is not None
-        for name in names:
+        if len(seen) > MOST_FILES or path.stat().st_size > LARGEST_TEXT:
+            raise ValueError(f"{path}: too many files, or too large a file")
+        text = path.read_text(encoding="utf-8")
+        tree = _parsed(text)
+        yield path, text, tree
+        for name in _imported(tree, path, homes):
             waiting.extend(_own(name, homes))
-            outermost = name.partition(".")[0]
-            if not list(_own(outermost, homes)):  # what is imported from its own modules may be any name in them
-                packages.add(outermost)
-    return packages, ranks
 
 
 def _parsed(text: str) -> ast.Module:
@@ -99,6 +113,11 @@ def _imports(module: ast.Module, path: Path, homes: list[Path]) -> Iterator[str]
                 inside = ".".join(above.relative_to(home).parts) if home else ""
                 base = ".".join(filter(None, (inside, base)))
             yield from filter(None, (base, *(f"{base}.{alias.name}".strip(".") for alias in node.names)))
+
+
+def _imported(module: ast.Module, path: Path, homes: list[Path]) -> set[str]:
+    """The modules that are imported anywhere in a file, and the packages around them."""
+    return {part for name in _imports(module, path, homes) for part in _with_packages(name)}
 
 
 def _with_packages(name: str) -> Iterator[str]:

@@ -22,21 +22,23 @@ from traincheck.checking.gathered import gather
 from traincheck.config import checked_number
 from traincheck.errors import BadOption
 from traincheck.files import PathLike
-from traincheck.invariants.book import Book, read_books, write_book
+from traincheck.invariants.book import Book, read_book, write_book
 from traincheck.options import OPTIONS, RECORDED_WHOLE
 from traincheck.reporting.html.sink import render_html
 from traincheck.reporting.json_report import write_json
 from traincheck.runtime import starting
-from traincheck.runtime.begun import begin, default_folder, now_in_words
-from traincheck.runtime.checked_against import book_of
+from traincheck.runtime.begun import begin, checked_program, default_folder, now_in_words
+from traincheck.runtime.checked_against import Rules, book_of
 from traincheck.runtime.complaint import complain, in_words
 from traincheck.runtime.imported import program_of
+from traincheck.runtime.program_text import CheckedProgram, identity_of
 from traincheck.runtime.settings import Settings
 from traincheck.runtime.target import Target
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.format import BOOK_FILE
 from traincheck.trace.notes import Manifest
 from traincheck.vocab.events import EVAL, STAGES, TRAIN
+from traincheck.vocab.program import ProgramIdentity
 
 if TYPE_CHECKING:
     from traincheck.vocab.finding import Report
@@ -99,8 +101,9 @@ def observe(
         yield Observation(Path(outer.settings.run_folder))
         return
     paths = _several(book)
-    rules = _rules(paths) if paths else None
-    folder = _prepare(run_folder, rules, tuple(str(path) for path in paths), name)
+    program = _program(name)
+    rules = _rules(paths, program) if paths else None
+    folder = _prepare(run_folder, rules, tuple(str(path) for path in paths), program)
     settings = Settings(
         run_folder=str(folder.path.absolute()),
         mode="collect" if rules is None else "run",
@@ -180,11 +183,11 @@ def checked(
     config = configs.load(said, os.environ, Path.cwd())
     plugins.check("traincheck.relations")
     target = Target.running(name)
-    rules = book_of(config, lambda matter: program_of(target, os.environ, Path.cwd(), matter))
+    program = checked_program(target, config)
+    rules = book_of(config, program, lambda matter: program_of(target, os.environ, Path.cwd(), matter))
     path = Path(run_folder) if run_folder is not None else default_folder(config.runs, target)
     folder, settings = begin(target, config, _own_of_rank(path), rules)
-    own = (*settings.project, str(Path.cwd()))
-    settings = msgspec.structs.replace(settings, project=tuple(dict.fromkeys(own)))
+    settings = msgspec.structs.replace(settings, project=tuple(dict.fromkeys((*settings.project, str(Path.cwd())))))
     observation = Observation(folder.path)
     try:
         with _observed(observation, folder, settings, rules):
@@ -224,10 +227,22 @@ def _several(book: PathLike | Sequence[PathLike]) -> list[PathLike]:
     return [book] if isinstance(book, (str, os.PathLike)) else list(book)
 
 
-def _rules(paths: Sequence[PathLike]) -> Book:
-    """One book of those in `paths`. Raises BookError, and PluginError where a package adds what cannot be used."""
+def _rules(paths: Sequence[PathLike], program: CheckedProgram) -> Book:
+    """One book of those in `paths`, as they are deployed on the program.
+
+    Raises BookError, NoRuleDeployed, and PluginError where a package adds what cannot be used.
+    """
     plugins.check("traincheck.relations")
-    return read_books(paths)
+    return Rules(tuple((str(path), read_book(path), True) for path in paths), ()).book(program)
+
+
+def _program(name: str) -> CheckedProgram:
+    """The program that this process runs; `name` is what it is called, by default after its script."""
+    identity = identity_of(Target.running(), Path.cwd())
+    if name:
+        identity = ProgramIdentity(identity.main)
+    script = redaction.text(name or Path(getattr(sys.modules["__main__"], "__file__", "") or "notebook").name)
+    return CheckedProgram(script, script, identity)
 
 
 def _checked(on_violation: object, record: object, look_closer: object) -> None:
@@ -252,14 +267,14 @@ def _sampled(sample_every: int, warm_up: int, budget: str, *, checked: bool) -> 
     return share
 
 
-def _prepare(path: PathLike, book: Book | None, books: tuple[str, ...], name: str) -> RunFolder:
-    script = name or Path(getattr(sys.modules["__main__"], "__file__", "") or "notebook").name
+def _prepare(path: PathLike, book: Book | None, books: tuple[str, ...], program: CheckedProgram) -> RunFolder:
     folder = RunFolder.create(
         path,
         Manifest(
             mode="collect" if book is None else "run",
             argv=tuple(sys.argv),
-            script=redaction.text(script),
+            script=program.script,
+            program=str(program.identity),
             python=platform.python_version(),
             started=now_in_words(),
             books=books,

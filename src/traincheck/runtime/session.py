@@ -383,7 +383,7 @@ class Session:
             windows=self._pipeline.closed,
             dropped=self._pipeline.dropped + self.recorder.dropped,
             left_out=self._keeping.left_out,
-            steps=max(self._pipeline.steps, self.recorder.steps.completed),
+            **self.recorder.steps.counts(self._pipeline.steps),
             watched=self.recorder.watched_steps,
             seconds=time.monotonic() - self._began,
             not_observed=tuple(self._missing + self._faults + self.recorder.missed),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from traincheck.errors import CommandNotFound, NoTarget, NotAScript, ScriptNotFound
+from traincheck.files import project_of
 
 COMPILED = (".pyc",)
 SOURCE = (".py", ".pyw")
@@ -72,12 +73,18 @@ class Target:
             return [python, "-m", *self.words]
         return list(self.words)
 
-    def project(self, cwd: Path) -> tuple[str, ...]:
-        """Absolute folders that hold the user's own code: the script's own, otherwise the working directory."""
-        if self.kind != "script":
-            return (str(cwd.resolve()),)
-        script = (cwd / self.words[0]).resolve()
-        return (str(script if script.is_dir() else script.parent),)
+    def project(self, cwd: Path, search: str = "") -> tuple[str, ...]:
+        """Absolute folders that hold the user's own code.
+
+        The project around the script's folder (around the working directory for a module or a command, and around the
+        script that a command names); see `own_code`. `search` is what PYTHONPATH says.
+        """
+        folders = [] if self.kind == "script" else [cwd.resolve()]
+        file = cwd / self.words[0] if self.kind == "script" else self.file if self.kind == "command" else None
+        if file is not None and (self.kind == "script" or file.suffix in SOURCE):
+            script = (cwd / file).resolve()
+            folders.append(script if script.is_dir() else script.parent)
+        return tuple(dict.fromkeys(str(own_code(folder, search)) for folder in folders))
 
     @property
     def script(self) -> str:
@@ -120,6 +127,25 @@ class Target:
             check_script(Path(self.words[0]))
         elif self.kind == "command" and shutil.which(self.words[0], path=environ.get("PATH", os.defpath)) is None:
             raise CommandNotFound(self.words[0])
+
+
+def own_code(folder: Path, search: str = "") -> Path:
+    """The outermost folder of the user's own code around `folder`, an absolute path.
+
+    This is the folder that marks a project (a repository, a package with its set-up), otherwise one on PYTHONPATH
+    (`search`), otherwise `folder` itself. A home folder, what is above it and the root hold much besides the project,
+    and a folder of installed packages holds other people's code: these are not taken.
+    """
+    marked = project_of(folder)
+    listed = [Path(entry).resolve() for entry in search.split(os.pathsep) if entry]
+    around = [marked] if marked is not None else [entry for entry in listed if entry in folder.parents]
+    home = Path(os.path.expanduser("~")).resolve()  # noqa: PTH111 - it never raises where no home is known
+    for found in around:
+        is_wide = found == found.parent or found == home or found in home.parents
+        between = folder.relative_to(found).parts
+        if not is_wide and not any(part in ("site-packages", "dist-packages") for part in between):
+            return found
+    return folder
 
 
 def check_script(path: Path) -> None:

@@ -23,6 +23,8 @@ from torch import nn, overrides
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes
 
+from traincheck.sources.tensors import is_copyable, unseen
+
 _OURS = ("torch.", "traincheck.sdc.")
 """Modules whose hooks belong to what is computed."""
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
@@ -78,7 +80,9 @@ class Attributes:
         ]
         held = [value for _, values in self._values for value in values.values()]
         self._contents = [(value, value.copy()) for value in held if type(value) in _CONTAINERS]
-        self._tensors = [(t, t._version, t.detach().clone()) for t in held if type(t) is torch.Tensor]
+        with unseen():
+            tensors = [t for t in held if type(t) is torch.Tensor and is_copyable(t)]
+        self._tensors = [(t, t._version, t.detach().clone()) for t in tensors]
 
     def put(self) -> None:
         """Have the modules keep this again."""

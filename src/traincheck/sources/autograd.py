@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.circumstances import Surroundings, circumstances_with
 from traincheck.sources.gradients import Gradients, Snapshot
+from traincheck.sources.manual_updates import ManualUpdates, is_followed
 from traincheck.sources.names import parameter_names
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.replaced import Undo
@@ -37,15 +39,27 @@ class _Open(NamedTuple):
     loss: Facts = ()
 
 
+_UNRECORDED = _Open(OpenCall(-1, -1, "", (), "", "", (), ()), None, None, None)
+"""Stands for a backward that is not recorded, but whose end matters."""
+
+
 class AutogradSource:
     """Observes `torch.autograd.backward` (which `Tensor.backward` calls) and `torch.autograd.grad`."""
 
     name = "autograd"
 
-    def __init__(self, gradients: Gradients, summaries: Summaries, surroundings: Surroundings) -> None:
+    def __init__(
+        self,
+        gradients: Gradients,
+        summaries: Summaries,
+        surroundings: Surroundings,
+        may_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._may_step = may_step
         self._gradients = gradients
         self._summaries = summaries
         self._surroundings = surroundings
+        self._manual = ManualUpdates(gradients)
 
     def offers(self) -> str | None:
         return None
@@ -64,13 +78,14 @@ class AutogradSource:
         }
         undo = Undo()
         guarded = recorder.guarded
+        self._manual.attach(undo, demand, recorder)
         replace(
             undo,
             torch.autograd,
             "backward",
             wrapping(
                 guarded(self.name, self._begins, always=True),
-                guarded(self.name, self._ends),
+                self._before_update(guarded(self.name, self._ends, always=True)),
                 guarded(self.name, self._failed),
             ),
         )
@@ -87,13 +102,25 @@ class AutogradSource:
             )
         return undo
 
+    def _before_update(self, ends: Callable[[Any, Any], object]) -> Callable[[Any, Any], None]:
+        """`ends`, and then what is done before an update: without an optimizer, that comes after the backward."""
+        steps, may_step = self._recorder.steps, self._may_step
+
+        def ends_and_may_step(opened: Any, result: Any) -> None:
+            ends(opened, result)
+            if not steps.optimizers:
+                may_step()
+
+        return ends_and_may_step
+
     def _begins(self, *args: Any, **kwargs: Any) -> _Open | None:
         recorder = self._recorder
         recorder.at_rest()
         recorder.steps.backward(recorder.next_seq())
         self._gradients.backward_begins()
         if not self._calls or not recorder.watching:
-            return None
+            steps = recorder.steps
+            return _UNRECORDED if (not steps.made or not steps.optimizers) and is_followed(steps) else None
         snapshot = None
         if self._states:
             with unseen():
@@ -132,6 +159,12 @@ class AutogradSource:
 
     def _ends(self, opened: _Open, result: Any) -> None:
         call, snapshot, what, before, loss = opened
+        steps = self._recorder.steps
+        followed = (not steps.made or not steps.optimizers) and is_followed(steps)
+        if call.seq < 0 or not self._recorder.watching:
+            if followed:
+                self._manual.backward_ends("")
+            return
         if snapshot is not None:
             with unseen():
                 self._gradients.compare(snapshot, call.seq)
@@ -139,9 +172,12 @@ class AutogradSource:
             self._recorder.leave(call, loss)
         else:
             self._recorder.leave(call, merged(self._summaries.ends(call, what, before, result), **dict(loss)))
+        if followed and call.levels is BACKWARD:
+            self._manual.backward_ends(call.site)
 
     def _failed(self, opened: _Open) -> None:
-        self._recorder.abandon(opened.call)
+        if opened.call.seq >= 0:
+            self._recorder.abandon(opened.call)
 
 
 def _graph_flags(

@@ -32,7 +32,7 @@ from traincheck.sources.as_it_was import (
 from traincheck.sources.frames import local_values
 from traincheck.sources.known_modules import plain_name, without_compiler
 from traincheck.sources.recomputed import Bits, CannotRepeat, Executed, Handed
-from traincheck.sources.tensors import fingerprints, unseen
+from traincheck.sources.tensors import fingerprints, is_copyable, unseen
 
 Guarded = Callable[[Callable[..., Any]], Callable[..., Any]]
 ROOT = "the result"
@@ -288,9 +288,10 @@ def _refuse(module: nn.Module, modules: Sequence[nn.Module]) -> None:
             raise CannotRepeat("its layers wait for other ranks (SyncBatchNorm)")
         if type(each).__name__.startswith(("FullyShardedDataParallel", "FSDP")):
             raise CannotRepeat("its parameters are sharded")
-    for tensor in (*module.parameters(), *module.buffers()):
-        if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.is_meta:
-            raise CannotRepeat(f"it holds a {type(tensor).__name__}")
+    with unseen():
+        for tensor in (*module.parameters(), *module.buffers()):
+            if not is_copyable(tensor):
+                raise CannotRepeat(f"it holds a {type(tensor).__name__} that cannot be copied")
 
 
 def _take(bits: Bits, name: str, output: Any) -> None:
@@ -325,8 +326,8 @@ def _copied(given: Any) -> Any:
     def copied(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        if type(leaf) not in (torch.Tensor, nn.Parameter):
-            raise CannotRepeat(f"it is given a {type(leaf).__name__}")
+        if not is_copyable(leaf):
+            raise CannotRepeat(f"it is given a {type(leaf).__name__} that cannot be copied")
         return leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
     with unseen():

@@ -132,6 +132,8 @@ class ClippingSource:
 
             self._recorder.transfers.when(self.name, [norm, *after], conclude, call=call)
         self._recorder.leave(call, call.result)
+        if self._gradients.clipped is not None:
+            self._gradients.clipped()
 
     def _norms_after(self, begun: _Begun, norm: Any, handed: list[Any]) -> list[Any]:
         """The norms of the gradients after clipping, or the one norm of all; each may be pending."""
@@ -219,7 +221,7 @@ def _told(before: float | None, after: float | None) -> Facts:
 def _norm_of(result: Any) -> Any:
     """The norm that was returned, which may be pending; None for that of shards, which only a collective operation
     could tell."""
-    if type(result) is not torch.Tensor or result.numel() != 1:
+    if type(result) is not torch.Tensor or local(result) is None or result.numel() != 1:
         return None
     return float(result) if lies_here(result) else Pending((result.detach().clone(),), float)
 

@@ -69,6 +69,10 @@ STARTERS = ("isend", "irecv", "batch_isend_irecv")
 _SENDS, _RECEIVES, _BLOCKING = ("send", "isend"), ("recv", "irecv"), (f"{HOME}.send", f"{HOME}.recv")
 
 
+_ASKS_WHO_TRAINS = "_get_num_nonjoined_procs"
+"""The method of `Join` that a rank calls before each round in which it answers the others."""
+
+
 class _Open(NamedTuple):
     """A call under way: its arguments as they were, and those that its result is written into. `told` says between
     which ranks it is, `message` is what a request sends or receives. One that is not watched has no `call`."""
@@ -115,21 +119,44 @@ class CollectiveSource:
             if function is not None and demand.wants_call((f"{HOME}.{name}",)):
                 replace_everywhere(undo, HOME, name, self._watching(demand, recorder, name, function))
         # A rank whose data has come to an end answers the calls of the others when it leaves its `Join`.
-        replace(undo, importlib.import_module(f"{HOME}.algorithms.join").Join, "__exit__", self._mirroring)
+        join = importlib.import_module(f"{HOME}.algorithms.join").Join
+        replace(undo, join, "__exit__", functools.partial(self._mirroring, recorder))
+        if hasattr(join, _ASKS_WHO_TRAINS):
+            replace(undo, join, _ASKS_WHO_TRAINS, self._counting_rounds)
         self._requests.attach(demand, recorder, undo)
         return undo
 
-    def _mirroring(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _mirroring(self, recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, whose collectives are no part of a training step of this rank."""
+        mirrors = self._mirrors
+
+        def joined() -> None:
+            recorder.steps.ranks_join(recorder.next_seq(), mirrors.rounds)
+
+        counts = recorder.guarded(self.name, joined, always=True)
+
+        @functools.wraps(function)
+        def wrapper(join: Any, *args: Any, **kwargs: Any) -> Any:
+            mirrors.here, mirrors.rounds = True, 0
+            try:
+                result = function(join, *args, **kwargs)
+            finally:
+                mirrors.here = False
+            counts()
+            return result
+
+        return wrapper
+
+    def _counting_rounds(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, which asks before each round how many ranks still train: a step of theirs, if there are any."""
         mirrors = self._mirrors
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            mirrors.here = True
-            try:
-                return function(*args, **kwargs)
-            finally:
-                mirrors.here = False
+            training = function(*args, **kwargs)
+            if training > 0 and getattr(mirrors, "here", False):
+                mirrors.rounds += 1
+            return training
 
         return wrapper
 

@@ -9,8 +9,9 @@ Note [Unused parameters]
 A parameter has no gradient where nothing was computed with it: no batch had a label, no token chose this expert, this
 head is not of the task at hand. It is `unused` then, which is no reason to expect an update. But one that should be
 trained and is not what the model computes with (a copy, one that was replaced) has no gradient either. So it counts as
-unused only if no backward ran at all since the optimizer's last step, or if the module that owns it was not called
-since then while the model around it was (or had given this parameter a gradient before).
+unused only if no backward ran at all since the optimizer's last step, if the module that owns it was not called
+since then while the model around it was (or had given this parameter a gradient before), or if another optimizer that
+holds it as well has stepped since then (or, at the first step of this one, may still step): that one has its gradients.
 
 Note [Threads that train]
 A backward replaces gradients without Python's lock. To look at one at that moment may crash the process. So a thread
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +82,8 @@ class Gradients:
         self._updates = 0
         self._called: dict[int, int] = {}  # of a module with parameters: the updates before its last call
         self._seen: dict[str, tuple[int, int]] = {}  # of an optimizer: backwards and updates up to its last step
+        self.clipped: Callable[[], None] | None = None
+        """Called after a function of torch has clipped gradients, see manual_updates.py."""
         self.half = False
         """Whether a module was called under float16 autocast since a backward ran last."""
         self.fresh: set[Variable] = set()
@@ -155,14 +158,24 @@ class Gradients:
         """The states `found` of gradients as a step of `optimizer` sees them, see Note [Unused parameters]. (What is
         pending is there.)"""
         backwards, updates = self._seen.get(optimizer, (0, 0))
+        others_since = updates if optimizer in self._seen else -1  # at its first step it waits for no other one
         if closure or NONE not in found:
             return list(found)
         own = [state for (variable, _), state in zip(held, found, strict=True) if optimizer in variable.holders]
         idle = self._backwards == backwards and bool(own) and all(state == NONE for state in own)
+
+        def is_unused(variable: Variable) -> bool:
+            return self._is_unused(variable, updates) or self._is_of_another(variable, optimizer, others_since)
+
         return [
-            UNUSED if state == NONE and (idle or self._is_unused(variable, updates)) else state
+            UNUSED if state == NONE and (idle or is_unused(variable)) else state
             for (variable, _), state in zip(held, found, strict=True)
         ]
+
+    def _is_of_another(self, variable: Variable, optimizer: str, since: int) -> bool:
+        """Whether another optimizer that also holds a variable has stepped after `since` updates: it uses the
+        gradients."""
+        return any(self._seen.get(name, (0, 0))[1] > since for name in variable.holders if name != optimizer)
 
     def _is_unused(self, variable: Variable, since: int) -> bool:
         module = None if variable.module is None else variable.module()
@@ -170,6 +183,10 @@ class Gradients:
         if module is None or root is None or self._called.get(id(module), -1) >= since:
             return False
         return variable.graded or self._called.get(id(root), -1) >= since
+
+    def last_state(self, variable: Variable) -> str:
+        """The state of a gradient when it was read last; none where it was not read."""
+        return self._last.get(variable, NONE)
 
     def trainable(self) -> list[Held]:
         """All living variables that require a gradient or are held by an optimizer."""
@@ -229,8 +246,12 @@ class Gradients:
     def _all_of(self, held: Sequence[Held], kept: bool) -> list[torch.Tensor | None]:
         return [tensor.grad if not kept or type(tensor) in PLAIN else self._kept.of(tensor) for _, tensor in held]
 
-    def compare(self, before: Snapshot, call: int, viewer: str = "") -> None:
-        """Tell how the gradients of `before` changed in `call`; `viewer` is the optimizer that was called, if any."""
+    def compare(self, before: Snapshot, call: int, viewer: str = "", scale: float | Pending = 0.0) -> None:
+        """Tell how the gradients of `before` changed in `call`; `viewer` is the optimizer that was called, if any.
+
+        `scale` is the factor that the call divides gradients by, where it does so: divided by one they cannot change,
+        so those that did not change are left out.
+        """
         held, states = before.held, before.states
         gradients = self._all_of(held, before.kept)
         now = computed_states(gradients)
@@ -249,19 +270,21 @@ class Gradients:
         contexts = [variable.facts(tensor, viewer or variable.owner) for variable, tensor in held]
 
         def conclude(known: list[Any], next_seq: NextSeq) -> None:
+            by_one = known.pop() == 1
             differs = dict(zip(places, known[len(variables) :], strict=True))
             told = []
             for place, variable in enumerate(variables):
                 old, new = str(states[place]), known[place]
                 so = old != new or (new == SOME and differs.get(place, False))
-                told.append(_change(next_seq(), call, variable, old, new, so, contexts[place]))
+                if so or not by_one:
+                    told.append(_change(next_seq(), call, variable, old, new, so, contexts[place]))
                 self._last[variable] = new
                 if so and new == SOME:
                     self.fresh.add(variable)
                     variable.graded = True
             self._recorder.changed(told)
 
-        self._recorder.transfers.when(SOURCE, [*now, *differ], conclude, events=len(held))
+        self._recorder.transfers.when(SOURCE, [*now, *differ, scale], conclude, events=len(held))
 
 
 def _change(seq: int, call: int, variable: Variable, old: str, new: str, so: bool, context: Facts) -> Change:

@@ -12,7 +12,7 @@ import torch
 from traincheck.sources.names import class_name
 from traincheck.sources.pending import Pending, lies_here
 from traincheck.sources.recorder import Recorder
-from traincheck.sources.tensors import unseen
+from traincheck.sources.tensors import local, unseen
 from traincheck.sources.transfers import NextSeq
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import Demand
@@ -43,8 +43,9 @@ def plain(value: Any) -> FactValue:
     for kind in (int, float, str):
         if isinstance(value, kind):  # numpy's numbers, enumerations
             return kind(value)
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        number: FactValue = value.item()
+    dense = local(value) if isinstance(value, torch.Tensor) else None
+    if dense is not None and dense.numel() == 1:
+        number: FactValue = dense.item()
         return number
     if isinstance(value, (tuple, list)):
         return str(tuple(plain(entry) for entry in value))
@@ -209,8 +210,9 @@ def _counts(optimizer: Any) -> list[tuple[float, float] | Pending]:
     tensors: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for state in optimizer.state.values():
         step = state.get("step") if isinstance(state, dict) else None
-        if isinstance(step, torch.Tensor) and step.numel() == 1:
-            tensors.setdefault((step.device, step.dtype), []).append(step.detach().reshape(()))
+        dense = local(step) if isinstance(step, torch.Tensor) else None
+        if dense is not None and dense.numel() == 1:
+            tensors.setdefault((dense.device, dense.dtype), []).append(dense.detach().reshape(()))
         elif isinstance(step, (int, float)):
             found.append((step, step))
     for alike in tensors.values():

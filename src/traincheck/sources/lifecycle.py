@@ -18,10 +18,11 @@ from traincheck.sources.base import around_block, replace, replace_everywhere, w
 from traincheck.sources.circumstances import circumstances
 from traincheck.sources.gradients import Gradients, Snapshot
 from traincheck.sources.names import levels
+from traincheck.sources.pending import Pending, lies_here
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.replaced import Undo
 from traincheck.sources.schedules import ScheduleReadings
-from traincheck.sources.tensors import unseen
+from traincheck.sources.tensors import local, unseen
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE, REGION
@@ -41,14 +42,17 @@ REGIONS: tuple[tuple[str, str, str], ...] = (
 """Context managers: a call lasts from entering to leaving."""
 
 SCALER_METHODS = ("scale", "unscale_", "step", "update")
+UNKNOWN_SCALE = 0.0
+"""Stands for the scale of a scaler that does not say it; no scaler can have it."""
 
 
 class _Scaling(NamedTuple):
-    """A method of a scaler under way: its call where that is recorded, the gradients before it where they are read,
-    and the optimizer whose step it is."""
+    """A method of a scaler under way: its call where that is recorded, the gradients before it and the scale where they
+    are read, and the optimizer whose step it is."""
 
     call: OpenCall | None
     before: Snapshot | None
+    scale: float | Pending
     optimizer: str
 
 
@@ -180,7 +184,7 @@ class LifecycleSource:
             def ends(scaling: _Scaling, result: Any) -> None:
                 if scaling.call is not None and scaling.before is not None and recorder.watching:
                     with unseen():
-                        gradients.compare(scaling.before, scaling.call.seq)
+                        gradients.compare(scaling.before, scaling.call.seq, scale=scaling.scale)
                 if scaling.call is not None:
                     recorder.leave(scaling.call)
                 if scaling.optimizer:
@@ -200,15 +204,30 @@ class LifecycleSource:
     ) -> _Scaling | None:
         recorder, told = self._recorder, (f"torch.amp.GradScaler.{method}",)
         name, call, before = "", None, None
+        scale: float | Pending = UNKNOWN_SCALE
         if method == "step":  # steps are counted whatever is demanded
             name = self._catalog.add_optimizer(optimizer)
             recorder.steps.update_begins(name, recorder.next_seq())
-        if recorder.watching and self._demand.wants_call(told):
+        if recorder.watching and _scales(scaler) and self._demand.wants_call(told):
             if method == "unscale_" and self._demand.wants_state(told, "parameter.grad"):
                 with unseen():
                     before = self._gradients.read(self._gradients.trainable(), values=True, scaled=True)
+                    scale = _scale_of(scaler)
             call = recorder.enter(LIFECYCLE, told, self._name_of(scaler), circumstances())
-        return _Scaling(call, before, name) if call or name else None
+        return _Scaling(call, before, scale, name) if call or name else None
+
+
+def _scales(scaler: Any) -> bool:
+    """Whether the scaler is enabled: the methods of a disabled one change nothing, so their calls are not recorded."""
+    return bool(getattr(scaler, "_enabled", True))
+
+
+def _scale_of(scaler: Any) -> float | Pending:
+    """The factor of the scaler now, `UNKNOWN_SCALE` where it has none. Call under `unseen`."""
+    scale = getattr(scaler, "_scale", None)
+    if not isinstance(scale, torch.Tensor) or local(scale) is None or scale.numel() != 1:
+        return UNKNOWN_SCALE
+    return float(scale) if lies_here(scale) else Pending((scale.detach().clone(),), float)
 
 
 def _built(scheduler: Any) -> bool:

@@ -31,7 +31,7 @@ from traincheck.sources.passes import (
 from traincheck.sources.random_states import STREAMS, stream_fingerprint
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.replaced import Undo
-from traincheck.sources.tensors import computed, unseen
+from traincheck.sources.tensors import computed, shape_of, unseen
 from traincheck.sources.transfers import NextSeq
 from traincheck.sources.values import Reads, readable_memory, values_in
 from traincheck.sources.workers import KIND as WORKER
@@ -56,6 +56,7 @@ MOST_SUMMARIES = 10_000
 """Summaries that are kept to be told again; batches of ever new shapes must not fill the memory."""
 
 _LAST = {flag: facts(last_batch=flag) for flag in (False, True)}
+_FETCHED = {flag: facts(first_batch=flag, last_batch=False) for flag in (False, True)}
 
 
 class _Fetch(NamedTuple):
@@ -163,6 +164,7 @@ class LoaderSource:
     def _pass_begins(self, iterator: Any, loader: Any) -> tuple[Any, Pass] | None:
         """An iterator is being made. (What makes it is not always `DataLoader.__iter__`: a subclass may do it.)"""
         receiver = self._name(loader)
+        self._leave_others(receiver)
         self._read_loader(loader, receiver)
         with self._recorder.asking():
             number, foreign = next(self._numbers), is_foreign(loader)
@@ -248,7 +250,7 @@ class LoaderSource:
             if self._tensors:
                 self._tell_batch(call, batch)
             self._tell_workers(found, call.seq)
-            self._recorder.leave(call, _LAST[False])
+            self._recorder.leave(call, _FETCHED[found.whole and found.batches == 1])
         self._recorder.steps.fetch_ends(fetch.began)
         self._recorder.at_rest()
 
@@ -283,6 +285,7 @@ class LoaderSource:
         """Tell the tensors of a batch; equal summaries are the same object where no values are told."""
         entries = list(itertools.islice(tensors_in(batch, RESULT), MOST_TENSORS))
         with unseen():
+            entries = [(role, tensor) for role, tensor in entries if shape_of(tensor) is not None]
             call.tensors = told = tuple(self._summary(role, tensor) for role, tensor in entries)
             if not self._reads:
                 return
@@ -323,6 +326,17 @@ class LoaderSource:
         """Nothing more comes of this pass. One without a batch was only prepared."""
         if not found.over and found.batches:
             self._tell_pass(found, NO_CALL)
+
+    def _leave_others(self, receiver: str) -> None:
+        """Report the unfinished passes over a loader when another pass over it begins.
+
+        A program may keep an iterator long after its last batch (`batches = iter(loader); first = next(batches)`). It
+        has left that pass by now, and the end of the iterator says nothing about the passes since.
+        """
+        for _, found in list(self._passes.values()):
+            if found.receiver == receiver:
+                self._abandoned(found)
+                found.whole = found.whole and not found.batches
 
     def _gone(self, key: int) -> None:
         """The program let go of an iterator."""

@@ -15,7 +15,7 @@ from traincheck.sources.module_calls import ModuleCalls
 from traincheck.sources.names import class_name
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.replaced import Undo
-from traincheck.sources.tensors import unseen
+from traincheck.sources.tensors import shape_of, unseen
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import MODULE, NO_CALL, Reading
@@ -106,7 +106,9 @@ class ModuleStateSource:
         first = next((given for given in args if isinstance(given, torch.Tensor)), None)
         if INPUT in self._wanted and first is not None:
             with unseen():
-                self._tell(call, name, INPUT, "x".join(map(str, first.shape)) or "scalar")
+                shape = shape_of(first)
+                if shape is not None:
+                    self._tell(call, name, INPUT, "x".join(map(str, shape)) or "scalar")
         if PARAMETERS in self._wanted:
             with unseen():
                 sizes = [p.numel() for p in module.parameters() if not torch.nn.parameter.is_lazy(p)]

@@ -27,7 +27,7 @@ from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.replaced import Undo
 from traincheck.sources.replica_readings import ReplicaReadings
 from traincheck.sources.settling import Settling
-from traincheck.sources.tensors import SOME, unseen
+from traincheck.sources.tensors import SOME, local, unseen
 from traincheck.sources.transfers import NextSeq
 from traincheck.sources.variables import Catalog, Variable
 from traincheck.vocab.demand import COMPUTATION, SOME_STATE, Demand
@@ -357,14 +357,17 @@ def _lost_in_rounding(tensor: torch.Tensor | None, rate: float | None, state: st
     """
     if tensor is None or rate is None or not tensor.is_floating_point():
         return False
-    gradient = tensor.grad
-    if gradient is None and type(state) is Pending:
-        largest = float(state.numbers[0]) * rate
-        return bool(largest <= torch.finfo(tensor.dtype).eps * float(torch.linalg.vector_norm(tensor, math.inf)))
-    if gradient is None or gradient.layout is not torch.strided:
+    dense = local(tensor)
+    if dense is None:
         return False
-    smallest = torch.finfo(tensor.dtype).eps * tensor.abs()
-    return bool(((gradient.to(tensor.dtype) * rate).abs() <= smallest).all())
+    if tensor.grad is None and type(state) is Pending:
+        largest = float(state.numbers[0]) * rate
+        return bool(largest <= torch.finfo(dense.dtype).eps * float(torch.linalg.vector_norm(dense, math.inf)))
+    gradient = None if tensor.grad is None else local(tensor.grad)
+    if gradient is None or gradient.shape != dense.shape:
+        return False
+    smallest = torch.finfo(dense.dtype).eps * dense.abs()
+    return bool(((gradient.to(dense.dtype) * rate).abs() <= smallest).all())
 
 
 _told: Kept[tuple[Facts, str, str, bool], Facts] = Kept()

@@ -12,7 +12,7 @@ import torch
 from torch.optim import LBFGS, Optimizer
 
 from traincheck.sources.recomputed import CannotRepeat, Executed
-from traincheck.sources.tensors import unseen
+from traincheck.sources.tensors import is_copyable, unseen
 
 SHARE, LEAST, LARGEST = 32, 2 << 20, 1 << 30
 """One execution copies a 32nd of the parameters, gradients and state, about, but not less and not more than so many
@@ -125,6 +125,8 @@ def _parameter(parameter: torch.Tensor) -> torch.Tensor:
 def _copied(value: Any) -> Any:
     """Tensors as copies, dicts and lists with copies inside, anything else as it is. Call under `unseen`."""
     if isinstance(value, torch.Tensor):
+        if not is_copyable(value):
+            raise CannotRepeat(f"it keeps a {type(value).__name__} that cannot be copied")
         return value.detach().clone()
     if isinstance(value, dict):
         return {key: _copied(each) for key, each in value.items() if key != "params"}
@@ -138,7 +140,8 @@ def _refuse(optimizer: Optimizer) -> None:
         raise CannotRepeat("it is not an optimizer of torch's")
     if isinstance(optimizer, LBFGS):
         raise CannotRepeat("it calls a closure")
-    for group in optimizer.param_groups:
-        for each in group["params"]:
-            if type(each) not in (torch.Tensor, torch.nn.Parameter) or (each.grad is not None and each.grad.is_sparse):
-                raise CannotRepeat("its parameters or gradients are sharded or sparse")
+    with unseen():
+        for each in _parameters_of(optimizer):
+            kept = [value for value in optimizer.state.get(each, {}).values() if isinstance(value, torch.Tensor)]
+            if not all(map(is_copyable, [each, *kept, *(() if each.grad is None else (each.grad,))])):
+                raise CannotRepeat("its parameters, their gradients or its state are sharded, sparse or not in memory")

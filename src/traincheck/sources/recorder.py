@@ -111,9 +111,9 @@ class Recorder:
         stack.append(call)
         return call
 
-    def leave(self, call: OpenCall, result: Facts = (), *, raised: bool = False) -> None:
-        """Note that `call` ended; open calls inside it that never ended (they raised) are closed with it."""
-        end = NO_CALL if raised else next(self._seq)
+    def leave(self, call: OpenCall, result: Facts = (), *, raised: bool = False, end: int | None = None) -> None:
+        """Note that `call` ended (at `end`); open calls inside it that never ended (they raised) are closed with it."""
+        end = NO_CALL if raised else next(self._seq) if end is None else end
         stack, window = self._open.stack, self._told
         if stack and stack[-1] is call:
             stack.pop()

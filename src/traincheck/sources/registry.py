@@ -51,7 +51,7 @@ class Built(NamedTuple):
 
 
 def build(recorder: Recorder, may_step: Callable[[], None], when_imported: WhenImported = never) -> list[Source]:
-    """All sources, in the order in which they attach. `may_step` is called before each optimizer step and may raise;
+    """All sources, in the order in which they attach. `may_step` is called before each update and may raise;
     `when_imported` calls a function once a module has been imported."""
     return build_all(recorder, may_step, when_imported).sources
 
@@ -70,7 +70,7 @@ def build_all(
         ModuleSource(calls, catalog, gradients, summaries, surroundings),
         ModuleStateSource(calls, catalog),
         BufferSource(calls, catalog),
-        AutogradSource(gradients, summaries, surroundings),
+        AutogradSource(gradients, summaries, surroundings, may_step),
         LifecycleSource(catalog, gradients),
         ClippingSource(gradients),
         CheckpointSource(catalog),

@@ -6,6 +6,7 @@ They are taken only in a job of several ranks, which are compared by them (see r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,9 +14,9 @@ import torch
 import torch.distributed
 
 from traincheck.sources.gradients import Held
-from traincheck.sources.pending import Pending
+from traincheck.sources.pending import Pending, lies_here
 from traincheck.sources.recorder import Recorder
-from traincheck.sources.tensors import SOME, ZERO, Computed, computed, fingerprints
+from traincheck.sources.tensors import SOME, ZERO, Computed, computed, fingerprints, local
 from traincheck.sources.tensors import states as states_of
 from traincheck.sources.transfers import NextSeq
 from traincheck.sources.variables import Variable
@@ -38,7 +39,8 @@ def several_ranks() -> bool:
 
 class ReplicaReadings:
     """Takes the readings before each update. `before` tells whether the tensor is all zero (of a parameter: whether it
-    was when it was first read)."""
+    was when it was first read). Gradients that are not finite count as zero: they have the same bits on all ranks,
+    replicas or not."""
 
     def __init__(self, demand: Demand, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -78,11 +80,13 @@ class ReplicaReadings:
             self._recorder.transfers.when(SOURCE, data, conclude, events=len(names))
         if self._grad:
             with_grad = [place for place, state in enumerate(states) if state in _CONTEXT or type(state) is Pending]
-            grads = computed([held[place][1].grad for place in with_grad])
+            gradients = [held[place][1].grad for place in with_grad]
+            grads = computed(gradients)
+            not_finite = _are_not_finite(gradients)
 
             def conclude_of_grads(known: list[Any], next_seq: NextSeq) -> None:
                 for number, place in enumerate(with_grad):
-                    fingerprint, state = known[number], known[number + len(with_grad)]
+                    fingerprint, state = known[number], ZERO if not_finite else known[number + len(with_grad)]
                     if fingerprint is not None:
                         self._tell(next_seq(), call, names[place], USED_GRAD, fingerprint, state)
 
@@ -91,6 +95,15 @@ class ReplicaReadings:
 
     def _tell(self, seq: int, call: int, variable: str, attribute: str, value: int, state: str) -> None:
         self._recorder.reading(Reading(seq, call, variable, KIND, attribute, value, context=_CONTEXT[state]))
+
+
+def _are_not_finite(gradients: Sequence[torch.Tensor]) -> bool:
+    """Whether the gradients of an update are not finite, judged by one element of the first gradient that is here:
+    clipping by a norm that is not finite spreads to every gradient."""
+    dense = next((found for one in gradients if (found := local(one)) is not None and found.numel()), None)
+    if dense is None or not lies_here(dense) or not dense.is_floating_point():
+        return False
+    return not math.isfinite(dense[(0,) * dense.dim()].item())
 
 
 def _state_at_first(variable: Variable, tensor: torch.Tensor) -> str:

@@ -138,6 +138,7 @@ def _largest(tensor: torch.Tensor) -> Any:
 
 def _may_be_lost(tensor: torch.Tensor, size: float) -> bool:
     """Whether an update of this size may be lost in rounding in every element."""
-    if not tensor.is_floating_point() or not tensor.numel():
+    dense = local(tensor)
+    if dense is None or not dense.is_floating_point() or not dense.numel():
         return True
-    return bool(size <= MARGIN * torch.finfo(tensor.dtype).eps * float(tensor.abs().min()))
+    return bool(size <= MARGIN * torch.finfo(dense.dtype).eps * float(dense.abs().min()))

@@ -7,9 +7,13 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
 
+import torch
+
 from traincheck.vocab.kept import Kept, KeptOf
 
 _OURS = str(Path(__file__).resolve().parent.parent)
+_TORCH = str(Path(torch.__file__).resolve().parent) + "/"
+"""It may lie in the user's project: a checkout that torch was built in."""
 
 
 def qualified_name(code: CodeType) -> str:
@@ -83,7 +87,9 @@ class Sites:
         path = Path(filename)
         absolute = path if path.is_absolute() else self._cwd / path
         text = str(absolute.resolve())
-        if "site-packages" in text or "dist-packages" in text or text.startswith(sys.base_prefix + "/lib/python"):
+        if "site-packages" in text or "dist-packages" in text:
+            return ""
+        if text.startswith((sys.base_prefix + "/lib/python", _TORCH)):
             return ""
         if not any(text.startswith(root.rstrip("/") + "/") for root in self._roots):
             return ""

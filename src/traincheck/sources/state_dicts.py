@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from traincheck.sources.tensors import fingerprints, local
+from traincheck.sources.tensors import fingerprints, local, shape_of
 
 PARAMETER, BUFFER = "parameter", "buffer"
 
@@ -159,7 +159,7 @@ def owner(mapping: Mapping[str, Any], candidates: Iterable[Candidate]) -> tuple[
             continue
         found = under(module, mapping, _prefix(expected, names), expected)
         present = [pair for pair in found.pairs() if pair.other is not None]
-        fitting = sum(pair.member.tensor.shape == pair.other.shape for pair in present)
+        fitting = sum(shape_of(pair.member.tensor) == shape_of(pair.other) for pair in present)
         if 2 * len(present) < len(expected):
             if not present or fitting < len(names):
                 continue

@@ -10,6 +10,7 @@ import torch
 from traincheck.sources.hyperparameters import dtype_name
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.state_dicts import BUFFER, PARAMETER, Member, Owned, Pair, compared, is_fresh, sharded
+from traincheck.sources.tensors import shape_of
 from traincheck.sources.variables import NOBODY, THIS, Catalog
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, SAVED, Reading
@@ -119,7 +120,9 @@ def _readings(pair: Pair, prints: Prints, role: str, *, present: bool) -> Iterat
         if tensor is not None:
             yield DTYPE, dtype_name(tensor.dtype), of
             if whole:
-                yield SHAPE, "x".join(map(str, tensor.shape)) or "scalar", of
+                shape = shape_of(tensor)
+                if shape is not None:
+                    yield SHAPE, "x".join(map(str, shape)) or "scalar", of
                 if value is not None:
                     yield DATA, value, of
 

@@ -17,15 +17,23 @@ stepped begins a new phase, so it closes the step as well (it would be waited fo
 An outermost forward in evaluation mode without gradients makes an evaluation window; one in evaluation mode *with*
 gradients is either evaluation that forgot no_grad or training in the wrong mode: the backward that follows tells.
 
+A program without an optimizer may update its parameters itself (manual_updates.py). That update is seen when the next
+activity begins, and is treated as the update of an optimizer with the name of the model.
+
+A rank whose data has ended answers the other ranks when it leaves its `Join`, as long as these train. Their steps count
+for it as well, so that steps of one number stay steps that the ranks make together; what follows the `Join` is new on
+every rank.
+
 Where the next window may begin is told as soon as it is seen (`on_opening`), and again where that turns out to have
 been too early: what comes from there on is all that there is of it, should a cut be backdated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from traincheck.vocab.events import END, EVAL, SETUP, TRAIN
 
@@ -56,6 +64,12 @@ class StepTracker:
         self._on_opening = on_opening
         self.on_change: Callable[[], None] = lambda: None  # called when `awaits_forward` may have become True
         self._last_step_of: dict[str, int] = {}  # optimizer -> step of its last update (or of its making)
+        self._by_hand: set[str] = set()  # models that the program updates without an optimizer
+        self.optimizers: set[str] = set()  # optimizers that exist
+        self.before_activity: Callable[[bool], object] | None = None  # see manual_updates.py
+        self.forwards, self.backwards = 0, 0  # calls of outermost modules, and backwards
+        self.made = 0  # updates, and steps that the program itself has named
+        self.before_first: Any = None  # what is kept of parameters until the first update
         self._stepped: set[str] = set()  # stepped in this window
         self.updates: list[Callable[[], bool]] = []  # update calls under way: whether each still runs
         self._reopened = -1  # first new activity after the last update
@@ -90,7 +104,7 @@ class StepTracker:
     @property
     def awaits_forward(self) -> bool:
         """Whether the next call of an outermost module tells something; in the midst of a step it does not."""
-        return self._kind == UNDECIDED or bool(self._stepped)
+        return self._kind == UNDECIDED or bool(self._stepped) or self.before_activity is not None
 
     @property
     def undecided(self) -> bool:
@@ -99,17 +113,25 @@ class StepTracker:
 
     def optimizer_built(self, name: str, seq: int) -> None:
         """An optimizer exists; steps wait for it."""
+        if self.before_activity is not None:
+            self.before_activity(True)
         if self._all_stepped():
             self._close(self._reopened if self._reopened >= 0 else seq, TRAIN)
         self._last_step_of[name] = self.step
+        self.optimizers.add(name)
+        while self._by_hand:  # from here on only optimizers make steps
+            self._last_step_of.pop(self._by_hand.pop(), None)
 
     def optimizer_gone(self, name: str) -> None:
         """An optimizer was deleted; steps no longer wait for it."""
         self._last_step_of.pop(name, None)
+        self.optimizers.discard(name)
 
     def fetch_begins(self, seq: int) -> None:
         """A batch is about to be fetched; what the data set computes on the way belongs to it."""
         if self._fetching < 0 and not self._still_updating():
+            if self.before_activity is not None:
+                self.before_activity(False)
             self._fetching = seq
             if self._stepped and self._reopened < 0:
                 self._on_opening(seq)
@@ -140,8 +162,11 @@ class StepTracker:
 
     def forward(self, seq: int, training: bool, grad: bool) -> None:
         """An outermost module is about to be called."""
+        self.forwards += 1
         if self._still_updating():
             return
+        if self.before_activity is not None:
+            self.before_activity(True)
         seq = self._begun(seq)
         self._activity(seq)
         begin = self._fetched if self._fetched >= 0 else seq
@@ -158,12 +183,17 @@ class StepTracker:
     def computes(self, seq: int) -> None:
         """Something is about to run of which it is not known what it is (a function that was compiled)."""
         if not self._still_updating():
+            if self.before_activity is not None:
+                self.before_activity(True)
             self._activity(self._begun(seq))
 
     def backward(self, seq: int) -> None:
         """A backward is about to run."""
+        self.backwards += 1
         if self._still_updating():
             return
+        if self.before_activity is not None:
+            self.before_activity(True)
         seq = self._begun(seq)
         self._activity(seq)
         if self._kind in (SETUP, EVAL):
@@ -176,6 +206,7 @@ class StepTracker:
         """The optimizer `name` is about to update parameters; `runs` says later whether it still does (or raised)."""
         inside = self._still_updating()
         self.updates.append(runs)
+        self.optimizers.add(name)
         if inside:
             return
         if name in self._stepped and not self._explicit:
@@ -185,10 +216,24 @@ class StepTracker:
     def update_ends(self, name: str) -> None:
         """The update is done (or was left out by a gradient scaler)."""
         if not self.update_fails():
+            self.made += 1
+            self.before_first = None
             self._stepped.add(name)
             self._last_step_of[name] = self.step
             self._reopened = self._fetched = self._fetching = -1
             self.on_change()
+
+    def updated_by_hand(self, names: Collection[str], seq: int) -> None:
+        """The program itself has updated the parameters of the models `names`, at `seq`."""
+        if not self._explicit and not self._stepped.isdisjoint(names):
+            self._close(self._reopened if self._reopened >= 0 else seq, TRAIN)
+        self._train_from(self._fetched if self._fetched >= 0 else seq)
+        self.made += 1
+        self._by_hand.update(names)
+        self._stepped.update(names)
+        self._last_step_of.update(dict.fromkeys(names, self.step))
+        self._reopened = self._fetched = self._fetching = -1
+        self.on_change()
 
     def update_fails(self) -> bool:
         """The update raised; whether another is still under way around it."""
@@ -199,12 +244,28 @@ class StepTracker:
 
     def explicit_step(self, seq: int) -> None:
         """The program itself says that a step ends here; from now on nothing else ends one."""
+        if self.before_activity is not None:
+            self.before_activity(True)
         self._explicit = True
+        self.made += 1
         self._train_from(seq)
         self._close(seq, TRAIN)
 
+    def ranks_join(self, seq: int, missed: int) -> None:
+        """A `Join` of uneven data is over on all ranks (at `seq`); others made `missed` steps without this one."""
+        self._activity(seq)
+        if self._kind == TRAIN or self._still_updating():
+            return  # in the middle of a step, which keeps its number
+        if missed and self._kind in (SETUP, EVAL):
+            self._close(seq, self._kind)
+        self.step += missed
+        self._last_step_of = {name: step + missed for name, step in self._last_step_of.items()}
+        self.on_change()
+
     def stage_begins(self, stage: str, seq: int) -> None:
         """The program itself says what it does from here on; until `stage_ends` nothing else is believed."""
+        if self.before_activity is not None:
+            self.before_activity(True)
         if stage == EVAL:
             if self._kind != UNDECIDED:
                 self._close(seq, self._kind)
@@ -223,6 +284,11 @@ class StepTracker:
     def completed(self) -> int:
         """The training steps that were made: one under way counts once it has updated something."""
         return self.step - 1 if self._kind == TRAIN and not self._stepped else self.step
+
+    def counts(self, told: int) -> dict[str, Any]:
+        """What a note says of steps: the last one, at least `told`, and how many updates, calls and backwards ran."""
+        steps = max(told, self.completed)
+        return {"steps": steps, "updates": self.made, "forwards": self.forwards, "backwards": self.backwards}
 
     def finish(self, began: int, seq: int) -> None:
         """The run ends: close what was open when the end began, then (at `seq`) the window of the end itself."""

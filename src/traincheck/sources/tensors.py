@@ -1,7 +1,17 @@
-"""Tensors: bits and fingerprint of a whole tensor, whether it is zero, and how to read it without being seen."""
+"""Tensors: bits and fingerprint of a whole tensor, whether it is zero, and how to read it without being seen.
+
+Note [Tensor subclasses]
+A tensor of a class with a `__torch_dispatch__` of its own (DTensor, quantised, fake, a user's) often has no memory: it
+wraps other tensors. An operation that is kept from this method reads the memory that is not there, and the process ends
+with a segmentation fault. So `unseen` switches off the program's dispatch *modes*, but never the dispatch of
+subclasses, and it switches the latter on where the program itself has switched it off. Whatever reads values takes them
+from `local`, which returns a plain tensor with memory behind each of its elements, or None. An operation that reaches a
+subclass all the same costs a call of its method, and no crash.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import zlib
@@ -11,6 +21,8 @@ from typing import TypeAlias
 import torch
 import xxhash
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import _disable_current_modes
 
 from traincheck.sources import pending
 from traincheck.sources.hashing import Memory, digest, digests
@@ -56,15 +68,30 @@ class _Unseen:
 _idle: list[_Unseen] = []
 
 
+_PYTHON = torch._C.DispatchKey.Python
+_is_included = torch._C._dispatch_tls_is_dispatch_key_included  # where a mode is on the stack of this thread
+_is_excluded, _exclude = (
+    torch._C._dispatch_tls_is_dispatch_key_excluded,
+    torch._C._dispatch_tls_set_dispatch_key_excluded,
+)
+_NO_MODES = contextlib.nullcontext()
+
+
 def _in_and_out() -> Generator[None, None, None]:
+    """Enter and leave in turns. See Note [Tensor subclasses] for what is switched off."""
     while True:
-        grad = torch.is_grad_enabled()
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            try:  # also around the next line, after which an interrupt of the program's may come
+        grad, excluded = torch.is_grad_enabled(), _is_excluded(_PYTHON)
+        # (To hide the modes by dispatch keys alone is not enough: `detach` asks for the stack itself.)
+        with torch._C.DisableTorchFunction(), _disable_current_modes() if _is_included(_PYTHON) else _NO_MODES:
+            try:  # also around the next lines, after which an interrupt of the program's may come
+                if excluded:
+                    _exclude(_PYTHON, False)
                 torch._C._set_grad_enabled(False)
                 yield
             finally:
                 torch._C._set_grad_enabled(grad)
+                if excluded:
+                    _exclude(_PYTHON, True)
         yield
 
 
@@ -77,20 +104,25 @@ def unseen() -> _Unseen:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The dense local memory of `tensor`, None where there is none to read (meta, sparse, freed, a mere wrapper), or
-    where it must not be: what is computed on an accelerator while a graph is captured or traced becomes part of it."""
+    """The local memory of `tensor` as a plain dense tensor; None where there is nothing to read (meta, sparse, freed, a
+    mere wrapper), or where it must not be read: what is computed on an accelerator while a graph is captured or traced
+    becomes part of it. Call under `unseen`."""
     if type(tensor) not in PLAIN:
         shard = getattr(tensor, "_local_tensor", None)
-        tensor = tensor if shard is None else shard
+        tensor = shard if isinstance(shard, torch.Tensor) else tensor
     if tensor.layout is not _STRIDED or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
         return None
-    if is_functorch_wrapped_tensor(tensor):
+    if is_functorch_wrapped_tensor(tensor) or torch._is_functional_tensor(tensor):
         return None
-    try:  # it may only stand for others, or its memory be freed for now, as that of sharded parameters is
-        if tensor.untyped_storage().nbytes() == 0:
-            if tensor.numel():
-                return None
-        elif type(tensor) not in PLAIN and _is_wrapper(tensor):
+    if type(tensor) not in PLAIN:
+        plain = _plain(tensor)
+        if plain is None:
+            return None
+        tensor = plain
+    try:  # its memory may be freed for now, as that of sharded parameters is
+        size = tensor.untyped_storage().nbytes()
+        ends = tensor.storage_offset() * tensor.element_size() + tensor.nbytes
+        if (size < ends or not size or not tensor.is_contiguous()) and not _is_within(tensor, size):
             return None
     except (RuntimeError, NotImplementedError):
         return None
@@ -104,12 +136,47 @@ def local(tensor: torch.Tensor) -> torch.Tensor | None:
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
 _traced = torch._C._get_tracing_state
+_no_dispatch = torch._C._disabled_torch_dispatch_impl
 
 
-def _is_wrapper(tensor: torch.Tensor) -> bool:
-    """Whether a tensor of a class of its own has no memory."""
-    storage = tensor.untyped_storage()
-    return bool(storage.device.type == "meta" or storage.data_ptr() == 0)
+def _plain(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A tensor of a subclass as a plain tensor of the same memory, None where it has no memory of its own. A subclass
+    without a dispatch method of its own is as good as plain."""
+    if is_lazy(tensor):
+        return None
+    try:
+        storage = tensor.untyped_storage()
+        if storage.device.type == "meta" or (tensor.numel() and storage.data_ptr() == 0):
+            return None
+    except (RuntimeError, NotImplementedError):
+        return None
+    if type(tensor).__torch_dispatch__ is _no_dispatch:
+        return tensor
+    with torch._C._DisableTorchDispatch():  # it has memory, and nothing of it is read here
+        return tensor.detach()
+
+
+def _is_within(tensor: torch.Tensor, size: int) -> bool:
+    """Whether each element of a strided tensor lies in the first `size` bytes of its memory: a program may free or
+    shrink what is behind a tensor."""
+    if not tensor.numel():
+        return True
+    reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return bool(size >= (tensor.storage_offset() + reach + 1) * tensor.element_size())
+
+
+def is_copyable(tensor: torch.Tensor) -> bool:
+    """Whether a copy of `tensor` is as good as itself: it is plain, and its memory is there. Call under `unseen`."""
+    return type(tensor) in PLAIN and local(tensor) is not None
+
+
+def shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The sizes of `tensor`; None where it has none (a nested tensor), or none that is known."""
+    try:
+        shape = tuple(tensor.shape)
+    except (RuntimeError, NotImplementedError):
+        return None
+    return shape if all(type(size) is int for size in shape) else None
 
 
 def is_empty(tensor: torch.Tensor) -> bool:
@@ -125,7 +192,7 @@ WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def words(tensor: torch.Tensor) -> torch.Tensor:
     """The elements in a row, as integers; two for a complex number."""
-    flat = tensor.detach().contiguous().reshape(-1)
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
     return flat.view(WORDS[flat.element_size()])
@@ -135,7 +202,8 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of a device have one type, one shape, and the same bits."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    if one.stride() == other.stride() and one.element_size() in WORDS:  # as they lie: nothing is copied
+    shown = any(tensor.is_conj() or tensor.is_neg() for tensor in (one, other))  # as other values than lie in memory
+    if one.stride() == other.stride() and one.element_size() in WORDS and not shown:  # as they lie: nothing is copied
         type_of_words = WORDS[one.element_size()]
         return bool(torch.equal(one.detach().view(type_of_words), other.detach().view(type_of_words)))
     return bool(torch.equal(words(one), words(other)))

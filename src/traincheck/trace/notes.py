@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -29,6 +29,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     `id` is another word for each run folder. `script` is how a person would name the program (`train.py`, `-m
     package.train`, or the command of a launcher), `script_digest` the SHA-256 of its text, empty where there is none.
+    `program` is its identity (see vocab/program.py), empty in recordings of older versions.
     `torch` is empty until a process says which version it has. `started` and `ended` are in ISO 8601, `ended` empty
     while the run goes on or when it was killed; `exit_code` is None then. `stopped_by_us` tells a training that was
     stopped on request from one that failed. `deleted` says that the run folder was deleted while the run went on, so
@@ -42,6 +43,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     argv: tuple[str, ...] = ()
     script: str = ""
     script_digest: str = ""
+    program: str = ""
     python: str = ""
     torch: str = ""
     started: str = ""
@@ -56,15 +58,17 @@ class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
     """What one observed process says of itself.
 
     `windows` counts the windows that it handed on, `dropped` those of them that could not be written; `steps` is the
-    last training step, `watched` counts those that were watched, `left_out` those of them that were not recorded, as
-    nothing was found around them (see runtime/stretches.py). `not_observed` says what could not be observed and why,
-    `notes` what else a reader should know. `cost` is what observing took on the program's threads, in seconds by
-    source, `background` what it took beside them, by stage, and `seconds` how long it went on; `hashed` are the bytes
-    that were fingerprinted, and `hashing` is what of the cost that took. `sent` is what went to rank 0. `ended` is
-    False for a process that goes on or was killed. `full` are steps (the first and the last of each time) that were
-    recorded in full although less was asked for. `job` tells the processes that train together from those of another
-    job, or of another attempt of an elastic one; it is empty where no launcher gave it a name. `exchange` says that its
-    ranks tell each other what they hold, as not all of them have this run folder.
+    last training step, `updates` counts updates and steps that the program named itself (None: they were not
+    counted), `forwards` calls of models, `backwards` backwards, `watched` counts the steps that were watched,
+    `left_out` those of them that were not recorded, as nothing was found around them (see runtime/stretches.py).
+    `not_observed` says what could not be observed and why, `notes` what else a reader should know. `cost` is what
+    observing took on the program's threads, in seconds by source, `background` what it took beside them, by stage,
+    and `seconds` how long it went on; `hashed` are the bytes that were fingerprinted, and `hashing` is what of the
+    cost that took. `sent` is what went to rank 0. `ended` is False for a process that goes on or was killed. `full`
+    are steps (the first and the last of each time) that were recorded in full although less was asked for. `job`
+    tells the processes that train together from those of another job, or of another attempt of an elastic one; it is
+    empty where no launcher gave it a name. `exchange` says that its ranks tell each other what they hold, as not all
+    of them have this run folder.
     """
 
     format: int = FORMAT
@@ -78,6 +82,9 @@ class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
     windows: Count = 0
     dropped: Count = 0
     steps: Count = 0
+    updates: Count | None = None
+    forwards: Count = 0
+    backwards: Count = 0
     watched: Count = 0
     left_out: Count = 0
     seconds: Seconds = 0.0
@@ -90,6 +97,20 @@ class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
     sent: dict[str, Count] = {}
     full: tuple[tuple[Count, Count], ...] = ()
     ended: bool = False
+
+
+def untrained_in(notes: Sequence[ProcessNote]) -> str:
+    """What was seen in place of training steps, as a sentence; empty where there were some, or nobody can know."""
+    if not notes or any(note.updates is None or note.updates or not note.ended for note in notes):
+        return ""
+    backwards, forwards = sum(note.backwards for note in notes), sum(note.forwards for note in notes)
+    calls = f"{forwards:,} call{'s' * (forwards != 1)} of a model"
+    if not backwards:
+        return (
+            f"no training step was recognised: {calls if forwards else 'no call of a model'} and no backward was seen"
+        )
+    seen = f"{backwards:,} backward{'s' * (backwards != 1)} and {calls} were seen, but no update of a parameter"
+    return f"no training step was recognised: {seen} (call traincheck.step() at the end of each step of the loop)"
 
 
 def recorded_of(notes: Iterable[ProcessNote]) -> tuple[int, int] | None:

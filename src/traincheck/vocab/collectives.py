@@ -19,6 +19,29 @@ COLLECTIVES = frozenset(f"{COLLECTIVE}.{name}" for name in _NAMES.split())
 FILLED = frozenset(("gather_list", "output", "output_tensor", "output_tensor_list", "tensor_list"))
 """Arguments of theirs that are filled whatever was in them before; a `tensor` holds on some rank what is sent."""
 
+DEALS = frozenset(
+    f"{COLLECTIVE}.{name}"
+    for name in (
+        "all_to_all",
+        "all_to_all_single",
+        "reduce_scatter",
+        "reduce_scatter_single",
+        "reduce_scatter_tensor",
+        "scatter",
+        "scatter_object_list",
+    )
+)
+"""Those that give each rank a part of its own."""
+
+SCATTER = f"{COLLECTIVE}.scatter"
+"""Of these, the one whose `tensor` is filled on every rank."""
+
+
+def fills(api: str, argument: str) -> bool:
+    """Whether a collective fills this argument, whatever was in it before."""
+    return argument in FILLED or (api == SCATTER and argument == "tensor")
+
+
 SENDS = frozenset(f"{COLLECTIVE}.{name}" for name in ("send", "isend"))
 RECEIVES = frozenset(f"{COLLECTIVE}.{name}" for name in ("recv", "irecv"))
 """The calls by which one rank sends a message to another one, and by which that receives it."""

@@ -32,6 +32,7 @@ FACTS: dict[str, str] = {
     "half": "True for a backward of what was computed under float16 autocast",
     "create_graph": "argument of backward",
     "retain_graph": "argument of backward",
+    "first_batch": "True for the first batch of a pass over a data loader",
     "last_batch": "True when a data loader was exhausted",
     "skipped": "True when a gradient scaler left the optimizer step out",
     "within": "context managers active around the call (no_sync, sdpa_kernel ...), joined by +; empty for none",

@@ -184,6 +184,16 @@ class Report:
     cost: Cost | None = None
 
     @property
+    def untrained(self) -> str:
+        """Why the run is none of training, as a sentence; empty where training steps were recognised."""
+        return str(self.run.get("untrained") or "")
+
+    @property
+    def unjudged(self) -> bool:
+        """Whether the run is neither good nor bad: no rule could be judged, or there was no training step."""
+        return not self.findings and bool(self.untrained or not self.counts.passed)
+
+    @property
     def verdict(self) -> str:
         """`clean`, `notices` (only findings that do not fail a run) or `errors`."""
         if any(finding.severity == ERROR for finding in self.findings):

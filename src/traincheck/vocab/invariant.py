@@ -126,6 +126,19 @@ class Support:
 
 
 @dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What a rule is on programs that it was not learned from.
+
+    `experience` holds circumstances that were the same, and that the program itself is not expected to change: on other
+    programs the rule says nothing without them.
+    """
+
+    severity: str
+    confidence: float
+    experience: Precondition = Precondition()
+
+
+@dataclass(frozen=True, slots=True)
 class Invariant:
     """One learned rule. `scope` is general (several programs bear it out) or pipeline (one program does).
 
@@ -134,6 +147,8 @@ class Invariant:
     `confidence` is the probability, derived in `inference/confidence.py`, that a further good run obeys it.
     `mute` is the reason why it is not checked, empty when it is. `origin` names the scripts it was learned from.
     `program` names the one script that the rule is about, where it only tells how that program is configured.
+    `elsewhere` says what it is on programs that it was not learned from, where the user names the book; None where it
+    says nothing of them, as in books of older versions.
     """
 
     relation: str
@@ -149,6 +164,7 @@ class Invariant:
     mute: str = ""
     experience: Precondition = Precondition()
     program: str = ""
+    elsewhere: Elsewhere | None = None
     id: str = field(default="")
 
     def applies(self, context: Facts) -> bool:

@@ -1,0 +1,1 @@
+"""Public training programs, each run plain and under `traincheck run`."""

@@ -1,0 +1,158 @@
+"""Compares what two runs of a program print.
+
+The rule is the same for all programs. Of progress bars only what they show at their end is kept. Times, speeds, dates,
+addresses in memory and absolute paths are replaced by placeholders, and so are the places that warnings name. Where two
+outputs differ, the plain program is compared with itself: a line with its numbers replaced is a *pattern*, and numbers
+that differ between two plain runs are not compared in any line of the pattern, nor are lines of a pattern of which two
+plain runs have unequal counts. All else must be equal, in order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_BAR = re.compile(
+    r"\d+%\s*\||\|\s*\d+/\d+ \[|\d+(\.\d+)?(it|s|ba|ex\w*|steps?|batch\w*)/(s|it|step)\b.*\]|\[[=>#.\s-]{8,}\]"
+)
+_NUMBER = r"[-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?"
+_NAME = (
+    r"(?<![A-Za-z])(?:times?|runtime|per_second|per second|speed|duration|elapsed|eta|fps|sps|throughput|sec|ms"
+    r"|m?s/(?:batch|it|iter|step|epoch))\b"
+)
+_RULES = (
+    (re.compile(r"[━╸╺╍█▏▎▍▌▋▊▉]{2,} *"), "<bar> "),
+    (re.compile(r"\b0x[0-9a-fA-F]{4,}"), "<address>"),
+    (
+        re.compile(r"\b\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?)?|\b\d+:\d\d(?::\d\d)?(?:[.,]\d+)?\b"),
+        "<date>",
+    ),
+    (re.compile(r"(?<![\w.])(?:/[\w.@+-]+){2,}/?"), "<path>"),
+    (re.compile(rf"(?i)([\"']?{_NAME}[\"']?(?: ?\([^)]*\))?\s*[:=]?\s*[\"']?){_NUMBER}"), r"\1<time>"),
+    (re.compile(rf"{_NUMBER} ?[\w]+ ?(?:/|per ) ?(?:s|sec|second)\b"), "<speed>"),
+    (re.compile(rf"{_NUMBER} ?(?:ns|us|µs|ms|s|secs?|seconds?|mins?|minutes?|hours?|h|m)\b"), "<time>"),
+)
+_BAR_END = re.compile(r"100%\|[^|]*\| \d+/\d+ \[[^,\]]+, +[^,\]]+, (.*)\]")
+_WARNING = re.compile(r"^.*:\d+: (\w*Warning: )")
+_LINES_OF_A_WARNING = 3
+"""Lines of its text, at most, before the source line that it quotes."""
+_PADDING = re.compile(r"(?<=\S) {2,}")
+"""Numbers are padded to a width, so how many spaces precede a time depends on the time."""
+_DIGITS = re.compile(_NUMBER)
+
+
+Unsteady = dict[str, "set[int] | None"]
+"""By pattern, the positions of the numbers that are not compared; None where its lines are not compared at all."""
+
+
+class Alike(NamedTuple):
+    """How two outputs compare: the first lines that differ, and how many were compared of how many."""
+
+    equal: bool
+    compared: int
+    lines: int
+    expected: str = ""
+    got: str = ""
+
+
+def normalised(text: str) -> list[str]:
+    """The lines of an output without what may differ between two equal runs."""
+    lines: list[str] = []
+    warned = 0
+    for line in _ESCAPES.sub("", text).split("\n"):
+        part = line.rstrip("\r").rsplit("\r", 1)[-1].rstrip()
+        quoted = warned > 0 and part.startswith("  ")
+        warned = _LINES_OF_A_WARNING if _WARNING.match(part) else 0 if quoted else warned - 1
+        shown = _BAR_END.search(part)
+        if not part or quoted or (_BAR.search(part) and not shown):
+            continue
+        part = shown[1] if shown else part
+        part = _WARNING.sub(r"<place>: \1", part)
+        for pattern, placeholder in _RULES:
+            part = pattern.sub(placeholder, part)
+        lines.append(_PADDING.sub(" ", part))
+    return lines
+
+
+def pattern(line: str) -> str:
+    """The line with its numbers replaced."""
+    return _DIGITS.sub("#", line)
+
+
+def unsteady(first: Sequence[str], second: Sequence[str]) -> Unsteady:
+    """What differs between two runs of the same program: by pattern the positions of the numbers that do, or None where
+    the runs do not even have equally many lines of the pattern."""
+    ours, theirs = _by_pattern(first), _by_pattern(second)
+    found: Unsteady = {}
+    for shape in ours.keys() | theirs.keys():
+        one, other = ours.get(shape, []), theirs.get(shape, [])
+        if len(one) != len(other):
+            found[shape] = None
+        elif one != other:
+            pairs = (pair for rows in zip(one, other, strict=True) for pair in enumerate(zip(*rows, strict=True)))
+            found[shape] = {position for position, (mine, yours) in pairs if mine != yours}
+    return found
+
+
+def joined(parts: Iterable[Unsteady]) -> Unsteady:
+    """All that differs between any of the runs."""
+    found: Unsteady = {}
+    for part in parts:
+        for shape, positions in part.items():
+            before = found.get(shape, set())
+            found[shape] = None if before is None or positions is None else before | positions
+    return found
+
+
+def steady(lines: Sequence[str], ignored: Unsteady) -> list[str]:
+    """The lines without the numbers that are not compared, and without the lines that are not compared at all."""
+    kept = []
+    for line in lines:
+        positions = ignored.get(pattern(line), set())
+        if positions is not None:
+            kept.append(_without(line, positions))
+    return kept
+
+
+def _without(line: str, positions: set[int]) -> str:
+    count = itertools.count()
+    return _DIGITS.sub(lambda found: "#" if next(count) in positions else found[0], line)
+
+
+def _by_pattern(lines: Sequence[str]) -> dict[str, list[list[str]]]:
+    numbers: dict[str, list[list[str]]] = {}
+    for line in lines:
+        numbers.setdefault(pattern(line), []).append(_DIGITS.findall(line))
+    return numbers
+
+
+def compare(plain: Sequence[str], observed: Sequence[str], ignored: Unsteady) -> Alike:
+    """Whether all lines but for what is ignored are equal, in their order."""
+    expected, got = steady(plain, ignored), steady(observed, ignored)
+    for number in range(max(len(expected), len(got))):
+        ours = expected[number] if number < len(expected) else "(end)"
+        theirs = got[number] if number < len(got) else "(end)"
+        if ours != theirs:
+            return Alike(False, len(expected), len(plain), ours, theirs)
+    return Alike(True, len(expected), len(plain))
+
+
+def lost(plain: Sequence[str], observed: Sequence[str], ignored: Unsteady) -> list[str]:
+    """Lines of the plain run that the observed one lacks, whatever their order: for stderr, where more is printed."""
+    return list(Counter(steady(plain, ignored)) - Counter(steady(observed, ignored)))
+
+
+def new_warnings(plain: Sequence[str], observed: Sequence[str]) -> list[str]:
+    """Lines of the observed run's stderr that warn or complain, and that no plain run has."""
+    seen = {pattern(line) for line in plain}
+    words = ("Warning:", "Traceback", "Error:", "traincheck: ")
+    quiet = ("traincheck: checking against", "traincheck: if this run is as it should be")
+    return [
+        line
+        for line in observed
+        if any(word in line for word in words) and pattern(line) not in seen and not line.startswith(quiet)
+    ]

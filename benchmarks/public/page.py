@@ -1,0 +1,86 @@
+"""The page of the results: docs/public-programs.md."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.public.programs import Program, read_programs
+from benchmarks.public.verdicts import MOST_RATIO, MOST_SECONDS, SKIPPED, VERDICTS, too_slow
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "public.json"
+PAGE = ROOT / "docs" / "public-programs.md"
+TEMPLATE = Path(__file__).parent / "public-programs.md"
+
+
+def write_page() -> None:
+    """Write docs/public-programs.md from the list and the results."""
+    PAGE.write_text(text(read_programs(), json.loads(RESULTS.read_text())), encoding="utf-8")
+
+
+def text(programs: list[Program], results: dict[str, Any]) -> str:
+    """The page."""
+    found = results["programs"]
+    listed = [program for program in programs if program.id in found and not program.skipped]
+    counts = Counter(found[program.id]["verdict"] for program in listed)
+    return TEMPLATE.read_text(encoding="utf-8").format(
+        programs=len(listed),
+        repositories=len({program.repository for program in listed}),
+        counts="\n".join(f"| {name} | {counts[name]} |" for name in VERDICTS if name != SKIPPED),
+        most_ratio=f"{MOST_RATIO:g}",
+        most_seconds=f"{MOST_SECONDS:g}",
+        slow=sum("exit_observed" in found[program.id] and too_slow(found[program.id]) for program in listed),
+        rows="\n".join(row(program, found[program.id]) for program in listed),
+        findings="\n".join(_explanations(listed, found)) or "None of the programs has an explained finding.",
+        skipped="\n".join(_skipped(programs)),
+        machine=_machine(results["machine"]),
+    )
+
+
+def row(program: Program, figures: dict[str, Any]) -> str:
+    """The line of a program in the table."""
+    name = f"[{program.id}](https://github.com/{program.repository}/tree/{program.commit}/{_path(program)})"
+    if "exit_observed" not in figures:
+        return f"| {name} | {', '.join(program.tags)} | {figures['verdict']} | | | | | |"
+    plain, observed = figures["seconds_plain"], figures["seconds_observed"]
+    slow = " (slow)" if too_slow(figures) else ""
+    alike = figures["output"]
+    return (
+        f"| {name} | {', '.join(program.tags)} | {figures['verdict']} | {figures['steps']:,} | "
+        f"{alike['compared']} of {alike['lines']} | {plain:.1f} s | {observed / plain:.2f}x{slow} | "
+        f"{figures['megabytes_plain']:,} / {figures['megabytes_observed']:,} |"
+    )
+
+
+def _path(program: Program) -> str:
+    script = program.command[0] if program.command and program.command[0].endswith(".py") else ""
+    return "/".join(part for part in (program.folder, script) if part not in (".", ""))
+
+
+def _explanations(programs: list[Program], found: dict[str, Any]) -> list[str]:
+    """Each finding: explained by the list, or counted as false."""
+    lines = []
+    for program in programs:
+        explained = {finding.title: finding for finding in program.expected}
+        for finding in found[program.id].get("findings", ()):
+            known = explained.get(finding["title"])
+            why = f"True: {known.why} (`{known.where}`)" if known else "Counted as false: the list does not explain it."
+            at = f" at `{finding['site']}`" if finding["site"] else ""
+            lines.append(
+                f"* **{program.id}**, {finding['severity']} in step {finding['step']}: {finding['title']}{at}. {why}"
+            )
+    return lines
+
+
+def _skipped(programs: list[Program]) -> list[str]:
+    return [f"| {program.id} | {program.repository} | {program.skipped} |" for program in programs if program.skipped]
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    return (
+        f"Measured on {machine['cores']} cores ({machine['processor']}), Python {machine['python']}, "
+        f"torch {machine['torch']}."
+    )

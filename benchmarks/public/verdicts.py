@@ -1,0 +1,58 @@
+"""The verdict about a program: was it left as it was, and is each finding true."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.public.programs import Program
+
+SKIPPED = "not run"
+MISSING = "cannot run"
+FAILS_PLAIN = "fails without TrainCheck"
+CRASHED = "crashed"
+DIFFERS = "output differs"
+FALSE = "FALSE finding"
+NOTHING = "steps not recognised"
+MISSED = "expected finding missed"
+TRUE = "true finding"
+CLEAN = "clean"
+GOOD = (CLEAN, TRUE)
+VERDICTS = (CLEAN, TRUE, FALSE, MISSED, NOTHING, DIFFERS, CRASHED, FAILS_PLAIN, MISSING, SKIPPED)
+
+MOST_RATIO, MOST_SECONDS = 1.5, 3.0
+"""What an observed run may take: so many times the plain one, and so many seconds more."""
+
+
+def verdict(program: Program, figures: dict[str, Any]) -> str:
+    """The worst that is so of a run: whatever harms the program comes before what is said of it."""
+    if program.skipped:
+        return SKIPPED
+    if "missing" in figures:
+        return MISSING
+    if figures["exit_plain"]:
+        return FAILS_PLAIN
+    if "exit_observed" not in figures:
+        return SKIPPED
+    if figures["exit_observed"] or not figures["reported"]:
+        return CRASHED
+    if not figures["output"]["equal"] or figures["output"]["lost_stderr"]:
+        return DIFFERS
+    if unexplained(program, figures):
+        return FALSE
+    if figures["steps"] < program.steps:
+        return NOTHING
+    found = {finding["title"] for finding in figures["findings"]}
+    if any(finding.title not in found for finding in program.expected):
+        return MISSED
+    return TRUE if figures["findings"] else CLEAN
+
+
+def unexplained(program: Program, figures: dict[str, Any]) -> list[dict[str, Any]]:
+    """The findings that the list does not explain: they count as false."""
+    explained = {finding.title for finding in program.expected}
+    return [finding for finding in figures["findings"] if finding["title"] not in explained]
+
+
+def too_slow(figures: dict[str, Any]) -> bool:
+    """Whether the observed run took longer than it may."""
+    return bool(figures["seconds_observed"] > MOST_RATIO * figures["seconds_plain"] + MOST_SECONDS)

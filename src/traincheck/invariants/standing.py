@@ -1,0 +1,54 @@
+"""Standing rules about gradients: they follow from what training is, so no good run has to show them.
+
+They are deployed with any other rules, kept in the book of the run as others are, and reported only if they are
+violated. (Those about steps that are executed again are in relations/standing.py.)
+"""
+
+from __future__ import annotations
+
+from traincheck.vocab.gradient_rules import (
+    GRAD,
+    IDLE,
+    NOT_ALL_ZERO,
+    NOT_ZERO_FOR_LONG,
+    STRETCH,
+    UNUSED,
+    USE,
+    USED,
+    sentence_of,
+)
+from traincheck.vocab.invariant import ERROR, GENERAL, NOTICE, Invariant, Precondition, Support
+from traincheck.vocab.occasion import Property, Subject
+
+RELATION = "Periodic"
+"""The relation that judges them."""
+
+
+def of_gradients() -> tuple[Invariant, ...]:
+    """The rules about gradients that are always zero, or that no update uses."""
+    zeros, idle, unused = Subject(GRAD, STRETCH), Subject(IDLE, USE), Subject(UNUSED, USE)
+    return (
+        _rule(zeros, NOT_ALL_ZERO, ERROR),
+        _rule(zeros, NOT_ZERO_FOR_LONG, NOTICE),
+        _rule(idle, USED, ERROR),
+        _rule(unused, USED, NOTICE),
+    )
+
+
+def is_always_deployed(rule: Invariant) -> bool:
+    """Whether a rule is one of those that nobody asked for: it is reported only if it is violated."""
+    return rule.subject.grain in (STRETCH, USE) and not rule.support.runs
+
+
+def _rule(subject: Subject, prop: Property, severity: str) -> Invariant:
+    return Invariant(
+        relation=RELATION,
+        subject=subject,
+        property=prop,
+        precondition=Precondition(),
+        support=Support(0, 0, 0, 0),
+        confidence=1.0,
+        severity=severity,
+        scope=GENERAL,
+        sentence=sentence_of(subject, prop),
+    )

@@ -1,0 +1,37 @@
+"""The rules about gradients that no good run has to show: what they speak of, and their sentences.
+
+They are deployed with any other rules before the program starts, so they are known here without the relations that
+judge them (`relations/zero_gradients.py`, `relations/unused_gradients.py`).
+"""
+
+from __future__ import annotations
+
+from traincheck.vocab.occasion import Property, Subject
+
+STRETCH, USE = "stretch", "use"
+"""The grains of the rules: some steps in a row, and what becomes of gradients in a run."""
+
+GRAD = "parameter.grad"
+UNUSED, IDLE = "run.unused_gradients", "run.idle_optimizer"
+
+NOT_ALL_ZERO = Property("is not zero", GRAD, "in some step")
+NOT_ZERO_FOR_LONG = Property("is not zero", GRAD, "for each parameter")
+USED = Property("are used", GRAD, "by an update")
+
+FIRST = 10
+"""Steps from the first on: an initialisation with zeros (adapters, a last layer) is over after one or two; a run that
+learns nothing for ten has something to explain."""
+
+LONG = 200
+"""Steps: rare tokens, experts and branches come up in fewer as a rule."""
+
+
+def sentence_of(subject: Subject, prop: Property) -> str:
+    """One of these rules as a sentence."""
+    if prop == NOT_ALL_ZERO:
+        return f"in one of the first {FIRST} steps at least, some gradient is not zero"
+    if prop == NOT_ZERO_FOR_LONG:
+        return f"a gradient that is computed is not zero in each of {LONG} steps in a row"
+    if subject.api == IDLE:
+        return "an optimizer whose parameters get gradients in training is stepped"
+    return "parameters that get gradients in training are updated"

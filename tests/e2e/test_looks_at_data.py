@@ -1,0 +1,37 @@
+"""Programs that look at some batches before they train are clean, and a last pass that is cut short is still found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("programs") / "looks_at_data.py"
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+
+
+def findings(folder: Path, way: str) -> list[dict[str, Any]]:
+    """What `traincheck run` finds in the program against the packs."""
+    command = [sys.executable, "-m", "traincheck", "run", "--fail-on", "never", "-o", "run", str(PROGRAM), way]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "the training goes on" not in done.stderr
+    found: list[dict[str, Any]] = json.loads((folder / "run" / "report.json").read_text())["findings"]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["kept", "shows"])
+def test_an_iterator_that_is_kept_is_no_pass_that_was_left(tmp_path: Path, way: str) -> None:
+    assert findings(tmp_path, way) == []
+
+
+@pytest.mark.slow
+def test_a_last_pass_that_is_cut_short_is_found(tmp_path: Path) -> None:
+    assert [one["title"] for one in findings(tmp_path, "left out")] == ["The run stops before the end of its data"]

@@ -1,0 +1,53 @@
+"""Tensors of every kind meet all that can be observed: no crash, the same results, and no source ends; see
+programs/tensor_kinds.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_odd_programs import PROGRAMS, TRAINCHECK, run
+
+PROGRAM = str(PROGRAMS / "tensor_kinds.py")
+IGNORE = {"PYTHONWARNINGS": "ignore", "PYTHONFAULTHANDLER": "1"}
+
+
+def results(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The lines that the program prints, one for each way."""
+    assert done.returncode == 0, done.stderr[-5000:]
+    return [line for line in done.stdout.splitlines() if line.startswith("WAY")]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    found = results(run(tmp_path_factory.mktemp("plain"), sys.executable, PROGRAM, **IGNORE))
+    assert len(found) >= 40 and not [line for line in found if "Error" in line]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("collect", "-o", "run"),
+        ("run", "--fail-on", "never", "-o", "run", "--snapshot"),
+        ("run", "--fail-on", "never", "-o", "run", "--replay-every", "1"),
+    ],
+    ids=["collect", "run", "replay"],
+)
+def test_no_kind_of_tensor_ends_the_process_or_a_source(
+    tmp_path: Path, plain: list[str], command: tuple[str, ...]
+) -> None:
+    observed = run(tmp_path, *TRAINCHECK, *command, PROGRAM, **IGNORE)
+    assert results(observed) == plain
+    assert "no longer observed" not in observed.stderr
+
+
+@pytest.mark.slow
+def test_the_interpreter_exits_with_a_rank_that_is_not_ended(tmp_path: Path) -> None:
+    words = (PROGRAM, "unended", "sharded", "parallel")
+    alone = results(run(tmp_path, sys.executable, *words, **IGNORE))
+    observed = run(tmp_path, *TRAINCHECK, "run", "--fail-on", "never", "-o", "run", *words, **IGNORE)
+    assert len(alone) == 2 and results(observed) == alone

@@ -1,0 +1,77 @@
+"""What is read of tensors of every kind: plain tensors with memory behind each element, or nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from traincheck.sources.tensors import PLAIN, fingerprints, is_copyable, local, shape_of, states, unseen
+
+PROGRAM = Path(__file__).resolve().parents[1] / "e2e" / "programs" / "tensor_kinds.py"
+_spec = importlib.util.spec_from_file_location("tensor_kinds", PROGRAM)
+assert _spec is not None and _spec.loader is not None
+program: Any = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(program)
+
+READABLE = {"with_memory", "functions", "expanded", "overlapping", "conjugated", "negated", "eight_bits", "empty"}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", sorted(program.KINDS))
+def test_only_what_lies_in_memory_is_read(kind: str) -> None:
+    torch.manual_seed(0)
+    tensor = program.KINDS[kind]()
+    with unseen():
+        dense = local(tensor)
+        assert (dense is not None) == (kind in READABLE)
+        assert (fingerprints([tensor])[0] is not None) == (kind in READABLE)
+        assert states([tensor])[0] in ("some", "zero")
+        assert not is_copyable(tensor) or type(tensor) in PLAIN
+    if dense is not None:
+        assert type(dense).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_tensor_without_sizes_has_no_shape() -> None:
+    assert shape_of(program.KINDS["nested"]()) is None
+    assert shape_of(torch.ones(2, 3)) == (2, 3)
+
+
+def test_the_dispatch_of_a_subclass_is_not_asked_for_what_can_be_read() -> None:
+    tensor = program.KINDS["with_memory"]()
+    program.WithMemory.asked = 0
+    with unseen():
+        assert fingerprints([tensor]) == fingerprints([torch.ones(4)])
+    assert program.WithMemory.asked == 0
+
+
+def test_an_operation_on_a_wrapper_reaches_its_own_method_also_where_dispatch_is_off() -> None:
+    wrapper = program.KINDS["wrapper"]()
+    for hidden in (False, True):
+        with torch._C._DisableTorchDispatch() if hidden else torch.no_grad(), unseen():
+            assert wrapper.abs().inner.tolist() == [1.0] * 4, "the memory that is not there was not read"
+    with torch._C._DisableTorchDispatch():
+        with unseen():
+            pass
+        assert torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python)
+
+
+def test_modes_see_nothing_of_it_and_all_behind_it() -> None:
+    class Mode(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen += 1
+            return func(*args, **(kwargs or {}))
+
+    with Mode() as outer, Mode() as inner:
+        with unseen():
+            torch.ones(2).abs().detach()
+        assert (outer.seen, inner.seen) == (0, 0)
+        torch.ones(2)
+        assert (outer.seen, inner.seen) == (1, 1)
