@@ -18,6 +18,7 @@ from traincheck.sources.base import replace, replace_everywhere, wrapping
 from traincheck.sources.circumstances import LONGEST_TEXT, Surroundings, circumstances_amid, result_facts
 from traincheck.sources.frames import argument_names, local_values
 from traincheck.sources.names import parameter_names
+from traincheck.sources.process_groups import end_without_the_lock
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.replaced import Undo
 from traincheck.sources.requests import Requests
@@ -124,6 +125,7 @@ class CollectiveSource:
         if hasattr(join, _ASKS_WHO_TRAINS):
             replace(undo, join, _ASKS_WHO_TRAINS, self._counting_rounds)
         self._requests.attach(demand, recorder, undo)
+        end_without_the_lock(self.name, recorder, undo)
         return undo
 
     def _mirroring(self, recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any]:
