@@ -48,7 +48,7 @@ if how == "raises":
 if how == "exits":
     sys.exit(7)
 if how == "killed":
-    time.sleep(1)
+    time.sleep(4)  # longer than a heartbeat takes: what a process says of itself is that much older at most
     os.kill(os.getpid(), 9)
 if how == "hangs":
     time.sleep(120)
