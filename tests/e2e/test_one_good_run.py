@@ -156,8 +156,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def errors(report: Path) -> list[str]:
-    told = json.loads(report.read_text())
-    return [finding["title"] for finding in told["findings"] if finding["severity"] == "error"]
+    found = json.loads(report.read_text())
+    return [finding["title"] for finding in found["findings"] if finding["severity"] == "error"]
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ def test_errors_of_other_scripts_are_found(script: str, title: str, home: Path, 
 def test_their_clean_twins_pass(script: str, home: Path, tmp_path: Path) -> None:
     done = traincheck(home, "run", "--book", "good.jsonl", "-o", str(tmp_path / "run"), script)
     assert done.returncode == 0, done.stderr
-    told = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert told["verdict"] == "clean" and told["counts"]["passed"] > 10
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["verdict"] == "clean" and report["counts"]["passed"] > 10
 
 
 def test_rules_of_the_other_program_are_counted_and_as_checks_them(home: Path, tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ LONG, SHORT = Support(100, 14, 1, 1), Support(100, 13, 1, 1)
 
 def rule(make: Rules, prop: Property = CLEARED, subject: Subject = STEP, **fields: object) -> Invariant:
     """A rule of one program, cnn.py."""
-    told = {"scope": PIPELINE, "severity": NOTICE, "support": LONG, "confidence": 0.5, "origin": ("cnn.py",)}
-    found = make(prop, (), subject=subject, **{**told, **fields})
+    defaults = {"scope": PIPELINE, "severity": NOTICE, "support": LONG, "confidence": 0.5, "origin": ("cnn.py",)}
+    found = make(prop, (), subject=subject, **{**defaults, **fields})
     if found.program:
         return found
     relation = plugins.load("traincheck.relations")[found.relation]

@@ -110,7 +110,7 @@ def batch(*shapes: str) -> str:
         "one row",
         "a mask for all",
         "a single sample",
-        "nothing beside it",
+        "nothing next to it",
         "all are in one row",
         "packed",
         "packed, with boundaries",

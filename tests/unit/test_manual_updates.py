@@ -27,6 +27,13 @@ def through_data(model: nn.Module) -> None:
             parameter.data.add_(parameter.grad, alpha=-0.1)
 
 
+def train_by_hand(model: nn.Module, steps: int) -> None:
+    for _ in range(steps):
+        model.zero_grad()
+        loss_of(model).backward()
+        through_data(model)
+
+
 def in_no_grad(model: nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
@@ -89,10 +96,7 @@ def test_each_update_by_hand_is_a_step(update: Callable[[nn.Module], None]) -> N
 def test_it_is_the_same_where_values_lie_on_an_accelerator() -> None:
     def program() -> None:
         model = net()
-        for _ in range(4):
-            model.zero_grad()
-            loss_of(model).backward()
-            through_data(model)
+        train_by_hand(model, steps=4)
 
     with as_if_elsewhere():
         windows = told(program)
@@ -164,10 +168,7 @@ def test_two_models_that_are_updated_together_make_one_step() -> None:
 def test_an_evaluation_follows_the_last_step() -> None:
     def program() -> None:
         model = net()
-        for _ in range(2):
-            model.zero_grad()
-            loss_of(model).backward()
-            through_data(model)
+        train_by_hand(model, steps=2)
         model.eval()
         with torch.no_grad():
             model(torch.randn(2, 4))
@@ -189,10 +190,7 @@ def test_steps_that_are_not_watched_are_counted() -> None:
 def test_nothing_is_asked_for_and_steps_are_counted_all_the_same() -> None:
     model = net()
     with observing(NOTHING) as seen:
-        for _ in range(3):
-            model.zero_grad()
-            loss_of(model).backward()
-            through_data(model)
+        train_by_hand(model, steps=3)
     assert seen.stages == [("setup", 0), ("train", 1), ("train", 2), ("train", 3), ("end", 3)]
 
 
@@ -253,10 +251,7 @@ def test_what_a_forward_writes_is_no_update() -> None:
 def test_an_optimizer_that_is_built_later_takes_over() -> None:
     def program() -> None:
         model = net()
-        for _ in range(2):
-            model.zero_grad()
-            loss_of(model).backward()
-            through_data(model)
+        train_by_hand(model, steps=2)
         optimizer = sgd(model)
         for _ in range(2):
             optimizer.zero_grad()
@@ -272,10 +267,7 @@ def test_a_program_that_names_its_steps_keeps_them() -> None:
     with observing() as seen:
         steps = seen.recorder.steps
         for _ in range(2):
-            for _ in range(3):
-                model.zero_grad()
-                loss_of(model).backward()
-                through_data(model)
+            train_by_hand(model, steps=3)
             steps.explicit_step(seen.recorder.next_seq())
     # That the program names them is known from the first time on; the updates before it were steps.
     assert [step for stage, step in seen.stages if stage == "train"] == [1, 2, 3, 4]
@@ -327,10 +319,7 @@ def test_the_program_computes_the_same() -> None:
         model = net()
 
         def loop() -> None:
-            for _ in range(5):
-                model.zero_grad()
-                loss_of(model).backward()
-                through_data(model)
+            train_by_hand(model, steps=5)
 
         if observed:
             told(loop)
@@ -343,7 +332,7 @@ def test_the_program_computes_the_same() -> None:
 
 
 def unused(program: Callable[[], object]) -> list[str]:
-    """What is told at the end of gradients that no update used."""
+    """What the end of a run reports of gradients that no update used."""
     with observing() as seen:
         program()
     assert seen.faults == []
@@ -397,10 +386,7 @@ def a_long_accumulation() -> None:
 def updates_beside_an_optimizer() -> None:
     model = net()
     optimizer = sgd(model)
-    for _ in range(20):
-        model.zero_grad()
-        loss_of(model).backward()
-        through_data(model)
+    train_by_hand(model, steps=20)
     del optimizer
 
 

@@ -1,4 +1,4 @@
-"""Gradients that are always zero, or that no update uses: what is told of them, and when."""
+"""Gradients that are always zero, or that no update uses: which findings they give, and when."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def windows(steps: int, after: Callable[[int, str], str], *, update: bool = True
     return script.windows
 
 
-def told(those: list[Window]) -> list[tuple[Property, int, tuple[str, ...]]]:
+def failures(those: list[Window]) -> list[tuple[Property, int, tuple[str, ...]]]:
     """What failed, in which step, and of which variables."""
     relation = ZeroGradients()
     return [
@@ -47,34 +47,34 @@ def told(those: list[Window]) -> list[tuple[Property, int, tuple[str, ...]]]:
 
 
 def test_all_gradients_are_zero_in_each_of_the_first_steps() -> None:
-    assert told(windows(2 * FIRST, lambda step, name: "zero")) == [(NOT_ALL_ZERO, FIRST, ("a", "b"))]
+    assert failures(windows(2 * FIRST, lambda step, name: "zero")) == [(NOT_ALL_ZERO, FIRST, ("a", "b"))]
 
 
 def test_one_gradient_that_is_not_zero_once_is_enough() -> None:
-    assert told(windows(FIRST, lambda step, name: "some" if (step, name) == (FIRST, "b") else "zero")) == []
-    assert told(windows(2 * FIRST, lambda step, name: "some" if step == 1 else "zero")) == []
+    assert failures(windows(FIRST, lambda step, name: "some" if (step, name) == (FIRST, "b") else "zero")) == []
+    assert failures(windows(2 * FIRST, lambda step, name: "some" if step == 1 else "zero")) == []
 
 
 def test_a_short_run_is_not_judged() -> None:
-    assert told(windows(FIRST - 1, lambda step, name: "zero")) == []
+    assert failures(windows(FIRST - 1, lambda step, name: "zero")) == []
 
 
 def test_what_is_not_updated_is_not_judged_here() -> None:
-    assert told(windows(2 * FIRST, lambda step, name: "zero", update=False)) == []
+    assert failures(windows(2 * FIRST, lambda step, name: "zero", update=False)) == []
 
 
 def test_parameters_without_gradients_are_not_spoken_of() -> None:
-    assert told(windows(2 * LONG, lambda step, name: "none" if name == "a" else "some")) == []
-    assert told(windows(2 * FIRST, lambda step, name: "none")) == []
+    assert failures(windows(2 * LONG, lambda step, name: "none" if name == "a" else "some")) == []
+    assert failures(windows(2 * FIRST, lambda step, name: "none")) == []
 
 
 def test_one_parameter_is_zero_for_long_while_others_are_not() -> None:
-    found = told(windows(2 * LONG, lambda step, name: "zero" if name == "a" else "some"))
+    found = failures(windows(2 * LONG, lambda step, name: "zero" if name == "a" else "some"))
     assert found == [(NOT_ZERO_FOR_LONG, LONG, ("a",))]
 
 
 def test_a_parameter_that_comes_alive_late_is_not_told() -> None:
-    assert told(windows(2 * LONG, lambda step, name: "zero" if name == "a" and step < LONG else "some")) == []
+    assert failures(windows(2 * LONG, lambda step, name: "zero" if name == "a" and step < LONG else "some")) == []
 
 
 def test_behind_a_gap_the_first_steps_are_over() -> None:

@@ -121,12 +121,12 @@ class ElsewhereEntry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
     experience: list[ClauseEntry] = []
 
     @classmethod
-    def of(cls, told: Elsewhere) -> ElsewhereEntry:
+    def of(cls, elsewhere: Elsewhere) -> ElsewhereEntry:
         """The entry for what a rule is elsewhere."""
-        return cls(told.severity, told.confidence, _entries(told.experience.clauses))  # type: ignore[arg-type]
+        return cls(elsewhere.severity, elsewhere.confidence, _entries(elsewhere.experience.clauses))  # type: ignore[arg-type]
 
     def elsewhere(self) -> Elsewhere:
-        """What the entry tells."""
+        """What the entry says."""
         return Elsewhere(self.severity, self.confidence, Precondition(_clauses(self.experience)))
 
 

@@ -17,7 +17,7 @@ from traincheck.vocab.gradient_rules import (
     USED,
     sentence_of,
 )
-from traincheck.vocab.invariant import ERROR, GENERAL, NOTICE, Invariant, Precondition, Support
+from traincheck.vocab.invariant import ERROR, NOTICE, Invariant, standing_rule
 from traincheck.vocab.occasion import Property, Subject
 
 RELATION = "Periodic"
@@ -28,10 +28,10 @@ def of_gradients() -> tuple[Invariant, ...]:
     """The rules about gradients that are always zero, or that no update uses."""
     zeros, idle, unused = Subject(GRAD, STRETCH), Subject(IDLE, USE), Subject(UNUSED, USE)
     return (
-        _rule(zeros, NOT_ALL_ZERO, ERROR),
-        _rule(zeros, NOT_ZERO_FOR_LONG, NOTICE),
-        _rule(idle, USED, ERROR),
-        _rule(unused, USED, NOTICE),
+        _of_gradients(zeros, NOT_ALL_ZERO, ERROR),
+        _of_gradients(zeros, NOT_ZERO_FOR_LONG, NOTICE),
+        _of_gradients(idle, USED, ERROR),
+        _of_gradients(unused, USED, NOTICE),
     )
 
 
@@ -40,15 +40,5 @@ def is_always_deployed(rule: Invariant) -> bool:
     return rule.subject.grain in (STRETCH, USE) and not rule.support.runs
 
 
-def _rule(subject: Subject, prop: Property, severity: str) -> Invariant:
-    return Invariant(
-        relation=RELATION,
-        subject=subject,
-        property=prop,
-        precondition=Precondition(),
-        support=Support(0, 0, 0, 0),
-        confidence=1.0,
-        severity=severity,
-        scope=GENERAL,
-        sentence=sentence_of(subject, prop),
-    )
+def _of_gradients(subject: Subject, prop: Property, severity: str) -> Invariant:
+    return standing_rule(RELATION, subject, prop, severity, sentence_of(subject, prop))

@@ -20,7 +20,7 @@ Note [Updates that need not show]
 What an optimizer makes of a gradient of zeros (it may have momentum, or decay weights), of a parameter that nothing was
 computed with, or of an update that is lost in rounding is no occasion: such a parameter may change or not. Neither is a
 gradient of zeros that stays one: clearing, clipping and unscaling leave zeros as they are, and a program may fill its
-gradients with zeros before the first backward. Gradients that are absent beside such zeros give a call that clears
+gradients with zeros before the first backward. Gradients that are absent next to such zeros give a call that clears
 nothing to change.
 """
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 from traincheck.relations.consistent import Consistent
 from traincheck.relations.recomputed import DECIDED, EXACT, GRAIN
 from traincheck.vocab.computations import ELSEWHERE, KIND, PARTS
-from traincheck.vocab.invariant import ERROR, GENERAL, NOTICE, Invariant, Precondition, Support
+from traincheck.vocab.invariant import ERROR, NOTICE, Invariant, standing_rule
 from traincheck.vocab.occasion import Property, Subject
-
-NO_SUPPORT = Support(0, 0, 0, 0)
 
 
 def of_replays() -> tuple[Invariant, ...]:
@@ -23,14 +21,4 @@ def of_replays() -> tuple[Invariant, ...]:
 
 def _rule(thing: str, prop: Property, severity: str) -> Invariant:
     subject = Subject(thing, GRAIN)
-    return Invariant(
-        relation=Consistent.name,
-        subject=subject,
-        property=prop,
-        precondition=Precondition(),
-        support=NO_SUPPORT,
-        confidence=1.0,
-        severity=severity,
-        scope=GENERAL,
-        sentence=Consistent.describe(subject, prop),
-    )
+    return standing_rule(Consistent.name, subject, prop, severity, Consistent.describe(subject, prop))

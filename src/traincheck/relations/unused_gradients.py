@@ -36,8 +36,8 @@ class UnusedGradients:
             if thing == IDLE:
                 note += f"; {reading.variable} holds parameters that got gradients, and it has never stepped"
             site = str(value_of(reading.context, "site") or "")
-            told = Subject(thing, USE), context_of((), window.stage), *fate(USED, False)
-            yield Occasion(*told, reading.seq, site=site, note=note)
+            subject, context = Subject(thing, USE), context_of((), window.stage)
+            yield Occasion(subject, context, *fate(USED, False), reading.seq, site=site, note=note)
 
     def forget(self) -> None:
         """Nothing is kept."""

@@ -31,7 +31,7 @@ class ZeroGradients:
 
     def __init__(self) -> None:
         self._alive: set[str] = set()
-        self._told = False
+        self._reported = False
         self._zero: dict[str, int] = {}
         self._steps = 0
 
@@ -41,7 +41,7 @@ class ZeroGradients:
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """An occasion where a rule fails, once each."""
-        if self._told or window.stage != TRAIN:
+        if self._reported or window.stage != TRAIN:
             return
         left = self._note(window)
         updates = calls_of(window, UPDATE) if left else ()
@@ -59,7 +59,7 @@ class ZeroGradients:
         elif self._alive:
             names = tuple(name for name in left if self._zero[name] >= LONG)
             if names:
-                self._told = True
+                self._reported = True
                 note = f"these gradients were zero in each of {LONG} steps, and others were not"
                 yield Occasion(Subject(GRAD, STRETCH), context, *fate(NOT_ZERO_FOR_LONG, False), seq, names, note=note)
 

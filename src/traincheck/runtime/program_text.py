@@ -57,8 +57,8 @@ class CheckedProgram:
 
         Source texts decide where both are known, and names elsewhere.
         """
-        told = [self.identity.same_as(ProgramIdentity.parse(run.program)) for run in runs if run.script == script]
-        known = [same for same in told if same is not None]
+        answers = [self.identity.same_as(ProgramIdentity.parse(run.program)) for run in runs if run.script == script]
+        known = [same for same in answers if same is not None]
         return any(known) if known else script == (self.name or self.script)
 
 

@@ -119,8 +119,7 @@ class AutogradSource:
         recorder.steps.backward(recorder.next_seq())
         self._gradients.backward_begins()
         if not self._calls or not recorder.watching:
-            steps = recorder.steps
-            return _UNRECORDED if (not steps.made or not steps.optimizers) and is_followed(steps) else None
+            return _UNRECORDED if is_followed(recorder.steps) else None
         snapshot = None
         if self._states:
             with unseen():
@@ -159,8 +158,7 @@ class AutogradSource:
 
     def _ends(self, opened: _Open, result: Any) -> None:
         call, snapshot, what, before, loss = opened
-        steps = self._recorder.steps
-        followed = (not steps.made or not steps.optimizers) and is_followed(steps)
+        followed = is_followed(self._recorder.steps)
         if call.seq < 0 or not self._recorder.watching:
             if followed:
                 self._manual.backward_ends("")

@@ -106,7 +106,7 @@ def is_followed(steps: StepTracker) -> bool:
 
 
 class ManualUpdates:
-    """Recognises updates without an optimizer, and tells at the end of the run if there was no update at all."""
+    """Recognises updates without an optimizer, and reports at the end of the run if there was none at all."""
 
     def __init__(self, gradients: Gradients) -> None:
         self._gradients = gradients
@@ -123,7 +123,7 @@ class ManualUpdates:
         self._guarded_move = recorder.guarded(SOURCE, self._move, always=True)
         self.backward_ends = recorder.guarded(SOURCE, self._backward_ends, always=True)
         recorder.at_end(lambda: self._guarded_check(True))
-        recorder.at_end(recorder.guarded(SOURCE, self._tell_unused, always=True))
+        recorder.at_end(recorder.guarded(SOURCE, self._report_unused, always=True))
         undo.callback(self._disarm)
 
     def _backward_ends(self, site: str) -> None:
@@ -197,29 +197,29 @@ class ManualUpdates:
         models: dict[str, list[Variable]] = {}
         for variable in changed:
             models.setdefault(_model(variable), []).append(variable)
-        self._tell(armed, models)
+        self._report(armed, models)
 
-    def _tell(self, armed: _Armed, models: dict[str, list[Variable]]) -> None:
+    def _report(self, armed: _Armed, models: dict[str, list[Variable]]) -> None:
         """An update by hand has changed these parameters."""
         recorder = self._recorder
         with unseen():
             recorder.transfers.settle()  # what gradients were is needed now
         recorder.steps.updated_by_hand(models.keys(), armed.places[0])
-        told = recorder.watching and self._demand.wants_call(LEVELS)
-        wanted = told and self._demand.wants_state(LEVELS, "parameter.data")
+        wanted = recorder.watching and self._demand.wants_call(LEVELS)
+        with_changes = wanted and self._demand.wants_state(LEVELS, "parameter.data")
         places = iter(armed.places)
         for model, variables in models.items():
-            if told:
+            if wanted:
                 grads = summary([armed.states.get(variable, "none") for variable in variables])
                 context = merged(armed.context, grads=grads)
                 call = OpenCall(next(places), NO_CALL, LIFECYCLE, LEVELS, model, armed.site, context, ())
-                if wanted:
+                if with_changes:
                     recorder.changed([_change(next(places), call.seq, v, armed.states) for v in variables])
                 recorder.leave(call, end=next(places))
             self._gradients.step_ends(model)
 
-    def _tell_unused(self) -> None:
-        """The run ends: tell if gradients were computed for training and no update has used them."""
+    def _report_unused(self) -> None:
+        """The run ends: report it if gradients were computed for training and no update has used them."""
         recorder = self._recorder
         if not self._trains or self._written or recorder.steps.made:
             return

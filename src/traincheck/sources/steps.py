@@ -285,9 +285,9 @@ class StepTracker:
         """The training steps that were made: one under way counts once it has updated something."""
         return self.step - 1 if self._kind == TRAIN and not self._stepped else self.step
 
-    def counts(self, told: int) -> dict[str, Any]:
-        """What a note says of steps: the last one, at least `told`, and how many updates, calls and backwards ran."""
-        steps = max(told, self.completed)
+    def counts(self, at_least: int) -> dict[str, Any]:
+        """The fields of a note about steps: the last step (`at_least` so many), updates, calls and backwards."""
+        steps = max(at_least, self.completed)
         return {"steps": steps, "updates": self.made, "forwards": self.forwards, "backwards": self.backwards}
 
     def finish(self, began: int, seq: int) -> None:

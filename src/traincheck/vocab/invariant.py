@@ -189,3 +189,18 @@ def identity(relation: str, subject: Subject, prop: Property, precondition: Prec
 def _told(clause: Clause) -> str:
     """A clause as it enters an id."""
     return f"{clause.fact} {clause.value!r} {clause.negated}{' contains' if clause.contains else ''}"
+
+
+def standing_rule(relation: str, subject: Subject, prop: Property, severity: str, sentence: str) -> Invariant:
+    """A rule of this relation that no good run has shown."""
+    return Invariant(
+        relation=relation,
+        subject=subject,
+        property=prop,
+        precondition=Precondition(),
+        support=Support(0, 0, 0, 0),
+        confidence=1.0,
+        severity=severity,
+        scope=GENERAL,
+        sentence=sentence,
+    )

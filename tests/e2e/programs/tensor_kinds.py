@@ -387,10 +387,10 @@ def main():
         torch.manual_seed(0)
         WithMemory.asked = 0
         try:
-            told = way()
+            outcome = way()
         except Exception as error:
-            told = f"{type(error).__name__}: {str(error)[:80]}"
-        print("WAY", name, told, WithMemory.asked, torch.get_rng_state().sum().item(), flush=True)
+            outcome = f"{type(error).__name__}: {str(error)[:80]}"
+        print("WAY", name, outcome, WithMemory.asked, torch.get_rng_state().sum().item(), flush=True)
     if "unended" not in sys.argv:
         dist.destroy_process_group()
 
