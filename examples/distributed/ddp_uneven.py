@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.algorithms.join import Join
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -64,10 +65,10 @@ def main():
     shuffle = torch.Generator().manual_seed(args.seed + rank)
     loader = DataLoader(train, batch_size=16, shuffle=True, generator=shuffle)
     model = DistributedDataParallel(build_model(args.seed))
-    optimizer = torch.optim.RMSprop(model.parameters(), lr=args.lr)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.RMSprop, lr=args.lr)
 
     for epoch in range(args.epochs):
-        with Join([model]):
+        with Join([model, optimizer]):  # a rank that is done goes on updating its share: no rank keeps older state
             for x, y in loader:
                 optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(model(x), y)

@@ -165,7 +165,7 @@ class AutogradSource:
             return
         if snapshot is not None:
             with unseen():
-                self._gradients.compare(snapshot, call.seq)
+                self._gradients.compare(snapshot, call.seq, backward=True)
         if what is None:
             self._recorder.leave(call, loss)
         else:

@@ -129,20 +129,26 @@ class CollectiveSource:
         return undo
 
     def _mirroring(self, recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, whose collectives are no part of a training step of this rank."""
-        mirrors = self._mirrors
+        """`function`, in which a rank without data answers the others: its collectives, and the steps that it makes of
+        an optimizer whose state is divided among the ranks, are no part of a training step of its own."""
+        mirrors, hooks = self._mirrors, recorder.hooks
 
         def joined() -> None:
-            recorder.steps.ranks_join(recorder.next_seq(), mirrors.rounds)
+            seq = recorder.next_seq()
+            recorder.steps.ranks_join(seq, mirrors.rounds)
+            if mirrors.rounds:
+                recorder.lose_sight(seq)
 
         counts = recorder.guarded(self.name, joined, always=True)
 
         @functools.wraps(function)
         def wrapper(join: Any, *args: Any, **kwargs: Any) -> Any:
             mirrors.here, mirrors.rounds = True, 0
+            place = hooks.step_aside(methods=False)  # a method of ours counts the rounds
             try:
                 result = function(join, *args, **kwargs)
             finally:
+                hooks.come_back(place)
                 mirrors.here = False
             counts()
             return result
@@ -164,7 +170,6 @@ class CollectiveSource:
 
     def _watching(self, demand: Demand, recorder: Recorder, name: str, function: Callable[..., Any]) -> Any:
         summaries, surroundings, requests = self._summaries, self._surroundings, self._requests
-        mirrors = self._mirrors
         levels, names = (f"{HOME}.{name}",), parameter_names(function)
         what: Asked | None = asked(demand, levels, names)
         counted, messaging = name in (*_SENDS, *_RECEIVES), self._messaging
@@ -176,8 +181,6 @@ class CollectiveSource:
                 self._between(name, names, args, kwargs)
                 messaging.now = True
                 return _Open(None, None, None)
-            if getattr(mirrors, "here", False):
-                return None
             around = recorder.innermost()
             if around is not None and around.levels is levels:
                 return None  # torch asks the modes of the program first, and they call the function once more

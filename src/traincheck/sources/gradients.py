@@ -246,8 +246,17 @@ class Gradients:
     def _all_of(self, held: Sequence[Held], kept: bool) -> list[torch.Tensor | None]:
         return [tensor.grad if not kept or type(tensor) in PLAIN else self._kept.of(tensor) for _, tensor in held]
 
-    def compare(self, before: Snapshot, call: int, viewer: str = "", scale: float | Pending = 0.0) -> None:
-        """Tell how the gradients of `before` changed in `call`; `viewer` is the optimizer that was called, if any.
+    def compare(
+        self,
+        before: Snapshot,
+        call: int,
+        viewer: str = "",
+        scale: float | Pending = 0.0,
+        *,
+        backward: bool = False,
+    ) -> None:
+        """Tell how the gradients of `before` changed in `call`, which is a `backward` or only changes what is there;
+        `viewer` is the optimizer that was called, if any.
 
         `scale` is the factor that the call divides gradients by, where it does so: divided by one they cannot change,
         so those that did not change are left out.
@@ -279,7 +288,7 @@ class Gradients:
                 if so or not by_one:
                     told.append(_change(next_seq(), call, variable, old, new, so, contexts[place]))
                 self._last[variable] = new
-                if so and new == SOME:
+                if backward and so and new == SOME:
                     self.fresh.add(variable)
                     variable.graded = True
             self._recorder.changed(told)

@@ -4,6 +4,9 @@ Note [Master copies]
 A model in low precision is often trained by copies in full precision, which the optimizer holds and the program writes
 back. So what becomes of such a model is seen only after the update. It is read when the window of the step is cut, and
 told as changes between calls, at positions that were set aside when the update ended.
+
+A copy is handed its gradient by the program; a tensor that a backward has given one is trained itself (an image, a
+prompt), and its optimizer owes nothing to the model that it goes through.
 """
 
 from __future__ import annotations
@@ -61,7 +64,8 @@ class Settling:
     ) -> None:
         """Note what this update should change that no optimizer holds; `data` are fingerprints, `states` those of
         gradients. Call under `unseen`."""
-        only_copies = not any(variable.owned and optimizer in variable.holders for variable, _ in held)
+        own = [variable for variable, _ in held if optimizer in variable.holders]
+        may_be_flat = not any(variable.owned for variable in own)
         masters: dict[torch.Size, list[int]] = {}
         for place, (variable, tensor) in enumerate(held):
             if not variable.owned and optimizer in variable.holders:
@@ -71,23 +75,26 @@ class Settling:
             for place, (variable, tensor) in enumerate(held)
             if variable.owned and not variable.holders and tensor.requires_grad and data[place] is not None
         }
-        places = [place for place, found in copies.items() if found or only_copies]
+        places = [place for place, found in copies.items() if found or may_be_flat]
         if not places:
             return
         self._places = len(self._awaited) + len(places)
         measured = sorted({one for place in places for one in (place, *copies[place])})
         values = [_largest(held[place][1]) for place in measured]
-        variables = [held[place][0] for place in places]
+        variables = {place: held[place][0] for place in measured}
 
         def conclude(known: list[Any], _: NextSeq) -> None:
             count = len(measured)
             sizes = dict(zip(measured, known, strict=False))
-            graded = dict(zip(measured, known[count : 2 * count], strict=True))
-            for variable, place, before in zip(variables, places, known[2 * count :], strict=True):
-                fresh = graded[place] == SOME and variable in self._gradients.fresh
-                by_copies = any(graded[copy] == SOME for copy in copies[place])
-                if (fresh and (copies[place] or only_copies)) or (graded[place] != SOME and by_copies):
-                    size = rate * min(1.0, max(sizes[one] for one in (place, *copies[place])))
+            states = dict(zip(measured, known[count : 2 * count], strict=True))
+            flat = may_be_flat and not any(variable.graded for variable in own)
+            for place, before in zip(places, known[2 * count :], strict=True):
+                variable = variables[place]
+                of_it = [copy for copy in copies[place] if not variables[copy].graded]
+                fresh = states[place] == SOME and variable in self._gradients.fresh
+                by_copies = any(states[copy] == SOME for copy in of_it)
+                if (fresh and (of_it or flat)) or (states[place] != SOME and by_copies):
+                    size = rate * min(1.0, max(sizes[one] for one in (place, *of_it)))
                     awaited = self._awaited.get(variable)
                     first = self._last.get(variable, before) if awaited is None else awaited.before
                     self._awaited[variable] = _Awaited(first, max(size, awaited.size if awaited else 0.0))

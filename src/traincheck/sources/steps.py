@@ -207,7 +207,8 @@ class StepTracker:
         inside = self._still_updating()
         self.updates.append(runs)
         self.optimizers.add(name)
-        if inside:
+        if inside:  # a part of another's step, which is what is waited for
+            self._last_step_of.pop(name, None)
             return
         if name in self._stepped and not self._explicit:
             self._close(self._reopened if self._reopened >= 0 else seq, TRAIN)
