@@ -48,6 +48,106 @@ for epoch in range(3):
         optimizer.step()
 """
 
+TRAINED_IMAGE = """
+import torch
+from torch import nn
+
+
+class Content(nn.Module):
+    def __init__(self, wanted):
+        super().__init__()
+        self.wanted = wanted.detach()
+
+    def forward(self, x):
+        self.loss = nn.functional.mse_loss(x, self.wanted)
+        return x
+
+
+torch.manual_seed(0)
+pretrained = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval()
+model, contents = nn.Sequential(), []
+content = torch.rand(1, 3, 16, 16)
+for place, layer in enumerate(pretrained):
+    model.add_module(str(place), layer)
+    if isinstance(layer, nn.Conv2d):
+        contents.append(Content(model(content)))
+        model.add_module(f"content {place}", contents[-1])
+image = torch.rand(1, 3, 16, 16, requires_grad=True)
+model.eval()
+if FROZEN:
+    model.requires_grad_(False)
+optimizer = OPTIMIZER
+
+
+def closure():
+    optimizer.zero_grad()
+    model(image)
+    loss = sum(one.loss for one in contents)
+    loss.backward()
+    return loss
+
+
+for step in range(60):
+    optimizer.step(closure)
+"""
+
+BY_LBFGS = TRAINED_IMAGE.replace("FROZEN", "True").replace("OPTIMIZER", "torch.optim.LBFGS([image])")
+BY_ADAM = TRAINED_IMAGE.replace("FROZEN", "False").replace("OPTIMIZER", "torch.optim.Adam([image], lr=0.02)")
+
+CALLED_FOR_ITS_SHAPES = f"""{TRAINING}
+model = nn.Sequential(nn.LazyLinear(32), nn.LazyBatchNorm1d(), nn.ReLU(), nn.Linear(32, 4))
+model(torch.zeros(4, 8))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for epoch in range(3):
+    for x, y in DataLoader(data, batch_size=16, shuffle=True):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+
+WRAPPERS = """
+from torch import nn
+
+
+class Mixer(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(width, width), nn.Linear(width, width)])
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        for layer in self.layers:
+            nn.init.xavier_uniform_(layer.weight)
+
+    def forward(self, x):
+        return self.layers[1](self.layers[0](x).relu())
+
+
+class Residual(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        inner.reset_parameters()
+
+    def forward(self, x):
+        return x + self.inner(x)
+"""
+
+USES_WRAPPERS = f"""import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "site-packages"))
+from mixing import Mixer, Residual
+{TRAINING}
+model = nn.Sequential(*[Residual(Mixer(8)) for _ in range(3)], nn.Linear(8, 4))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for epoch in range(2):
+    for x, y in DataLoader(data, batch_size=16, shuffle=True):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+"""
+
 LOOK_AT_A_BATCH = f"""{TRAINING}
 from torch.utils.data.distributed import DistributedSampler
 
@@ -141,10 +241,23 @@ def findings(folder: Path, *words: str, **more: str) -> list[str]:
     return [finding["title"] for finding in report["findings"]]
 
 
-@pytest.mark.parametrize("program", [DISABLED_SCALER, GRADIENTS_OF_ZEROS, LOOK_AT_A_BATCH])
+@pytest.mark.parametrize(
+    "program", [DISABLED_SCALER, GRADIENTS_OF_ZEROS, LOOK_AT_A_BATCH, BY_LBFGS, BY_ADAM, CALLED_FOR_ITS_SHAPES]
+)
 def test_nothing_is_found_in_a_clean_idiom(program: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(program)
     assert findings(tmp_path, "train.py") == []
+
+
+@pytest.mark.parametrize("place", ["site-packages", "."])
+def test_only_own_code_is_asked_why_it_fills_memory_again(place: str, tmp_path: Path) -> None:
+    """A wrapper of the library resets what it wraps, which is the library's affair; in the project it is reported."""
+    (tmp_path / place).mkdir(exist_ok=True)
+    (tmp_path / place / "mixing.py").write_text(WRAPPERS)
+    (tmp_path / "train.py").write_text(USES_WRAPPERS)
+    assert findings(tmp_path, "train.py") == (
+        [] if place == "site-packages" else ["Memory is initialised again and again"]
+    )
 
 
 @pytest.mark.parametrize("marked", [True, False])

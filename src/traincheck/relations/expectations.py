@@ -65,6 +65,11 @@ half as a rule; a norm in place of a root mean square is off by the root of the 
 LEAST_SCALE = 1e-2
 """Below this, what a normalising layer adds to the square of its input for safety may outweigh it."""
 
+CONSTANT = 1e-3
+"""Below this part of the weight's scale, the result says that the input was the same everywhere, as in a first call
+with zeros: there is no deviation to divide by. (A norm in place of a root mean square comes to that at a width of 1e6.)
+"""
+
 
 class Expectations:
     """Looks at one window at a time."""
@@ -201,7 +206,7 @@ def _keeps_scale(call: Call) -> bool | None:
     if flow.main is None or not flow.arguments or flow.arguments[0].shape != flow.main.shape:
         return None
     before, after = _scale(flow.arguments[0]), _scale(flow.main)
-    if before is None or after is None or before < LEAST_SCALE:
+    if before is None or after is None or before < LEAST_SCALE or after < CONSTANT * min(scale, shifted):
         return None
     return min(scale, shifted) / SCALE_BAND <= after <= max(scale, shifted) * SCALE_BAND
 

@@ -11,26 +11,25 @@ from traincheck.relations.base import ended
 from traincheck.relations.comparison import common, is_result
 from traincheck.vocab.demand import TENSORS, Demand
 from traincheck.vocab.events import FUNCTION, SETUP, Call, Window
+from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.random_fills import BY_LIBRARY, FILLS
 
 FILLED = "fills"
 FRESH = Property(FILLED, "other memory each time")
 
-_INIT, _TENSOR = "torch.nn.init", "torch.Tensor"
-_OF_INIT = (
-    "kaiming_normal_ kaiming_uniform_ normal_ orthogonal_ sparse_ trunc_normal_ uniform_ xavier_normal_ xavier_uniform_"
-)
-_OF_TENSOR = "bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_"
-FILLS = frozenset(f"{_INIT}.{name}" for name in _OF_INIT.split()) | {f"{_TENSOR}.{n}" for n in _OF_TENSOR.split()}
-"""All functions of torch that overwrite a tensor with random numbers (to fill it with ones once more changes nothing).
-They are one subject: what was learned of `kaiming_normal_` is meant for `trunc_normal_` as well."""
+_INIT = "torch.nn.init"
 
 LEAST = 2
 """Different memory that one place has to fill to be judged: a single one may well be a weight that is tied."""
 
 
 class Fills:
-    """Looks at the set-up: later, a program may well fill one buffer in every step."""
+    """Looks at the set-up: later, a program may well fill one buffer in every step.
+
+    A library's own code that fills is left out: its constructors often fill what is inside them once more, and all that
+    it does at a line of the user's has this line for its site.
+    """
 
     grain = "place"
 
@@ -40,7 +39,7 @@ class Fills:
             return
         groups: dict[tuple[str, str], list[tuple[Call, str]]] = {}
         for call in window.calls:
-            if call.kind == FUNCTION and call.name in FILLS and call.site and ended(call):
+            if call.kind == FUNCTION and call.name in FILLS and call.site and ended(call) and not _is_of_library(call):
                 memory = _filled(call)
                 if memory:
                     groups.setdefault((call.site, call.name), []).append((call, memory))
@@ -71,6 +70,10 @@ class Fills:
         return (
             "in the set-up, what fills tensors with random numbers (torch.nn.init) fills others each time it is called"
         )
+
+
+def _is_of_library(call: Call) -> bool:
+    return value_of(call.context, BY_LIBRARY) is True
 
 
 def _filled(call: Call) -> str:

@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 from traincheck.sources.gradients import Held
 from traincheck.sources.kept_parameters import Was
 from traincheck.sources.recorder import OpenCall
-from traincheck.sources.tensors import Computed
+from traincheck.sources.tensors import Computed, local
 
 
 class Before:
     """What a step found: the variables concerned and the states of their gradients (`read` as they were read first); of
     some of them, by their places, also what the optimizer keeps for them. With `whole` the fingerprint of each was
-    asked for.
+    asked for. `negligible` are the places of those whose gradients the optimizer takes for none.
 
     What is put off must not hold it, for it holds parameters; but it may hold the list `gradients`, which stays.
     """
 
-    __slots__ = ("data", "gradients", "held", "kept", "rates", "read", "state", "whole")
+    __slots__ = ("data", "gradients", "held", "kept", "negligible", "rates", "read", "state", "whole")
 
     def __init__(self, held: Sequence[Held], gradients: list[Any], rates: dict[int, float]) -> None:
         self.held = held
@@ -32,6 +32,7 @@ class Before:
         self.data: list[Was] = []
         self.whole = True
         self.kept: Sequence[int] = ()
+        self.negligible: frozenset[int] = frozenset()
         self.state: dict[tuple[int, str], Computed] = {}
 
 
@@ -56,6 +57,21 @@ class OpenStep(NamedTuple):
 def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a step was given to call, None for nothing. The first of `args` is the optimizer."""
     return next((arg for arg in (*args[1:], kwargs.get("closure")) if arg is not None), None)
+
+
+def taken_for_none(optimizer: Any, held: Sequence[Held]) -> frozenset[int]:
+    """The places of variables whose gradients the optimizer takes for none, by its own setting: LBFGS has converged."""
+    limits = [group.get("tolerance_grad", 0.0) for group in optimizer.param_groups]
+    if not any(limits):
+        return frozenset()
+    groups = zip(optimizer.param_groups, limits, strict=True)
+    limit_of = {id(param): limit for group, limit in groups for param in group["params"]}
+    found = set()
+    for place, (_, tensor) in enumerate(held):
+        gradient = None if tensor.grad is None else local(tensor.grad)
+        if gradient is not None and gradient.numel() and gradient.abs().max() <= limit_of.get(id(tensor), 0.0):
+            found.add(place)
+    return frozenset(found)
 
 
 def is_torchs(optimizer: Any) -> bool:

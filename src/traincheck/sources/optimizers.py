@@ -21,13 +21,13 @@ from traincheck.sources.gradients import Gradients, Snapshot, summary
 from traincheck.sources.hyperparameters import KEYS, OptimizerReadings, settings
 from traincheck.sources.kept_states import KeptStates, witnesses
 from traincheck.sources.names import class_name, levels
-from traincheck.sources.open_steps import Before, OpenStep, closure_of, hooked, is_torchs
+from traincheck.sources.open_steps import Before, OpenStep, closure_of, hooked, is_torchs, taken_for_none
 from traincheck.sources.pending import Pending, unlike
 from traincheck.sources.recorder import OpenCall, Recorder
 from traincheck.sources.replaced import Undo
 from traincheck.sources.replica_readings import ReplicaReadings
 from traincheck.sources.settling import Settling
-from traincheck.sources.tensors import SOME, local, unseen
+from traincheck.sources.tensors import SOME, ZERO, local, unseen
 from traincheck.sources.transfers import NextSeq
 from traincheck.sources.variables import Catalog, Variable
 from traincheck.vocab.demand import COMPUTATION, SOME_STATE, Demand
@@ -213,6 +213,7 @@ class OptimizerSource:
     def _tell_end(self, call: OpenCall, name: str, before: Before, optimizer: Any) -> None:
         """Read what a step leaves."""
         with unseen():
+            before.negligible = taken_for_none(optimizer, before.held)
             if before.data:
                 self._tell_data(call, name, before)
             if before.kept:
@@ -221,7 +222,7 @@ class OptimizerSource:
         self._settling.update_ends()
 
     def _tell_data(self, call: OpenCall, name: str, before: Before) -> None:
-        was, gradients, read = before.data, before.gradients, before.read
+        was, gradients, read, negligible = before.data, before.gradients, before.read, before.negligible
         found = kept_parameters.after(before.held, was, whole=before.whole)
         wanted = self._demand.wants_state(call.levels, PARAMETER_DATA)
         variables = [variable for variable, _ in before.held]  # (what is put off must not hold parameters)
@@ -233,7 +234,8 @@ class OptimizerSource:
             own: set[str] = set()
             changes = []
             for place, became in enumerate(kept_parameters.became(variables, was, found, known, due)):
-                variable, gradient, rate = variables[place], str(gradients[place]), rates[place]
+                gradient = ZERO if place in negligible else str(gradients[place])
+                variable, rate = variables[place], rates[place]
                 changed, fingerprint = became
                 if not variable.holders and not self._concerned(variable, gradient):
                     continue
@@ -271,7 +273,7 @@ class OptimizerSource:
     def _tell_state(self, call: OpenCall, name: str, before: Before, optimizer: Any) -> None:
         after = self._states.after(name, optimizer, before.held, before.kept)
         differs = [unlike(before.state.get(entry), digest) for entry, digest in after.items()]
-        gradients = before.gradients
+        gradients, negligible = before.gradients, before.negligible
         of_entries = []
         for place, entry in after:
             variable, tensor = before.held[place]
@@ -294,7 +296,7 @@ class OptimizerSource:
                         after=SOME,
                         changed=known[number + len(of_entries)],
                         owner=name,
-                        context=_step_facts(facts_of, str(gradients[place]), rate),
+                        context=_step_facts(facts_of, ZERO if place in negligible else str(gradients[place]), rate),
                         fingerprint=known[number],
                     )
                 )

@@ -38,6 +38,10 @@ MOST_CODE = 20_000
 """Functions and places in them that are kept: a large program has some thousands, one that makes code has no end."""
 
 
+def _is_installed(path: str) -> bool:
+    return "site-packages" in path or "dist-packages" in path
+
+
 class _Code(NamedTuple):
     """Code of the project: the path to tell for it, and the sites in it by their lines."""
 
@@ -87,7 +91,7 @@ class Sites:
         path = Path(filename)
         absolute = path if path.is_absolute() else self._cwd / path
         text = str(absolute.resolve())
-        if "site-packages" in text or "dist-packages" in text:
+        if _is_installed(text):
             return ""
         if text.startswith((sys.base_prefix + "/lib/python", _TORCH)):
             return ""
@@ -97,6 +101,18 @@ class Sites:
             return str(Path(text).relative_to(self._cwd.resolve()))
         except ValueError:
             return text
+
+    def is_library_calling(self) -> bool:
+        """Whether the nearest caller that is no code of torch's, Python's or ours is a library, not the project."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if self.file_of(frame.f_code):
+                return False
+            if _is_installed(name) and not name.startswith((_OURS, _TORCH)):
+                return True
+            frame = frame.f_back
+        return False
 
     def here(self) -> str:
         """The site of the nearest project frame above the caller, empty when there is none."""

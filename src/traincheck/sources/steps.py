@@ -13,7 +13,9 @@ What a loop does right after an update (scheduler, zero_grad, logging) thereby s
 Whether there is another batch is known when its fetch ends: one that finds the loader exhausted still belongs to what
 came before it, and what follows it is new.
 An update that raises is none: the step goes on until one succeeds. An optimizer that is built after every other has
-stepped begins a new phase, so it closes the step as well (it would be waited for otherwise).
+stepped begins a new phase, so it closes the step as well (it would be waited for otherwise). One that is built before
+the first backward ends what was set-up: a model that was called until then (for its shapes, its targets, its lazy
+parameters) was not trained by it.
 An outermost forward in evaluation mode without gradients makes an evaluation window; one in evaluation mode *with*
 gradients is either evaluation that forgot no_grad or training in the wrong mode: the backward that follows tells.
 
@@ -117,6 +119,8 @@ class StepTracker:
             self.before_activity(True)
         if self._all_stepped():
             self._close(self._reopened if self._reopened >= 0 else seq, TRAIN)
+        elif not self.made and not self.backwards and not self._explicit and not self._told:
+            self._still_setting_up(seq)
         self._last_step_of[name] = self.step
         self.optimizers.add(name)
         while self._by_hand:  # from here on only optimizers make steps
@@ -328,6 +332,14 @@ class StepTracker:
             while self.updates and not self.updates[-1]():
                 self.updates.pop()
         return bool(self.updates)
+
+    def _still_setting_up(self, seq: int) -> None:
+        """What was called up to `seq` was no training: nothing could be updated by it."""
+        self._maybe = self._fetched = -1
+        if self._kind == TRAIN:
+            self.step -= 1
+            self._close(seq, SETUP)
+            self._kind = SETUP
 
     def _train_from(self, begin: int) -> None:
         if self._kind in (SETUP, EVAL):

@@ -19,7 +19,7 @@ from torch.utils._device import DeviceContext
 
 from traincheck.sources import fast_paths
 from traincheck.sources.base import replace_everywhere, wrapping
-from traincheck.sources.circumstances import Surroundings, circumstances_amid, result_facts
+from traincheck.sources.circumstances import Surroundings, circumstances_amid, context_with, result_facts
 from traincheck.sources.hooks import taken_off
 from traincheck.sources.names import PACKED, RECURRENT, function_name, parameter_names, torch_parameter_names
 from traincheck.sources.recorder import OpenCall, Recorder
@@ -28,7 +28,9 @@ from traincheck.sources.summaries import Asked, Before, Summaries, asked
 from traincheck.sources.traced import EXPORTS, FLAGS, is_traced
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import FUNCTION
+from traincheck.vocab.facts import Facts
 from traincheck.vocab.kept import Kept
+from traincheck.vocab.random_fills import BY_LIBRARY, FILLS
 
 TORCH_PREFIX = "torch."
 
@@ -97,10 +99,10 @@ class FunctionSource:
                 replace_everywhere(undo, INIT, name, self._watching(recorder, levels, what))
 
     def _watching(self, recorder: Recorder, levels: tuple[str, ...], what: Asked | None) -> Any:
-        summaries, surroundings = self._summaries, self._surroundings
+        summaries, surroundings, fills = self._summaries, self._surroundings, levels[0] in FILLS
 
         def begins(*args: Any, **kwargs: Any) -> tuple[OpenCall, Before | None]:
-            call = recorder.enter(FUNCTION, levels, "", circumstances_amid(surroundings))
+            call = recorder.enter(FUNCTION, levels, "", _context(recorder, surroundings, fills=fills))
             return call, summaries.begins(call, what, args, kwargs) if what else None
 
         def ends(token: tuple[OpenCall, Before | None], result: Any) -> None:
@@ -112,6 +114,12 @@ class FunctionSource:
 
         guarded = recorder.guarded
         return wrapping(guarded(self.name, begins), guarded(self.name, ends), guarded(self.name, failed))
+
+
+def _context(recorder: Recorder, surroundings: Surroundings, *, fills: bool) -> Facts:
+    """The context of a call; of one that fills memory, also whether a library makes it."""
+    context = circumstances_amid(surroundings)
+    return context_with(context, BY_LIBRARY, True) if fills and recorder.sites.is_library_calling() else context
 
 
 def _is_function(api: str) -> bool:
@@ -168,13 +176,15 @@ class _Known(NamedTuple):
     """A function that is recorded: its name, and what is told of its calls.
 
     `packed` is asked of the calls of a recurrent function that are given a packed sequence: there the second argument
-    is a tensor, and all of them have other names. A `native` one calls nothing that is written in Python.
+    is a tensor, and all of them have other names. A `native` one calls nothing that is written in Python. One that
+    `fills` memory with random numbers is told apart by who calls it.
     """
 
     levels: tuple[str, ...]
     asked: Asked | None
     packed: Asked | None = None
     native: bool = False
+    fills: bool = False
 
 
 _NATIVE = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
@@ -335,13 +345,13 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         began, outer = meter.clock(), meter.inside
         meter.inside = 0.0
         try:
-            levels, what, packed, _ = known
+            levels, what, packed, _, fills = known
             site = recorder.sites.here()
             if site == recorder.fetching:
                 return None, None
             if packed is not None and len(args) > 1 and isinstance(args[1], torch.Tensor):
                 what = packed
-            call = recorder.enter(FUNCTION, levels, "", circumstances_amid(self._surroundings), site=site)
+            call = recorder.enter(FUNCTION, levels, "", _context(recorder, self._surroundings, fills=fills), site=site)
             if what is not None:
                 before = self._summaries.begins(call, what, args, kwargs)
         except Exception as error:
@@ -378,7 +388,8 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             if name is not None and self._demand.wants_call((name,)):
                 what = asked(self._demand, (name,), torch_parameter_names(func, name))
                 packed = what._replace(names=PACKED) if what is not None and name in RECURRENT else None
-                known = _Known((name,), what, packed, isinstance(func, _NATIVE) and name not in _CALLS_BACK)
+                native = isinstance(func, _NATIVE) and name not in _CALLS_BACK
+                known = _Known((name,), what, packed, native, name in FILLS)
         except Exception as error:
             self._fails(error)
         return self._known.put(func, known)

@@ -55,6 +55,7 @@ FACTS: dict[str, str] = {
     "fresh": "whether what is saved was taken from the live state as it is now (and is no older or averaged copy)",
     "splits": "of an exchange among all ranks: whether it was told how much goes to each and comes from each",
     "updated": "of a pass over a data loader: whether parameters were updated in it",
+    "by_library": "True where a library's own code, and not the project's, fills memory with random numbers",
     "attributes": "marks that frameworks set on a parameter (tensor_model_parallel ...), joined by +; empty for none",
 }
 """Every fact that may occur in a context. Never here: process and object ids, addresses, byte counts, clocks."""
