@@ -91,7 +91,7 @@ def violations(program: Callable[[], None]) -> list[Violation]:
     with observing() as seen:
         program()
     assert seen.faults == []
-    engine = Engine(standing.of_gradients())
+    engine = Engine(standing.of_training())
     return [violation for window in seen.windows for violation in engine.feed(window)]
 
 
@@ -140,8 +140,8 @@ def test_an_optimizer_that_never_steps() -> None:
 
 
 def test_the_rules_are_reported_only_if_they_are_violated() -> None:
-    rules = standing.of_gradients()
-    assert len({rule.id for rule in rules}) == 4
+    rules = standing.of_training()
+    assert len({rule.id for rule in rules}) == 5
     assert all(map(standing.is_always_deployed, rules))
     assert not any(map(standing.is_always_deployed, of_replays()))
     merged = merge_books([("one", Book(rules)), ("other", Book(rules))])

@@ -1,11 +1,22 @@
-"""Causes that keep parameters from being updated, or from getting a gradient that says something."""
+"""Causes that keep parameters from a value, an update or a gradient that says something."""
 
 from __future__ import annotations
 
 from traincheck.checking.cause import Cause
-from traincheck.vocab.gradient_rules import NOT_ALL_ZERO, NOT_ZERO_FOR_LONG, USED
+from traincheck.vocab.builtin_rules import NOT_ALL_ZERO, NOT_ZERO_FOR_LONG, USED, WRITTEN
 
 UPDATE_CAUSES: tuple[Cause, ...] = (
+    Cause(
+        1,
+        "Parameters are used that nothing has initialised",
+        "to_empty() allocated the memory of these parameters, and nothing wrote to it before the model was called. "
+        "They hold whatever was in that memory, so the first results are arbitrary numbers or NaN.",
+        (
+            "Initialise every module after to_empty(): does the model's reset_parameters() reach its submodules?",
+            "If a checkpoint should have filled them, compare its names with those of the model.",
+        ),
+        lambda violation: violation.invariant.property == WRITTEN,
+    ),
     Cause(
         1,
         "Gradients are computed but no parameter is ever updated",

@@ -1,4 +1,4 @@
-"""Standing rules about gradients: they follow from what training is, so no good run has to show them.
+"""Standing rules about training: they follow from what training is, so no good run has to show them.
 
 They are deployed with any other rules, kept in the book of the run as others are, and reported only if they are
 violated. (Those about steps that are executed again are in relations/standing.py.)
@@ -6,39 +6,40 @@ violated. (Those about steps that are executed again are in relations/standing.p
 
 from __future__ import annotations
 
-from traincheck.vocab.gradient_rules import (
+from traincheck.vocab.builtin_rules import (
+    FIRST_USE,
     GRAD,
     IDLE,
+    MEMORY,
     NOT_ALL_ZERO,
     NOT_ZERO_FOR_LONG,
     STRETCH,
     UNUSED,
     USE,
     USED,
+    WRITTEN,
     sentence_of,
 )
 from traincheck.vocab.invariant import ERROR, NOTICE, Invariant, standing_rule
 from traincheck.vocab.occasion import Property, Subject
 
-RELATION = "Periodic"
-"""The relation that judges them."""
 
-
-def of_gradients() -> tuple[Invariant, ...]:
-    """The rules about gradients that are always zero, or that no update uses."""
+def of_training() -> tuple[Invariant, ...]:
+    """The rules about gradients that are always zero or that no update uses, and about memory that nothing wrote."""
     zeros, idle, unused = Subject(GRAD, STRETCH), Subject(IDLE, USE), Subject(UNUSED, USE)
     return (
-        _of_gradients(zeros, NOT_ALL_ZERO, ERROR),
-        _of_gradients(zeros, NOT_ZERO_FOR_LONG, NOTICE),
-        _of_gradients(idle, USED, ERROR),
-        _of_gradients(unused, USED, NOTICE),
+        _rule("Periodic", zeros, NOT_ALL_ZERO, ERROR),
+        _rule("Periodic", zeros, NOT_ZERO_FOR_LONG, NOTICE),
+        _rule("Periodic", idle, USED, ERROR),
+        _rule("Periodic", unused, USED, NOTICE),
+        _rule("Consistent", Subject(MEMORY, FIRST_USE), WRITTEN, ERROR),
     )
 
 
 def is_always_deployed(rule: Invariant) -> bool:
     """Whether a rule is one of those that nobody asked for: it is reported only if it is violated."""
-    return rule.subject.grain in (STRETCH, USE) and not rule.support.runs
+    return rule.subject.grain in (STRETCH, USE, FIRST_USE) and not rule.support.runs
 
 
-def _of_gradients(subject: Subject, prop: Property, severity: str) -> Invariant:
-    return standing_rule(RELATION, subject, prop, severity, sentence_of(subject, prop))
+def _rule(relation: str, subject: Subject, prop: Property, severity: str) -> Invariant:
+    return standing_rule(relation, subject, prop, severity, sentence_of(subject, prop))

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 
 from traincheck.relations.base import context_of, fate
 from traincheck.relations.parts import named, number, readings
+from traincheck.vocab.builtin_rules import IDLE, UNUSED, USE, USED, sentence_of
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Window
 from traincheck.vocab.facts import value_of
-from traincheck.vocab.gradient_rules import IDLE, UNUSED, USE, USED, sentence_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 
 from traincheck.relations.base import context_of, fate
 from traincheck.relations.parts import BACKWARD, UPDATE, calls_of
+from traincheck.vocab.builtin_rules import FIRST, GRAD, LONG, NOT_ALL_ZERO, NOT_ZERO_FOR_LONG, STRETCH, sentence_of
 from traincheck.vocab.demand import NOTHING, Demand
 from traincheck.vocab.events import TRAIN, Window
-from traincheck.vocab.gradient_rules import FIRST, GRAD, LONG, NOT_ALL_ZERO, NOT_ZERO_FOR_LONG, STRETCH, sentence_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 MOST_VARIABLES = 100_000

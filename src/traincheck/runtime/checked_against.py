@@ -12,7 +12,7 @@ from traincheck.errors import BadOption, NoBook, NoRuleDeployed
 from traincheck.invariants.book import Book, merge_books, read_book
 from traincheck.invariants.packs import ANCHOR, ANY, SHIPPED, Packs, Program, book_of_packs, read_packs
 from traincheck.invariants.selection import deployable
-from traincheck.invariants.standing import of_gradients
+from traincheck.invariants.standing import of_training
 from traincheck.options import NO_PACKS, SHIPPED_PACKS
 from traincheck.runtime.complaint import complain
 from traincheck.runtime.deployment import Deployment, deploy
@@ -39,7 +39,7 @@ class Rules:
                 complain(line)
         found = merge_books([*((path, deployment.book) for path, _, deployment in deployed), *self.others])
         if deployable(found.invariants, program.script):
-            return merge_books([("", found), ("what training is", Book(of_gradients()))])
+            return merge_books([("", found), ("what training is", Book(of_training()))])
         if not or_nothing:
             others = sorted({name for _, _, deployment in deployed for name in deployment.others})
             raise NoRuleDeployed(program.script, others)

@@ -14,7 +14,8 @@ from traincheck.sources.base import replace, wrapping
 from traincheck.sources.known_modules import plain_name, without_compiler, wraps_compiled
 from traincheck.sources.recorder import Recorder
 from traincheck.sources.replaced import Undo
-from traincheck.sources.tensors import fingerprints, local, unseen
+from traincheck.sources.tensors import beginning, fingerprints, local, unseen
+from traincheck.sources.uninitialised import UninitialisedReadings
 from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import ANNOUNCED, LIVE, Reading
@@ -27,8 +28,6 @@ ATTRIBUTES, OWN_TRAIN, MADE = "attributes", "own_train", "made"
 AS_BUILT = "as built"
 """The value of `module.attributes` for a model all of whose modules have the attributes that they were built with."""
 
-MOST_KEPT = 1024
-"""Elements of a buffer that are kept to compare it with: random numbers that are equal in so many are equal."""
 MOST_CHANGED = 64
 """Attributes of a model that are told to have changed: more are no accident."""
 _PLAIN = (int, str)
@@ -86,6 +85,7 @@ class ConstructionReadings:
         self._buffers: _OfModules[dict[str, torch.Tensor]] = _OfModules()
         self._switched: _OfModules[bool] = _OfModules()
         self._trees: dict[int, _Tree] = {}
+        self._uninitialised = UninitialisedReadings(demand, recorder)
         self.ask(demand)
 
     def ask(self, demand: Demand) -> None:
@@ -93,11 +93,12 @@ class ConstructionReadings:
         self._attributes = demand.wants_reading(MODULE, ATTRIBUTES)
         self._own_train = demand.wants_reading(MODULE, OWN_TRAIN)
         self._made = demand.wants_reading(BUFFER, MADE)
+        self._uninitialised.ask(demand)
 
     @property
     def wanted(self) -> bool:
         """Whether any of these readings is to be taken."""
-        return self._attributes or self._own_train or self._made
+        return self._attributes or self._own_train or self._made or self._uninitialised.wanted
 
     def attach(self, undo: Undo) -> None:
         """Watch how modules are put together, and their `train`."""
@@ -106,6 +107,7 @@ class ConstructionReadings:
             undo.callback(register_module_module_registration_hook(guarded(SOURCE, self._joins)).remove)
         if self._made:
             undo.callback(register_module_buffer_registration_hook(guarded(SOURCE, self._gets_buffer)).remove)
+        self._uninitialised.attach(undo, SOURCE)
         self._recorder.after_gap(SOURCE, self._forget)
         if self._own_train:
             noted, nothing = guarded(SOURCE, self._switches, always=True), lambda *_: None
@@ -115,6 +117,7 @@ class ConstructionReadings:
         """A model may have been used meanwhile: what was built until now is not as it was built, with good reason."""
         self._built.clear()
         self._buffers.clear()
+        self._uninitialised.forget()
 
     # -- while a model is built ------------------------------------------------------------------------------------
 
@@ -133,7 +136,7 @@ class ConstructionReadings:
             if kept is None:
                 kept = {}
                 self._buffers.put(module, kept)
-            kept[name] = _beginning(dense).clone()
+            kept[name] = beginning(dense).clone()
 
     def _switches(self, module: nn.Module, mode: bool = True) -> None:
         if has_own_train(type(module)):
@@ -143,6 +146,7 @@ class ConstructionReadings:
 
     def introduce(self, module: nn.Module, outermost: str, call: int) -> None:
         """Tell of an outermost module that is called for the first time."""
+        self._uninitialised.introduce(module, outermost, call)
         if self._attributes:
             self._compare_attributes(module, outermost, call)
         if self._made:
@@ -197,7 +201,7 @@ class ConstructionReadings:
                     dense = None if buffer is None else local(buffer)
                     if dense is None or bool((kept == kept[0]).all()):
                         continue  # what begins as ones or zeros is neutral
-                    begins = _beginning(dense)
+                    begins = beginning(dense)
                     made = begins.shape == kept.shape and torch.equal(begins, kept.to(begins.device, begins.dtype))
                     value = fingerprints([dense])[0] if made else None
                     self._tell(call, f"{name}.{attribute}", BUFFER, MADE, value, ANNOUNCED)
@@ -228,17 +232,6 @@ def _plain(module: nn.Module) -> dict[str, FactValue]:
 
 def _same(now: Any, value: FactValue) -> bool:
     return type(now) is type(value) and now == value
-
-
-def _beginning(tensor: torch.Tensor) -> torch.Tensor:
-    """The first elements of a dense tensor, without a copy of the rest."""
-    if tensor.numel() <= MOST_KEPT:
-        return tensor.reshape(-1)
-    flat = tensor
-    while flat.dim() > 1 and flat[0].numel() >= MOST_KEPT:
-        flat = flat[0]
-    rows = flat if flat.dim() == 1 else flat[: MOST_KEPT // max(1, flat[0].numel()) + 1]
-    return rows.reshape(-1)[:MOST_KEPT]
 
 
 def _partly_off(module: nn.Module) -> bool:

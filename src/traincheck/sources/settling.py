@@ -5,8 +5,9 @@ A model in low precision is often trained by copies in full precision, which the
 back. So what becomes of such a model is seen only after the update. It is read when the window of the step is cut, and
 told as changes between calls, at positions that were set aside when the update ended.
 
-A copy is handed its gradient by the program; a tensor that a backward has given one is trained itself (an image, a
-prompt), and its optimizer owes nothing to the model that it goes through.
+Copies may be flat, so that their shapes tell nothing. But if a backward gives a tensor that is of no parameter's shape
+its gradient, it is trained itself (an image, a prompt), and its optimizer owes nothing to the model that it goes
+through. (Hooks of a program may hand copies of the same shape their gradients in the backward, too.)
 """
 
 from __future__ import annotations
@@ -81,20 +82,18 @@ class Settling:
         self._places = len(self._awaited) + len(places)
         measured = sorted({one for place in places for one in (place, *copies[place])})
         values = [_largest(held[place][1]) for place in measured]
-        variables = {place: held[place][0] for place in measured}
+        variables = [held[place][0] for place in places]
 
         def conclude(known: list[Any], _: NextSeq) -> None:
             count = len(measured)
             sizes = dict(zip(measured, known, strict=False))
             states = dict(zip(measured, known[count : 2 * count], strict=True))
             flat = may_be_flat and not any(variable.graded for variable in own)
-            for place, before in zip(places, known[2 * count :], strict=True):
-                variable = variables[place]
-                of_it = [copy for copy in copies[place] if not variables[copy].graded]
+            for variable, place, before in zip(variables, places, known[2 * count :], strict=True):
                 fresh = states[place] == SOME and variable in self._gradients.fresh
-                by_copies = any(states[copy] == SOME for copy in of_it)
-                if (fresh and (of_it or flat)) or (states[place] != SOME and by_copies):
-                    size = rate * min(1.0, max(sizes[one] for one in (place, *of_it)))
+                by_copies = any(states[copy] == SOME for copy in copies[place])
+                if (fresh and (copies[place] or flat)) or (states[place] != SOME and by_copies):
+                    size = rate * min(1.0, max(sizes[one] for one in (place, *copies[place])))
                     awaited = self._awaited.get(variable)
                     first = self._last.get(variable, before) if awaited is None else awaited.before
                     self._awaited[variable] = _Awaited(first, max(size, awaited.size if awaited else 0.0))

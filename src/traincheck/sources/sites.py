@@ -42,6 +42,12 @@ def _is_installed(path: str) -> bool:
     return "site-packages" in path or "dist-packages" in path
 
 
+def _is_of_library(filename: str) -> bool:
+    """Whether a file belongs to an installed library other than torch and TrainCheck (their paths are resolved)."""
+    path = str(Path(filename).resolve())
+    return _is_installed(path) and not path.startswith((_OURS, _TORCH))
+
+
 class _Code(NamedTuple):
     """Code of the project: the path to tell for it, and the sites in it by their lines."""
 
@@ -64,9 +70,9 @@ class Sites:
         self._roots = tuple(str(Path(root).resolve()) for root in project)
         self._cwd = Path.cwd()
         self._known: KeptOf[_Code | None] = KeptOf(MOST_CODE)  # None for code that is not of the project
-        self._judged: Kept[str, str] = Kept(
-            MOST_CODE
-        )  # by the name that code has of its file: to look at a path takes a while
+        # By the name that code has of its file: to look at a path takes a while.
+        self._judged: Kept[str, str] = Kept(MOST_CODE)
+        self._libraries: Kept[str, bool] = Kept(MOST_CODE)
 
     def file_of(self, code: CodeType) -> str:
         """The path to tell for `code`, empty when it is not of the project."""
@@ -106,10 +112,13 @@ class Sites:
         """Whether the nearest caller that is no code of torch's, Python's or ours is a library, not the project."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
-            name = frame.f_code.co_filename
             if self.file_of(frame.f_code):
                 return False
-            if _is_installed(name) and not name.startswith((_OURS, _TORCH)):
+            name = frame.f_code.co_filename
+            library = self._libraries.get(name)
+            if library is None:
+                library = self._libraries.put(name, _is_of_library(name))
+            if library:
                 return True
             frame = frame.f_back
         return False

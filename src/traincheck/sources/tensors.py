@@ -217,6 +217,21 @@ def _seed(tensor: torch.Tensor) -> int:
     return zlib.crc32(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
 
 
+MOST_KEPT = 1024
+"""Elements of a tensor that are kept to compare it with: random numbers that are equal in so many are equal."""
+
+
+def beginning(tensor: torch.Tensor) -> torch.Tensor:
+    """The first elements of a dense tensor, without a copy of the rest."""
+    if tensor.numel() <= MOST_KEPT:
+        return tensor.reshape(-1)
+    flat = tensor
+    while flat.dim() > 1 and flat[0].numel() >= MOST_KEPT:
+        flat = flat[0]
+    rows = flat if flat.dim() == 1 else flat[: MOST_KEPT // max(1, flat[0].numel()) + 1]
+    return rows.reshape(-1)[:MOST_KEPT]
+
+
 def fingerprints(tensors: Sequence[torch.Tensor]) -> list[int | None]:
     """One fingerprint for each tensor: of all its bytes, their order, its dtype and its shape; None if unreadable.
 

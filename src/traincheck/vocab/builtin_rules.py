@@ -1,22 +1,26 @@
-"""The rules about gradients that no good run has to show: what they speak of, and their sentences.
+"""The rules about training that no good run has to show: what they speak of, and their sentences.
 
 They are deployed with any other rules before the program starts, so they are known here without the relations that
-judge them (`relations/zero_gradients.py`, `relations/unused_gradients.py`).
+judge them (`relations/zero_gradients.py`, `relations/unused_gradients.py`, `relations/uninitialised.py`).
 """
 
 from __future__ import annotations
 
 from traincheck.vocab.occasion import Property, Subject
 
-STRETCH, USE = "stretch", "use"
-"""The grains of the rules: some steps in a row, and what becomes of gradients in a run."""
+STRETCH, USE, FIRST_USE = "stretch", "use", "first use"
+"""The grains of the rules: some steps in a row, what becomes of gradients in a run, and the first call of a model."""
 
 GRAD = "parameter.grad"
 UNUSED, IDLE = "run.unused_gradients", "run.idle_optimizer"
 
+PARAMETER, UNINITIALISED = "parameter", "uninitialised"
+MEMORY = f"{PARAMETER}.{UNINITIALISED}"
+
 NOT_ALL_ZERO = Property("is not zero", GRAD, "in some step")
 NOT_ZERO_FOR_LONG = Property("is not zero", GRAD, "for each parameter")
 USED = Property("are used", GRAD, "by an update")
+WRITTEN = Property("is written", "parameter.data", "before it is used")
 
 FIRST = 10
 """Steps from the first on: an initialisation with zeros (adapters, a last layer) is over after one or two; a run that
@@ -32,6 +36,8 @@ def sentence_of(subject: Subject, prop: Property) -> str:
         return f"in one of the first {FIRST} steps at least, some gradient is not zero"
     if prop == NOT_ZERO_FOR_LONG:
         return f"a gradient that is computed is not zero in each of {LONG} steps in a row"
+    if prop == WRITTEN:
+        return "a parameter whose memory to_empty() allocated is initialised or loaded before the model is called"
     if subject.api == IDLE:
         return "an optimizer whose parameters get gradients in training is stepped"
     return "parameters that get gradients in training are updated"
