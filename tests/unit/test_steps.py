@@ -29,6 +29,32 @@ def test_a_plain_loop_over_a_loader() -> None:
         assert names(window).index("torch.utils.data.DataLoader.__next__") < names(window).index(BACKWARD)
 
 
+def test_a_model_that_is_called_before_an_optimizer_exists_is_set_up() -> None:
+    def program() -> None:
+        model = net()
+        model(torch.zeros(1, 4))
+        optimizer = sgd(model)
+        for _ in range(3):
+            work(model, optimizer)
+
+    windows = told(program)
+    assert stages(windows) == ["setup 0", "setup 0", "setup 0", *train(3), "end 3"]
+    assert [names(window).count(FORWARD) for window in windows if window.stage == "train"] == [4, 4, 4]
+
+
+def test_an_optimizer_that_is_built_behind_the_first_backward_does_not_undo_the_step() -> None:
+    def program() -> None:
+        model = net()
+        model(torch.randn(2, 4)).mean().backward()
+        optimizer = sgd(model)
+        optimizer.step()
+        for _ in range(2):
+            work(model, optimizer)
+
+    windows = told(program)
+    assert stages(windows) == ["setup 0", *train(3), "end 3"]
+
+
 def test_what_follows_an_update_stays_with_its_step() -> None:
     def program() -> None:
         model = net()
