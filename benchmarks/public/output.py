@@ -36,7 +36,7 @@ _RULES = (
     (re.compile(rf"{_NUMBER} ?[\w]+ ?(?:/|per ) ?(?:s|sec|second)\b"), "<speed>"),
     (re.compile(rf"{_NUMBER} ?(?:ns|us|µs|ms|s|secs?|seconds?|mins?|minutes?|hours?|h|m)\b"), "<time>"),
 )
-_BAR_END = re.compile(r"100%\|[^|]*\| \d+/\d+ \[[^,\]]+, +[^,\]]+, (.*)\]")
+_BAR_END = re.compile(r"^(.*)100%\|[^|]*\| \d+/\d+ \[[^,\]]+, +[^,\]]+, (.*)\]")
 _WARNING = re.compile(r"^.*:\d+: (\w*Warning: )")
 _LINES_OF_A_WARNING = 3
 """Lines of its text, at most, before the source line that it quotes."""
@@ -60,9 +60,13 @@ class Alike(NamedTuple):
 
 
 def normalised(text: str) -> list[str]:
-    """The lines of an output without what may differ between two equal runs."""
+    """The lines of an output without what may differ between two equal runs.
+
+    A bar may be drawn several times at its end, with what the program shows beside it as it was: the last one counts.
+    """
     lines: list[str] = []
     warned = 0
+    ended = ""  # the name of the bar whose end is the last line kept
     for line in _ESCAPES.sub("", text).split("\n"):
         part = line.rstrip("\r").rsplit("\r", 1)[-1].rstrip()
         quoted = warned > 0 and part.startswith("  ")
@@ -70,7 +74,10 @@ def normalised(text: str) -> list[str]:
         shown = _BAR_END.search(part)
         if not part or quoted or (_BAR.search(part) and not shown):
             continue
-        part = shown[1] if shown else part
+        if shown and ended == f"bar {shown[1]}":
+            lines.pop()
+        ended = f"bar {shown[1]}" if shown else ""
+        part = shown[2] if shown else part
         part = _WARNING.sub(r"<place>: \1", part)
         for pattern, placeholder in _RULES:
             part = pattern.sub(placeholder, part)

@@ -181,6 +181,13 @@ def test_a_syntax_error_is_pythons_to_report(launched: Launch, place: Path) -> N
     assert missing.returncode == 1 and "no.such" in missing.stderr
 
 
+@pytest.mark.parametrize("words", [["python3"], [sys.executable], ["--", "python3"]])
+def test_a_command_may_be_named_with_its_interpreter(words: list[str], launched: Launch, place: Path) -> None:
+    (place / "said.py").write_text("import sys\nprint('said', *sys.argv[1:])\n")
+    done = launched(*words, "said.py", "--lr", "1")
+    assert "said --lr 1" in done.stdout, done.stderr
+
+
 def test_what_cannot_be_a_program_is_refused(launched: Launch, place: Path) -> None:
     (place / "empty").mkdir()
     (place / "job.sh").write_text("#!/bin/bash\nset -e\nfor x in 1 2; do echo $x; done\n")

@@ -200,6 +200,8 @@ def test_of_a_progress_bar_the_end_is_kept() -> None:
     end = "Epoch 0: 100%|####| 6/6 [00:01<00:00,  6.4it/s, loss=1.1]"
     assert output.normalised(f"{half}\r{end}\n") == ["loss=1.1"]
     assert output.normalised("100%|####| 6/6 [00:01<00:00,  6.4it/s]\n") == []
+    early = end.replace("1.1", "1.5")
+    assert output.normalised(f"{early}\n{end}\nEpoch 1{end[7:]}\n") == ["loss=1.1", "loss=1.1"]
 
 
 def test_a_carriage_return_leaves_the_last_text_of_a_line() -> None:

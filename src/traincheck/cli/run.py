@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   traincheck run train.py --lr 1e-3
+  traincheck run torchrun --nproc-per-node 2 train.py --lr 1e-3
   traincheck run --book good.jsonl train.py --lr 1e-3
   traincheck run --packs shipped --packs s3://team/packs -b good.jsonl train.py
   traincheck run -b good.jsonl --as train.py experiments/train_copy.py
   traincheck run -b good.jsonl --on-violation stop -m package.train --epochs 3
   traincheck run -b good.jsonl --budget 1% --keep-recording 200MB train.py
-  traincheck run -b good.jsonl --sample-every 10 -- torchrun --nproc-per-node 2 train.py
+  traincheck run -b good.jsonl --sample-every 10 -- bash job.sh
   traincheck run -b good.jsonl --report junit=results.xml --report github train.py
   traincheck run -b good.jsonl --track tensorboard --track wandb=lab/vision train.py
   traincheck run -b good.jsonl --alert-command "notify-send TrainCheck" --metrics-port 9100 train.py

@@ -21,7 +21,7 @@ class ScriptNotFound(UsageError):
     def __init__(self, path: PathLike) -> None:
         super().__init__(
             f"There is no script '{os.fspath(path)}'. Give the path of a Python file, or `-m package.module`, "
-            "or `-- command ...` for a launcher such as torchrun."
+            "or a command such as `python train.py` or `torchrun train.py`."
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import sys
 import warnings
@@ -18,6 +19,7 @@ from traincheck.files import project_of
 
 COMPILED = (".pyc",)
 SOURCE = (".py", ".pyw")
+INTERPRETER = re.compile(r"python[\d.]*")
 HEAD = 1 << 16
 """Bytes in which a binary file shows itself by a zero byte; text has none."""
 
@@ -31,7 +33,10 @@ class Target:
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> Target:
-        """The target that `words` name, everything in its arguments as it is. Raises NoTarget."""
+        """The target that `words` name, everything in its arguments as it is. Raises NoTarget.
+
+        A first word that is no file but a program on the PATH (python, torchrun) begins a command, even without `--`.
+        """
         first, rest = (words[0], tuple(words[1:])) if words else ("", ())
         if first == "--":
             target = cls("command", rest)
@@ -40,7 +45,7 @@ class Target:
         elif first.startswith("-m") and not first.startswith("--"):
             target = cls("module", (first[2:], *rest))
         else:
-            target = cls("script", tuple(words))
+            target = cls("command" if _is_program(first) else "script", tuple(words))
         if not target.words or not target.words[0]:
             raise NoTarget
         return target
@@ -146,6 +151,14 @@ def own_code(folder: Path, search: str = "") -> Path:
         if not is_wide and not any(part in ("site-packages", "dist-packages") for part in between):
             return found
     return folder
+
+
+def _is_program(word: str) -> bool:
+    """Whether a word that may be a script is a program to be run: an interpreter, or no file here and on the PATH."""
+    path = Path(word)
+    if path.exists():
+        return path.is_file() and INTERPRETER.fullmatch(path.name) is not None
+    return bool(word) and shutil.which(word) is not None
 
 
 def check_script(path: Path) -> None:
