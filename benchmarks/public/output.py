@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -21,9 +21,11 @@ _BAR = re.compile(
 )
 _NUMBER = r"[-+]?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?"
 _NAME = (
-    r"(?<![A-Za-z])(?:times?|runtime|per_second|per second|speed|duration|elapsed|eta|fps|sps|throughput|sec|ms"
+    r"(?<![A-Za-z])(?:times?|runtime|per_second|per second|speed|duration|elapsed|eta|fps|sps|throughput|mfu|sec|ms"
     r"|m?s/(?:batch|it|iter|step|epoch))\b"
 )
+_MEAN = rf"{_NUMBER} *\( *{_NUMBER}\)"
+"""A number and its mean so far, as AverageMeter prints them. Of `Data` it is the time that batches took."""
 _RULES = (
     (re.compile(r"[━╸╺╍█▏▎▍▌▋▊▉]{2,} *"), "<bar> "),
     (re.compile(r"\b0x[0-9a-fA-F]{4,}"), "<address>"),
@@ -32,7 +34,13 @@ _RULES = (
         "<date>",
     ),
     (re.compile(r"(?<![\w.])(?:/[\w.@+-]+){2,}/?"), "<path>"),
-    (re.compile(rf"(?i)([\"']?{_NAME}[\"']?(?: ?\([^)]*\))?\s*[:=]?\s*[\"']?){_NUMBER}"), r"\1<time>"),
+    (
+        re.compile(
+            rf"(?i)([\"']?(?:{_NAME}|\bData(?=:? +{_MEAN}))[\"']?(?: ?\([^)]*\))?\s*[:=]?\s*[\"']?)"
+            rf"(?:{_MEAN}|{_NUMBER})"
+        ),
+        r"\1<time>",
+    ),
     (re.compile(rf"{_NUMBER} ?[\w]+ ?(?:/|per ) ?(?:s|sec|second)\b"), "<speed>"),
     (re.compile(rf"{_NUMBER} ?(?:ns|us|µs|ms|s|secs?|seconds?|mins?|minutes?|hours?|h|m)\b"), "<time>"),
 )
@@ -83,6 +91,20 @@ def normalised(text: str) -> list[str]:
             part = pattern.sub(placeholder, part)
         lines.append(_PADDING.sub(" ", part))
     return lines
+
+
+def unjoined(lines: Iterable[str], known: Collection[str]) -> list[str]:
+    """The lines of several processes, sorted. Two that were printed at once and have become one are split again: a line
+    counts as two where both parts are `known` lines."""
+    heads = sorted(known, key=lambda line: (len(line), line))
+    return sorted(part for line in lines for part in _parts(line, heads, frozenset(known)))
+
+
+def _parts(line: str, heads: Sequence[str], known: frozenset[str]) -> list[str]:
+    for head in heads:
+        if head and line.startswith(head) and line[len(head) :] in known:
+            return [head, *_parts(line[len(head) :], heads, known)]
+    return [line]
 
 
 def pattern(line: str) -> str:

@@ -166,7 +166,10 @@ def _compared(program: Program, plain: list[Ran], observed: list[Ran]) -> dict[s
     """The observed runs and the first plain one; what differs between plain runs is not compared, nor is the order of
     lines of several processes."""
     if program.ranks or "multiprocess" in program.tags:
-        plain, observed = ([ran._replace(out=sorted(ran.out)) for ran in runs] for runs in (plain, observed))
+        known = {line for ran in (*plain, *observed) for line in ran.out}
+        plain, observed = (
+            [ran._replace(out=output.unjoined(ran.out, known)) for ran in runs] for runs in (plain, observed)
+        )
     first = plain[0]
     ignored = output.joined(output.unsteady(first.out, ran.out) for ran in plain[1:])
     ignored_err = output.joined(output.unsteady(first.err, ran.err) for ran in plain[1:])

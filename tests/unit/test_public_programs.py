@@ -204,6 +204,19 @@ def test_of_a_progress_bar_the_end_is_kept() -> None:
     assert output.normalised(f"{early}\n{end}\nEpoch 1{end[7:]}\n") == ["loss=1.1", "loss=1.1"]
 
 
+def test_lines_that_two_processes_printed_at_once_are_split() -> None:
+    apart, joined = ["rank 1 starts", "rank 0 starts", "loss 1.5"], ["rank 0 startsrank 1 starts", "loss 1.5"]
+    known = {*apart, *joined}
+    assert output.unjoined(joined, known) == output.unjoined(apart, known) == sorted(apart)
+    assert output.unjoined(["loss 1.25"], known) == ["loss 1.25"]
+
+
+def test_the_time_that_a_batch_took_and_its_mean_are_masked() -> None:
+    shown = "Epoch: [1][1/4] Data  0.000 ( 0.004) Loss 3.8 (3.9)"
+    assert output.normalised(shown) == output.normalised(shown.replace("0.000 ( 0.004)", "0.012 ( 0.010)"))
+    assert output.normalised(shown) != output.normalised(shown.replace("3.9", "4.0"))
+
+
 def test_a_carriage_return_leaves_the_last_text_of_a_line() -> None:
     assert output.normalised("step 1\rstep 2\rstep 3\n") == ["step 3"]
 
