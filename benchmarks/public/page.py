@@ -13,6 +13,7 @@ from benchmarks.public.verdicts import MOST_RATIO, MOST_SECONDS, SKIPPED, VERDIC
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "public.json"
 PAGE = ROOT / "docs" / "public-programs.md"
+SLOWEST = 10
 TEMPLATE = Path(__file__).parent / "public-programs.md"
 
 
@@ -35,6 +36,7 @@ def text(programs: list[Program], results: dict[str, Any]) -> str:
         slow=sum("exit_observed" in found[program.id] and too_slow(found[program.id]) for program in listed),
         rows="\n".join(row(program, found[program.id]) for program in listed),
         findings="\n".join(_explanations(listed, found)) or "None of the programs has an explained finding.",
+        slowest="\n".join(_slowest(listed, found)),
         skipped="\n".join(_skipped(programs)),
         machine=_machine(results["machine"]),
     )
@@ -72,6 +74,25 @@ def _explanations(programs: list[Program], found: dict[str, Any]) -> list[str]:
             lines.append(
                 f"* **{program.id}**, {finding['severity']} in step {finding['step']}: {finding['title']}{at}. {why}"
             )
+    return lines
+
+
+def _slowest(programs: list[Program], found: dict[str, Any]) -> list[str]:
+    """Where the time goes in the programs that became slowest."""
+    measured = [(program, found[program.id]) for program in programs if "cost" in found[program.id]]
+    measured.sort(key=lambda pair: pair[1]["seconds_plain"] / pair[1]["seconds_observed"])
+    lines = []
+    for program, figures in measured[:SLOWEST]:
+        added = figures["seconds_observed"] - figures["seconds_plain"]
+        sources = dict(figures["cost"])
+        beside = sources.pop("beside", 0.0)
+        most = sorted(sources.items(), key=lambda pair: -pair[1])[:3]
+        words = ", ".join(f"{name} {took:.1f}" for name, took in most)
+        rest = added - sum(sources.values()) - beside
+        lines.append(
+            f"| {program.id} | {figures['steps']:,} | {figures['seconds_plain']:.1f} s | {added:.1f} s | "
+            f"{sum(sources.values()):.1f} s ({words}) | {beside:.1f} s | {rest:.1f} s |"
+        )
     return lines
 
 

@@ -48,6 +48,10 @@ class Ran(NamedTuple):
     err: list[str]
 
 
+LEAST_COST = 0.05
+"""Seconds of a source that are worth a word."""
+
+
 def measure(program: Program, home: Path, scratch: Path, rounds: int = 1, plain_only: bool = False) -> dict[str, Any]:
     """Run the program plain and observed by turns, each in a fresh copy at the same path, and compare.
 
@@ -156,6 +160,7 @@ def _figures(
         "steps": report.get("counts", {}).get("steps", 0),
         "windows": report.get("counts", {}).get("windows", 0),
         "findings": [_finding(finding) for finding in report.get("findings", ())],
+        "cost": cost_of(report),
     }
     if figures["exit_observed"]:
         figures["last_lines"] = _tail(place / "observed.err")
@@ -181,6 +186,13 @@ def _compared(program: Program, plain: list[Ran], observed: list[Ran]) -> dict[s
     kept = output.steady(first.err, ignored_err)
     alike |= {"compared": worst.compared + len(kept), "lines": worst.lines + len(first.err)}
     return {**alike, "lost_stderr": lost[:5], "new_stderr": warnings[:5]}
+
+
+def cost_of(report: dict[str, Any]) -> dict[str, float]:
+    """Seconds by TrainCheck's own meter: of each source on the training's threads, and `beside` them in others."""
+    cost = report.get("cost") or {}
+    seconds = {**cost.get("sources", {}), "beside": sum(cost.get("background", {}).values())}
+    return {name: round(took, 2) for name, took in seconds.items() if took >= LEAST_COST}
 
 
 def _finding(finding: dict[str, Any]) -> dict[str, Any]:
