@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 UNEVEN = """
 import sys
@@ -85,6 +86,36 @@ def main():
 main()
 """
 
+GATHERED = """
+import sys
+import time
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+def main(kind):
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+    for layer in (model[0], model[2]):
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    torch.manual_seed(0 if kind == "same" else dist.get_rank())
+    for step in range(12):
+        inputs = torch.randn(16, 8)
+        loss = (model(inputs) - inputs[:, :4]).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    dist.barrier()
+    del model, optimizer, loss
+    dist.destroy_process_group()
+    time.sleep(0.5)
+
+main(sys.argv[-1])
+"""
+
 
 def report(place: Path, program: str, *words: str) -> dict[str, object]:
     """The report of two ranks under `traincheck run` with the shipped packs."""
@@ -125,3 +156,12 @@ def test_optimizer_state_that_a_join_leaves_behind_is_reported(tmp_path: Path) -
 def test_shards_that_are_scattered_differ_by_design(tmp_path: Path) -> None:
     found = report(tmp_path, SHARDED)
     assert found["findings"] == [] and found["verdict"] == "clean"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.__version__ < "2.6", reason="fully_shard is public from torch 2.6 on")
+@pytest.mark.parametrize("kind", ["same", "different"])
+def test_ranks_that_gather_one_model_are_to_have_different_batches(kind: str, tmp_path: Path) -> None:
+    found = report(tmp_path, GATHERED, kind)
+    titles = [one["title"] for one in found["findings"]]  # type: ignore[attr-defined]
+    assert titles == (["Ranks train on the same batch"] if kind == "same" else [])

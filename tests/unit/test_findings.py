@@ -97,3 +97,14 @@ def test_a_name_in_a_module_says_more_than_a_place_in_an_optimizer(new_invariant
     assert finding.variables == ("Net.head.weight",)
     (finding,) = group(violations[:2])
     assert finding.variables == ("SGD.param_groups[0][1]",)
+
+
+def test_a_cause_that_follows_from_no_other_is_a_finding_of_its_own(new_invariant: NewInvariant) -> None:
+    """Both begin in step 1: what data the ranks are given cannot come of the parameters."""
+    updates = new_invariant(subject=Subject("parameter.data", "step"), prop=Property("moves", "parameter.data"))
+    frozen = new_invariant(subject=Subject("parameter.grad", "step"), prop=Property("moves", "parameter.grad"))
+    batches = new_invariant(subject=Subject("module.batch", "ranks"), prop=Property("differs on ranks", "batch"))
+    rules = (updates, frozen, batches)
+    findings = group(Violation(rule, 1, 0, 0, 1, "train", 1, None, "", ()) for rule in rules)
+    assert sorted(len(finding.invariants) for finding in findings) == [1, 2]
+    assert "Ranks train on the same batch" in {finding.title for finding in findings}

@@ -145,4 +145,4 @@ def test_the_rules_are_reported_only_if_they_are_violated() -> None:
     assert all(map(standing.is_always_deployed, rules))
     assert not any(map(standing.is_always_deployed, of_replays()))
     merged = merge_books([("one", Book(rules)), ("other", Book(rules))])
-    assert len(merged.invariants) == 4
+    assert len(merged.invariants) == 5

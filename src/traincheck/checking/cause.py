@@ -10,13 +10,18 @@ from traincheck.vocab.finding import Violation
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One kind of trouble. `rank` orders causes that appear together: the lower is nearer to the root."""
+    """One kind of trouble. `rank` orders causes that appear together: the lower is nearer to the root.
+
+    What `stands_alone` neither follows from other trouble in a model nor causes it (which data is read), so that it is
+    a finding of its own where another begins in the same step.
+    """
 
     rank: int
     title: str
     cause: str
     advice: tuple[str, ...]
     fits: Callable[[Violation], bool]
+    stands_alone: bool = False
 
 
 def says(verb: str, *, about: str = "", detail: str = "") -> Callable[[Violation], bool]:

@@ -3,8 +3,8 @@
 Note [Grouping]
 One defect breaks many rules, most of them in the step in which it first shows, some a step later (what a cycle lacks
 shows at its end). So violations that begin within `ECHO_STEPS` of the leading one's first step are told as one finding,
-unless they concern another optimizer's or module's variables and have another cause. The leading violation is that of
-the highest severity, then the earliest, then the one whose cause is nearest to the root.
+unless their cause stands alone (cause.py). The leading violation is that of the highest severity, then the earliest,
+then the one whose cause is nearest to the root.
 """
 
 from __future__ import annotations
@@ -93,6 +93,8 @@ def _echoes(strand: _Strand, leader: _Strand) -> bool:
     same_cause = strand.cause.rank == leader.cause.rank and strand.cause.title == leader.cause.title
     if same_cause and begins >= 0:
         return True
+    if strand.cause.stands_alone or leader.cause.stands_alone:
+        return False
     if strand.first.invariant.severity == NOTICE and begins >= 0:
         return begins <= ECHO_STEPS
     return abs(begins) <= ECHO_STEPS

@@ -97,6 +97,7 @@ RANK_CAUSES: tuple[Cause, ...] = (
             "Is set_epoch called, and are rank and world size those of this job?",
         ),
         lambda violation: violation.invariant.property.verb == "differs on ranks",
+        stands_alone=True,
     ),
     Cause(
         1,

@@ -23,16 +23,19 @@ from traincheck.vocab.builtin_rules import (
 from traincheck.vocab.invariant import ERROR, NOTICE, Invariant, standing_rule
 from traincheck.vocab.occasion import Property, Subject
 
+RELATION = "Periodic"
+"""The relation that judges them."""
+
 
 def of_training() -> tuple[Invariant, ...]:
     """The rules about gradients that are always zero or that no update uses, and about memory that nothing wrote."""
     zeros, idle, unused = Subject(GRAD, STRETCH), Subject(IDLE, USE), Subject(UNUSED, USE)
     return (
-        _rule("Periodic", zeros, NOT_ALL_ZERO, ERROR),
-        _rule("Periodic", zeros, NOT_ZERO_FOR_LONG, NOTICE),
-        _rule("Periodic", idle, USED, ERROR),
-        _rule("Periodic", unused, USED, NOTICE),
-        _rule("Consistent", Subject(MEMORY, FIRST_USE), WRITTEN, ERROR),
+        _rule(zeros, NOT_ALL_ZERO, ERROR),
+        _rule(zeros, NOT_ZERO_FOR_LONG, NOTICE),
+        _rule(idle, USED, ERROR),
+        _rule(unused, USED, NOTICE),
+        _rule(Subject(MEMORY, FIRST_USE), WRITTEN, ERROR),
     )
 
 
@@ -41,5 +44,5 @@ def is_always_deployed(rule: Invariant) -> bool:
     return rule.subject.grain in (STRETCH, USE, FIRST_USE) and not rule.support.runs
 
 
-def _rule(relation: str, subject: Subject, prop: Property, severity: str) -> Invariant:
-    return standing_rule(relation, subject, prop, severity, sentence_of(subject, prop))
+def _rule(subject: Subject, prop: Property, severity: str) -> Invariant:
+    return standing_rule(RELATION, subject, prop, severity, sentence_of(subject, prop))

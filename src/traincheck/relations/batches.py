@@ -1,9 +1,10 @@
 """Batches: ranks that hold the same model are trained on different batches.
 
 Note [Copies and parts]
-Where each rank holds a copy of the whole model, more ranks are of use only if each has another batch. Where ranks hold
-parts of one model (tensor parallelism, stages of a pipeline), they rightly see the same. The parameters tell which it
-is: all the same on the ranks, or not, those included that are frozen and that no update tells of.
+Where each rank computes with the whole model, more ranks are of use only if each has another batch. Where ranks compute
+with parts of one model (tensor parallelism, stages of a pipeline), they rightly see the same. The parameters tell which
+it is: all the same on the ranks, or not, those included that are frozen and that no update tells of. FSDP keeps parts
+as well, but gathers the whole for each call, which is as good as the same parameters.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from traincheck.relations.parts import FORWARD, UPDATE, named, readings
 from traincheck.relations.replicas import USED_DATA, hold_the_same
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import TRAIN, Reading, Window
-from traincheck.vocab.facts import FactValue, facts
+from traincheck.vocab.facts import FactValue, facts, value_of
 from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
 from traincheck.vocab.ranks import NOT_APART, Apart, alike, named_ranks
 
@@ -32,10 +33,12 @@ class Batches:
         if windows[0].stage != TRAIN:
             return
         told = [[reading for reading in window.readings if named(reading) == BATCH] for window in windows]
-        same = hold_the_same(windows)
-        if not all(told) or same is None:
+        if not all(told):
             return
-        same = same and len({_frozen(window) for window in windows}) == 1
+        same = _is_gathered(told) or hold_the_same(windows)
+        if same is None:
+            return
+        same = same and (_is_gathered(told) or len({_frozen(window) for window in windows}) == 1)
         pair: dict[str, FactValue] = {"same_rank": False, "all_same": same}
         context = context_of(facts(**pair), TRAIN)
         seq, same_batch = _first_alike(windows, told)
@@ -64,6 +67,11 @@ class Batches:
 
     def forget(self) -> None:
         """Nothing is kept."""
+
+
+def _is_gathered(told: Sequence[Sequence[Reading]]) -> bool:
+    """Whether every rank's model gathers its parameters for the calls that were given these batches."""
+    return all(value_of(batch.context, "gathered") is True for batches in told for batch in batches)
 
 
 def _first_alike(windows: Sequence[Window], told: Sequence[Sequence[Reading]]) -> tuple[int, Apart]:

@@ -2,10 +2,9 @@
 
 Source: OSDI '25, section 3.2. Its parts: what is saved and loaded against what is live (copies.py), what stays from
 update to update (constancy.py), training flags over an evaluation (modes.py), the learning rate against its scheduler
-(rates.py), how a program is configured (configuration.py), what was done before a model is used (readiness.py and
-uninitialised.py), what an optimizer takes over from the one that it goes on for (restarts.py), one name on several
-ranks (replicas.py and buffers.py), what several ranks are trained on (batches.py), and what is computed twice
-(recomputed.py).
+(rates.py), how a program is configured (configuration.py), what was done before a model is used (readiness.py), what an
+optimizer takes over from the one that it goes on for (restarts.py), one name on several ranks (replicas.py and
+buffers.py), what several ranks are trained on (batches.py), and what is computed twice (recomputed.py).
 
 Subjects name the kind of thing and its attribute (`hyperparameter.weight_decay`), never a variable, so that rules carry
 over to other programs.
@@ -30,7 +29,6 @@ from traincheck.relations.readiness import Readiness
 from traincheck.relations.recomputed import Recomputed
 from traincheck.relations.replicas import Replicas
 from traincheck.relations.restarts import Restarts
-from traincheck.relations.uninitialised import Uninitialised
 from traincheck.vocab.events import Window
 from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
 
@@ -46,7 +44,6 @@ class Consistent(Composite):
         Rates,
         Configuration,
         Readiness,
-        Uninitialised,
         Restarts,
         Recomputed,
         Batches,

@@ -12,8 +12,8 @@ from traincheck.relations.comparison import common, is_result
 from traincheck.vocab.demand import TENSORS, Demand
 from traincheck.vocab.events import FUNCTION, SETUP, Call, Window
 from traincheck.vocab.facts import value_of
+from traincheck.vocab.kinds import BY_LIBRARY, FILLS
 from traincheck.vocab.occasion import Occasion, Property, Subject
-from traincheck.vocab.random_fills import BY_LIBRARY, FILLS
 
 FILLED = "fills"
 FRESH = Property(FILLED, "other memory each time")

@@ -1,7 +1,7 @@
 """Uninitialised parameters: memory that `Module.to_empty` allocated is written before the model computes with it.
 
 A source reports parameters that still hold what happened to be in their memory when the model is first called
-(sources/uninitialised.py). The rule needs no good run (standing.py). So there is an occasion only where it fails, and
+(sources/construction.py). The rule needs no good run (standing.py). So there is an occasion only where it fails, and
 nothing is learned of it.
 """
 

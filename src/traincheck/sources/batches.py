@@ -1,7 +1,8 @@
 """Readings of the batch that a model is trained on, by fingerprint, in a job of several ranks.
 
 Ranks are compared by them (see relations/batches.py). Since the same mistake shows in every step, a sample of fixed
-steps is read. What is frozen in the model, which no update tells of, is read once and told with each batch.
+steps is read. What is frozen in the model, which no update tells of, is read once and told with each batch; so is
+whether the model gathers its parameters from all ranks (FSDP), so that each computes with the whole of it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from traincheck.sources.transfers import NextSeq
 from traincheck.sources.values import readable
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Reading
-from traincheck.vocab.facts import facts
+from traincheck.vocab.facts import Facts, facts
 
 SOURCE = "modules"
 KIND, BATCH, FROZEN = "module", "batch", "frozen"
@@ -29,6 +30,7 @@ LEAST_ELEMENTS = 8
 """A batch of fewer numbers may well be the same on two ranks by chance."""
 
 _CONTEXT = facts(kind=KIND)
+_OF_GATHERED = facts(kind=KIND, gathered=True)
 
 
 class BatchReadings:
@@ -36,7 +38,7 @@ class BatchReadings:
 
     def __init__(self, demand: Demand, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._frozen: dict[str, int] = {}
+        self._known: dict[str, tuple[int, Facts]] = {}  # by model: what is frozen in it, and the facts of its batches
         self.ask(demand)
 
     def ask(self, demand: Demand) -> None:
@@ -58,17 +60,30 @@ class BatchReadings:
             if sum(tensor.numel() for tensor in batch) < LEAST_ELEMENTS or not all(map(readable, batch)):
                 return
             values = computed(batch)
-            frozen = self._frozen.get(name)
-            if frozen is None:
+            if name not in self._known:
                 parameters = [parameter for parameter in model.parameters() if not parameter.requires_grad]
-                frozen = self._frozen[name] = _together(fingerprints(parameters))
+                context = _OF_GATHERED if _is_gathered(model) else _CONTEXT
+                self._known[name] = _together(fingerprints(parameters)), context
+            frozen, context = self._known[name]
 
             def conclude(known: list[int | None], next_seq: NextSeq) -> None:
                 if None not in known:
                     for what, value in ((BATCH, _together(known)), (FROZEN, frozen)):
-                        self._recorder.reading(Reading(next_seq(), call, name, KIND, what, value, context=_CONTEXT))
+                        self._recorder.reading(Reading(next_seq(), call, name, KIND, what, value, context=context))
 
             self._recorder.transfers.when(SOURCE, values, conclude, events=2)
+
+
+def _is_gathered(model: torch.nn.Module) -> bool:
+    """Whether FSDP gathers all parameters of a model from all ranks. On a mesh of several dimensions, ranks may share
+    the model as well (tensor parallelism)."""
+    names = {cls.__name__ for cls in type(model).__mro__ if cls.__module__.startswith("torch.distributed.")}
+    ranks = torch.distributed.get_world_size()
+    if "FullyShardedDataParallel" in names:
+        return bool(model.process_group.size() == ranks)
+    meshes = [getattr(parameter, "device_mesh", None) for parameter in model.parameters()]
+    whole = (mesh is not None and mesh.ndim == 1 and mesh.size() == ranks for mesh in meshes)
+    return "FSDPModule" in names and all(whole)
 
 
 def _together(values: Sequence[int | None]) -> int:

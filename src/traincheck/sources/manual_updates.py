@@ -43,13 +43,13 @@ from traincheck.sources.steps import StepTracker
 from traincheck.sources.storages import version_of
 from traincheck.sources.tensors import SOME, WORDS, local, unseen
 from traincheck.sources.variables import THIS, Variable
+from traincheck.vocab.builtin_rules import IDLE_OPTIMIZER, RUN, UNUSED_GRADIENTS
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE, NO_CALL, Change, Reading
 from traincheck.vocab.facts import Facts, facts, merged
 
 SOURCE = "manual updates"
 LEVELS = ("manual.update", "torch.optim.Optimizer.step")
-RUN, UNUSED_GRADIENTS, IDLE_OPTIMIZER = "run", "unused_gradients", "idle_optimizer"
 
 ENOUGH_BACKWARDS = 10
 """Backwards without any update from which on a program that trains should have updated something: a program that only

@@ -30,7 +30,7 @@ from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import FUNCTION
 from traincheck.vocab.facts import Facts
 from traincheck.vocab.kept import Kept
-from traincheck.vocab.random_fills import BY_LIBRARY, FILLS
+from traincheck.vocab.kinds import BY_LIBRARY, FILLS
 
 TORCH_PREFIX = "torch."
 

@@ -12,7 +12,8 @@ STRETCH, USE, FIRST_USE = "stretch", "use", "first use"
 """The grains of the rules: some steps in a row, what becomes of gradients in a run, and the first call of a model."""
 
 GRAD = "parameter.grad"
-UNUSED, IDLE = "run.unused_gradients", "run.idle_optimizer"
+RUN, UNUSED_GRADIENTS, IDLE_OPTIMIZER = "run", "unused_gradients", "idle_optimizer"
+UNUSED, IDLE = f"{RUN}.{UNUSED_GRADIENTS}", f"{RUN}.{IDLE_OPTIMIZER}"
 
 PARAMETER, UNINITIALISED = "parameter", "uninitialised"
 MEMORY = f"{PARAMETER}.{UNINITIALISED}"

@@ -18,6 +18,19 @@ LAYERED = "constructor(layers)"
 """Constructors of modules that are given a number of layers."""
 
 
+_INIT, _TENSOR = "torch.nn.init", "torch.Tensor"
+_OF_INIT = (
+    "kaiming_normal_ kaiming_uniform_ normal_ orthogonal_ sparse_ trunc_normal_ uniform_ xavier_normal_ xavier_uniform_"
+)
+_OF_TENSOR = "bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_"
+FILLS = frozenset(f"{_INIT}.{name}" for name in _OF_INIT.split()) | {f"{_TENSOR}.{n}" for n in _OF_TENSOR.split()}
+"""All functions of torch that overwrite a tensor with random numbers (to fill it with ones once more changes nothing).
+They are one subject: what was learned of `kaiming_normal_` is meant for `trunc_normal_` as well."""
+
+BY_LIBRARY = "by_library"
+"""The fact that code of a library, and not the project's, made one of these calls."""
+
+
 def taking(argument: str) -> str:
     """The kind of the program's own functions that have an argument of this name."""
     return f"function({argument})"
