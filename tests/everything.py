@@ -121,7 +121,8 @@ def files(told: Told) -> None:
     with torch.device("meta"):
         empty = nn.Linear(3, 2)
     empty.to_empty(device="cpu").load_state_dict(loaded["model"])
-    told.append(empty(torch.ones(1, 3)).detach())
+    with torch.no_grad():
+        told.append(empty.eval()(torch.ones(1, 3)))
     told += [parameter.detach().clone() for parameter in model.parameters()]
 
 
