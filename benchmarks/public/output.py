@@ -96,8 +96,8 @@ def normalised(text: str) -> list[str]:
 def unjoined(lines: Iterable[str], known: Collection[str]) -> list[str]:
     """The lines of several processes, sorted. Two that were printed at once and have become one are split again: a line
     counts as two where both parts are `known` lines."""
-    heads = sorted(known, key=lambda line: (len(line), line))
-    return sorted(part for line in lines for part in _parts(line, heads, frozenset(known)))
+    heads, whole = sorted(known, key=lambda line: (len(line), line)), frozenset(known)
+    return sorted(part for line in lines for part in _parts(line, heads, whole))
 
 
 def _parts(line: str, heads: Sequence[str], known: frozenset[str]) -> list[str]:

@@ -12,8 +12,8 @@ from traincheck.vocab.finding import Violation
 class Cause:
     """One kind of trouble. `rank` orders causes that appear together: the lower is nearer to the root.
 
-    What `stands_alone` neither follows from other trouble in a model nor causes it (which data is read), so that it is
-    a finding of its own where another begins in the same step.
+    A cause that `stands_alone` neither follows from other trouble in a model nor leads to it (which data is read), so
+    it is a finding of its own where another begins in the same step.
     """
 
     rank: int

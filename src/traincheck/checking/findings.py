@@ -2,7 +2,7 @@
 
 Note [Grouping]
 One defect breaks many rules, most of them in the step in which it first shows, some a step later (what a cycle lacks
-shows at its end). So violations that begin within `ECHO_STEPS` of the leading one's first step are told as one finding,
+shows at its end). So violations that begin within `ECHO_STEPS` of the leading one's first step are one finding,
 unless their cause stands alone (cause.py). The leading violation is that of the highest severity, then the earliest,
 then the one whose cause is nearest to the root.
 """

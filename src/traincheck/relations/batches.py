@@ -35,10 +35,12 @@ class Batches:
         told = [[reading for reading in window.readings if named(reading) == BATCH] for window in windows]
         if not all(told):
             return
-        same = _is_gathered(told) or hold_the_same(windows)
-        if same is None:
-            return
-        same = same and (_is_gathered(told) or len({_frozen(window) for window in windows}) == 1)
+        same: bool | None = True
+        if not _is_gathered(told):
+            same = hold_the_same(windows)
+            if same is None:
+                return
+            same = same and len({_frozen(window) for window in windows}) == 1
         pair: dict[str, FactValue] = {"same_rank": False, "all_same": same}
         context = context_of(facts(**pair), TRAIN)
         seq, same_batch = _first_alike(windows, told)

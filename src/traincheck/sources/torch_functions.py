@@ -176,8 +176,8 @@ class _Known(NamedTuple):
     """A function that is recorded: its name, and what is told of its calls.
 
     `packed` is asked of the calls of a recurrent function that are given a packed sequence: there the second argument
-    is a tensor, and all of them have other names. A `native` one calls nothing that is written in Python. One that
-    `fills` memory with random numbers is told apart by who calls it.
+    is a tensor, and all of them have other names. A `native` one calls nothing that is written in Python. The
+    context of one that `fills` memory with random numbers says whether a library calls it.
     """
 
     levels: tuple[str, ...]
