@@ -16,9 +16,9 @@ import traincheck
 from traincheck import errors
 from traincheck.cli.main import app
 from traincheck.options import OPTIONS, Option
-from traincheck.runtime.observing import Observation
+from traincheck.runtime.observe import Observation
 from traincheck.testing.conformance import check_relation
-from traincheck.testing.readable import from_text, to_text
+from traincheck.testing.readable_traces import from_text, to_text
 from traincheck.vocab.events import STAGES
 from traincheck.vocab.facts import FACTS
 from traincheck.vocab.finding import REPORT_VERSION, Cost, Counts, Finding, Parting, RankState, Site

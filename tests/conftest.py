@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from rules import STEP, make_invariant
+from sample_rules import STEP, make_invariant
 from traincheck.vocab.finding import ENDED, KILLED, Cost, Counts, Finding, Parting, RankState, Report, Site
 from traincheck.vocab.invariant import Clause, Invariant, Support
 from traincheck.vocab.occasion import Property, Subject

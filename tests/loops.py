@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from observing import observing
+from observed_process import observing
 from traincheck.vocab.events import Window
 
 STEP = "torch.optim.Optimizer.step"

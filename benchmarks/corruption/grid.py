@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from traincheck.sdc.fault import BACKWARD, BITFLIP, COMMUNICATION, FORWARD, GRADIENT, OPTIMIZER, STUCK, Fault
+from traincheck.sdc.faults.fault import BACKWARD, BITFLIP, COMMUNICATION, FORWARD, GRADIENT, OPTIMIZER, STUCK, Fault
 
 DECODER, IMAGES = "decoder-tiny", "benchmarks.corruption.workloads:images"
 NAMES = {DECODER: "decoder", IMAGES: "images"}

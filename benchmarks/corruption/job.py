@@ -25,8 +25,8 @@ from benchmarks.corruption.watches import RULES, WATCHES, Watch
 from traincheck.invariants.book import Book, read_book, write_book
 from traincheck.invariants.packs import SHIPPED
 from traincheck.sdc.determinism import settle
-from traincheck.sdc.workload import load_workload
-from traincheck.sources.tensors import fingerprints
+from traincheck.sdc.workload.workload import load_workload
+from traincheck.sources.tensors.reading import fingerprints
 from traincheck.testing.corruption import inject
 
 STEPS = 40

@@ -13,7 +13,7 @@ from benchmarks.corruption.grid import DECODER, IMAGES, NAMES, WORDS_OF_BITS, WO
 from benchmarks.corruption.one_process import SCREENING
 from benchmarks.corruption.tally import Tally, tallies
 from benchmarks.corruption.watches import REPLICAS, SAMPLED, TWINS
-from traincheck.sdc.fault import BITFLIP, SITES, STUCK
+from traincheck.sdc.faults.fault import BITFLIP, SITES, STUCK
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "sdc-detection.md"
 TEMPLATE = Path(__file__).parent / "sdc-detection.md"

@@ -10,10 +10,10 @@ from typing import Any
 
 from benchmarks.corruption.grid import Point
 from benchmarks.corruption.trained import CPU
-from traincheck.sdc.exercise import Exercise
-from traincheck.sdc.known import Known
-from traincheck.sdc.verdict import CORRUPT, Rounds, judge
-from traincheck.sdc.workload import load_workload
+from traincheck.sdc.screening.exercise import Exercise
+from traincheck.sdc.screening.reference_fingerprints import Known
+from traincheck.sdc.screening.verdicts import CORRUPT, Rounds, judge
+from traincheck.sdc.workload.workload import load_workload
 
 KNOWN, ITSELF = "screening, known fingerprints", "screening, itself over time"
 

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.corruption.grid import Point
 from traincheck.sdc.determinism import settle
-from traincheck.sdc.workload import load_workload
+from traincheck.sdc.workload.workload import load_workload
 from traincheck.testing.corruption import Fault, inject
 
 STEPS = 60

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.corruption.grid import SITES, Grid, Point
-from traincheck.sdc.fault import COMMUNICATION, FORWARD, OPTIMIZER, Fault
+from traincheck.sdc.faults.fault import COMMUNICATION, FORWARD, OPTIMIZER, Fault
 
 REPLICAS, SAMPLED, TWINS = "replicas", "replicas, one step in ten", "twins"
 REPLAYED, ELSEWHERE, REPLAYED_SELDOM = "replay, same worker", "replay, next rank", "replay, one step in ten"

@@ -30,7 +30,7 @@ from benchmarks.detection.runs import Learned, Place, Run, recorded_example, run
 from benchmarks.detection.warm import warm_pool
 from benchmarks.machine import machine
 from benchmarks.page import write_page
-from traincheck.inference.weighing import weigh
+from traincheck.inference.candidate_selection import weigh
 from traincheck.invariants.book import Book, write_book
 
 RESULTS = ROOT / "benchmarks" / "results" / "detection.json"

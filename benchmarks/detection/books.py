@@ -12,9 +12,9 @@ from typing import Any
 
 from benchmarks.detection.recordings import ROOT, Program, of_example
 from benchmarks.verdicts import fared
-from traincheck.inference.packing import parts, read_themes
+from traincheck.inference.candidate_selection import weigh
+from traincheck.inference.pack_building import parts, read_themes
 from traincheck.inference.tally import Tally
-from traincheck.inference.weighing import weigh
 from traincheck.invariants.book import Book
 from traincheck.vocab.invariant import ERROR
 

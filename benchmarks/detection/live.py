@@ -28,7 +28,7 @@ from benchmarks.detection.recordings import TIMEOUT, Program, ProgramFailed, pro
 from benchmarks.detection.runs import Place, recordings_of, twin_book
 from traincheck.checking.offline import check_folder
 from traincheck.cli.console import FINDINGS
-from traincheck.cli.reports import JSON_NAME
+from traincheck.cli.report_output import JSON_NAME
 from traincheck.invariants.book import Book, read_books, write_book
 from traincheck.reporting.json_report import read_json
 from traincheck.trace.folder import RunFolder

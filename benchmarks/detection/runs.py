@@ -15,9 +15,9 @@ from benchmarks.detection.judging import judge
 from benchmarks.detection.recordings import Program, Recording, programs_of, record
 from benchmarks.verdicts import fared
 from traincheck.checking.offline import check_folder_against
+from traincheck.inference.candidate_selection import weigh
 from traincheck.inference.learn import tally_folder
 from traincheck.inference.tally import Tally
-from traincheck.inference.weighing import weigh
 from traincheck.invariants.book import Book, read_book
 
 

@@ -29,9 +29,9 @@ from pathlib import Path
 
 from traincheck import config
 from traincheck.cli.main import SELDOM
-from traincheck.runtime import children
-from traincheck.runtime.begun import manifest, now_in_words, settings
-from traincheck.runtime.target import Target
+from traincheck.runtime.launching import child_processes
+from traincheck.runtime.launching.command_target import Target
+from traincheck.runtime.launching.run_setup import manifest, now_in_words, settings
 from traincheck.trace.folder import RunFolder
 
 POLL = 0.02
@@ -79,7 +79,9 @@ def collect(
         told = settings(target, plain, folder.absolute(), "collect", ())
         told.write(told.file)
         session = str(told.file.absolute())
-        code, said = run_forked(script, args, home, ranks, {**env, children.SESSION: session}, children.attach)
+        code, said = run_forked(
+            script, args, home, ranks, {**env, child_processes.SESSION: session}, child_processes.attach
+        )
         run.update(ended=now_in_words(), exit_code=code)
     finally:
         os.chdir(before)

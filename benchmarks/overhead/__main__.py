@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.machine import machine
 from benchmarks.overhead.start_up import start_up
 from benchmarks.page import write_page
-from traincheck.runtime.stretches import FARTHEST, IN_A_ROW
+from traincheck.runtime.recording.retention import FARTHEST, IN_A_ROW
 from traincheck.trace.reader import count_windows, read_windows
 from traincheck.vocab.events import TRAIN
 

@@ -16,7 +16,7 @@ from benchmarks.detection.recordings import ROOT, ProgramFailed
 from benchmarks.detection.runs import Place, recorded_example
 from benchmarks.detection.warm import warm_pool
 from traincheck.cli.main import main as traincheck
-from traincheck.inference.stored import write_tallies
+from traincheck.inference.tally_files import write_tallies
 from traincheck.invariants.packs import SHIPPED
 from traincheck.version import __version__
 

@@ -17,8 +17,8 @@ from benchmarks.page import write_page
 from benchmarks.pipeline.variations import FIRST, SECOND, VARIATIONS, Variation
 from benchmarks.recorded import ROOT, record
 from traincheck.checking.offline import check_folder
+from traincheck.inference.candidate_selection import weigh
 from traincheck.inference.learn import tally_folder
-from traincheck.inference.weighing import weigh
 from traincheck.vocab.finding import VIOLATED
 from traincheck.vocab.invariant import ERROR
 

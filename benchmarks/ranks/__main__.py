@@ -28,7 +28,7 @@ from benchmarks.page import write_page
 from benchmarks.ranks.simulated import LAYOUTS, Job, rules
 from traincheck.checking.digests import full, lean
 from traincheck.checking.rank_engine import RankEngine
-from traincheck.runtime.lines import Told
+from traincheck.runtime.ranks.rank_protocol import Told
 from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import Window
 from traincheck.vocab.invariant import Invariant

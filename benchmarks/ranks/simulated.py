@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import xxhash
 
 from traincheck.checking.digests import full, lean, section_of
-from traincheck.inference.gathering import tally_ranks
+from traincheck.inference.candidate_selection import weigh
 from traincheck.inference.tally import Tally
-from traincheck.inference.weighing import weigh
+from traincheck.inference.tally_runs import tally_ranks
 from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import LIFECYCLE, TRAIN, Call, Change, Reading, Window
 from traincheck.vocab.facts import facts

@@ -19,7 +19,7 @@ from benchmarks.machine import machine
 from benchmarks.overhead.__main__ import HERE, TRAINCHECK, WORKLOADS, timed
 from benchmarks.page import write_page
 from traincheck.trace.reader import read_windows
-from traincheck.vocab.computations import KIND
+from traincheck.vocab.replayed_computations import KIND
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "replays.json"
 EVERY, TARGET = 10, 100

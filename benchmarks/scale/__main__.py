@@ -21,9 +21,9 @@ from benchmarks.measured import TRAINCHECK, least, measured
 from benchmarks.page import write_page
 from benchmarks.recorded import ROOT
 from benchmarks.repeated import Long, events_in, write_long
-from traincheck.inference.gathering import gather
 from traincheck.inference.ray_cluster import RayCluster
-from traincheck.inference.workers import spread
+from traincheck.inference.tally_runs import gather
+from traincheck.inference.worker_pool import spread
 from traincheck.trace.folder import RunFolder
 
 RESULTS = ROOT / "benchmarks" / "results" / "scale.json"

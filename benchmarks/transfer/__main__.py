@@ -21,9 +21,9 @@ from benchmarks.page import write_page
 from benchmarks.recorded import EXAMPLES, ROOT, record
 from benchmarks.verdicts import fared
 from traincheck.checking.offline import check_folder
+from traincheck.inference.candidate_selection import weigh
 from traincheck.inference.learn import tally_folder
 from traincheck.inference.tally import Tally
-from traincheck.inference.weighing import weigh
 from traincheck.invariants.book import Book
 from traincheck.vocab.finding import VIOLATED
 from traincheck.vocab.invariant import ERROR

@@ -9,7 +9,7 @@ from traincheck.version import __version__
 
 if TYPE_CHECKING:
     from traincheck.runtime.callbacks import before_stop, on_violation
-    from traincheck.runtime.observing import checked, observe, stage, step
+    from traincheck.runtime.observe import checked, observe, stage, step
 
 __all__ = [
     "StopTraining",
@@ -38,9 +38,9 @@ def load_ipython_extension(shell: Any) -> None:
 def __getattr__(name: str) -> Any:
     # Imported on use: a child process that imports only our bootstrap should not pay for reports and readers.
     if name in _LAZY:
-        from traincheck.runtime import observing
+        from traincheck.runtime import observe
 
-        return getattr(observing, name)
+        return getattr(observe, name)
     if name in _CALLBACKS:  # a program that only registers some pays for no reader
         from traincheck.runtime import callbacks
 

@@ -14,12 +14,12 @@ from typing import Any
 from traincheck.errors import PluginError
 
 RELATIONS = {
-    "EventContain": "traincheck.relations.event_contain:EventContain",
-    "APISequence": "traincheck.relations.api_sequence:APISequence",
-    "APIArg": "traincheck.relations.api_arg:APIArg",
-    "APIOutput": "traincheck.relations.api_output:APIOutput",
-    "Consistent": "traincheck.relations.consistent:Consistent",
-    "Periodic": "traincheck.relations.periodic:Periodic",
+    "EventContain": "traincheck.relations.event_contain.relation:EventContain",
+    "APISequence": "traincheck.relations.api_sequence.relation:APISequence",
+    "APIArg": "traincheck.relations.api_arg.relation:APIArg",
+    "APIOutput": "traincheck.relations.api_output.relation:APIOutput",
+    "Consistent": "traincheck.relations.consistent.relation:Consistent",
+    "Periodic": "traincheck.relations.periodic.relation:Periodic",
 }
 
 SINKS = {

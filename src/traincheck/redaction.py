@@ -4,8 +4,8 @@ Note [What is secret]
 A value is secret by its name (`--api-key x`, `token="x"`, `{"password": "x"}`), by its shape (`hf_...`, a key of a
 cloud, a private key, the password in a URL, a webhook), or because it is the value of a secret name in the environment
 or on the command line of this process, wherever it turns up. Names are read word by word, so `tokenizer`, `max_tokens`,
-`eos_token` and `key_dim` are none. Text is redacted where it comes in (windows in runtime/redacting.py, notes in
-trace/notes.py, what we say on stderr), not where it is read.
+`eos_token` and `key_dim` are none. Text is redacted where it comes in (windows in runtime/recording/redaction.py, notes
+in trace/run_notes.py, what we say on stderr), not where it is read.
 """
 
 from __future__ import annotations

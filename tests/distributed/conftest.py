@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs import learn
-from once import made_once
+from rank_jobs import learn
+from shared_artifacts import made_once
 
 
 @pytest.fixture(scope="session")

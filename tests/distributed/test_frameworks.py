@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jobs import PROGRAM, free_port, traincheck
+from rank_jobs import PROGRAM, free_port, traincheck
 from traincheck.trace.folder import RunFolder
 from traincheck.vocab.collectives import group_of
 from traincheck.vocab.events import Change, Window

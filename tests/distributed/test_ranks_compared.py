@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import PROGRAM, SLOWLY, collect, free_port, run, traincheck
+from rank_jobs import PROGRAM, SLOWLY, collect, free_port, run, traincheck
 from traincheck.trace.folder import RunFolder
 
 APART = ("loss = (model(batch)", "loss = (inner(batch)")

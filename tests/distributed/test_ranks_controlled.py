@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jobs import PROGRAM, SLOWLY, TORCHRUN, run
+from rank_jobs import PROGRAM, SLOWLY, TORCHRUN, run
 
 LONG = (
     PROGRAM.replace("range(2)", "range(100_000)")

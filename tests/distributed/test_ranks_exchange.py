@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from test_ranks_compared import APART, SAME_SHARD
 
-from jobs import PROGRAM, SLOWLY, TORCHRUN, process_of_rank, run
+from rank_jobs import PROGRAM, SLOWLY, TORCHRUN, process_of_rank, run
 from traincheck.trace.folder import RunFolder
 
 EXCHANGE = ("--compare-ranks", "exchange")

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from jobs import PROGRAM, SLOWLY, TORCHRUN, free_port, process_of_rank, run, traincheck
-from traincheck.checking.ranks import Follower
+from rank_jobs import PROGRAM, SLOWLY, TORCHRUN, free_port, process_of_rank, run, traincheck
+from traincheck.checking.rank_comparison import Follower
 from traincheck.invariants.book import read_book
 from traincheck.trace.folder import RunFolder
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs import PROGRAM, run, traincheck
+from rank_jobs import PROGRAM, run, traincheck
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.reader import read_windows
 from traincheck.vocab.events import TRAIN

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs import PROGRAM, TORCHRUN, process_of_rank
-from running import Running, until
+from processes import Running, until
+from rank_jobs import PROGRAM, TORCHRUN, process_of_rank
 
 WAITS = ("time.sleep(0.5)", "while not Path(sys.argv[2]).exists(): time.sleep(0.05)")
 """At its end each rank waits for a file."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jobs import TORCHRUN
+from rank_jobs import TORCHRUN
 
 PROGRAM = """
 import sys
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from traincheck.sdc.fault import parse_fault
+from traincheck.sdc.faults.fault import parse_fault
 from traincheck.testing.corruption import inject
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from traincheck.sdc.workload import load_workload
+from traincheck.sdc.workload.workload import load_workload
 
 STUDY = (sys.executable, "-m", "traincheck", "sdc", "study", "--tensor-parallel", "2", "-o", "study.json")
 LAUNCHED = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", *STUDY[1:])

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from running import Running, until
+from processes import Running, until
 
 OTHER_WORK = """
 import os
 import torch
-from traincheck.sdc.workload import load_workload
+from traincheck.sdc.workload.workload import load_workload
 
 def workload(seed, device):
     made = load_workload("decoder-tiny", seed, device)
@@ -30,7 +30,7 @@ def workload(seed, device):
 DIES = """
 import os
 import torch.distributed
-from traincheck.sdc.workload import load_workload
+from traincheck.sdc.workload.workload import load_workload
 
 def workload(seed, device):
     made = load_workload("decoder-tiny", seed, device)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from archives import ROOT
 
-from once import made_once
+from shared_artifacts import made_once
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from installing import Installed
 
-from recorded import STEP, training, write_run
-from traincheck.testing.readable import from_text
+from recorded_runs import STEP, training, write_run
+from traincheck.testing.readable_traces import from_text
 
 NOTHING_CHANGED = STEP.replace("parameter.data some -> some changed", "parameter.data some -> some")
 PROGRAM = """

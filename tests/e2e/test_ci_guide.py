@@ -13,7 +13,7 @@ from xml.etree import ElementTree as Tree
 import pytest
 from guides import PROGRAM
 
-from recorded import training, write_run
+from recorded_runs import training, write_run
 from traincheck.cli.main import main
 from traincheck.reporting.json_report import write_json
 from traincheck.vocab.finding import Report

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from once import made_once
+from shared_artifacts import made_once
 
 PROGRAM = Path(__file__).parent / "programs" / "compiled_ways.py"
 ROOT = Path(__file__).resolve().parents[2]

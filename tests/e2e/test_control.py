@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from once import made_once
+from shared_artifacts import made_once
 from traincheck.cli.main import main
 from traincheck.invariants.book import Book, write_book
-from traincheck.trace.control import Answer, change_control, write_answer
+from traincheck.trace.control_file import Answer, change_control, write_answer
 from traincheck.trace.folder import RunFolder
-from traincheck.trace.notes import Manifest
+from traincheck.trace.run_notes import Manifest
 
 PROGRAM = """
 import sys, time

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recorded import training, write_run
+from recorded_runs import training, write_run
 
 INFER = [sys.executable, "-m", "traincheck", "infer"]
 

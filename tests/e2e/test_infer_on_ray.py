@@ -15,12 +15,12 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from losing import faltering, lost
-from recorded import training, write_run
+from lost_workers import faltering, lost
+from recorded_runs import training, write_run
 from traincheck.errors import TraceUnreadable, WorkerLost
-from traincheck.inference.gathering import gather
 from traincheck.inference.ray_cluster import RayCluster
-from traincheck.inference.stored import write_tallies
+from traincheck.inference.tally_files import write_tallies
+from traincheck.inference.tally_runs import gather
 
 psutil = pytest.importorskip("psutil")
 # Not imported here: where Ray listens is settled when it is imported.

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from traincheck.runtime import children
+from traincheck.runtime.launching import child_processes
 
 DRIVER = """
 import os, sys
-from traincheck.runtime.launch import launch
-from traincheck.runtime.settings import Settings
-from traincheck.runtime.target import Target
+from traincheck.runtime.launching.launch import launch
+from traincheck.runtime.launching.run_settings import Settings
+from traincheck.runtime.launching.command_target import Target
 from traincheck.errors import TrainCheckError
 folder = os.environ["TEST_RUN_FOLDER"]
 try:
@@ -292,7 +292,7 @@ print("on")
 @pytest.mark.parametrize("has_torch", [True, False])
 def test_an_interpreter_without_traincheck_goes_on(place: Path, has_torch: bool) -> None:
     """Where there is a torch to be observed, one line says that it is not; elsewhere nothing is said."""
-    bootstrap = Path(children.BOOTSTRAP) / "sitecustomize.py"
+    bootstrap = Path(child_processes.BOOTSTRAP) / "sitecustomize.py"
     (place / "torch.py").write_text("")
     argv = [sys.executable, *([] if has_torch else ["-I", "-S"]), "-c", BARE, str(bootstrap)]
     done = subprocess.run(argv, cwd=place, env=plain_environ(), capture_output=True, text=True, timeout=60)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from guides import follow
 
-from recorded import training, write_run
+from recorded_runs import training, write_run
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from once import made_once
+from shared_artifacts import made_once
 
 PROGRAM = Path(__file__).parent / "programs" / "translate.py"
 LEARNED_FROM = (("--seed", "1", "--epochs", "4"), ("--seed", "2"), ("--seed", "3", "--epochs", "5", "--words", "640"))

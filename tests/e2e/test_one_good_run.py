@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from once import made_once
+from shared_artifacts import made_once
 
 GOOD = """
 import torch

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from guides import PROGRAM
 
-from recorded import training, write_run
+from recorded_runs import training, write_run
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(bash|toml)\n(.*?)^```", re.MULTILINE | re.DOTALL)

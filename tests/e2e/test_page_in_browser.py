@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from exhibited import exhibit
-from recorded import training, write_run
-from rules import make_invariant
-from studied import study
+from recorded_runs import training, write_run
+from sample_report import exhibit
+from sample_rules import make_invariant
+from sample_studies import study
 from traincheck.cli.main import main
-from traincheck.reporting.html.part import Told
+from traincheck.reporting.html.run_section import Told
 from traincheck.reporting.html.sink import page_of
 from traincheck.reporting.json_report import write_json
 from traincheck.reporting.study.page import study_page

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from once import made_once
+from shared_artifacts import made_once
 from traincheck.checking.offline import check_folder
 from traincheck.invariants.book import read_book
-from traincheck.runtime.stretches import AFTER, BEFORE, FIRST_STEPS
+from traincheck.runtime.recording.retention import AFTER, BEFORE, FIRST_STEPS
 from traincheck.trace.folder import RunFolder, bytes_of
 from traincheck.trace.reader import read_windows
 from traincheck.vocab.events import EVAL, SETUP, TRAIN

@@ -19,7 +19,7 @@ import sys
 import torch
 from torch import nn
 
-from traincheck.sdc.fault import parse_fault
+from traincheck.sdc.faults.fault import parse_fault
 from traincheck.testing.corruption import inject
 
 torch.manual_seed(0)

@@ -14,10 +14,10 @@ import pytest
 from test_bit_identical import run as hashed
 from test_main_job import BUGGY, EXAMPLES, LEARNED_FROM, book, buggy_run, traincheck
 
-from jobs import PROGRAM, TORCHRUN, learn
-from once import made_once
+from rank_jobs import PROGRAM, TORCHRUN, learn
+from shared_artifacts import made_once
 from traincheck.invariants.book import read_books
-from traincheck.runtime.sampling import in_sample
+from traincheck.runtime.recording.sampling import in_sample
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.reader import read_windows
 from traincheck.vocab.events import TRAIN

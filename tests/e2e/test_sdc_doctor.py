@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from running import Running, until
+from processes import Running, until
 from traincheck.sdc.doctor import advice
-from traincheck.sdc.entry import Difference, Entry, first_difference
+from traincheck.sdc.fingerprint_log import Difference, Entry, first_difference
 from traincheck.sdc.recording import record
-from traincheck.sdc.workload import load_workload
-from traincheck.sources.tensors import fingerprints
+from traincheck.sdc.workload.workload import load_workload
+from traincheck.sources.tensors.reading import fingerprints
 
 PROGRAM = """
 import os, time

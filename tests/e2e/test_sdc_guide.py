@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from threaded import on_each_rank, trained
-from traincheck.sdc.workload import load_workload
+from threaded_ranks import on_each_rank, trained
+from traincheck.sdc.workload.workload import load_workload
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(bash|python|)\n(.*?)^```", re.MULTILINE | re.DOTALL)

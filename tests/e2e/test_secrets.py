@@ -18,8 +18,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from receivers import receiving
-from running import Running, until
+from alert_receivers import receiving
+from processes import Running, until
 from traincheck.invariants.book import Book, write_book
 from traincheck.vocab.invariant import Invariant
 

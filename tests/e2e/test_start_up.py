@@ -1,7 +1,7 @@
 """What is imported before the program starts, and before its first step, is counted, not timed.
 
 A number here may fall. Where one rises, each run of each user starts later; that wants a reason. See Note [While the
-program starts] in runtime/launch.py.
+program starts] in runtime/launching/launch.py.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from rules import make_invariant
+from sample_rules import make_invariant
 from traincheck.invariants.book import Book, write_book
-from traincheck.runtime.launch import launch
-from traincheck.runtime.settings import Settings
-from traincheck.runtime.target import Target
+from traincheck.runtime.launching.command_target import Target
+from traincheck.runtime.launching.launch import launch
+from traincheck.runtime.launching.run_settings import Settings
 
 COMMAND = """
 import json, os, pathlib, sys
@@ -51,8 +51,12 @@ tell("trained.json")
 """
 
 REPORTS = ("rich.console", "jinja2", "traincheck.reporting.html", "traincheck.reporting.terminal")
-FOR_THE_END = ("traincheck.checking.gathered", "traincheck.checking.checked", "traincheck.checking.findings")
-OF_RANKS = ("traincheck.checking.ranks", "traincheck.runtime.exchange", "traincheck.runtime.comparing_rank")
+FOR_THE_END = ("traincheck.checking.live_results", "traincheck.checking.results", "traincheck.checking.findings")
+OF_RANKS = (
+    "traincheck.checking.rank_comparison",
+    "traincheck.runtime.ranks.rank_client",
+    "traincheck.runtime.ranks.rank_server",
+)
 LEARNING = ("traincheck.inference", "traincheck.testing", "ray", "fsspec")
 OTHER_COMMANDS = tuple(
     f"traincheck.cli.{name}" for name in ("check", "ctl", "diff", "doctor", "infer", "merge", "show")
@@ -65,7 +69,7 @@ NOT_BEFORE_THE_START = (
     *(*REPORTS, *OF_RANKS, *LEARNING, *OTHER_COMMANDS, *PANDAS),
 )
 NOT_IN_THE_PROGRAM = (
-    *("typer", "click", "traincheck.cli", "traincheck.trace.reader", "traincheck.relations.api_arg"),
+    *("typer", "click", "traincheck.cli", "traincheck.trace.reader", "traincheck.relations.api_arg.relation"),
     *(*REPORTS, *FOR_THE_END, *OF_RANKS, *LEARNING, *PANDAS),
 )
 MOST = {"collect": {"command": 52, "attached": 150}, "run": {"command": 64, "attached": 162}}

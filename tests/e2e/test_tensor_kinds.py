@@ -56,7 +56,7 @@ def test_the_interpreter_exits_with_a_rank_that_is_not_ended(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["collect", "run"])
 def test_a_group_that_ends_with_its_model_does_not_hang(tmp_path: Path, command: str) -> None:
-    """Alone it mostly does: see Note [Groups that end with their model] in sources/process_groups.py."""
+    """Alone it mostly does: see Note [Groups that end with their model] in sources/distributed/process_groups.py."""
     program = str(PROGRAMS / "group_ends_first.py")
     observed = run(tmp_path, *TRAINCHECK, command, "-o", "run", program, **IGNORE)
     assert (observed.returncode, observed.stdout.splitlines()[-1:]) == (0, ["ended"])

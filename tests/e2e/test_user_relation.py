@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recorded import training, write_run
+from recorded_runs import training, write_run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -175,7 +175,7 @@ def test_a_package_that_cannot_be_used_is_named(tmp_path: Path, name: str) -> No
 def test_the_name_of_a_relation_of_ours_is_taken(tmp_path: Path) -> None:
     install(tmp_path / "site", RELATION, "floating_relation:ReturnsFloating", name="Periodic")
     told = loading(tmp_path)
-    assert "both traincheck.relations.periodic:Periodic and floating_relation:ReturnsFloating claim it" in told
+    assert "both traincheck.relations.periodic.relation:Periodic and floating_relation:ReturnsFloating claim it" in told
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from receivers import receiving
-from running import Running, until
+from alert_receivers import receiving
+from processes import Running, until
 from traincheck.invariants.book import Book, write_book
 from traincheck.trace.folder import RunFolder
 from traincheck.vocab.invariant import Invariant

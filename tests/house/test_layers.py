@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from repository import MODULES, SRC, module_name, told, tree
 
-GROUND = {"vocab", "errors", "version", "files", "addresses", "redaction", "printable", "background"}
+GROUND = {"vocab", "errors", "version", "files", "addresses", "redaction", "terminal_text", "background_threads"}
 """What every stage may import."""
 RULES = {"relations", "invariants", "plugins", "trace"}
 
@@ -21,11 +21,11 @@ ALLOWED: dict[str, set[str]] = {
     "files": {"errors"},
     "addresses": {"errors", "files"},
     "redaction": set(),
-    "background": set(),
-    "printable": set(),
+    "background_threads": set(),
+    "terminal_text": set(),
     "plugins": {"errors"},
     "config": {"errors", "options"},
-    "sources": {"vocab", "errors", "redaction", "background"},
+    "sources": {"vocab", "errors", "redaction", "background_threads"},
     "trace": GROUND,
     "relations": {"vocab", "errors"},
     "reporting": GROUND,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from repository import EXAMPLES, MODULES, ROOT, SRC, told, tree
 
-MOST_LINES = 400
+MOST_LINES = 600
 MOST_LINES_OF_A_FUNCTION = 70
 VAGUE = {"utils", "util", "common", "helpers", "helper", "misc", "base_cls", "core", "tools", "stuff", "shared"}
 

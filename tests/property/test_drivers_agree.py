@@ -1,7 +1,8 @@
 """One meaning: live, offline and selective observation judge the same program alike, rule by rule.
 
 A recording of everything reads the values of a fixed sample of calls only (see Note [What is read of a call] in
-`sources/summaries.py`), one for some rules those of every call that they are about. So a rule that asks for values is
+`sources/tensors/call_summaries.py`), one for some rules those of every call that they are about. So a rule that asks
+for values is
 judged on more occasions there, and its verdict is what must be the same; of all other rules everything must be.
 """
 
@@ -19,11 +20,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from observing import observing
+from observed_process import observing
 from traincheck.checking.engine import Engine, Outcome, demand_of
+from traincheck.inference.candidate_selection import weigh
 from traincheck.inference.learn import tally_windows
 from traincheck.inference.tally import Tally
-from traincheck.inference.weighing import weigh
 from traincheck.trace.reader import read_windows
 from traincheck.trace.writer import TraceWriter
 from traincheck.vocab.demand import EVERYTHING, VALUES, Demand

@@ -6,8 +6,8 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from traincheck.sources.pending import as_if_elsewhere
-from traincheck.sources.tensors import fingerprints, states, unseen
+from traincheck.sources.tensors.deferred_values import as_if_elsewhere
+from traincheck.sources.tensors.reading import fingerprints, states, unseen
 
 BITS = {
     torch.float32: torch.int32,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traincheck.checking.digests import Classes, full, lean
-from traincheck.relations.consistent import Consistent
+from traincheck.relations.consistent.relation import Consistent
 from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import LIFECYCLE, TRAIN, Call, Change, Reading, Window
 from traincheck.vocab.facts import facts

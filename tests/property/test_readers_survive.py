@@ -11,7 +11,7 @@ from types import FrameType
 
 import pytest
 
-from strangers import READERS, WHOLE, Reader, Survey, build
+from malformed_files import READERS, WHOLE, Reader, Survey, build
 from traincheck.vocab.finding import Report
 
 resource = pytest.importorskip("resource")

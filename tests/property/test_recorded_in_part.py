@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_drivers_agree import ALL, GOOD, judged, rules
 
-from observing import observing
+from observed_process import observing
 from traincheck.checking.engine import demand_of
-from traincheck.runtime import stretches
-from traincheck.runtime.keeping import Keeping
-from traincheck.runtime.stretches import Stretches
+from traincheck.runtime.recording import retention
+from traincheck.runtime.recording.retention import Stretches
+from traincheck.runtime.recording.window_recorder import Keeping
 from traincheck.trace.reader import read_windows
 from traincheck.vocab.demand import EVERYTHING, Demand
 from traincheck.vocab.events import Window
@@ -48,7 +48,7 @@ def told(name: str, demand: Demand, length: int) -> Told:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """The programs are short, so that the numbers are."""
     for name, value in (("FIRST_STEPS", 1), ("FIRST_EVALUATIONS", 0), ("BEFORE", 1), ("AFTER", 1), ("MOST_NEW", 0)):
-        monkeypatch.setattr(stretches, name, value)
+        monkeypatch.setattr(retention, name, value)
 
 
 def recorded(windows: Iterable[Window], begins: frozenset[int], found: set[int], last: int) -> list[Window]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_drivers_agree import ALL, GOOD, in_full, judged, rules, told
 
-from observing import observing
+from observed_process import observing
 from traincheck.checking.engine import demand_of
 from traincheck.vocab.demand import EVERYTHING, Demand
 from traincheck.vocab.events import Window

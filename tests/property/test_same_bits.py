@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traincheck.sources.tensors import WORDS, same_bits, words
+from traincheck.sources.tensors.reading import WORDS, same_bits, words
 
 TYPES = [
     *(torch.bool, torch.uint8, torch.int16, torch.int64),

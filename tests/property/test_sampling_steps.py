@@ -7,7 +7,7 @@ import itertools
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from traincheck.runtime.sampling import BURST, Sampling, in_sample
+from traincheck.runtime.recording.sampling import BURST, Sampling, in_sample
 
 INTERVALS = st.integers(2, 3000)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traincheck.inference.gathering import each_run_once, tally_windows
-from traincheck.inference.stored import read_tallies, write_tallies
+from traincheck.inference.candidate_selection import weigh
 from traincheck.inference.tally import MOST_VALUES, Tally
-from traincheck.inference.weighing import weigh
+from traincheck.inference.tally_files import read_tallies, write_tallies
+from traincheck.inference.tally_runs import each_run_once, tally_windows
 from traincheck.invariants.book import write_book
 from traincheck.vocab.events import EVAL, FUNCTION, LIFECYCLE, MODULE, NO_CALL, TRAIN, Call, Change, Window
 from traincheck.vocab.facts import Facts

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traincheck.testing.readable import from_text, to_text
+from traincheck.testing.readable_traces import from_text, to_text
 from traincheck.trace.reader import read_windows
 from traincheck.trace.writer import TraceWriter
 from traincheck.vocab.events import CALL_KINDS, ROLES, STAGES, Call, Change, Reading, TensorSummary, Window

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from traincheck.sources.pending import fetched
-from traincheck.sources.tensors import local, unseen
-from traincheck.sources.values import Reads, values_in
+from traincheck.sources.tensors.deferred_values import fetched
+from traincheck.sources.tensors.reading import local, unseen
+from traincheck.sources.tensors.value_facts import Reads, values_in
 from traincheck.vocab.facts import FactValue
 
 ALL = Reads(numbers=True, rows=True, contents=True)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from test_drivers_agree import ALL, BUGGY, GOOD, Net, in_full, judged, loader, rules
 from torch import nn
 
-from observing import Seen, observing
+from observed_process import Seen, observing
 from traincheck.checking.engine import demand_of
-from traincheck.runtime.sampling import in_sample
+from traincheck.runtime.recording.sampling import in_sample
 from traincheck.vocab.demand import EVERYTHING, Demand
 from traincheck.vocab.events import TRAIN, Window
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from recorded import training, write_run
+from recorded_runs import training, write_run
 from traincheck.addresses import Address, place, readable_place
 from traincheck.errors import BadOption, MissingExtra, RunFolderNotFound, TallyUnreadable, TraceOutOfReach
-from traincheck.inference.gathering import gather, suitable_jobs
 from traincheck.inference.ray_cluster import RayCluster
-from traincheck.inference.stored import write_tallies
+from traincheck.inference.tally_files import write_tallies
+from traincheck.inference.tally_runs import gather, suitable_jobs
 from traincheck.trace.folder import RunFolder
 
 fsspec = pytest.importorskip("fsspec")

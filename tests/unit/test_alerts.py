@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from receivers import receiving
-from telling import wait_for
+from alert_receivers import receiving
+from fake_ranks import wait_for
+from traincheck.reporting.alerts import alert_queue as couriers
 from traincheck.reporting.alerts import command as commands
-from traincheck.reporting.alerts import courier as couriers
 from traincheck.reporting.alerts.alert import Alert, of_end, of_finding, of_silence
+from traincheck.reporting.alerts.alert_queue import Courier, Undelivered
 from traincheck.reporting.alerts.alerts import Alerts
 from traincheck.reporting.alerts.command import Command
-from traincheck.reporting.alerts.courier import Courier, Undelivered
 from traincheck.reporting.alerts.webhook import Webhook
 from traincheck.vocab.finding import Finding, Report
-from traincheck.vocab.status import ENDED, GOING, KILLED, SILENT, TRAINING, RankStatus, RunStatus
+from traincheck.vocab.run_status import ENDED, GOING, KILLED, SILENT, TRAINING, RankStatus, RunStatus
 
 RANK = RankStatus(0, 7, "", TRAINING, 12, 13, 0, 3.0, 0.004, 1.0, 1.0)
 STATUS = RunStatus("runs/today", GOING, "train.py", "run", rules=9, checked=4, ranks=(RANK, replace(RANK, rank=1)))

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from traincheck.relations.api_arg import APIArg
-from traincheck.relations.call_arguments import NO_ROWS, NOT_ZERO, ROWS, SEVERAL, SIZE, VALUES_OF
+from traincheck.relations.api_arg.call_arguments import NO_ROWS, NOT_ZERO, ROWS, SEVERAL, SIZE, VALUES_OF
+from traincheck.relations.api_arg.mode_arguments import AGREES, OFF
+from traincheck.relations.api_arg.rank_calls import AS_OFTEN, IN_ORDER, SENT
+from traincheck.relations.api_arg.reinitialization import FRESH
+from traincheck.relations.api_arg.relation import APIArg
+from traincheck.relations.api_arg.worker_seeds import ITER, NEXT, RENEWED, STATES
 from traincheck.relations.comparison import COMPARED, DISTINCT, EQUAL, FIRST
-from traincheck.relations.fills import FRESH
-from traincheck.relations.rank_calls import AS_OFTEN, IN_ORDER, SENT
-from traincheck.relations.switches import AGREES, OFF
-from traincheck.relations.worker_states import ITER, NEXT, RENEWED, STATES
-from traincheck.sources.summaries import MOST_READ
+from traincheck.sources.tensors.call_summaries import MOST_READ
 from traincheck.testing.conformance import check_relation
-from traincheck.testing.readable import from_text
+from traincheck.testing.readable_traces import from_text
 from traincheck.vocab.events import Window
 from traincheck.vocab.occasion import Occasion, Property, Subject
 

@@ -6,11 +6,11 @@ import functools
 
 import pytest
 
-from traincheck.relations import call_results as results
-from traincheck.relations.api_output import APIOutput
-from traincheck.relations.call_results import promoted
+from traincheck.relations.api_output import call_results as results
+from traincheck.relations.api_output.call_results import promoted
+from traincheck.relations.api_output.relation import APIOutput
 from traincheck.testing.conformance import check_relation
-from traincheck.testing.readable import from_text
+from traincheck.testing.readable_traces import from_text
 from traincheck.vocab.events import TensorSummary
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject

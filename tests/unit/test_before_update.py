@@ -10,7 +10,7 @@ import traincheck
 from traincheck.errors import StopTraining
 from traincheck.runtime import callbacks
 from traincheck.runtime.before_update import BeforeUpdate
-from traincheck.trace.notes import StopAsked
+from traincheck.trace.run_notes import StopAsked
 from traincheck.vocab.finding import Finding
 
 FINDING = Finding("error", 4, 0, "Gradients stay", "", None, (), "", "", (), ("ab",), 4, 1)

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from traincheck.sources import captured_call
-from traincheck.sources.as_it_was import without_modes
-from traincheck.sources.captured_call import CapturedCall
-from traincheck.sources.recomputed import CannotRepeat
+from traincheck.sources.replay import captured_call
+from traincheck.sources.replay.captured_call import CapturedCall
+from traincheck.sources.replay.fingerprints import CannotRepeat
+from traincheck.sources.replay.state_snapshot import without_modes
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file, save_model
 from torch import nn
 
-from observing import Seen, observing
+from observed_process import Seen, observing
 from traincheck.vocab.demand import EVERYTHING, READINGS, Demand
 from traincheck.vocab.events import Call, Reading
 from traincheck.vocab.facts import FACTS, value_of

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from recorded import training, write_run
-from traincheck.cli import outputs
+from recorded_runs import training, write_run
+from traincheck.cli import output_files
 from traincheck.cli.main import main
 from traincheck.errors import OutputError
 from traincheck.invariants.book import read_book
@@ -136,7 +136,7 @@ def test_a_book_that_cannot_be_moved_aside_is_not_replaced(runs: list[str], monk
 
     monkeypatch.setattr(Path, "rename", refuse)
     with pytest.raises(OutputError, match=r"good\.jsonl\.old"):
-        outputs.replace_book(book, Path("good.jsonl"))
+        output_files.replace_book(book, Path("good.jsonl"))
 
 
 def test_books_are_merged(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:

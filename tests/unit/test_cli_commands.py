@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from traincheck.cli import doctor, published
+from traincheck.cli.commands import doctor, published
 from traincheck.cli.console import Progress, amount, columns, exit_code, size
-from traincheck.cli.following import follow
+from traincheck.cli.live_check import follow
 from traincheck.cli.main import main
 from traincheck.config import load
 from traincheck.errors import RunFolderEmpty
 from traincheck.invariants.book import Book, write_book
 from traincheck.reporting.json_report import read_json, write_json
 from traincheck.trace.folder import RunFolder
-from traincheck.trace.notes import Manifest
+from traincheck.trace.run_notes import Manifest
 from traincheck.vocab.finding import Counts, Finding, Report, Site
 from traincheck.vocab.invariant import Invariant, Precondition, Support
 from traincheck.vocab.occasion import Property, Subject
@@ -290,8 +290,8 @@ def test_published_infer_and_check(
 
 def test_published_collect_translates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[tuple[Any, ...]] = []
-    monkeypatch.setattr("traincheck.cli.collect.collect", lambda *args: seen.append(args) or 0)
-    monkeypatch.setattr("traincheck.cli.run.run", lambda *args: seen.append(args) or 0)
+    monkeypatch.setattr("traincheck.cli.commands.collect.collect", lambda *args: seen.append(args) or 0)
+    monkeypatch.setattr("traincheck.cli.commands.run.run", lambda *args: seen.append(args) or 0)
     words = "--pyscript t.py --models-to-track model net --output-dir out -i a.jsonl b.jsonl --sampling-interval 5"
     assert published.collect(words.split()) == 0
     target, config, folder = seen[0]

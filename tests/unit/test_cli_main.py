@@ -9,7 +9,7 @@ import pytest
 
 from traincheck.cli import main as cli
 from traincheck.cli.main import guarded, main, wants_debug
-from traincheck.cli.targets import split
+from traincheck.cli.program_arguments import split
 from traincheck.errors import BookNotFound, OutputError, StopTraining, TrainCheckError
 from traincheck.options import OPTIONS
 from traincheck.version import __version__

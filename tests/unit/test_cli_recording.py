@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from traincheck.cli.collect import count, summary
-from traincheck.cli.following import has_ended
+from traincheck.cli.commands.collect import count, summary
+from traincheck.cli.live_check import has_ended
 from traincheck.cli.main import main
 from traincheck.invariants.book import Book, write_book
 from traincheck.reporting.json_report import read_json
-from traincheck.runtime.begun import default_folder
-from traincheck.runtime.target import Target
+from traincheck.runtime.launching.command_target import Target
+from traincheck.runtime.launching.run_setup import default_folder
 from traincheck.trace.folder import RunFolder
-from traincheck.trace.notes import Manifest, ProcessNote
+from traincheck.trace.run_notes import Manifest, ProcessNote
 from traincheck.trace.writer import TraceWriter
 from traincheck.vocab.events import Call, Window
 from traincheck.vocab.invariant import Invariant

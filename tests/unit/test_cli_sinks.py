@@ -7,7 +7,7 @@ from xml.etree import ElementTree as Tree
 
 import pytest
 
-from recorded import training, write_run
+from recorded_runs import training, write_run
 from traincheck.cli.main import main
 from traincheck.invariants.book import Book, write_book
 from traincheck.reporting.json_report import read_json, write_json

@@ -15,7 +15,7 @@ from traincheck.config import load
 from traincheck.errors import BadOption
 from traincheck.invariants.book import Book, write_book
 from traincheck.trace.folder import RunFolder
-from traincheck.trace.notes import Manifest, ProcessNote
+from traincheck.trace.run_notes import Manifest, ProcessNote
 from traincheck.vocab.finding import Violation
 from traincheck.vocab.invariant import Invariant
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from observing import observing
-from traincheck.sources import clipping
-from traincheck.sources.summaries import EVERY, FIRST_STEPS
+from observed_process import observing
+from traincheck.sources.gradients import clipping
+from traincheck.sources.tensors.call_summaries import EVERY, FIRST_STEPS
 from traincheck.vocab.events import Call
 from traincheck.vocab.facts import value_of
 

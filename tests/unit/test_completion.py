@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from traincheck.cli.completion import SCRIPTS, lines
+from traincheck.cli.commands.completion import SCRIPTS, lines
 from traincheck.cli.main import COMMANDS, main
 
 
@@ -72,7 +72,7 @@ def test_only_the_command_that_is_named_is_imported() -> None:
         "main(['completion', 'words', '--', '2', 'show', '--'])\n"
         "ours = {name for name in sys.modules if name.startswith('traincheck.cli.')}\n"
         "heavy = {'torch', 'pyarrow', 'rich', 'jinja2', 'numpy', 'msgspec'} & set(sys.modules)\n"
-        "assert 'traincheck.cli.show' in ours and 'traincheck.cli.run' not in ours, ours\n"
+        "assert 'traincheck.cli.commands.show' in ours and 'traincheck.cli.commands.run' not in ours, ours\n"
         "assert not heavy, heavy"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

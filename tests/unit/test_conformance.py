@@ -8,17 +8,17 @@ from typing import Any, ClassVar
 
 import pytest
 
+from sample_windows import BACKWARD, UPDATE, training
 from traincheck import plugins
 from traincheck.relations.base import context_of
 from traincheck.relations.template import ReturnsDtype
 from traincheck.testing.conformance import NotConforming, check_relation
-from traincheck.testing.readable import from_text
-from traincheck.testing.selective import observed
+from traincheck.testing.demand_filter import observed
+from traincheck.testing.readable_traces import from_text
 from traincheck.vocab.demand import NOTHING, Demand
 from traincheck.vocab.events import NO_CALL, Window
 from traincheck.vocab.facts import facts
 from traincheck.vocab.occasion import Occasion, Property, Subject
-from windows import BACKWARD, UPDATE, training
 
 WINDOWS = training().windows
 CALLS = from_text("window train step=1\n  lifecycle train.f\n" * 3)

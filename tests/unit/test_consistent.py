@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from traincheck.relations.configuration import SETTINGS
-from traincheck.relations.consistent import Consistent
+from sample_windows import Script, fates, occasions
+from traincheck.relations.consistent.configuration import SETTINGS
+from traincheck.relations.consistent.learning_rates import FIRST_STEPS
+from traincheck.relations.consistent.relation import Consistent
 from traincheck.relations.parts import FORWARD
-from traincheck.relations.rates import FIRST_STEPS
 from traincheck.vocab.events import LOADED, SAVED, Window
 from traincheck.vocab.facts import facts, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
-from windows import Script, fates, occasions
 
 SAVE, STATE_DICT = "torch.save", "torch.nn.Module.state_dict"
 FRESH = facts(kind="parameter", requires_grad=True, fresh=True)

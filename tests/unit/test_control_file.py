@@ -14,11 +14,11 @@ import pytest
 
 from traincheck.errors import OutputError, TraceTooNew, TraceUnreadable
 from traincheck.runtime.control import Controlled, State
-from traincheck.runtime.place import Place
-from traincheck.trace import control as protocol
-from traincheck.trace.control import Control, ControlFile, change_control, read_answers, read_control, stopped
+from traincheck.runtime.ranks.rank_info import Place
+from traincheck.trace import control_file as protocol
+from traincheck.trace.control_file import Control, ControlFile, change_control, read_answers, read_control, stopped
 from traincheck.trace.folder import RunFolder
-from traincheck.trace.notes import Manifest, StopAsked
+from traincheck.trace.run_notes import Manifest, StopAsked
 from traincheck.vocab.finding import Finding
 
 

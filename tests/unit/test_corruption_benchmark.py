@@ -21,8 +21,8 @@ from benchmarks.corruption.watches import RULES, WATCHES
 
 from traincheck.invariants.book import read_book
 from traincheck.invariants.packs import SHIPPED
-from traincheck.sdc.fault import BACKWARD, FORWARD
-from traincheck.sdc.workload import load_workload
+from traincheck.sdc.faults.fault import BACKWARD, FORWARD
+from traincheck.sdc.workload.workload import load_workload
 
 
 def falling(seed: int = 0, steps: int = 60) -> list[float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from traincheck.cli.demo import NAMES, demo, difference, program
+from traincheck.cli.commands.demo import NAMES, demo, difference, program
 from traincheck.errors import MissingExtra, RunFolderInUse
 
 

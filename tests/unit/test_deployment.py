@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from traincheck import plugins
 from traincheck.inference.confidence import ERROR_CONFIDENCE, of_named, of_programs
-from traincheck.inference.transfer import elsewhere_of
+from traincheck.inference.named_books import elsewhere_of
 from traincheck.invariants.book import Book, LearnedRun
 from traincheck.invariants.selection import deployable
-from traincheck.runtime.checked_against import lines_of
-from traincheck.runtime.deployment import deploy
-from traincheck.runtime.program_text import CheckedProgram
+from traincheck.runtime.launching.deployment import deploy
+from traincheck.runtime.launching.program_identity import CheckedProgram
+from traincheck.runtime.launching.rule_selection import lines_of
 from traincheck.vocab.invariant import (
     ERROR,
     GENERAL,

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import pytest
 
+from sample_windows import Script, Told
 from traincheck.checking import digests
 from traincheck.checking.digests import DIGEST, EVERY, MOST_SECTIONS, SETTLING, Classes, full, lean, section_of
-from traincheck.testing.readable import to_text
+from traincheck.testing.readable_traces import to_text
 from traincheck.vocab.demand import EVERYTHING, NOTHING
 from traincheck.vocab.events import Alike, Window
-from windows import Script, Told
 
 
 def held(rank: int, step: int, values: Mapping[str, int]) -> Window:
@@ -127,7 +127,7 @@ def test_digests_are_the_same_in_every_process() -> None:
     window = held(0, 1, dict.fromkeys(NAMES, 5))
     code = (
         "import sys; from traincheck.checking.digests import lean; from traincheck.vocab.demand import EVERYTHING\n"
-        "from traincheck.testing.readable import from_text, to_text\n"
+        "from traincheck.testing.readable_traces import from_text, to_text\n"
         "sys.stdout.write(to_text([lean(window, EVERYTHING) for window in from_text(sys.stdin.read())]))"
     )
     for seed in ("1", "2"):

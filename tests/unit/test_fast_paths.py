@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from observing import observing
+from observed_process import observing
 from traincheck.vocab.demand import EVERYTHING
 
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from observing import Seen, observing
-from traincheck.sources.autograd import AutogradSource
-from traincheck.sources.lifecycle import LifecycleSource
-from traincheck.sources.loaders import LoaderSource
-from traincheck.sources.modules import ModuleSource
-from traincheck.sources.optimizers import OptimizerSource
-from traincheck.sources.project import ProjectSource
-from training import process_state, same, train
+from observed_process import Seen, observing
+from small_trainings import process_state, same, train
+from traincheck.sources.data.loaders import LoaderSource
+from traincheck.sources.functions.lifecycle import LifecycleSource
+from traincheck.sources.functions.project_functions import ProjectSource
+from traincheck.sources.gradients.autograd import AutogradSource
+from traincheck.sources.modules.modules import ModuleSource
+from traincheck.sources.optimizers.optimizers import OptimizerSource
 
 STEP = "torch.optim.Optimizer.step"
 
@@ -66,7 +66,7 @@ def test_a_fault_of_a_source_is_told_once_and_training_goes_on(
 
 @pytest.mark.parametrize("place", ["enter", "leave"])
 def test_a_recorder_that_fails_altogether_is_harmless(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from traincheck.sources.recorder import Recorder
+    from traincheck.sources.recording.recorder import Recorder
 
     expected = train()
     monkeypatch.setattr(Recorder, place, broken)
@@ -87,7 +87,7 @@ def test_a_source_that_cannot_attach_is_told_and_the_others_observe(monkeypatch:
 
 
 def test_what_a_source_has_done_is_taken_back_where_it_cannot_go_on() -> None:
-    from traincheck.sources import autograd
+    from traincheck.sources.gradients import autograd
     from traincheck.testing import faults
 
     before = process_state()

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from recorded import training
+from recorded_runs import training
 from traincheck.checking import engine
 from traincheck.checking.causes import cause_of
-from traincheck.checking.checked import conclude
 from traincheck.checking.engine import Outcome, Tried
 from traincheck.checking.findings import group
+from traincheck.checking.notifier import Teller
 from traincheck.checking.outcome_files import read_outcome, save_outcome
-from traincheck.checking.teller import Teller
+from traincheck.checking.results import conclude
 from traincheck.invariants.book import Book
 from traincheck.vocab.finding import Finding, Violation
 from traincheck.vocab.invariant import Clause, Invariant

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from traincheck.sources.device_fingerprints import AT_ONCE, SMALL
-from traincheck.sources.pending import as_if_elsewhere, fetches
-from traincheck.sources.tensors import fingerprints, local, states, unseen
+from traincheck.sources.tensors.deferred_values import as_if_elsewhere, fetches
+from traincheck.sources.tensors.device_fingerprints import AT_ONCE, SMALL
+from traincheck.sources.tensors.reading import fingerprints, local, states, unseen
 
 DTYPES = (
     torch.float32,

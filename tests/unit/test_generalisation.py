@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from recorded import training
+from recorded_runs import training
 from traincheck import plugins
-from traincheck.inference.gathering import tally_windows
+from traincheck.inference.candidate_selection import weigh
 from traincheck.inference.generalisation import Generalisation, more_general, scope_of
 from traincheck.inference.rule_index import RuleIndex
 from traincheck.inference.tally import Tally
-from traincheck.inference.weighing import weigh
+from traincheck.inference.tally_runs import tally_windows
 from traincheck.vocab.invariant import ERROR, GENERAL, NOTICE, PIPELINE, Clause, Invariant, Precondition, Support
 from traincheck.vocab.occasion import Occasion, Property, Subject
 

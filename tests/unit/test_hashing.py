@@ -11,11 +11,11 @@ import pytest
 import torch
 import xxhash
 
-from observing import observing
-from traincheck.background import NAME
-from traincheck.sources import hashing
-from traincheck.sources.hashing import MUCH, Memory, digests
-from traincheck.sources.tensors import fingerprints
+from observed_process import observing
+from traincheck.background_threads import NAME
+from traincheck.sources.tensors import hashing
+from traincheck.sources.tensors.hashing import MUCH, Memory, digests
+from traincheck.sources.tensors.reading import fingerprints
 
 
 @pytest.fixture(autouse=True)

@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from telling import wait_for
+from fake_ranks import wait_for
 from traincheck.errors import OutputError
 from traincheck.runtime.heartbeat import AT_REST, BEAT, SLOWEST, Heartbeat
-from traincheck.runtime.pipeline import Pipeline
+from traincheck.runtime.recording.pipeline import Pipeline
 from traincheck.vocab.events import Window
 
 WINDOW = Window(1, 1, "train")

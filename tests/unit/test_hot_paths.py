@@ -17,10 +17,10 @@ from torch import nn
 
 import traincheck
 from loops import STEP, loader
-from observing import observing
+from observed_process import observing
 from traincheck.checking.engine import Engine, demand_of
 from traincheck.invariants.book import read_book
-from traincheck.sources import hashing
+from traincheck.sources.tensors import hashing
 from traincheck.vocab.demand import EVERYTHING, NOTHING, Demand
 from traincheck.vocab.events import Window
 

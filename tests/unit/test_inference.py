@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from traincheck.inference.candidate_selection import weigh
 from traincheck.inference.confidence import ERROR_CONFIDENCE, of_programs, of_runs, of_support, severity
 from traincheck.inference.journal import DROPPED, KEPT
 from traincheck.inference.learn import tally_windows
 from traincheck.inference.tally import Tally
-from traincheck.inference.weighing import weigh
 from traincheck.invariants.book import write_book
-from traincheck.testing.readable import from_text
+from traincheck.testing.readable_traces import from_text
 from traincheck.vocab.events import Window
 from traincheck.vocab.facts import facts
 from traincheck.vocab.invariant import ERROR, NOTICE, Invariant, Support

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from traincheck.errors import BadOption
-from traincheck.sdc.workload import load_workload
+from traincheck.sdc.workload.workload import load_workload
 from traincheck.testing.corruption import Fault, inject, parse_fault
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

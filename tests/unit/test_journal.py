@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from traincheck.errors import JournalUnreadable, OutputError
-from traincheck.inference.following import follow_journal
+from traincheck.inference.candidate_trace import follow_journal
 from traincheck.inference.journal import DROPPED, KEPT, Entry, Journal, is_journal, words
 
 SENTENCES = (

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 from loops import net, sgd, stages, train, work
-from observing import Seen, observing
+from observed_process import Seen, observing
 from traincheck.vocab.demand import READINGS, TENSORS, Demand
 from traincheck.vocab.events import FUNCTION, NO_CALL, Call, Reading, TensorSummary
 

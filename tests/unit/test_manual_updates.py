@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from loops import BACKWARD, STEP, loader, names, net, sgd, stages, told, train, updates
-from observing import observing
-from traincheck.relations.progress import CLEARED, Progress
-from traincheck.sources.pending import as_if_elsewhere, fetches
+from observed_process import observing
+from traincheck.relations.periodic.parameter_updates import CLEARED, Progress
+from traincheck.sources.tensors.deferred_values import as_if_elsewhere, fetches
 from traincheck.vocab.demand import NOTHING
 from traincheck.vocab.events import Window
 

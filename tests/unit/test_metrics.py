@@ -18,15 +18,15 @@ from typing import Any
 
 import pytest
 
-from jobs import free_port
-from receivers import receiving
-from telling import wait_for
-from traincheck.cli import guarding
+from alert_receivers import receiving
+from fake_ranks import wait_for
+from rank_jobs import free_port
+from traincheck.cli import monitoring
 from traincheck.config import Config, load
 from traincheck.errors import BadOption, MissingExtra
 from traincheck.reporting.metrics.otlp import Otlp
 from traincheck.reporting.metrics.prometheus import Prometheus, is_loopback
-from traincheck.vocab.status import ENDED, GOING, TRAINING, RankStatus, RunStatus
+from traincheck.vocab.run_status import ENDED, GOING, TRAINING, RankStatus, RunStatus
 
 RANK = RankStatus(0, 7, "", TRAINING, 12, 13, 1, 3.5, 0.25, 1.5, 1.0)
 STATUS = RunStatus(
@@ -119,17 +119,17 @@ def test_what_can_be_said_wrong_about_metrics(monkeypatch: pytest.MonkeyPatch) -
             ({"otlp": "localhost:4318"}, "--otlp was given .*begins with http"),
         ):
             with pytest.raises(BadOption, match=words):
-                guarding.receivers(config(**said))
+                monitoring.receivers(config(**said))
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(MissingExtra, match=r"prometheus-client.*pip install 'traincheck\[metrics\]'"):
-        guarding.receivers(config(metrics_port="0"))
+        monitoring.receivers(config(metrics_port="0"))
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.metric_exporter", None)
     with pytest.raises(MissingExtra, match="opentelemetry"):
-        guarding.receivers(config(otlp="http://127.0.0.1:4318"))
+        monitoring.receivers(config(otlp="http://127.0.0.1:4318"))
 
 
 def test_other_hosts_may_ask_with_a_token(capsys: pytest.CaptureFixture[str]) -> None:
-    (exporter,) = guarding.receivers(config(metrics_port="0", metrics_host="0.0.0.0", metrics_token="s3cret"))
+    (exporter,) = monitoring.receivers(config(metrics_port="0", metrics_host="0.0.0.0", metrics_token="s3cret"))
     exporter.close()
     told = capsys.readouterr().err
     assert "metrics at http://0.0.0.0:" in told and "s3cret" not in told
@@ -138,7 +138,7 @@ def test_other_hosts_may_ask_with_a_token(capsys: pytest.CaptureFixture[str]) ->
 
 def test_nothing_is_served_unless_asked_for() -> None:
     before = threading.active_count()
-    assert guarding.receivers(config()) == []
+    assert monitoring.receivers(config()) == []
     assert threading.active_count() == before
 
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from observing import Seen, observing
-from training import Model, process_state, same, train
+from observed_process import Seen, observing
+from small_trainings import Model, process_state, same, train
 
 STEP = "torch.optim.Optimizer.step"
 

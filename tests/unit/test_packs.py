@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from traincheck.cli.main import main
 from traincheck.errors import BadOption, PacksUnreadable
-from traincheck.inference.packing import Theme, Themes, parts, read_themes
+from traincheck.inference.pack_building import Theme, Themes, parts, read_themes
 from traincheck.invariants.book import Book, LearnedRun, read_book
 from traincheck.invariants.packs import (
     ANCHOR,
@@ -75,7 +75,7 @@ def folder(tmp_path: Path, two_programs: Path) -> Path:
 @pytest.fixture
 def two_programs(tmp_path: Path) -> Path:
     """Recordings of two programs."""
-    from recorded import training, write_run
+    from recorded_runs import training, write_run
 
     for name in ("a", "b"):
         write_run(tmp_path / "runs" / name, f"{name}.py", training(12, "SGD"))

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from traincheck.relations.periodic import Periodic
-from traincheck.relations.rhythms import ESTABLISHED, LONGEST
+from sample_windows import SCHEDULE, UPDATE, Script, fates, occasions
+from traincheck.relations.periodic.relation import Periodic
+from traincheck.relations.periodic.update_intervals import ESTABLISHED, LONGEST
 from traincheck.vocab.events import MODULE
 from traincheck.vocab.facts import facts, merged, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
-from windows import SCHEDULE, UPDATE, Script, fates, occasions
 
 
 def of(script: Script, subject: Subject) -> list[Occasion]:

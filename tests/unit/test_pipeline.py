@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from traincheck.background import background
-from traincheck.runtime import pipeline as pipelines
-from traincheck.runtime.complaint import complain, in_words
-from traincheck.runtime.pipeline import BYTES_OF_AN_EVENT, MOST_BYTES, MOST_WAITING, Pipeline
+from traincheck.background_threads import background
+from traincheck.runtime.recording import pipeline as pipelines
+from traincheck.runtime.recording.pipeline import BYTES_OF_AN_EVENT, MOST_BYTES, MOST_WAITING, Pipeline
+from traincheck.runtime.stderr_log import complain, in_words
 from traincheck.vocab.events import NO_CALL, Reading, Window
 
 READING = Reading(0, NO_CALL, "run", "run", "steps", 1)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traincheck.redaction import everything
-from traincheck.runtime.program_text import entry_of, identity_of
-from traincheck.runtime.target import Target
+from traincheck.runtime.launching.command_target import Target
+from traincheck.runtime.launching.program_identity import entry_of, identity_of
 from traincheck.vocab.program import SAME, SKETCH_SIZE, UNKNOWN, ProgramIdentity, jaccard, sketch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from traincheck.relations.api_arg import APIArg
+from traincheck.relations.api_arg.messages import DTYPE, EVEN, INTACT, ROOM
+from traincheck.relations.api_arg.rank_calls import AS_OFTEN, IN_ORDER, SAME_NUMBER, SAME_PURPOSE
+from traincheck.relations.api_arg.relation import APIArg
 from traincheck.relations.comparison import COMPARED, EQUAL
-from traincheck.relations.messages import DTYPE, EVEN, INTACT, ROOM
-from traincheck.relations.rank_calls import AS_OFTEN, IN_ORDER, SAME_NUMBER, SAME_PURPOSE
-from traincheck.testing.readable import from_text
+from traincheck.testing.readable_traces import from_text
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from traincheck.sources.tensors import PLAIN, fingerprints, is_copyable, local, shape_of, states, unseen
+from traincheck.sources.tensors.reading import PLAIN, fingerprints, is_copyable, local, shape_of, states, unseen
 
 PROGRAM = Path(__file__).resolve().parents[1] / "e2e" / "programs" / "tensor_kinds.py"
 _spec = importlib.util.spec_from_file_location("tensor_kinds", PROGRAM)

@@ -8,14 +8,22 @@ import pytest
 import torch
 from torch import nn
 
-from observing import Seen, observing
-from traincheck.relations.consistent import Consistent
-from traincheck.relations.periodic import Periodic
-from traincheck.relations.readiness import ATTRIBUTES, BUFFER_DATA, FIRST_UPDATED, IN_FORCE, KEPT, MADE, OWN_TRAIN
-from traincheck.relations.spans import COVERS
-from traincheck.relations.spans import SUBJECT as SPAN
+from observed_process import Seen, observing
+from sample_windows import Script, fates, occasions
+from traincheck.relations.consistent.readiness import (
+    ATTRIBUTES,
+    BUFFER_DATA,
+    FIRST_UPDATED,
+    IN_FORCE,
+    KEPT,
+    MADE,
+    OWN_TRAIN,
+)
+from traincheck.relations.consistent.relation import Consistent
+from traincheck.relations.periodic.relation import Periodic
+from traincheck.relations.periodic.schedule_length import COVERS
+from traincheck.relations.periodic.schedule_length import SUBJECT as SPAN
 from traincheck.vocab.occasion import Occasion, Property, Subject
-from windows import Script, fates, occasions
 
 
 def of(seen: Seen, thing: str, grain: str = "readiness") -> list[Occasion]:

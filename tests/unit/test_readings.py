@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from observing import Seen, observing
+from observed_process import Seen, observing
 from traincheck.vocab.demand import NUMBERS, READINGS, Demand
 from traincheck.vocab.events import NO_CALL, Reading
 from traincheck.vocab.facts import value_of

@@ -12,10 +12,10 @@ import pytest
 
 from traincheck import redaction
 from traincheck.redaction import MARK
-from traincheck.runtime.redacting import WindowRedactor, without_secrets
-from traincheck.testing.readable import from_text
+from traincheck.runtime.recording.redaction import WindowRedactor, without_secrets
+from traincheck.testing.readable_traces import from_text
 from traincheck.trace.folder import RunFolder
-from traincheck.trace.notes import Manifest, ProcessNote
+from traincheck.trace.run_notes import Manifest, ProcessNote
 from traincheck.vocab.events import Window
 
 

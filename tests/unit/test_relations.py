@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from traincheck.relations.api_sequence import ESTABLISHED, PRECEDED, APISequence
+from traincheck.relations.api_sequence.relation import ESTABLISHED, PRECEDED, APISequence
 from traincheck.relations.base import possible, short, transitions
-from traincheck.relations.event_contain import CALL, CHANGE, WITHIN, EventContain
+from traincheck.relations.event_contain.relation import CALL, CHANGE, WITHIN, EventContain
 from traincheck.relations.template import RETURNS, ReturnsDtype
-from traincheck.testing.readable import from_text
+from traincheck.testing.readable_traces import from_text
 from traincheck.vocab.events import Window
 from traincheck.vocab.facts import facts, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traincheck.sources.repeated import (
+from traincheck.sources.replay.verdicts import (
     CONFIRMING,
     HOPELESS,
     PERSISTENT,

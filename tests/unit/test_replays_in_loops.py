@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 import traincheck
-from traincheck.sources import captured_call
+from traincheck.sources.replay import captured_call
 from traincheck.trace.folder import RunFolder
-from traincheck.vocab.computations import KIND, SAME
+from traincheck.vocab.replayed_computations import KIND, SAME
 
 STEPS, EVERY = 20, 8
 DUE = {1, 2, 3, 11, 19}

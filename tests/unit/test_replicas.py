@@ -9,14 +9,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from observing import observing
-from traincheck.relations.consistent import Consistent
-from traincheck.testing.readable import from_text
+from observed_process import observing
+from sample_windows import Script, Told
+from traincheck.relations.consistent.relation import Consistent
+from traincheck.testing.readable_traces import from_text
 from traincheck.vocab.demand import READINGS, Demand
 from traincheck.vocab.events import Reading, Window
 from traincheck.vocab.facts import facts, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
-from windows import Script, Told
 
 USED_DATA, USED_GRAD, DATA = "parameter.used_data", "parameter.used_grad", "parameter.data"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from exhibited import exhibit
 from pages import ATTACKS, Page
+from sample_report import exhibit
 from traincheck.errors import OutputError
 from traincheck.reporting.base import Sink
 from traincheck.reporting.html.sink import HtmlSink, html_of, render_html

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from exhibited import exhibit
 from pages import ATTACKS, Page
-from recorded import training, write_run
+from recorded_runs import training, write_run
+from sample_report import exhibit
 from traincheck.cli.main import main
-from traincheck.cli.reports import names_of
+from traincheck.cli.report_output import names_of
 from traincheck.reporting.html.charts import HEIGHT, WIDTH, axis, cost_bars, line, matrix, track
-from traincheck.reporting.html.part import Told
+from traincheck.reporting.html.run_section import Told
 from traincheck.reporting.html.side_by_side import shared
 from traincheck.reporting.html.sink import TEMPLATES, html_of, page_of
 from traincheck.reporting.json_report import write_json
-from traincheck.vocab.exhibit import Agreement, Aspect, Curve, History, State, Strip
 from traincheck.vocab.finding import PASSED, Cost, Report, Site
+from traincheck.vocab.finding_details import Agreement, Aspect, Curve, History, State, Strip
 from traincheck.vocab.invariant import Invariant
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_a_run_without_a_report_is_refused_before_anything_is_written(
 
 
 def test_the_code_of_a_finding_is_on_the_page_if_it_is_as_it_was(folder: Path, some_report: Report) -> None:
-    from traincheck.checking.excerpts import with_files
+    from traincheck.checking.code_excerpts import with_files
 
     (folder / "loop.py").write_text("def train():\n    optimizer.step()  # <script>alert(1)</script>\n")
     os.utime(folder / "loop.py", (1.0, 1.0))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from traincheck.reporting import words
+from traincheck.reporting import phrases
 from traincheck.reporting.base import Sink
 from traincheck.reporting.book_view import book_data, book_view, selected
 from traincheck.reporting.rank_rows import job_names, rank_rows
@@ -144,7 +144,7 @@ def test_a_finding_names_the_ranks_that_it_is_about(
 ) -> None:
     finding = replace(some_report.findings[0], rank=ranks[0], ranks=ranks, compared=compared)
     assert told in finding_block(finding, 200).plain
-    assert words.ranks_of(finding) == cell
+    assert phrases.ranks_of(finding) == cell
 
 
 def job_of(size: int, **others: Any) -> tuple[RankState, ...]:
@@ -189,29 +189,29 @@ def test_jobs_are_told_apart_by_what_differs_in_their_names(some_report: Report,
     ],
 )
 def test_a_run_without_findings_is_called_what_it_is(counts: Counts, line: str) -> None:
-    assert words.headline(Report((), counts)).startswith(line)
+    assert phrases.headline(Report((), counts)).startswith(line)
 
 
 def test_notices_alone_are_no_error(some_report: Report) -> None:
     only = replace(some_report, findings=some_report.findings[1:])
-    assert words.headline(only) == "No errors, 1 notice in 120 steps, first at step 7"
+    assert phrases.headline(only) == "No errors, 1 notice in 120 steps, first at step 7"
 
 
 @pytest.mark.parametrize(
     ("count", "told"), [(0, ""), (1, "a"), (3, "a, b, c"), (4, "a, b, c, d"), (5, "a, b, c and 2 more")]
 )
 def test_a_list_is_cut_where_that_saves_something(count: int, told: str) -> None:
-    assert words.listed("abcde"[:count], 3) == told
+    assert phrases.listed("abcde"[:count], 3) == told
 
 
 def test_confidence_is_never_rounded_to_certainty() -> None:
-    assert words.confidence(0.99999) == "0.999" and words.confidence(1.0) == "1.000"
+    assert phrases.confidence(0.99999) == "0.999" and phrases.confidence(1.0) == "1.000"
 
 
 def test_a_long_path_keeps_its_end() -> None:
-    assert words.shortened("one/two/three/train.py:7", 20) == ".../three/train.py:7"
-    assert words.shortened("train.py:7", 20) == "train.py:7"
-    assert words.shortened("one/" + "x" * 30 + ".py", 20) == ".../" + "x" * 30 + ".py"
+    assert phrases.shortened("one/two/three/train.py:7", 20) == ".../three/train.py:7"
+    assert phrases.shortened("train.py:7", 20) == "train.py:7"
+    assert phrases.shortened("one/" + "x" * 30 + ".py", 20) == ".../" + "x" * 30 + ".py"
 
 
 def test_invariants_are_selected_by_text_relation_and_severity(some_invariants: tuple[Invariant, ...]) -> None:

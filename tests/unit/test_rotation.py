@@ -9,14 +9,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from recorded import training, write_run
-from traincheck.cli.collect import count
+from recorded_runs import training, write_run
+from traincheck.cli.commands.collect import count
 from traincheck.errors import OutputError
-from traincheck.inference.gathering import gather
+from traincheck.inference.tally_runs import gather
 from traincheck.trace.folder import RunFolder, bytes_of
-from traincheck.trace.notes import Manifest
 from traincheck.trace.reader import count_windows, follow_windows, last_step, read_windows, removed_steps
 from traincheck.trace.rotation import MOST_KEPT, SEGMENTS, RotatingWriter
+from traincheck.trace.run_notes import Manifest
 from traincheck.trace.segments import segments
 from traincheck.vocab.events import Window
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from observing import observing
+from observed_process import observing
 
 
 def test_ranks_are_told_once_and_steps_at_the_end() -> None:

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from traincheck.errors import BadOption
-from traincheck.runtime.budget import WIDEST, Budget
-from traincheck.runtime.sampling import Sampling, in_sample
+from traincheck.runtime.recording.overhead_budget import WIDEST, Budget
+from traincheck.runtime.recording.sampling import Sampling, in_sample
 from traincheck.vocab.events import EVAL, SETUP, TRAIN
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from traincheck.errors import BadOption
-from traincheck.sdc.fault import Fault
-from traincheck.sdc.mismatch import Distance, Mismatch, plain, worst
-from traincheck.sdc.plan import LEVELS, Plan, launched_rank, levels_of, read_plan
+from traincheck.sdc.faults.fault import Fault
+from traincheck.sdc.study.mismatch import Distance, Mismatch, plain, worst
+from traincheck.sdc.study.plan import LEVELS, Plan, launched_rank, levels_of, read_plan
 
 
 def test_frequency_and_severity() -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from threaded import on_each_rank, trained
+from threaded_ranks import on_each_rank, trained
 from traincheck.errors import BadOption, WorkloadUnusable
-from traincheck.sdc.fault import Fault
-from traincheck.sdc.host import Host
-from traincheck.sdc.parallel import SPLIT
-from traincheck.sdc.plan import Plan, launched_rank
-from traincheck.sdc.rank_merge import merged
-from traincheck.sdc.workload import load_workload, submodules_of
+from traincheck.sdc.faults.fault import Fault
+from traincheck.sdc.study.host import Host
+from traincheck.sdc.study.plan import Plan, launched_rank
+from traincheck.sdc.study.rank_merge import merged
+from traincheck.sdc.workload.parallel import SPLIT
+from traincheck.sdc.workload.workload import load_workload, submodules_of
 
 CPU = torch.device("cpu")
 
@@ -70,7 +70,7 @@ def test_what_cannot_be_split_is_told(home: Path, named: str, size: int, told: s
 
 
 OWN = """
-from traincheck.sdc.workload import load_workload
+from traincheck.sdc.workload.workload import load_workload
 
 class Whole:
     build_model = build_optimizer = batch = loss = lambda *_: None

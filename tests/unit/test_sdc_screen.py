@@ -17,11 +17,11 @@ from traincheck.errors import (
     OtherFile,
     WorkloadUnusable,
 )
-from traincheck.sdc import screening as module
-from traincheck.sdc.fault import Fault
-from traincheck.sdc.known import Known, may_replace_known, read_known, write_known
-from traincheck.sdc.screening import Screening, known_from, screen
-from traincheck.sdc.verdict import KNOWN, OTHERS, OVER_TIME, Rounds, judge
+from traincheck.sdc.faults.fault import Fault
+from traincheck.sdc.screening import rounds as module
+from traincheck.sdc.screening.reference_fingerprints import Known, may_replace_known, read_known, write_known
+from traincheck.sdc.screening.rounds import Screening, known_from, screen
+from traincheck.sdc.screening.verdicts import KNOWN, OTHERS, OVER_TIME, Rounds, judge
 
 CPU = torch.device("cpu")
 SOFTWARE = {"torch": "2", "device": "cpu"}
@@ -152,7 +152,7 @@ def test_fingerprints_with_a_fault_are_not_saved(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("settled_again")
 def test_what_a_workload_raises_is_told_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "raises_here.py").write_text(
-        "from traincheck.sdc.workload import load_workload\n"
+        "from traincheck.sdc.workload.workload import load_workload\n"
         "def workload(seed, device):\n"
         "    made = load_workload('decoder-tiny', seed, device)\n"
         "    made.submodules = None\n"

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from pages import ATTACKS, Page
-from studied import study
+from sample_studies import study
 from traincheck.cli.main import main
 from traincheck.errors import OtherFile, StudyTooNew, StudyUnreadable
 from traincheck.reporting.study.page import study_page
 from traincheck.reporting.study.plots import BOTTOM, FLOOR, MOST_POINTS, TOP, plot
-from traincheck.sdc.study_file import differs, may_replace_study, read_study, write_study
+from traincheck.sdc.study.study_file import differs, may_replace_study, read_study, write_study
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
 

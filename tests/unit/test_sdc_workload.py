@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from threaded import losses_of
+from threaded_ranks import losses_of
 from traincheck.errors import BadOption, WorkloadUnusable
-from traincheck.sdc.decoder import Decoder, rotated
-from traincheck.sdc.sizes import SIZES
-from traincheck.sdc.workload import HELD_OUT, evaluation, load_workload, submodules_of
+from traincheck.sdc.workload.decoder import Decoder, rotated
+from traincheck.sdc.workload.sizes import SIZES
+from traincheck.sdc.workload.workload import HELD_OUT, evaluation, load_workload, submodules_of
 
 CPU = torch.device("cpu")
 

@@ -10,17 +10,17 @@ import torch
 
 from traincheck.errors import BadOption, MissingExtra
 from traincheck.options import OPTIONS
-from traincheck.sdc.decoder import Decoder, DecoderWorkload
 from traincheck.sdc.doctor import advice
-from traincheck.sdc.entry import Entry, first_difference
 from traincheck.sdc.environment import needs_jax
-from traincheck.sdc.fault import Fault
+from traincheck.sdc.faults.fault import Fault
+from traincheck.sdc.faults.inject import Hit
+from traincheck.sdc.fingerprint_log import Entry, first_difference
 from traincheck.sdc.frameworks import FRAMEWORKS, framework_of, must_be_executable
-from traincheck.sdc.inject import Hit
 from traincheck.sdc.recording import record_submodules
-from traincheck.sdc.sizes import SIZES
-from traincheck.sdc.training import TorchTraining, Training
-from traincheck.sdc.workload import load_workload, submodules_of
+from traincheck.sdc.workload.decoder import Decoder, DecoderWorkload
+from traincheck.sdc.workload.sizes import SIZES
+from traincheck.sdc.workload.training import TorchTraining, Training
+from traincheck.sdc.workload.workload import load_workload, submodules_of
 from traincheck.sdc.xla.arrays import as_array, as_tensor
 from traincheck.sdc.xla.decoder import submodules
 from traincheck.sdc.xla.settings import settle_xla, variables

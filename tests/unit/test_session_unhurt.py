@@ -21,19 +21,19 @@ import torch
 from torch import nn
 
 import traincheck
+from small_trainings import same, train
 from traincheck.checking.live import LiveChecker
 from traincheck.invariants.book import Book, write_book
-from traincheck.runtime import pipeline as pipelines
-from traincheck.runtime import starting as sessions
-from traincheck.runtime import terminal
-from traincheck.sources.modules import ModuleSource
-from traincheck.sources.recorder import Recorder
+from traincheck.runtime import process_session as sessions
+from traincheck.runtime import terminal_findings
+from traincheck.runtime.recording import pipeline as pipelines
+from traincheck.sources.modules.modules import ModuleSource
+from traincheck.sources.recording.recorder import Recorder
 from traincheck.testing import faults
 from traincheck.testing.leftovers import differences, object_state, process_state
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.writer import TraceWriter
 from traincheck.vocab.invariant import Invariant
-from training import same, train
 
 STEP = "A call of torch.optim.Optimizer.step changes a parameter."
 
@@ -197,7 +197,7 @@ def test_a_finding_that_cannot_be_shown_still_stops(tmp_path: Path, book: Path) 
 
 
 def test_words_of_the_program_raise_nothing(tmp_path: Path) -> None:
-    from traincheck.sources.steps import StepTracker
+    from traincheck.sources.recording.step_tracker import StepTracker
 
     with traincheck.observe(tmp_path / "run"), broken(StepTracker, "explicit_step", MemoryError):
         traincheck.step()
@@ -302,7 +302,7 @@ def test_to_show_a_finding_draws_no_random_number(monkeypatch: pytest.MonkeyPatc
     for name in [name for name in sys.modules if name.split(".")[0] == "rich"]:
         monkeypatch.delitem(sys.modules, name)
     state = random.getstate()
-    terminal.import_terminal()
+    terminal_findings.import_terminal()
     importlib.import_module("rich.console")
     importlib.import_module("rich.table")
     assert random.getstate() == state

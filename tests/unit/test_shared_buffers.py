@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from observing import observing
-from traincheck.relations.consistent import Consistent
-from traincheck.testing.readable import from_text
+from observed_process import observing
+from traincheck.relations.consistent.relation import Consistent
+from traincheck.testing.readable_traces import from_text
 from traincheck.vocab.demand import READINGS, Demand
 from traincheck.vocab.events import Reading, Window
 

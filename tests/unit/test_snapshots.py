@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from observing import TESTS
-from traincheck.sources import snapshots
+from observed_process import TESTS
 from traincheck.sources.attachment import Attachment
-from traincheck.sources.recorder import Recorder
+from traincheck.sources.checkpoints import snapshots
+from traincheck.sources.checkpoints.snapshots import write_snapshot
+from traincheck.sources.modules.variables import Catalog
+from traincheck.sources.recording.call_sites import Sites
+from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.registry import build_all
-from traincheck.sources.sites import Sites
-from traincheck.sources.snapshots import write_snapshot
-from traincheck.sources.variables import Catalog
 from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import Window
 

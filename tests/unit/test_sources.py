@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from observing import Seen, observing
+from observed_process import Seen, observing
 from traincheck.vocab.demand import NOTHING, Demand
 from traincheck.vocab.events import NO_CALL, Change
 from traincheck.vocab.facts import FACTS, value_of

@@ -14,13 +14,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from observing import Seen, observing
-from traincheck.sources.project import MOST_CALLS
+from observed_process import Seen, observing
+from small_trainings import Model
+from traincheck.sources.functions.project_functions import MOST_CALLS
+from traincheck.vocab.call_kinds import LAYERED, NORMALISATION, taking
 from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
 from traincheck.vocab.events import NO_CALL, Call
 from traincheck.vocab.facts import value_of
-from traincheck.vocab.kinds import LAYERED, NORMALISATION, taking
-from training import Model
 
 LINEAR = "torch.nn.functional.linear"
 

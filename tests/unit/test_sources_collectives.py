@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
-from observing import Seen, observing
-from traincheck.sources.frames import local_values
+from observed_process import Seen, observing
+from traincheck.sources.recording.frames import local_values
 from traincheck.vocab.collectives import is_member, ranks_as_text
 from traincheck.vocab.demand import NUMBERS, ROWS, TENSORS, Demand
 from traincheck.vocab.events import LIFECYCLE, Call

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from observing import observing
-from traincheck.sources.regions import CLASSES, GENERATORS
+from observed_process import observing
+from traincheck.sources.functions.context_managers import CLASSES, GENERATORS
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.facts import value_of
 

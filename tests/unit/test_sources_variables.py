@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from observing import observing
-from traincheck.sources.pending import as_if_elsewhere
-from traincheck.sources.variables import Catalog
+from observed_process import observing
+from traincheck.sources.modules.variables import Catalog
+from traincheck.sources.tensors.deferred_values import as_if_elsewhere
 from traincheck.vocab.events import NO_CALL, Change
 from traincheck.vocab.facts import value_of
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from traincheck.sources.pending import Pending, as_if_elsewhere, fetched
-from traincheck.sources.spot_checks import ELEMENTS, LARGE, changed, differ, look, sample
-from traincheck.sources.tensors import unseen
+from traincheck.sources.tensors.deferred_values import Pending, as_if_elsewhere, fetched
+from traincheck.sources.tensors.reading import unseen
+from traincheck.sources.tensors.spot_checks import ELEMENTS, LARGE, changed, differ, look, sample
 
 ROWS, COLUMNS = 512, 256
 assert ROWS * COLUMNS * 4 >= LARGE

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from traincheck.reporting import status_words
+from traincheck.reporting import status_phrases
 from traincheck.reporting.status_views import JSON_EVERY, PLAIN_EVERY, JsonLines, LiveView, PlainLines
 from traincheck.vocab.finding import Report
-from traincheck.vocab.status import (
+from traincheck.vocab.run_status import (
     DELETED,
     ENDED,
     GOING,
@@ -42,20 +42,20 @@ def plain() -> tuple[PlainLines, io.StringIO, Clock]:
 
 
 def test_a_line_says_how_the_run_fares() -> None:
-    assert status_words.line(RunStatus("runs/x")) == "runs/x is not there yet, or empty"
-    assert status_words.line(replace(STATUS, ranks=())) == "no training was seen yet"
-    assert status_words.line(STATUS) == (
+    assert status_phrases.line(RunStatus("runs/x")) == "runs/x is not there yet, or empty"
+    assert status_phrases.line(replace(STATUS, ranks=())) == "no training was seen yet"
+    assert status_phrases.line(STATUS) == (
         "step 1,200, 3.5 steps/s, nothing found, 356 of 412 rules checked, observing takes 0.8 %"
     )
     slow = replace(RANK, rank=1, steps_per_second=0.25, dropped=3, cost=None)
-    told = status_words.line(replace(STATUS, ranks=(RANK, slow), errors=2, notices=1))
+    told = status_phrases.line(replace(STATUS, ranks=(RANK, slow), errors=2, notices=1))
     assert "4.0 s/step, 2 ranks, 2 errors, 1 notice" in told and told.endswith("3 windows dropped")
-    assert "recorded, not checked" in status_words.line(replace(STATUS, mode="collect", rules=0))
+    assert "recorded, not checked" in status_phrases.line(replace(STATUS, mode="collect", rules=0))
 
 
 def test_ends_are_told_apart() -> None:
     def ending(**changes: object) -> str:
-        return status_words.ending(replace(STATUS, **changes))  # type: ignore[arg-type]
+        return status_phrases.ending(replace(STATUS, **changes))  # type: ignore[arg-type]
 
     killed = replace(RANK, state=KILLED, silent=700.0)
     assert ending(state=ENDED, exit_code=1) == "the run ended with exit code 1"
@@ -68,7 +68,7 @@ def test_ends_are_told_apart() -> None:
 
 def test_states_of_ranks_say_since_when() -> None:
     told = [replace(RANK, state=state, silent=61.0, resting=7300.0) for state in (SILENT, RESTING, STARTING, TRAINING)]
-    assert [status_words.standing(rank) for rank in told] == [
+    assert [status_phrases.standing(rank) for rank in told] == [
         "silent for 61 s",
         "no window for 2 h",
         "no step yet",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from recorded import training
+from recorded_runs import training
 from traincheck.inference.contexts import SKETCH
-from traincheck.inference.gathering import tally_windows
 from traincheck.inference.tally import MOST_VALUES, Count, Tally, candidates
+from traincheck.inference.tally_runs import tally_windows
 from traincheck.vocab.events import FUNCTION, NO_CALL, TRAIN, Call, Window
 from traincheck.vocab.facts import facts
 from traincheck.vocab.occasion import Occasion, Property, Subject

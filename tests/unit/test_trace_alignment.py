@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from traincheck.testing.readable import from_text
+from traincheck.testing.readable_traces import from_text
 from traincheck.trace.alignment import aligned
 from traincheck.trace.folder import RunFolder
-from traincheck.trace.notes import Manifest
 from traincheck.trace.reader import read_windows
+from traincheck.trace.run_notes import Manifest
 from traincheck.trace.writer import TraceWriter
 from traincheck.vocab.events import LIFECYCLE, NO_CALL, Call, Window
 

@@ -18,10 +18,10 @@ from traincheck.errors import (
     TraceTooNew,
     TraceUnreadable,
 )
-from traincheck.testing.readable import from_text
+from traincheck.testing.readable_traces import from_text
 from traincheck.trace.folder import Job, RunFolder
 from traincheck.trace.format import FORMAT
-from traincheck.trace.notes import Manifest, ProcessNote, StopAsked
+from traincheck.trace.run_notes import Manifest, ProcessNote, StopAsked
 from traincheck.trace.writer import TraceWriter
 from traincheck.vocab.events import Window
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traincheck.testing.readable import from_text, to_text
+from traincheck.testing.readable_traces import from_text, to_text
 from traincheck.vocab.events import NO_CALL, Call, Change, Reading, TensorSummary, Window
 from traincheck.vocab.facts import FactValue
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from traincheck.errors import InputError, TraceOutOfReach, TraceTooNew, TraceUnreadable
-from traincheck.testing.readable import from_text
+from traincheck.testing.readable_traces import from_text
 from traincheck.trace.format import FORMAT
 from traincheck.trace.reader import count_windows, read_windows
 from traincheck.trace.schema import schema

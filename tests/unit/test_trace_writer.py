@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from traincheck.errors import OutputError
-from traincheck.testing.readable import from_text
+from traincheck.testing.readable_traces import from_text
 from traincheck.trace import columns
 from traincheck.trace.reader import read_windows
 from traincheck.trace.schema import COLUMNS
@@ -254,7 +254,7 @@ def test_what_was_written_can_be_read_while_the_process_runs(tmp_path: Path, win
 def test_a_killed_process_loses_no_window_that_was_written(tmp_path: Path, windows: list[Window]) -> None:
     program = f"""
 import os, signal
-from traincheck.testing.readable import from_text
+from traincheck.testing.readable_traces import from_text
 from traincheck.trace.writer import TraceWriter
 writer = TraceWriter({str(tmp_path)!r}, 0, 0)
 for window in from_text({TRACE!r}):
@@ -288,7 +288,7 @@ def test_a_full_disk_is_told_and_nothing_follows_what_was_half_written(tmp_path:
     program = f"""
 import resource
 from traincheck.errors import OutputError
-from traincheck.testing.readable import from_text
+from traincheck.testing.readable_traces import from_text
 from traincheck.trace.writer import TraceWriter
 windows = from_text({TRACE!r})
 writer = TraceWriter({str(tmp_path)!r}, 0, 0)

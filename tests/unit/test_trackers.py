@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from telling import wait_for
+from fake_ranks import wait_for
 from traincheck import plugins
-from traincheck.cli import guarding
+from traincheck.cli import monitoring
 from traincheck.cli.main import main
 from traincheck.config import Config, load
 from traincheck.errors import BadOption, MissingExtra
@@ -24,7 +24,7 @@ from traincheck.reporting.trackers.worker import serve
 from traincheck.testing.sinks import NotConforming
 from traincheck.testing.trackers import check_tracker
 from traincheck.vocab.finding import Report
-from traincheck.vocab.status import ENDED, GOING, TRAINING, RankStatus, RunStatus
+from traincheck.vocab.run_status import ENDED, GOING, TRAINING, RankStatus, RunStatus
 
 RANK = RankStatus(0, 7, "", TRAINING, 12, 13, 1, 3.5, 0.25, 1.5, 1.0)
 STATUS = RunStatus("runs/today", GOING, "train.py", "run", None, False, 9, 4, 1, 0, (RANK,))
@@ -194,10 +194,10 @@ def test_what_cannot_be_is_told_before_the_program_starts(
     with pytest.raises(
         BadOption, match=r"--track was given 'tensorboard=train.py'; expected a place that can be written"
     ):
-        guarding.tracking(config(folder, "tensorboard=train.py"))
+        monitoring.tracking(config(folder, "tensorboard=train.py"))
     pytest.importorskip("wandb")
     with pytest.raises(BadOption, match="expected wandb=PROJECT or wandb=ENTITY/PROJECT"):
-        guarding.tracking(config(folder, "wandb=a/b/c"))
+        monitoring.tracking(config(folder, "wandb=a/b/c"))
 
 
 def test_ours_load_without_their_libraries() -> None:

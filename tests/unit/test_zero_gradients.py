@@ -7,17 +7,17 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from observing import observing
+from observed_process import observing
+from sample_windows import UPDATE, Script
 from traincheck.checking.causes import cause_of
 from traincheck.checking.engine import Engine
-from traincheck.invariants import standing
+from traincheck.invariants import builtin_rules
 from traincheck.invariants.book import Book, merge_books
-from traincheck.relations.standing import of_replays
-from traincheck.relations.zero_gradients import FIRST, LONG, NOT_ALL_ZERO, NOT_ZERO_FOR_LONG, ZeroGradients
+from traincheck.relations.consistent.builtin_rules import of_replays
+from traincheck.relations.periodic.zero_gradients import FIRST, LONG, NOT_ALL_ZERO, NOT_ZERO_FOR_LONG, ZeroGradients
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Violation
 from traincheck.vocab.occasion import Property
-from windows import UPDATE, Script
 
 BACKWARD = "torch.autograd.backward"
 
@@ -91,7 +91,7 @@ def violations(program: Callable[[], None]) -> list[Violation]:
     with observing() as seen:
         program()
     assert seen.faults == []
-    engine = Engine(standing.of_training())
+    engine = Engine(builtin_rules.of_training())
     return [violation for window in seen.windows for violation in engine.feed(window)]
 
 
@@ -140,9 +140,9 @@ def test_an_optimizer_that_never_steps() -> None:
 
 
 def test_the_rules_are_reported_only_if_they_are_violated() -> None:
-    rules = standing.of_training()
+    rules = builtin_rules.of_training()
     assert len({rule.id for rule in rules}) == 5
-    assert all(map(standing.is_always_deployed, rules))
-    assert not any(map(standing.is_always_deployed, of_replays()))
+    assert all(map(builtin_rules.is_always_deployed, rules))
+    assert not any(map(builtin_rules.is_always_deployed, of_replays()))
     merged = merge_books([("one", Book(rules)), ("other", Book(rules))])
     assert len(merged.invariants) == 5

@@ -22,10 +22,10 @@ from typing import Any
 import xxhash
 
 from traincheck import plugins
+from traincheck.vocab.call_kinds import kinds_of
 from traincheck.vocab.collectives import COLLECTIVES
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import DIGEST, NO_CALL, OF_VALUES, SOURCE, Alike, Call, Change, Reading, Window
-from traincheck.vocab.kinds import kinds_of
 
 MOST_SECTIONS = 256
 """Sections that are told apart; with more of them, several share a digest."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from traincheck import plugins
-from traincheck.checking.deployed import Deployed, Rule
-from traincheck.checking.deployed import Tried as Tried
+from traincheck.checking.deployed_rules import Deployed, Rule
+from traincheck.checking.deployed_rules import Tried as Tried
 from traincheck.checking.evidence import clipped, concerned, given_back, told
-from traincheck.checking.outgrown import Memory
-from traincheck.checking.resting import Resting
+from traincheck.checking.memory_limit import Memory
+from traincheck.checking.suspended_rules import Resting
 from traincheck.relations.base import compares_ranks, needed
-from traincheck.vocab.absence import Absence
+from traincheck.vocab.availability import Absence
 from traincheck.vocab.demand import Demand, joined
 from traincheck.vocab.events import Call, Window
 from traincheck.vocab.finding import Site, Violation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from traincheck.checking.cause import Cause
-from traincheck.relations.recomputed import DECIDED, ELSEWHERE_ENDS, EXACT, REPEATS, WAYS
+from traincheck.relations.consistent.replayed_steps import DECIDED, ELSEWHERE_ENDS, EXACT, REPEATS, WAYS
 from traincheck.vocab.finding import Violation
 
 

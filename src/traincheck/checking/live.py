@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from traincheck.checking.engine import Engine
+from traincheck.checking.notifier import Teller
 from traincheck.checking.outcome_files import save_outcome
-from traincheck.checking.teller import Teller
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import Invariant

@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from traincheck import plugins, redaction
-from traincheck.checking.checked import Checked, conclude
 from traincheck.checking.engine import Engine, Outcome, demand_of
+from traincheck.checking.rank_comparison import compare_recorded
 from traincheck.checking.rank_states import recorded_ranks
-from traincheck.checking.ranks import compare_recorded
+from traincheck.checking.results import Checked, conclude
 from traincheck.errors import InputError, RunFolderEmpty
 from traincheck.invariants.book import Book, read_book
 from traincheck.invariants.selection import deployable
 from traincheck.relations.base import needed
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.format import BOOK_FILE
-from traincheck.trace.notes import ProcessNote, recorded_of, untrained_in
+from traincheck.trace.run_notes import ProcessNote, recorded_of, untrained_in
 from traincheck.vocab.demand import COMPUTATION, EVERYTHING, NOTHING, Demand
 from traincheck.vocab.finding import Cost
 from traincheck.vocab.invariant import Invariant

@@ -13,7 +13,7 @@ from traincheck.checking.rank_engine import Compared
 from traincheck.errors import InputError
 from traincheck.files import read_bounded, replace_whole
 from traincheck.invariants.book import Book
-from traincheck.vocab.absence import Absence
+from traincheck.vocab.availability import Absence
 from traincheck.vocab.finding import Site, Violation
 from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.ranks import NOT_APART, Apart

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from traincheck.checking.cause import Cause, says
-from traincheck.relations.replicas import THOUGH_ALIKE, THOUGH_KEPT
+from traincheck.relations.consistent.replicas import THOUGH_ALIKE, THOUGH_KEPT
 from traincheck.vocab.collectives import WAIT
 from traincheck.vocab.finding import Violation
 from traincheck.vocab.occasion import Property

@@ -10,7 +10,7 @@ from traincheck.checking.causes import cause_of
 from traincheck.checking.rank_engine import Compared
 from traincheck.relations.base import short
 from traincheck.trace.folder import Job, RunFolder
-from traincheck.trace.notes import ProcessNote
+from traincheck.trace.run_notes import ProcessNote
 from traincheck.vocab.collectives import COLLECTIVE
 from traincheck.vocab.finding import ELSEWHERE, ENDED, GOING, KILLED, MISSING, STOPPED, Parting, RankState, Violation
 from traincheck.vocab.invariant import ERROR

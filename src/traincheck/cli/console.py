@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from traincheck import redaction
-from traincheck.printable import json_text, lines
+from traincheck.terminal_text import json_text, lines
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars

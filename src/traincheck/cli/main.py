@@ -14,8 +14,8 @@ import typer
 
 from traincheck.cli import flags
 from traincheck.cli.console import INTERRUPTED, out, remark, say
-from traincheck.cli.plain import PlainCommand
-from traincheck.cli.targets import TargetCommand
+from traincheck.cli.help_format import PlainCommand
+from traincheck.cli.program_arguments import TargetCommand
 from traincheck.errors import TrainCheckError
 from traincheck.version import __version__
 
@@ -37,25 +37,25 @@ When your program fails, its own exit code is returned.
 """
 
 COMMANDS = {
-    "demo": "traincheck.cli.demo",
-    "collect": "traincheck.cli.collect",
-    "infer": "traincheck.cli.infer",
-    "run": "traincheck.cli.run",
-    "watch": "traincheck.cli.watch",
-    "check": "traincheck.cli.check",
-    "show": "traincheck.cli.show",
-    "diff": "traincheck.cli.diff",
-    "mute": "traincheck.cli.mute",
-    "merge": "traincheck.cli.merge",
-    "explain": "traincheck.cli.explain",
-    "ctl": "traincheck.cli.ctl",
-    "accept": "traincheck.cli.accept",
-    "status": "traincheck.cli.status",
-    "packs": "traincheck.cli.packs",
-    "report": "traincheck.cli.report",
-    "doctor": "traincheck.cli.doctor",
-    "completion": "traincheck.cli.completion",
-    "sdc": "traincheck.cli.sdc",
+    "demo": "traincheck.cli.commands.demo",
+    "collect": "traincheck.cli.commands.collect",
+    "infer": "traincheck.cli.commands.infer",
+    "run": "traincheck.cli.commands.run",
+    "watch": "traincheck.cli.commands.watch",
+    "check": "traincheck.cli.commands.check",
+    "show": "traincheck.cli.commands.show",
+    "diff": "traincheck.cli.commands.diff",
+    "mute": "traincheck.cli.commands.mute",
+    "merge": "traincheck.cli.commands.merge",
+    "explain": "traincheck.cli.commands.explain",
+    "ctl": "traincheck.cli.commands.ctl",
+    "accept": "traincheck.cli.commands.accept",
+    "status": "traincheck.cli.commands.status",
+    "packs": "traincheck.cli.commands.packs",
+    "report": "traincheck.cli.commands.report",
+    "doctor": "traincheck.cli.commands.doctor",
+    "completion": "traincheck.cli.commands.completion",
+    "sdc": "traincheck.cli.sdc.group",
 }
 """The module of each command, in the order in which --help tells them: it has a `command` and an `EPILOG`, or an
 `app` of several."""

@@ -9,7 +9,7 @@ import json
 import sys
 from typing import Any
 
-ATTACHED = "traincheck.runtime.children" in sys.modules
+ATTACHED = "traincheck.runtime.launching.child_processes" in sys.modules
 """Whether the bootstrap has run in this process."""
 
 NO_TORCH = (

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from traincheck.inference.gathering import Cluster, Progress, gather
-from traincheck.inference.gathering import tally_folder as tally_folder
-from traincheck.inference.gathering import tally_windows as tally_windows
+from traincheck.inference.candidate_selection import weigh
 from traincheck.inference.journal import Journal
 from traincheck.inference.tally import Tally
-from traincheck.inference.weighing import weigh
+from traincheck.inference.tally_runs import Cluster, Progress, gather
+from traincheck.inference.tally_runs import tally_folder as tally_folder
+from traincheck.inference.tally_runs import tally_windows as tally_windows
 from traincheck.invariants.book import Book
 
 

@@ -18,9 +18,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from traincheck.inference.contexts import SKETCH
+from traincheck.vocab.call_kinds import taking
 from traincheck.vocab.events import FUNCTION, PROJECT, RESULT, Call, Window
 from traincheck.vocab.facts import Facts, FactValue, value_of
-from traincheck.vocab.kinds import taking
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 Key = tuple[str, Subject]

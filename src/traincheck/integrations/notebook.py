@@ -9,7 +9,7 @@ import shlex
 from typing import Any
 
 from traincheck.errors import BadOption, TrainCheckError
-from traincheck.runtime.observing import checked
+from traincheck.runtime.observe import checked
 
 OPTIONS = {"--book": "book", "-b": "book", "--packs": "packs", "--on-violation": "on_violation", "--budget": "budget"}
 """What the magic takes, each with a value, and what `traincheck.checked` calls it."""

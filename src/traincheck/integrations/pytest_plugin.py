@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from traincheck.runtime.observing import Observation
+    from traincheck.runtime.observe import Observation
 
 BOOK, PACKS, FAIL_ON = "--traincheck-book", "--traincheck-packs", "--traincheck-fail-on"
 MARK = "traincheck"

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from traincheck.runtime.observing import Observation, checked
+from traincheck.runtime.observe import Observation, checked
 
 if TYPE_CHECKING:
     from traincheck.vocab.finding import Report

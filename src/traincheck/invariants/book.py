@@ -19,7 +19,7 @@ import msgspec
 
 from traincheck.errors import BookConflict, BookNotFound, BookTooNew, BookUnreadable, BookUnrecognised, OutputError
 from traincheck.files import read_bounded, write_whole
-from traincheck.invariants.lines import FORMAT, KIND, HeaderLine, InvariantLine, KindLine, RunEntry, tellable
+from traincheck.invariants.book_format import FORMAT, KIND, HeaderLine, InvariantLine, KindLine, RunEntry, tellable
 from traincheck.version import __version__
 from traincheck.vocab.invariant import Invariant, Precondition, Support, identity
 

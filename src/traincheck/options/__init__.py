@@ -13,7 +13,7 @@ from traincheck.options.configurable import CONFIGURABLE
 from traincheck.options.corruption import CORRUPTION
 from traincheck.options.one_command import ONE_COMMAND
 from traincheck.options.row import ENVIRONMENT, Kind, Option, Value
-from traincheck.vocab.option_words import (
+from traincheck.vocab.option_values import (
     ALL,
     AUTO,
     EXCHANGE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traincheck.options.row import Option
-from traincheck.vocab.option_words import ALL, AUTO, EXCHANGE, FILES, FOUND, OFF
+from traincheck.vocab.option_values import ALL, AUTO, EXCHANGE, FILES, FOUND, OFF
 
 CONFIGURABLE = (
     Option(

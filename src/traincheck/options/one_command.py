@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traincheck.options.row import Option
-from traincheck.vocab.option_words import LOCAL, RAY
+from traincheck.vocab.option_values import LOCAL, RAY
 
 ONE_COMMAND = (
     Option("run_folder", ("--out", "-o"), "Run folder to write. (default: RUNS/NAME-DATE-TIME)", "path", "RUN"),

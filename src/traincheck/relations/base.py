@@ -6,10 +6,10 @@ import functools
 from collections.abc import Iterable, Sequence, Set
 from typing import Any, ClassVar, Protocol
 
+from traincheck.vocab.bounded_cache import Kept
 from traincheck.vocab.demand import ARGUMENTS, NOTHING, Demand
 from traincheck.vocab.events import Call, Window
 from traincheck.vocab.facts import Facts, merged
-from traincheck.vocab.kept import Kept
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 

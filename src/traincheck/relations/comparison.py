@@ -29,7 +29,7 @@ VALUE, DTYPE, SHAPE, STORAGE, DATA = "value of ", "dtype of ", "shape of ", "sto
 
 FIRST = 2
 """Of so many calls in a row contents are compared, however many there are: a full recording reads no more of them in a
-step (`MOST_READ` in sources/summaries.py), and a rule is to be judged on what it was learned from."""
+step (`MOST_READ` in sources/tensors/call_summaries.py), and a rule is to be judged on what it was learned from."""
 
 LEAST_ELEMENTS = 8
 """Tensors with fewer elements may well be equal by chance (two losses of zero), so that distinct ones say nothing."""

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from traincheck.reporting import words
+from traincheck.reporting import phrases
 from traincheck.vocab.invariant import ERROR, Conjunction, Invariant
 
 
@@ -76,11 +76,11 @@ def book_view(invariants: Sequence[Invariant]) -> RenderableType:
     ordered = sorted(invariants, key=lambda told: (told.relation, told.subject))
     for relation, of_relation in groupby(ordered, key=lambda told: told.relation):
         group = list(of_relation)
-        count = words.number(len(group), "invariant")
-        parts.append(Text.assemble((words.plain(relation), "bold underline"), (f"  {count}", "dim")))
+        count = phrases.number(len(group), "invariant")
+        parts.append(Text.assemble((phrases.plain(relation), "bold underline"), (f"  {count}", "dim")))
         for subject, of_subject in groupby(group, key=lambda told: told.subject):
             grain = "" if subject.grain == "call" else f", each {subject.grain}"
-            parts.append(Padding(Text(words.plain(subject.api + grain), "bold cyan"), (1, 0, 0, 2)))
+            parts.append(Padding(Text(phrases.plain(subject.api + grain), "bold cyan"), (1, 0, 0, 2)))
             parts.append(Padding(_entries(list(of_subject)), (0, 0, 0, 4)))
         parts.append(Text(""))
     return Group(*parts, _total(invariants))
@@ -98,19 +98,19 @@ def _entries(invariants: Sequence[Invariant]) -> Table:
 
 
 def _entry(told: Invariant) -> Text:
-    lines = [Text(words.plain(told.sentence))]
+    lines = [Text(phrases.plain(told.sentence))]
     if told.precondition.clauses:
-        lines.append(Text(words.plain(f"when {told.precondition}")))
-    rests = f"{told.scope}, {words.support(told.support)}, confidence {words.confidence(told.confidence)}"
+        lines.append(Text(phrases.plain(f"when {told.precondition}")))
+    rests = f"{told.scope}, {phrases.support(told.support)}, confidence {phrases.confidence(told.confidence)}"
     lines.append(Text(rests, "dim"))
     if told.mute:
-        lines.append(Text(words.plain(f"muted: {told.mute}"), "italic"))
+        lines.append(Text(phrases.plain(f"muted: {told.mute}"), "italic"))
     return Text("\n").join(lines)
 
 
 def _total(invariants: Sequence[Invariant]) -> Text:
     errors = sum(told.severity == ERROR for told in invariants)
     muted = sum(bool(told.mute) for told in invariants)
-    said = [words.number(len(invariants), "invariant"), words.number(errors, "error")]
-    said += [words.number(len(invariants) - errors, "notice"), *([f"{muted:,} muted"] if muted else [])]
+    said = [phrases.number(len(invariants), "invariant"), phrases.number(errors, "error")]
+    said += [phrases.number(len(invariants) - errors, "notice"), *([f"{muted:,} muted"] if muted else [])]
     return Text(", ".join(said), "dim")

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from traincheck.errors import OutputError
 from traincheck.files import PathLike, may_write
-from traincheck.reporting import words
+from traincheck.reporting import phrases
 from traincheck.reporting.base import STDOUT, Judging
 from traincheck.reporting.markdown import markdown_of
-from traincheck.reporting.repository import in_repository
+from traincheck.reporting.repository_paths import in_repository
 from traincheck.vocab.finding import Finding, Report
 from traincheck.vocab.invariant import ERROR
 
@@ -70,17 +70,17 @@ def commands(report: Report) -> Iterator[str]:
         if shown[grave] <= MOST:
             yield _command(finding)
     if report.unjudged:
-        yield f"::warning title=TrainCheck::{_data(words.plain(words.headline(report)))}"
+        yield f"::warning title=TrainCheck::{_data(phrases.plain(phrases.headline(report)))}"
 
 
 def _command(finding: Finding) -> str:
     where = {}
     if finding.site is not None:
-        where = {"file": in_repository(words.plain(finding.site.file)), "line": str(finding.site.line)}
-    properties = {**where, "title": f"TrainCheck: {words.plain(finding.title)}"}
+        where = {"file": in_repository(phrases.plain(finding.site.file)), "line": str(finding.site.line)}
+    properties = {**where, "title": f"TrainCheck: {phrases.plain(finding.title)}"}
     told = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
     level = "error" if finding.severity == ERROR else "notice"
-    return f"::{level} {told}::{_data(chr(10).join(words.in_lines(finding)))}"
+    return f"::{level} {told}::{_data(chr(10).join(phrases.in_lines(finding)))}"
 
 
 def _data(text: str) -> str:

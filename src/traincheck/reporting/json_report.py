@@ -8,8 +8,8 @@ import msgspec
 
 from traincheck.errors import ReportNotFound, ReportTooNew, ReportUnreadable
 from traincheck.files import PathLike, read_bounded, write_whole
-from traincheck.printable import json_text
 from traincheck.reporting.base import Document
+from traincheck.terminal_text import json_text
 from traincheck.vocab.finding import REPORT_VERSION, Cost, Counts, Finding, Parting, RankState, Report
 
 

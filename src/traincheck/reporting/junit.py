@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from html import escape
 
-from traincheck.reporting import words
+from traincheck.reporting import phrases
 from traincheck.reporting.base import Document
 from traincheck.vocab.finding import Finding, Report
 from traincheck.vocab.invariant import ERROR, NOTICE
@@ -87,7 +87,7 @@ def _case(finding: Finding, name: str, report: Report, failing: tuple[str, ...])
     case = Element("testcase", {"classname": _classname(report), "name": _plain(name)})
     if finding.site is not None:
         case.attrib |= {"file": _plain(finding.site.file), "line": str(finding.site.line)}
-    told = "\n".join(words.in_lines(finding))
+    told = "\n".join(phrases.in_lines(finding))
     message = f"{finding.severity} at step {finding.step}: {finding.observed}"
     kind = "failure" if finding.severity in failing else "skipped"
     case.add(kind, told, type=_plain(finding.severity), message=_plain(message))
@@ -98,8 +98,8 @@ def _of_invariants(report: Report) -> Element:
     """That a run in which nothing could be judged has passed is never said."""
     case = Element("testcase", {"classname": _classname(report), "name": "invariants hold"})
     if report.unjudged:
-        case.add("skipped", message=_plain(words.headline(report)))
-    case.add("system-out", f"{words.judged(report.counts)}; {words.seen(report.counts)}")
+        case.add("skipped", message=_plain(phrases.headline(report)))
+    case.add("system-out", f"{phrases.judged(report.counts)}; {phrases.seen(report.counts)}")
     return case
 
 
@@ -128,4 +128,4 @@ def _times(report: Report) -> dict[str, str]:
 
 def _plain(value: object) -> str:
     """As one line without the characters that XML cannot hold."""
-    return words.plain(str(value))
+    return phrases.plain(str(value))

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from traincheck.reporting import words
+from traincheck.reporting import phrases
 from traincheck.reporting.base import Document
 from traincheck.vocab.finding import Finding, Report
 from traincheck.vocab.invariant import ERROR
@@ -34,7 +34,7 @@ def markdown_of(report: Report) -> str:
 
 
 def _lines(report: Report) -> Iterator[str]:
-    yield f"## TrainCheck: {escaped(words.headline(report))}"
+    yield f"## TrainCheck: {escaped(phrases.headline(report))}"
     yield ""
     if report.run.get("script"):
         yield f"Program: {_code(str(report.run['script']))}"
@@ -51,11 +51,11 @@ def _lines(report: Report) -> Iterator[str]:
     for place, finding in enumerate(report.findings[:AT_LENGTH], 1):
         yield f"### {place}. {escaped(finding.title)}"
         yield ""
-        yield from (f"* {escaped(line)}" for line in words.in_lines(finding))
+        yield from (f"* {escaped(line)}" for line in phrases.in_lines(finding))
         yield ""
-    facts = [("invariants", words.judged(report.counts)), ("seen", words.seen(report.counts))]
-    facts += [("recorded", told)] if (told := words.recorded(report)) else []
-    facts += [("cost", words.cost(report.cost))] if report.cost is not None else []
+    facts = [("invariants", phrases.judged(report.counts)), ("seen", phrases.seen(report.counts))]
+    facts += [("recorded", told)] if (told := phrases.recorded(report)) else []
+    facts += [("cost", phrases.cost(report.cost))] if report.cost is not None else []
     reasons = Counter(report.not_observed).most_common()
     facts += [("not observed", reason) for reason, _ in reasons[:REASONS]]
     yield from (f"* **{name}**: {escaped(told)}" for name, told in facts)
@@ -66,7 +66,7 @@ def _lines(report: Report) -> Iterator[str]:
 def _row(place: int, finding: Finding) -> str:
     severity = f"**{escaped(finding.severity)}**" if finding.severity == ERROR else escaped(finding.severity)
     where = _code(f"{finding.site.file}:{finding.site.line}") if finding.site else ""
-    cells = (str(place), severity, words.steps(finding), words.ranks_of(finding), escaped(finding.title), where)
+    cells = (str(place), severity, phrases.steps(finding), phrases.ranks_of(finding), escaped(finding.title), where)
     return f"| {' | '.join(cells)} |"
 
 
@@ -80,7 +80,7 @@ def escaped(text: str) -> str:
     A backslash before a punctuation mark makes it one in CommonMark; what is meant for HTML is written as an entity,
     for a viewer that knows no backslashes.
     """
-    told = words.plain(text)
+    told = phrases.plain(text)
     if len(told) > LONGEST:
         told = told[:LONGEST] + " ..."
     return "".join(_HTML.get(one, one) for one in _MEANS_SOMETHING.sub(r"\\\g<0>", told))

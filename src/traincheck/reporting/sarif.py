@@ -13,11 +13,11 @@ from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
-from traincheck.printable import json_text
-from traincheck.reporting import words
+from traincheck.reporting import phrases
 from traincheck.reporting.base import Document
 from traincheck.reporting.json_report import tellable
-from traincheck.reporting.repository import in_repository
+from traincheck.reporting.repository_paths import in_repository
+from traincheck.terminal_text import json_text
 from traincheck.version import __version__
 from traincheck.vocab.finding import Finding, Report
 from traincheck.vocab.invariant import ERROR
@@ -47,7 +47,7 @@ class SarifSink(Document):
             "invocations": [_invocation(report)],
             "columnKind": "unicodeCodePoints",
             "results": [_result(finding, titles, report) for finding in report.findings],
-            "properties": {"verdict": report.verdict, "headline": words.headline(report)},
+            "properties": {"verdict": report.verdict, "headline": phrases.headline(report)},
         }
         log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
         return json_text(json.dumps(tellable(log), indent=2, ensure_ascii=False)) + "\n"
@@ -80,7 +80,7 @@ def _result(finding: Finding, titles: list[str], report: Report) -> dict[str, An
         "ruleId": rule_id(finding.title),
         "ruleIndex": titles.index(finding.title),
         "level": _level(finding),
-        "message": _message(finding.title + ".", *words.in_lines(finding)),
+        "message": _message(finding.title + ".", *phrases.in_lines(finding)),
         "locations": _locations(finding, report),
         "partialFingerprints": {"traincheck/v1": hashlib.sha256(told).hexdigest()[:32]},
         "properties": {
@@ -88,8 +88,8 @@ def _result(finding: Finding, titles: list[str], report: Report) -> dict[str, An
             "lastStep": finding.last_step,
             "times": finding.times,
             "ranks": list(finding.ranks or (finding.rank,)),
-            "variables": [words.plain(name) for name in finding.variables],
-            "invariants": [words.plain(name) for name in finding.invariants],
+            "variables": [phrases.plain(name) for name in finding.variables],
+            "invariants": [phrases.plain(name) for name in finding.invariants],
         },
     }
 
@@ -97,7 +97,7 @@ def _result(finding: Finding, titles: list[str], report: Report) -> dict[str, An
 def _locations(finding: Finding, report: Report) -> list[dict[str, Any]]:
     """Where it is; of what has no place of its own the script that was run, for GitHub takes no result without one."""
     if finding.site is not None:
-        function = words.plain(finding.site.function)
+        function = phrases.plain(finding.site.function)
         named = {"logicalLocations": [{"fullyQualifiedName": function, "kind": "function"}]} if function else {}
         return [{"physicalLocation": _physical(finding.site.file, finding.site.line), **named}]
     script = str(report.run.get("script") or "")
@@ -120,7 +120,7 @@ def _invocation(report: Report) -> dict[str, Any]:
         for reason, times in Counter(report.not_observed).most_common()
     ]
     if report.unjudged:
-        told.insert(0, {"level": "warning", "message": _message(words.headline(report))})
+        told.insert(0, {"level": "warning", "message": _message(phrases.headline(report))})
     return {"executionSuccessful": True, "toolExecutionNotifications": told}
 
 
@@ -130,7 +130,7 @@ _MEANS_SOMETHING = str.maketrans({"\\": "\\\\", "[": "\\[", "]": "\\]", "{": "{{
 
 def _message(*lines: str) -> dict[str, str]:
     """A message of these lines, in which all of it is text."""
-    return {"text": "\n".join(words.plain(line) for line in lines).translate(_MEANS_SOMETHING)}
+    return {"text": "\n".join(phrases.plain(line) for line in lines).translate(_MEANS_SOMETHING)}
 
 
 def _times(times: int) -> str:

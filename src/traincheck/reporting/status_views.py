@@ -11,12 +11,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from traincheck.printable import json_text
-from traincheck.reporting import status_words, words
+from traincheck.reporting import phrases, status_phrases
 from traincheck.reporting.json_report import tellable
 from traincheck.reporting.terminal import TerminalSink
+from traincheck.terminal_text import json_text
 from traincheck.vocab.finding import Finding
-from traincheck.vocab.status import ENDED, RESTING, SILENT, TRAINING, RankStatus, RunStatus
+from traincheck.vocab.run_status import ENDED, RESTING, SILENT, TRAINING, RankStatus, RunStatus
 
 PLAIN_FIRST, PLAIN_EVERY = 2.0, 30.0
 """Seconds between two plain lines about a run that goes on as before: at first, and after they have doubled."""
@@ -117,13 +117,13 @@ def _standing(status: RunStatus) -> object:
 
 
 def _lines(status: RunStatus) -> list[str]:
-    told = [f"{status.script or 'run'}: {status_words.line(status)}" if status.ranks else status_words.line(status)]
+    told = [f"{status.script or 'run'}: {status_phrases.line(status)}" if status.ranks else status_phrases.line(status)]
     if status.silent:
-        told.append(status_words.silence(status.silent))
+        told.append(status_phrases.silence(status.silent))
     told += [f"not read: {reason}" for reason in status.unread]
     if status.over:
-        told.append(status_words.ending(status))
-    return [words.plain(line) for line in told]
+        told.append(status_phrases.ending(status))
+    return [phrases.plain(line) for line in told]
 
 
 def _table(status: RunStatus) -> Table:
@@ -140,6 +140,6 @@ def _table(status: RunStatus) -> Table:
 
 
 def _row(rank: RankStatus) -> list[Text]:
-    numbers = (str(rank.rank), f"{rank.steps:,}", status_words.speed(rank.steps_per_second), f"{rank.dropped:,}")
-    state = Text(status_words.standing(rank), _STYLES.get(rank.state, ""))
-    return [*(Text(number) for number in (*numbers, status_words.share(rank.cost))), state]
+    numbers = (str(rank.rank), f"{rank.steps:,}", status_phrases.speed(rank.steps_per_second), f"{rank.dropped:,}")
+    state = Text(status_phrases.standing(rank), _STYLES.get(rank.state, ""))
+    return [*(Text(number) for number in (*numbers, status_phrases.share(rank.cost))), state]

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from traincheck.files import PathLike
-from traincheck.reporting import words
+from traincheck.reporting import phrases
 from traincheck.reporting.rank_rows import job_names, rank_rows
 from traincheck.version import __version__
 from traincheck.vocab.finding import Finding, Parting, Report, Site
@@ -48,7 +48,7 @@ class TerminalSink:
     def open(self, run: Mapping[str, object]) -> None:
         """One line that says what is checked."""
         script = str(run.get("script") or "this run")
-        self._print(Text(f"TrainCheck {__version__} checks {words.plain(script)}", "dim"))
+        self._print(Text(f"TrainCheck {__version__} checks {phrases.plain(script)}", "dim"))
 
     def show(self, finding: Finding) -> None:
         """The finding as a block, set off by an empty line: a progress bar may stand in the last one."""
@@ -90,12 +90,12 @@ def finding_block(finding: Finding, width: int = WIDEST) -> Text:
     if finding.site:
         rows.append(("where", _site(finding.site)))
     if finding.variables:
-        rows.append(("variables", _wrapped(words.listed(finding.variables, NAMES), width)))
+        rows.append(("variables", _wrapped(phrases.listed(finding.variables, NAMES), width)))
     rows += [("expected", _wrapped(finding.expected, width)), ("observed", _wrapped(finding.observed, width))]
     for place, advice in enumerate(finding.advice, 1):
         rows.append(("look at" if place == 1 else "", _wrapped(f"{place}. {advice}", width)))
     if finding.invariants:
-        rows.append(("invariants", _wrapped(words.listed(finding.invariants, NAMES), width)))
+        rows.append(("invariants", _wrapped(phrases.listed(finding.invariants, NAMES), width)))
     return Text("\n").join([_title(finding, width), *_lines(rows)])
 
 
@@ -108,7 +108,7 @@ def _lines(rows: Sequence[tuple[str, Text]]) -> Iterator[Text]:
 
 def _wrapped(text: str, width: int) -> Text:
     lines = textwrap.wrap(
-        words.plain(text), max(width - _LABEL - 3, 20), break_long_words=False, break_on_hyphens=False
+        phrases.plain(text), max(width - _LABEL - 3, 20), break_long_words=False, break_on_hyphens=False
     )
     return Text("\n".join(lines))
 
@@ -116,18 +116,18 @@ def _wrapped(text: str, width: int) -> Text:
 def _title(finding: Finding, width: int) -> Text:
     where = f" at step {finding.step}{_on_ranks(finding)}: "
     head = Text.assemble(
-        (f"TrainCheck {words.plain(finding.severity).upper()}", _STYLES.get(finding.severity, "bold")), where
+        (f"TrainCheck {phrases.plain(finding.severity).upper()}", _STYLES.get(finding.severity, "bold")), where
     )
     room = " " * len(head)
-    lines = textwrap.wrap(words.plain(finding.title), width, initial_indent=room, subsequent_indent="  ")
+    lines = textwrap.wrap(phrases.plain(finding.title), width, initial_indent=room, subsequent_indent="  ")
     return head.append("\n".join(lines)[len(room) :], "bold")
 
 
 def _on_ranks(finding: Finding) -> str:
     if finding.apart.deviate:
-        return f", {words.about_ranks(finding)}"
+        return f", {phrases.about_ranks(finding)}"
     alone = finding.rank == 0 and len(finding.ranks) < 2  # there may be no other rank
-    return "" if alone else f" {'' if finding.compared else 'on '}{words.about_ranks(finding)}"
+    return "" if alone else f" {'' if finding.compared else 'on '}{phrases.about_ranks(finding)}"
 
 
 def _site(site: Site) -> Text:
@@ -135,13 +135,13 @@ def _site(site: Site) -> Text:
     with contextlib.suppress(OSError, ValueError):  # a name that this system does not allow
         file = Path(site.file).resolve(strict=True)
         style = Style(link=file.as_uri())
-    return Text.assemble(Text(words.plain(f"{site.file}:{site.line}"), style), f" in {words.plain(site.function)}")
+    return Text.assemble(Text(phrases.plain(f"{site.file}:{site.line}"), style), f" in {phrases.plain(site.function)}")
 
 
 def _verdict(report: Report) -> Text:
     fine = "bold yellow" if report.unjudged else "bold green"
     style = {"errors": "bold red", "notices": "bold yellow"}.get(report.verdict, fine)
-    return Text.assemble(("TrainCheck: ", "bold"), (words.headline(report), style))
+    return Text.assemble(("TrainCheck: ", "bold"), (phrases.headline(report), style))
 
 
 def _findings_table(findings: Sequence[Finding]) -> Table:
@@ -156,10 +156,10 @@ def _findings_table(findings: Sequence[Finding]) -> Table:
     table.add_column("where", overflow="fold")
     for place, finding in enumerate(findings[:ROWS], 1):
         severity = Text(finding.severity, _STYLES.get(finding.severity, ""))
-        rank = [words.ranks_of(finding)] if ranks else []
-        where = words.shortened(f"{finding.site.file}:{finding.site.line}", _WHERE) if finding.site else ""
-        title = Text(words.plain(finding.title))
-        table.add_row(str(place), severity, words.steps(finding), *rank, title, Text(words.plain(where)))
+        rank = [phrases.ranks_of(finding)] if ranks else []
+        where = phrases.shortened(f"{finding.site.file}:{finding.site.line}", _WHERE) if finding.site else ""
+        title = Text(phrases.plain(finding.title))
+        table.add_row(str(place), severity, phrases.steps(finding), *rank, title, Text(phrases.plain(where)))
     return table
 
 
@@ -174,10 +174,12 @@ def _ranks_table(report: Report) -> Table:
     table.add_column("recording", overflow="fold")
     table.add_column("beside the others", overflow="fold")
     for row in rows[:ROWS]:
-        job = [Text(words.plain(jobs[row.state.job]))] if jobs else []
-        beside = Text(words.plain(words.beside_others(row.state)), "bold red" if row.state.apart is not None else "")
+        job = [Text(phrases.plain(jobs[row.state.job]))] if jobs else []
+        beside = Text(
+            phrases.plain(phrases.beside_others(row.state)), "bold red" if row.state.apart is not None else ""
+        )
         numbers = (f"{row.state.steps:,}", f"{row.state.windows:,}")
-        table.add_row(row.ranks, *job, *numbers, Text(words.plain(words.recording(row.state))), beside)
+        table.add_row(row.ranks, *job, *numbers, Text(phrases.plain(phrases.recording(row.state))), beside)
     if len(rows) > ROWS:
         table.add_row(f"and {len(rows) - ROWS:,} more rows in the reports")
     return table
@@ -187,18 +189,18 @@ def _first_apart(parting: Parting, report: Report, width: int) -> Text:
     jobs = job_names(report.ranks)
     of_job = f"job {jobs[parting.job]}: " if parting.job in jobs else ""
     lines = textwrap.wrap(
-        words.plain(of_job + words.parting(parting)), width, initial_indent="  ", subsequent_indent="  "
+        phrases.plain(of_job + phrases.parting(parting)), width, initial_indent="  ", subsequent_indent="  "
     )
     return Text("\n".join(lines))
 
 
 def _facts(report: Report, reports: Sequence[PathLike], width: int) -> Text:
-    rows = [("invariants", _wrapped(words.judged(report.counts), width))]
-    rows.append(("seen", _wrapped(words.seen(report.counts), width)))
-    rows.append(("in full", _wrapped(words.in_full(report), width)))
-    rows.append(("recorded", _wrapped(words.recorded(report), width)))
+    rows = [("invariants", _wrapped(phrases.judged(report.counts), width))]
+    rows.append(("seen", _wrapped(phrases.seen(report.counts), width)))
+    rows.append(("in full", _wrapped(phrases.in_full(report), width)))
+    rows.append(("recorded", _wrapped(phrases.recorded(report), width)))
     if report.cost is not None:
-        rows.append(("cost", _wrapped(words.cost(report.cost), width)))
+        rows.append(("cost", _wrapped(phrases.cost(report.cost), width)))
     reasons = Counter(report.not_observed).most_common()
     label = "not observed"
     for reason, times in reasons[:REASONS]:
@@ -207,5 +209,5 @@ def _facts(report: Report, reports: Sequence[PathLike], width: int) -> Text:
     if len(reasons) > REASONS:
         rows.append(("", _wrapped(f"and {len(reasons) - REASONS:,} more reasons", width)))
     for place, path in enumerate(reports):
-        rows.append(("reports" if place == 0 else "", Text(words.plain(str(path)))))
+        rows.append(("reports" if place == 0 else "", Text(phrases.plain(str(path)))))
     return Text("\n").join(_lines(rows))

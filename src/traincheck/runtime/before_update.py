@@ -8,7 +8,7 @@ from typing import Any
 
 from traincheck.errors import StopTraining
 from traincheck.runtime import callbacks
-from traincheck.trace.notes import StopAsked
+from traincheck.trace.run_notes import StopAsked
 from traincheck.vocab.finding import Finding
 
 

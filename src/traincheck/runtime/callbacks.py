@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from traincheck.errors import StopTraining
-from traincheck.runtime.complaint import complain
+from traincheck.runtime.stderr_log import complain
 
 if TYPE_CHECKING:
     from traincheck.vocab.finding import Finding

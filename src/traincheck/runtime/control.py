@@ -19,14 +19,14 @@ from typing import Protocol
 
 import msgspec
 
-from traincheck.background import background
+from traincheck.background_threads import background
 from traincheck.errors import TrainCheckError
-from traincheck.runtime.complaint import complain
-from traincheck.runtime.place import Place
-from traincheck.trace.control import Answer, Control, ControlFile, change_control, withdraw_answer, write_answer
+from traincheck.runtime.ranks.rank_info import Place
+from traincheck.runtime.stderr_log import complain
+from traincheck.trace.control_file import Answer, Control, ControlFile, change_control, withdraw_answer, write_answer
 from traincheck.trace.folder import RunFolder
-from traincheck.trace.notes import StopAsked
-from traincheck.vocab.absence import CORE, OTHERS
+from traincheck.trace.run_notes import StopAsked
+from traincheck.vocab.availability import CORE, OTHERS
 from traincheck.vocab.finding import Finding
 
 PAUSE = 0.5

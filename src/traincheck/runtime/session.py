@@ -13,38 +13,38 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from traincheck.background import background, others
+from traincheck.background_threads import background, others
 from traincheck.checking.engine import demand_of
 from traincheck.checking.live import LiveChecker
 from traincheck.errors import TrainCheckError
 from traincheck.invariants.book import Book, read_books
 from traincheck.invariants.selection import deployable
-from traincheck.runtime import place
 from traincheck.runtime.before_update import BeforeUpdate
-from traincheck.runtime.closer import Closer
-from traincheck.runtime.complaint import complain, in_words
 from traincheck.runtime.control import Controlled, State
+from traincheck.runtime.control_actions import Steering, snapshot
 from traincheck.runtime.heartbeat import Heartbeat
-from traincheck.runtime.imports import when_imported
-from traincheck.runtime.keeping import Keeping
-from traincheck.runtime.pipeline import Last, Pipeline, Stage
-from traincheck.runtime.redacting import without_secrets
-from traincheck.runtime.sampling import Sampling
-from traincheck.runtime.settings import Settings
-from traincheck.runtime.steering import Steering, snapshot
-from traincheck.runtime.telling import Telling
-from traincheck.runtime.terminal import import_terminal, shown_live
+from traincheck.runtime.launching.import_hooks import when_imported
+from traincheck.runtime.launching.run_settings import Settings
+from traincheck.runtime.ranks import rank_info
+from traincheck.runtime.ranks.rank_publisher import Telling
+from traincheck.runtime.recording.burst_recording import Closer
+from traincheck.runtime.recording.pipeline import Last, Pipeline, Stage
+from traincheck.runtime.recording.redaction import without_secrets
+from traincheck.runtime.recording.sampling import Sampling
+from traincheck.runtime.recording.window_recorder import Keeping
+from traincheck.runtime.stderr_log import complain, in_words
+from traincheck.runtime.terminal_findings import import_terminal, shown_live
 from traincheck.trace.folder import RunFolder
-from traincheck.trace.notes import ProcessNote, StopAsked
+from traincheck.trace.run_notes import ProcessNote, StopAsked
 from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import ERROR
-from traincheck.vocab.option_words import ALL
+from traincheck.vocab.option_values import ALL
 
 if TYPE_CHECKING:
     from traincheck.sources.attachment import Attachment
-    from traincheck.sources.steps import Cut
+    from traincheck.sources.recording.step_tracker import Cut
 
 NOTE_SECONDS = 2.0
 """How long the end of a session that could not be worked off waits for its note: the disk may be the reason."""
@@ -68,7 +68,7 @@ class Session:
         self._process = os.getpid()
         self._began = time.monotonic()
         self._ended = False  # the last note is written
-        self._standing = place.Standing(self._folder, self._process)
+        self._standing = rank_info.Standing(self._folder, self._process)
         self._faults: list[str] = []
         self._missing: list[str] = []
         self._state = State()
@@ -80,17 +80,17 @@ class Session:
 
     def start(self) -> None:
         """Attach the sources. Imports torch."""
-        from traincheck.sources import snapshots  # noqa: F401  # it keeps torch.save as it was
         from traincheck.sources.attachment import Attachment
-        from traincheck.sources.recorder import Recorder
+        from traincheck.sources.checkpoints import snapshots  # noqa: F401  # it keeps torch.save as it was
+        from traincheck.sources.recording.call_sites import Sites
+        from traincheck.sources.recording.recorder import Recorder
         from traincheck.sources.registry import build_all
-        from traincheck.sources.sites import Sites
 
         book = read_books([Path(path) for path in self.settings.books]) if self.settings.books else Book(())
         rules = deployable(book.invariants, self.settings.script)
         demand = demand_of(rules) if self.settings.mode == "run" else EVERYTHING
         if self.settings.tells_settings:
-            from traincheck.relations.configuration import SETTINGS
+            from traincheck.relations.consistent.configuration import SETTINGS
 
             demand |= SETTINGS
         keep_told = self.settings.keep_recording // 8 if self.settings.mode == "run" else 0
@@ -288,7 +288,7 @@ class Session:
         return self._place.rank
 
     @property
-    def _place(self) -> place.Place:
+    def _place(self) -> rank_info.Place:
         return self._standing.place
 
     def _window(self, window: Window) -> None:

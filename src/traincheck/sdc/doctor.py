@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from traincheck.sdc.children import Job, run_children
-from traincheck.sdc.entry import Difference, Entry, first_difference, read_entries
+from traincheck.sdc.fingerprint_log import Difference, Entry, first_difference, read_entries
 from traincheck.sdc.frameworks import TORCH, XLA
+from traincheck.sdc.worker_processes import Job, run_children
 
 RUNS = ("first run", "second run")
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from traincheck.errors import BadOption
 from traincheck.sdc.environment import needs_jax, needs_torch
-from traincheck.sdc.fault import COMMUNICATION, SITES, Fault
-from traincheck.sdc.sizes import BUILT_IN
+from traincheck.sdc.faults.fault import COMMUNICATION, SITES, Fault
+from traincheck.sdc.workload.sizes import BUILT_IN
 
 TORCH, XLA = "torch", "xla"
 FRAMEWORKS = (TORCH, XLA)

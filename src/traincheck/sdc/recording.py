@@ -25,11 +25,11 @@ import xxhash
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from traincheck.sdc.entry import BACKWARD, BATCH, BUILD, FORWARD, OPTIMIZER, Entry
-from traincheck.sdc.graph import with_input_gradients
-from traincheck.sdc.training import Training
-from traincheck.sdc.workload import Workload
-from traincheck.sources.tensors import fingerprints, unseen
+from traincheck.sdc.autograd_edits import with_input_gradients
+from traincheck.sdc.fingerprint_log import BACKWARD, BATCH, BUILD, FORWARD, OPTIMIZER, Entry
+from traincheck.sdc.workload.training import Training
+from traincheck.sdc.workload.workload import Workload
+from traincheck.sources.tensors.reading import fingerprints, unseen
 
 ALLOCATES = ("empty", "new_empty", "resize")
 """How the names of operations begin that only get memory."""

@@ -1,4 +1,5 @@
-"""Worker: a child process that does a job (`children.py`): records a run for the doctor, or is one side of a study."""
+"""Worker: a child process that does a job (`worker_processes.py`): records a run for the doctor, or is one side of a
+study."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from traincheck.errors import TrainCheckError
-from traincheck.sdc.beginning import prepare
-from traincheck.sdc.children import DONE, FAILED, PROGRESS, SAYS
 from traincheck.sdc.determinism import undetermined
-from traincheck.sdc.entry import Entry, written
-from traincheck.sdc.plan import read_plan
+from traincheck.sdc.fingerprint_log import Entry, written
+from traincheck.sdc.process_setup import prepare
 from traincheck.sdc.recording import record, record_submodules
-from traincheck.sdc.workload import blamed
+from traincheck.sdc.study.plan import read_plan
+from traincheck.sdc.worker_processes import DONE, FAILED, PROGRESS, SAYS
+from traincheck.sdc.workload.workload import blamed
 
 
 def say(message: Mapping[str, Any]) -> None:
@@ -52,7 +53,7 @@ def record_run(job: Mapping[str, Any]) -> None:
 
 def study_side(job: Mapping[str, Any]) -> None:
     """Be one of the two workers of a study on this machine; the trusted one writes what was found."""
-    from traincheck.sdc.side import execute_side
+    from traincheck.sdc.study.worker_side import execute_side
 
     found = execute_side(read_plan(job["plan"]), job["rank"], progress, f"file://{job['store']}")
     if job["rank"] == 0:

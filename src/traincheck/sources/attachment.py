@@ -20,10 +20,10 @@ import torch
 from torch.compiler import is_compiling
 from torch.utils._device import DeviceContext
 
-from traincheck.sources import hashing
 from traincheck.sources.base import Source
-from traincheck.sources.recorder import Recorder
-from traincheck.sources.replaced import Undo
+from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.tensors import hashing
 from traincheck.vocab.demand import EVERYTHING, Demand
 
 _DEEPEST = 12

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
-from traincheck.sources.replaced import Replaced, Undo
+from traincheck.sources.recording.patches import Replaced, Undo
 
 if TYPE_CHECKING:
-    from traincheck.sources.recorder import Recorder
+    from traincheck.sources.recording.recorder import Recorder
     from traincheck.vocab.demand import Demand
 
 
@@ -23,7 +23,7 @@ class Source(Protocol):
     hands it to `recorder` and returns the undo stack that takes everything back, from a variable `undo`: where `attach`
     does not come to its end, that one is closed. A source never raises into the program, never replaces an object of
     the program and never changes a result. It does not wait for an accelerator either: what follows from the values of
-    tensors is put off, see Note [One transfer a step] in transfers.py.
+    tensors is put off, see Note [One transfer a step] in device_transfers.py.
     """
 
     name: str

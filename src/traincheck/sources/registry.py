@@ -7,30 +7,30 @@ from contextlib import ExitStack
 from typing import NamedTuple
 
 from traincheck.sources.attachment import Attachment
-from traincheck.sources.autograd import AutogradSource
 from traincheck.sources.base import Source
-from traincheck.sources.buffers import BufferSource
-from traincheck.sources.checkpoints import CheckpointSource
-from traincheck.sources.circumstances import Surroundings
-from traincheck.sources.clipping import ClippingSource
-from traincheck.sources.collectives import CollectiveSource
-from traincheck.sources.compiled import CompiledSource, WhenImported, never
-from traincheck.sources.gradients import Gradients
-from traincheck.sources.lifecycle import LifecycleSource
-from traincheck.sources.loaders import LoaderSource
-from traincheck.sources.module_calls import ModuleCalls
-from traincheck.sources.module_state import ModuleStateSource
-from traincheck.sources.modules import ModuleSource
-from traincheck.sources.optimizers import OptimizerSource
-from traincheck.sources.own_clipping import OwnClipping
-from traincheck.sources.project import ProjectSource
-from traincheck.sources.recorder import Recorder
-from traincheck.sources.regions import RegionSource
-from traincheck.sources.run import RunSource
-from traincheck.sources.sites import Sites
-from traincheck.sources.summaries import Summaries
-from traincheck.sources.torch_functions import FunctionSource
-from traincheck.sources.variables import Catalog
+from traincheck.sources.checkpoints.checkpoints import CheckpointSource
+from traincheck.sources.compile.compiled_calls import CompiledSource, WhenImported, never
+from traincheck.sources.data.loaders import LoaderSource
+from traincheck.sources.distributed.collectives import CollectiveSource
+from traincheck.sources.functions.context_managers import RegionSource
+from traincheck.sources.functions.lifecycle import LifecycleSource
+from traincheck.sources.functions.project_functions import ProjectSource
+from traincheck.sources.functions.torch_functions import FunctionSource
+from traincheck.sources.gradients.autograd import AutogradSource
+from traincheck.sources.gradients.clipping import ClippingSource
+from traincheck.sources.gradients.custom_clipping import OwnClipping
+from traincheck.sources.gradients.gradients import Gradients
+from traincheck.sources.modules.buffers import BufferSource
+from traincheck.sources.modules.module_calls import ModuleCalls
+from traincheck.sources.modules.module_state import ModuleStateSource
+from traincheck.sources.modules.modules import ModuleSource
+from traincheck.sources.modules.variables import Catalog
+from traincheck.sources.optimizers.optimizers import OptimizerSource
+from traincheck.sources.recording.call_sites import Sites
+from traincheck.sources.recording.context_facts import Surroundings
+from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.recording.run_totals import RunSource
+from traincheck.sources.tensors.call_summaries import Summaries
 from traincheck.vocab.demand import Demand
 
 
@@ -82,7 +82,7 @@ def build_all(
         ProjectSource(recorder.sites, summaries, surroundings, OwnClipping(gradients)),
     ]
     if replay_every:
-        from traincheck.sources.replays import ReplaySource  # few want it, and it is many modules
+        from traincheck.sources.replay.replays import ReplaySource  # few want it, and it is many modules
 
         sources.append(ReplaySource(calls, catalog, replay_every))
     return Built(sources, catalog, surroundings)

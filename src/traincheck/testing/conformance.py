@@ -3,7 +3,7 @@
 For the tests of a package that brings its own relation::
 
     from traincheck.testing.conformance import check_relation
-    from traincheck.testing.readable import from_text
+    from traincheck.testing.readable_traces import from_text
 
     def test_my_relation() -> None:
         check_relation(MyRelation, from_text(TRACE))
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
-from traincheck.testing.selective import observed
+from traincheck.testing.demand_filter import observed
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import NO_CALL, Window
 from traincheck.vocab.facts import FACTS, Facts

@@ -17,16 +17,17 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from traincheck.sdc.fault import Fault, parse_fault
+from traincheck.sdc.faults.fault import Fault, parse_fault
 
 if TYPE_CHECKING:
-    from traincheck.sdc.inject import Injected
+    from traincheck.sdc.faults.inject import Injected
 
 __all__ = ["Fault", "inject", "parse_fault"]
 
 
 def inject(model: Any, optimizer: Any, fault: Fault) -> AbstractContextManager[Injected]:
-    """Have `fault` strike while the block trains `model` with `optimizer`; see `traincheck.sdc.inject.inject`."""
-    from traincheck.sdc import inject as injection  # here, for it needs torch
+    """Have `fault` strike while the block trains `model` with `optimizer`; see
+    `traincheck.sdc.faults.inject.inject`."""
+    from traincheck.sdc.faults import inject as injection  # here, for it needs torch
 
     return injection.inject(model, optimizer, fault)

@@ -89,7 +89,7 @@ def failing(place: Place, error: Error = LookupError, after: int = 0) -> Iterato
 
 @contextmanager
 def _guarding(made: Callable[[Place], object], comes: Callable[[Place], None]) -> Iterator[None]:
-    from traincheck.sources.recorder import Recorder
+    from traincheck.sources.recording.recorder import Recorder
 
     original = Recorder.guarded
 

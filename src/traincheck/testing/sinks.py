@@ -174,7 +174,7 @@ def _can_be_shown(sink: Any, data: bytes, where: str) -> None:
     found = [repr(one) for one in FORBIDDEN if one in text]
     if found:
         raise _fail(
-            f"{where}, {sink.name} passes on {', '.join(found)}", "Use traincheck.printable.plain, or escape it"
+            f"{where}, {sink.name} passes on {', '.join(found)}", "Use traincheck.terminal_text.plain, or escape it"
         )
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from traincheck.testing.sinks import NotConforming, reports
 from traincheck.vocab.finding import Report
-from traincheck.vocab.status import ENDED, GOING, KILLED, SILENT, STARTING, TRAINING, RankStatus, RunStatus
+from traincheck.vocab.run_status import ENDED, GOING, KILLED, SILENT, STARTING, TRAINING, RankStatus, RunStatus
 
 METHODS = ("open", "show", "measure", "close")
 

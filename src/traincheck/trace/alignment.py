@@ -21,7 +21,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from traincheck.vocab.absence import WITHOUT_COLLECTIVES
+from traincheck.vocab.availability import WITHOUT_COLLECTIVES
 from traincheck.vocab.collectives import COLLECTIVES, group_of
 from traincheck.vocab.events import EVAL, STAGES, TRAIN, Window
 

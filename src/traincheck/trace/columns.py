@@ -19,9 +19,9 @@ import pyarrow as pa
 
 from traincheck.trace.encoding import facts_to_text, levels_to_text, norm_apart, placed, type_to_text, valid
 from traincheck.trace.schema import CALL, CHANGE, EVENTS, READING, TENSOR, WINDOW
+from traincheck.vocab.bounded_cache import KeptOf
 from traincheck.vocab.events import Call, Change, Reading, TensorSummary, Window
 from traincheck.vocab.facts import Facts
-from traincheck.vocab.kept import KeptOf
 
 ENTRIES_KEPT = 1 << 12
 MOST_WINDOWS = 8

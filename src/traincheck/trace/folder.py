@@ -16,9 +16,9 @@ import msgspec
 from traincheck import redaction
 from traincheck.addresses import Address, place
 from traincheck.errors import OutputError, RunFolderEmpty, RunFolderInUse, RunFolderNotFound, TraceOutOfReach
-from traincheck.trace.control import change_control, read_control, stopped
+from traincheck.trace.control_file import change_control, read_control, stopped
 from traincheck.trace.format import EVENTS, MANIFEST, TOLD
-from traincheck.trace.notes import Manifest, ProcessNote, StopAsked, from_json, recorded_of, to_json
+from traincheck.trace.run_notes import Manifest, ProcessNote, StopAsked, from_json, recorded_of, to_json
 from traincheck.trace.segments import segments
 from traincheck.vocab.events import Window
 

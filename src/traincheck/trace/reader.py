@@ -21,7 +21,6 @@ import pyarrow as pa
 
 from traincheck.addresses import at_hand
 from traincheck.errors import TraceOutOfReach, TraceUnreadable
-from traincheck.trace.bounds import Bounds
 from traincheck.trace.encoding import (
     text_to_facts,
     text_to_levels,
@@ -31,7 +30,8 @@ from traincheck.trace.encoding import (
     text_to_value,
     with_norm,
 )
-from traincheck.trace.growing import PAUSE, GrowingFile
+from traincheck.trace.growing_files import PAUSE, GrowingFile
+from traincheck.trace.message_limits import Bounds
 from traincheck.trace.schema import COLUMNS, EVENTS, TEXT, owner, removed_before
 from traincheck.trace.segments import is_gone, segments, segments_in_turn
 from traincheck.vocab.events import Call, Change, Reading, TensorSummary, Window

@@ -1,7 +1,8 @@
 """The rules about training that no good run has to show: what they speak of, and their sentences.
 
 They are deployed with any other rules before the program starts, so they are known here without the relations that
-judge them (`relations/zero_gradients.py`, `relations/unused_gradients.py`, `relations/uninitialised.py`).
+judge them (`relations/periodic/zero_gradients.py`, `relations/periodic/unused_gradients.py`,
+`relations/periodic/uninitialized.py`).
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Demand:
 SOME_STATE = "optimizer_state.some"
 ARGUMENTS, TENSORS, SCALE, READINGS = "arguments", "tensors", "scale", "readings"
 COMPUTATION = "computation"
-"""The kind of readings that tell of steps that are executed again, see computations.py."""
+"""The kind of readings that tell of steps that are executed again, see replayed_computations.py."""
 VALUES = NUMBERS, ROWS, CONTENTS = "numbers", "rows", "contents"
 """What else may be asked of a call or a thing, see `Demand`."""
 

@@ -133,7 +133,7 @@ class Reading(NamedTuple):
 
 SOURCE, OFF = "source", "off"
 """Kind and attribute of a reading by which a window says that a source (the variable) observed nothing in it; the value
-says why, see vocab/absence.py."""
+says why, see vocab/availability.py."""
 SWITCHED_OFF, FAILED, MISSING = "switched off", "failed", "could not observe"
 
 DIGEST, OF_VALUES = "digest", "values"

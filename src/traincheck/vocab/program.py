@@ -2,7 +2,8 @@
 
 Note [Program identity]
 The name of a script is no identity: scripts are renamed, moved and called from other folders, and different scripts are
-called `train.py`. So an identity holds sketches of two sets of features (see runtime/program_text.py): those of the
+called `train.py`. So an identity holds sketches of two sets of features (see runtime/launching/program_identity.py):
+those of the
 entry script, and those of the program's own modules that it imports. Two programs are the same if both sets are alike:
 scripts of one project share modules and differ in the entry script; thin entry scripts of two projects are alike and
 import different modules.

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from traincheck.reporting import status_words, words
+from traincheck.reporting import phrases, status_phrases
 from traincheck.reporting.json_report import tellable
 from traincheck.vocab.finding import Finding
-from traincheck.vocab.status import RunStatus
+from traincheck.vocab.run_status import RunStatus
 
 VERSION = 1
 """Version of the message. 1: text, version, id, kind, run, finding (2026). Fields may be added to it."""
@@ -48,7 +48,7 @@ class Alert:
 def of_finding(finding: Finding, status: RunStatus) -> Alert:
     """A finding was made."""
     on = f" on rank {finding.rank}" if finding.rank or len(status.ranks) > 1 else ""
-    ranks = f", {words.about_ranks(finding)}" if finding.compared else on
+    ranks = f", {phrases.about_ranks(finding)}" if finding.compared else on
     said = [f"TrainCheck {finding.severity.upper()} at step {finding.step}{ranks}: {finding.title}"]
     said += [finding.cause] if finding.cause else []
     said += [f"where: {finding.site}"] if finding.site else []
@@ -60,13 +60,16 @@ def of_finding(finding: Finding, status: RunStatus) -> Alert:
 def of_silence(status: RunStatus, time: int = 1) -> Alert:
     """Processes have given no sign of life for long, for the `time`th time."""
     told = (time, *(f"{rank.rank}-{rank.process}" for rank in status.silent))
-    return _alert("silent", told, [f"TrainCheck: {status_words.silence(status.silent)}"], status)
+    return _alert("silent", told, [f"TrainCheck: {status_phrases.silence(status.silent)}"], status)
 
 
 def of_end(status: RunStatus) -> Alert:
     """The run is over."""
     return _alert(
-        "ended", (), [f"TrainCheck: {status_words.ending(status)}", f"until then: {status_words.line(status)}"], status
+        "ended",
+        (),
+        [f"TrainCheck: {status_phrases.ending(status)}", f"until then: {status_phrases.line(status)}"],
+        status,
     )
 
 
@@ -91,4 +94,4 @@ def _alert(
 
 def _harmless(text: str) -> str:
     """On one line, and with the three characters written out by which Slack would mention somebody or link."""
-    return words.plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return phrases.plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

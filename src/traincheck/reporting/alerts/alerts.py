@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from traincheck.reporting.alerts.alert import Alert, of_end, of_finding, of_silence
-from traincheck.reporting.alerts.courier import Courier
+from traincheck.reporting.alerts.alert_queue import Courier
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import ERROR
-from traincheck.vocab.status import RunStatus
+from traincheck.vocab.run_status import RunStatus
 
 
 class Alerts:

@@ -11,7 +11,7 @@ import tempfile
 from contextlib import suppress
 
 from traincheck.reporting.alerts.alert import Alert
-from traincheck.reporting.alerts.courier import Undelivered
+from traincheck.reporting.alerts.alert_queue import Undelivered
 
 LIMIT = 60.0
 """Seconds after which the command is killed, with what it started."""

@@ -11,7 +11,7 @@ from typing import IO
 from urllib.parse import urlsplit
 
 from traincheck.reporting.alerts.alert import Alert
-from traincheck.reporting.alerts.courier import Undelivered
+from traincheck.reporting.alerts.alert_queue import Undelivered
 from traincheck.version import __version__
 
 AGAIN = {408, 425, 429}

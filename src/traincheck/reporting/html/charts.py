@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from traincheck.vocab.exhibit import UNKNOWN, Agreement, Aspect, Curve, History, Strip
 from traincheck.vocab.finding import Cost
+from traincheck.vocab.finding_details import UNKNOWN, Agreement, Aspect, Curve, History, Strip
 
 WIDTH, HEIGHT = 320, 72
 """Units of the drawing of a curve, which is stretched to the place that it has."""

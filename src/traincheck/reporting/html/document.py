@@ -10,7 +10,7 @@ from importlib.resources import files
 import jinja2
 from markupsafe import Markup
 
-from traincheck.reporting import words
+from traincheck.reporting import phrases
 
 Assets = Callable[[str], str]
 
@@ -41,10 +41,10 @@ def environment(assets: Assets, **names: object) -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         finalize=_printable,
     )
-    made.globals.update(words=words, **names)
+    made.globals.update(words=phrases, **names)
     return made
 
 
 def _printable(value: object) -> object:
     """What cannot be seen, or turns the direction of writing, is written out; our own style and script stay."""
-    return value if isinstance(value, Markup) else words.plain(str(value))
+    return value if isinstance(value, Markup) else phrases.plain(str(value))

@@ -11,11 +11,11 @@ from traincheck.files import PathLike, write_whole
 from traincheck.reporting.base import Document, Judged
 from traincheck.reporting.html import charts
 from traincheck.reporting.html.document import assets_of, environment, policy
-from traincheck.reporting.html.part import Told, part
+from traincheck.reporting.html.run_section import Told, part
 from traincheck.reporting.html.side_by_side import shared
 from traincheck.version import __version__
-from traincheck.vocab.exhibit import Exhibit
 from traincheck.vocab.finding import REPORT_VERSION, Report
+from traincheck.vocab.finding_details import Exhibit
 
 TEMPLATES = (
     "pieces.html.j2",

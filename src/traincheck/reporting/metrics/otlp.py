@@ -12,7 +12,7 @@ from traincheck.errors import MissingExtra
 from traincheck.reporting.metrics.table import INSTALL, METRICS, Metric
 from traincheck.version import __version__
 from traincheck.vocab.finding import Finding
-from traincheck.vocab.status import RunStatus
+from traincheck.vocab.run_status import RunStatus
 
 EVERY = 10.0
 """Seconds between two sendings."""

@@ -14,7 +14,7 @@ from typing import Any
 from traincheck.errors import MissingExtra
 from traincheck.reporting.metrics.table import INSTALL, METRICS
 from traincheck.vocab.finding import Finding
-from traincheck.vocab.status import RunStatus
+from traincheck.vocab.run_status import RunStatus
 
 PATIENCE = 10.0
 """Seconds that one who connects may take to ask."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from traincheck.vocab.status import RunStatus
+from traincheck.vocab.run_status import RunStatus
 
 Sample = tuple[dict[str, str], float]
 """Labels, and the number."""

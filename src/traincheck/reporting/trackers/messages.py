@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from traincheck.vocab.finding import Finding
-from traincheck.vocab.status import RunStatus
+from traincheck.vocab.run_status import RunStatus
 
 OPEN, SHOW, MEASURE, CLOSE = "open", "show", "measure", "close"
 

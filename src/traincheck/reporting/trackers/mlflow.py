@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from traincheck.reporting.markdown import markdown_of
+from traincheck.reporting.phrases import headline
 from traincheck.reporting.trackers.tracker import curves, in_words, last_numbers, name_of, needs
-from traincheck.reporting.words import headline
 from traincheck.vocab.finding import Finding, Report
-from traincheck.vocab.status import RunStatus
+from traincheck.vocab.run_status import RunStatus
 
 MOST = 20
 """Findings that are told as tags as they come; the report has all of them."""

@@ -9,10 +9,10 @@ from typing import Any
 
 from traincheck.files import may_write
 from traincheck.reporting.markdown import escaped, markdown_of
+from traincheck.reporting.phrases import in_lines
 from traincheck.reporting.trackers.tracker import PREFIX, curves, in_words, last_numbers, needs
-from traincheck.reporting.words import in_lines
 from traincheck.vocab.finding import Finding, Report
-from traincheck.vocab.status import RunStatus
+from traincheck.vocab.run_status import RunStatus
 
 FOLDER = "tensorboard"
 """In the run folder, where no other one is named."""

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from traincheck.errors import MissingExtra
-from traincheck.reporting import words
+from traincheck.reporting import phrases
 from traincheck.vocab.finding import Finding, Report
-from traincheck.vocab.status import RunStatus
+from traincheck.vocab.run_status import RunStatus
 
 PREFIX = "traincheck/"
 """How the names of what we track begin, beside those of the program."""
@@ -78,9 +78,9 @@ def last_numbers(report: Report) -> dict[str, float]:
 
 def name_of(run: Mapping[str, str]) -> str:
     """What a run of ours is called."""
-    return words.plain(f"traincheck {Path(run.get('script', '')).name}".strip())
+    return phrases.plain(f"traincheck {Path(run.get('script', '')).name}".strip())
 
 
 def in_words(finding: Finding) -> str:
     """A finding in one line."""
-    return words.plain(f"{finding.severity} at step {finding.step}: {finding.title}")
+    return phrases.plain(f"{finding.severity} at step {finding.step}: {finding.title}")

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import msgspec
 
-from traincheck.background import background
+from traincheck.background_threads import background
 from traincheck.reporting.json_report import tellable
 from traincheck.reporting.trackers.messages import CLOSE, MEASURE, OPEN, SHOW, Answer, Message
 from traincheck.vocab.finding import Finding
-from traincheck.vocab.status import RunStatus
+from traincheck.vocab.run_status import RunStatus
 
 EVERY = 10.0
 """Seconds between two points of a curve, unless something was found or the run is over."""

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from traincheck.reporting.phrases import headline, plain
 from traincheck.reporting.trackers.tracker import PREFIX, curves, in_words, last_numbers, name_of, needs
-from traincheck.reporting.words import headline, plain
 from traincheck.vocab.finding import Finding, Report
-from traincheck.vocab.status import RunStatus
+from traincheck.vocab.run_status import RunStatus
 
 GROUP = "traincheck"
 

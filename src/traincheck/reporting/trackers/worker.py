@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from traincheck.errors import TrainCheckError
-from traincheck.printable import plain
 from traincheck.reporting.json_report import read_json
 from traincheck.reporting.trackers.messages import CLOSE, MEASURE, OPEN, SHOW, Answer, Message
+from traincheck.terminal_text import plain
 
 NO_TELEMETRY = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false", "DO_NOT_TRACK": "true"}
 """What the libraries would tell their makers of us, turned off; what they are asked to track is not concerned."""

@@ -1,4 +1,4 @@
-"""Decoder: the model of `sdc/decoder.py` as functions that XLA compiles, one for each kind of submodule.
+"""Decoder: the model of `sdc/workload/decoder.py` as functions that XLA compiles, one for each kind of submodule.
 
 Parameters have the names, shapes and layout that they have there. A submodule is compiled by itself, forward and
 backward: what it returns and the gradient of what it was given lie between programs, where they can be compared,
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from traincheck.sdc.sizes import DecoderConfig
+from traincheck.sdc.workload.sizes import DecoderConfig
 
 Parameters = Mapping[str, jax.Array]
 EPSILON = 1e-5

@@ -11,7 +11,7 @@ import torch
 
 from traincheck.errors import BadOption
 from traincheck.sdc.determinism import settle
-from traincheck.sdc.devices import processor
+from traincheck.sdc.screening.devices import processor
 
 CPU = "cpu"
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"

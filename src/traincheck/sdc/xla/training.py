@@ -13,13 +13,13 @@ from fnmatch import fnmatchcase
 import jax
 import torch
 
-from traincheck.sdc.decoder import DecoderWorkload
-from traincheck.sdc.fault import BACKWARD, FORWARD, GRADIENT, OPTIMIZER, Fault
+from traincheck.sdc.faults.fault import BACKWARD, FORWARD, GRADIENT, OPTIMIZER, Fault
+from traincheck.sdc.faults.inject import Injected, none_matches, own_rank
 from traincheck.sdc.frameworks import XLA, must_be_executable
-from traincheck.sdc.inject import Injected, none_matches, own_rank
-from traincheck.sdc.sizes import BUILT_IN
-from traincheck.sdc.training import Seen, SeenInside
-from traincheck.sdc.workload import EVALUATED, HELD_OUT
+from traincheck.sdc.workload.decoder import DecoderWorkload
+from traincheck.sdc.workload.sizes import BUILT_IN
+from traincheck.sdc.workload.training import Seen, SeenInside
+from traincheck.sdc.workload.workload import EVALUATED, HELD_OUT
 from traincheck.sdc.xla.arrays import as_array, as_tensor
 from traincheck.sdc.xla.decoder import Compiled, Pull, Submodule, submodules
 

@@ -1,0 +1,110 @@
+"""`traincheck status`: what is known of a project's own good runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from traincheck.cli import flags
+from traincheck.cli.console import amount, columns, out, out_json
+from traincheck.errors import TallyUnreadable
+
+if TYPE_CHECKING:
+    from traincheck.invariants.book import Book
+    from traincheck.invariants.library import AcceptedRun, Record
+
+EPILOG = """\b
+Examples:
+  traincheck status
+  traincheck status --json
+  traincheck status --library ../other-project/.traincheck
+
+A rule that runs of one program bear out is an error once three runs did: until then breaking it is a notice.
+"""
+
+
+def command(library: flags.Library = None, as_json: flags.AsJson = False) -> None:
+    """Tell what is known of the programs here, and what not.
+
+    How much evidence there is of what is normal, and what was never seen.
+    """
+    raise typer.Exit(status(library, as_json))
+
+
+def status(library: Path | None, as_json: bool = False) -> int:
+    """Print what the library holds."""
+    from traincheck.invariants.library import find
+
+    home = library if library is not None else find(Path.cwd())
+    if home is None or not home.is_dir():
+        if as_json:
+            out_json(None)
+        else:
+            out("no run was accepted yet: `traincheck run` checks against the packs alone")
+            out("to expect of later runs what a good one showed: traincheck accept RUN")
+        return 0
+    _tell(home, as_json)
+    return 0
+
+
+def _tell(home: Path, as_json: bool) -> None:
+    from traincheck.inference.accept_run import never_seen
+    from traincheck.inference.tally_files import read_tallies
+    from traincheck.invariants.book import read_book
+    from traincheck.invariants.library import BOOK, TALLIES, read_record
+
+    record, book = read_record(home), read_book(home / BOOK)
+    tallies = read_tallies(home / TALLIES)
+    known = {run.run for run in record.runs}
+    if known != {tally.run for tally in tallies}:
+        raise TallyUnreadable(
+            home / TALLIES, "it holds other runs than accepted.json names: one of both was changed alone"
+        )
+    unseen = never_seen(tallies, max((run.ranks for run in record.runs), default=1))
+    if as_json:
+        out_json(_data(home, record, book, unseen))
+        return
+    severities = [rule.severity for rule in book.invariants if not rule.mute]
+    muted = len(book.invariants) - len(severities)
+    counts = f"{amount(severities.count('error'), 'error')}, {amount(severities.count('notice'), 'notice')}"
+    accepted, rules = amount(len(record.runs), "accepted run"), amount(len(book.invariants), "rule")
+    out(f"{home}: {accepted}, {rules} ({counts}, {muted} muted)")
+    for line in columns(
+        [("program", "runs", "steps", "ranks", "torch", "last accepted", "reason"), *_rows(record.runs)]
+    ):
+        out(line)
+    last = record.last
+    named = sorted({run.script for run in record.runs if run.run in last.runs})
+    if named:
+        out(f"the last acceptance ({', '.join(named)}): {last.came} came, {last.went} went, {last.changed} changed")
+    if unseen:
+        out(f"never seen: {', '.join(unseen)}")
+
+
+def _rows(runs: Sequence[AcceptedRun]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for script in sorted({run.script for run in runs}):
+        own = [run for run in runs if run.script == script]
+        last = max(own, key=lambda run: run.date)
+        ranks = ", ".join(map(str, sorted({run.ranks for run in own})))
+        torch = ", ".join(sorted({run.torch for run in own if run.torch}))
+        rows.append((script, str(len(own)), f"{sum(run.steps for run in own):,}", ranks, torch, last.date, last.reason))
+    return rows
+
+
+def _data(home: Path, record: Record, book: Book, unseen: list[str]) -> dict[str, Any]:
+    import msgspec
+
+    return {
+        "library": str(home),
+        "runs": [msgspec.to_builtins(run) for run in record.runs],
+        "last": msgspec.to_builtins(record.last),
+        "rules": len(book.invariants),
+        "errors": sum(rule.severity == "error" and not rule.mute for rule in book.invariants),
+        "notices": sum(rule.severity == "notice" and not rule.mute for rule in book.invariants),
+        "muted": sum(bool(rule.mute) for rule in book.invariants),
+        "never_seen": unseen,
+    }

@@ -1,0 +1,1 @@
+"""`traincheck sdc`: commands that look for silent data corruption."""

@@ -1,0 +1,129 @@
+"""Accepting: a run is taken as known good, and the book of the project's library is learned anew with it."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from traincheck.errors import BadOption
+from traincheck.inference.candidate_selection import weigh
+from traincheck.inference.tally import Tally
+from traincheck.inference.tally_files import read_tallies, write_tallies
+from traincheck.inference.tally_runs import Progress, gather
+from traincheck.invariants.book import Book, read_book, write_book
+from traincheck.invariants.diff import Difference, compare
+from traincheck.invariants.library import BOOK, TALLIES, AcceptedRun, LastChange, Record, read_record, write_record
+from traincheck.invariants.mute import carry_over
+from traincheck.trace.folder import RunFolder
+from traincheck.vocab.events import EVAL
+from traincheck.vocab.invariant import Invariant
+
+MOST_RUNS = 20
+"""Runs of one program that are kept; of more the oldest are let go of, so that what is committed stays small."""
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What came of it: the runs as they were noted, how the book differs now, which runs were let go of, and the muted
+    rules that are no longer in the book."""
+
+    runs: tuple[AcceptedRun, ...]
+    book: Book
+    difference: Difference
+    let_go: tuple[AcceptedRun, ...] = ()
+    unmuted: tuple[Invariant, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+def accept(folders: Sequence[Path], library: Path, reason: str = "", progress: Progress | None = None) -> Acceptance:
+    """Take the recorded runs in `folders` into the library.
+
+    Raises BadOption for a run that was accepted before, RunFolderError for one that cannot be read, LibraryUnreadable,
+    BookError and TallyError where the library cannot be, and OutputError.
+    """
+    record = read_record(library)
+    stored = library / TALLIES
+    known = read_tallies(stored) if stored.is_file() else []
+    before = {tally.run for tally in known}
+    today = datetime.date.today().isoformat()
+    new: dict[str, tuple[Tally, AcceptedRun]] = {}
+    remarks: list[str] = []
+    for path in folders:
+        gathered = gather([path], progress)
+        remarks.extend(gathered.remarks)
+        for tally in gathered.tallies:
+            if tally.run in before:
+                raise BadOption("accept", str(path), "a run that was not accepted before")
+            new[tally.run] = tally, _noted(tally, RunFolder.open(path), today, reason)
+    noted = tuple(run for _, run in new.values())
+    kept, let_go = _newest((*record.runs, *noted))
+    wanted = {run.run for run in kept}
+    tallies = [tally for tally in (*known, *(tally for tally, _ in new.values())) if tally.run in wanted]
+    older = read_book(library / BOOK) if (library / BOOK).is_file() else Book()
+    book, _, unmuted = carry_over(weigh(sorted(tallies, key=_order))[0], older.invariants)
+    found = compare(older, book)
+    last = LastChange(
+        runs=tuple(run.run for run in noted),
+        came=len(found.only_in_b),
+        went=len(found.only_in_a),
+        changed=len(found.changed),
+    )
+    write_tallies(sorted(tallies, key=_order), stored)
+    write_book(book, library / BOOK)
+    write_record(Record(runs=kept, last=last), library)
+    return Acceptance(noted, book, found, let_go, tuple(unmuted), tuple(remarks))
+
+
+def _order(tally: Tally) -> tuple[str, str]:
+    return tally.script, tally.run
+
+
+def _noted(tally: Tally, run: RunFolder, today: str, reason: str) -> AcceptedRun:
+    notes = run.notes()
+    return AcceptedRun(
+        script=tally.script,
+        date=today,
+        run=tally.run,
+        digest=tally.digest,
+        steps=tally.steps,
+        ranks=max((note.world_size for note in notes), default=1),
+        torch=next((note.torch for note in notes if note.torch), ""),
+        python=run.manifest.python,
+        reason=" ".join(reason.split()),
+    )
+
+
+def _newest(runs: Sequence[AcceptedRun]) -> tuple[tuple[AcceptedRun, ...], tuple[AcceptedRun, ...]]:
+    """The last `MOST_RUNS` of each program, and the others; of two of one day the later in the row is the newer."""
+    count: Counter[str] = Counter()
+    kept: list[AcceptedRun] = []
+    let_go: list[AcceptedRun] = []
+    for _, run in sorted(enumerate(runs), key=lambda told: (told[1].date, told[0]), reverse=True):
+        count[run.script] += 1
+        (kept if count[run.script] <= MOST_RUNS else let_go).append(run)
+    return tuple(sorted(kept)), tuple(sorted(let_go))
+
+
+# -- what the runs have shown ------------------------------------------------------------------------------------------
+
+_CALLED = {
+    "saving a checkpoint": ("torch.save",),
+    "going on from a checkpoint": ("torch.optim.Optimizer.load_state_dict",),
+    "a schedule of the learning rate": ("torch.optim.lr_scheduler.LRScheduler.step",),
+    "clipping of gradients": ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_"),
+    "scaled losses": ("torch.amp.GradScaler.scale",),
+}
+
+
+def never_seen(tallies: Sequence[Tally], ranks: int) -> list[str]:
+    """What programs do and none of the runs did, so that nothing of it is known."""
+    contexts = {context for tally in tallies for cells in tally.cells.values() for context in cells}
+    told = {fact for context in contexts for fact in context}
+    apis = {level for tally in tallies for levels in tally.levels for level in levels}
+    found = [] if any(fact == ("stage", EVAL) for fact in told) else ["evaluation"]
+    found += [] if any(name == "autocast" and value != "off" for name, value in told) else ["autocast"]
+    found += [what for what, names in _CALLED.items() if not apis & set(names)]
+    return found + ([] if ranks > 1 else ["several ranks"])

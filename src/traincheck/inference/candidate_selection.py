@@ -1,0 +1,201 @@
+"""Weighing: which of the candidates that tallies hold become invariants, and why the others do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from traincheck import plugins
+from traincheck.inference.confidence import LEAST_STEPS, of_support, severity
+from traincheck.inference.contexts import Evidence
+from traincheck.inference.generalisation import scope_of
+from traincheck.inference.journal import DROPPED, KEPT, Entry, Journal
+from traincheck.inference.named_books import elsewhere_of
+from traincheck.inference.preconditions import experience
+from traincheck.inference.preconditions import learn as learn_precondition
+from traincheck.inference.salience import why_dull
+from traincheck.inference.suppression import suppress
+from traincheck.inference.tally import Key, Tally, candidates
+from traincheck.invariants.book import Book, LearnedRun
+from traincheck.relations.base import UNKNOWN
+from traincheck.vocab.facts import Facts
+from traincheck.vocab.invariant import ERROR, NOTICE, PIPELINE, Invariant, Precondition, Support
+from traincheck.vocab.occasion import Property
+from traincheck.vocab.program import ProgramIdentity, main_of_name
+
+LEAST_RUNS_OF_A_SETTING = 2
+"""A setting that was seen in one run only may be meant to vary from run to run, as a seed is."""
+
+
+def weigh(tallies: Sequence[Tally]) -> tuple[Book, Journal]:
+    """Judge every candidate that the tallies (one for each run) hold."""
+    relations = plugins.load("traincheck.relations")
+    journal = Journal()
+    kept: list[Invariant] = []
+    seen: dict[str, frozenset[Facts]] = {}
+    for key, prop in candidates(tallies):
+        relation = relations.get(key[0])
+        if relation is None:
+            continue  # tallied where another relation was installed; it cannot be described or checked here
+        try:
+            candidate = _Candidate(key, prop, relation, tallies, journal)
+        except UNKNOWN:
+            continue  # the relation here does not know of this
+        rules = list(candidate.settings() if relation.is_setting(prop) else candidate.rules())
+        seen.update((rule.id, candidate.bearing_out(rule)) for rule in rules)
+        kept.extend(rules)
+    levels = set().union(*(tally.levels for tally in tallies)) if tallies else set()
+    remaining, implied = suppress(kept, levels, relations, seen)
+    for each in implied:
+        journal.add(_entry(each.rule, DROPPED, f"implied by {each.by.id}: {each.why}"))
+    for rule in remaining:
+        named = "an error" if rule.severity == ERROR else "a notice"
+        journal.add(_entry(rule, KEPT, f"confidence {rule.confidence:.3f}, so breaking it is {named}"))
+    runs = tuple(LearnedRun(tally.script, tally.digest, tally.steps, tally.program) for tally in tallies)
+    return Book(tuple(remaining), runs), journal
+
+
+class _Candidate:
+    """A subject with a property, and how it fared in each context of each run."""
+
+    def __init__(self, key: Key, prop: Property, relation: Any, tallies: Sequence[Tally], journal: Journal) -> None:
+        self.relation, self.subject = key
+        self.prop = prop
+        self.type_of_relation = relation
+        self.habit = relation.is_habit(prop)
+        self.argument = relation.argument_of(self.subject, prop)
+        self.sentence = relation.describe(self.subject, prop)
+        self.tallies = tallies
+        self.journal = journal
+        self.evidence = [
+            Evidence(context, run, count.held, count.failed, count.windows, count.seen, count.missed)
+            for run, tally in enumerate(tallies)
+            for context, count in tally.evidence(key, prop)
+        ]
+
+    def rules(self) -> Iterator[Invariant]:
+        """The rule that the evidence bears out, if any."""
+        if not any(row.held for row in self.evidence):
+            self._drop("it never held")
+            return
+        why = why_dull(self.prop, self.argument, self.tallies)
+        if why is not None:
+            self._drop(why)
+            return
+        precondition = learn_precondition(self.evidence)
+        if not isinstance(precondition, Precondition):
+            self._drop(str(precondition))
+            return
+        selected = [row for row in self.evidence if precondition.true_in(row.context)]
+        support = self._support(selected)
+        if support.steps < LEAST_STEPS:
+            self._drop("seen in a single training step", str(precondition))
+            return
+        pipeline = scope_of(support) == PIPELINE
+        certainty = round(of_support(support, pipeline=pipeline), 4)
+        known = experience(selected, precondition, pipeline=pipeline)
+        wider = experience(selected, precondition).clauses
+        yield Invariant(
+            relation=self.relation,
+            subject=self.subject,
+            property=self.prop,
+            precondition=precondition,
+            support=support,
+            confidence=certainty,
+            severity=severity(certainty, habit=self.habit),
+            scope=scope_of(support),
+            sentence=self.sentence,
+            origin=self._origin(selected),
+            experience=known,
+            elsewhere=elsewhere_of(
+                self.type_of_relation,
+                self.subject,
+                self.prop,
+                support,
+                self._mains(selected),
+                Precondition(tuple(clause for clause in wider if clause not in known.clauses)),
+            ),
+        )
+
+    def settings(self) -> Iterator[Invariant]:
+        """A rule for each program whose runs all had this setting."""
+        by_script: dict[str, list[Evidence]] = {}
+        for row in self.evidence:
+            by_script.setdefault(self.tallies[row.run].script, []).append(row)
+        for script, rows in sorted(by_script.items()):
+            if not any(row.held for row in rows):
+                continue  # another program's setting
+            if any(row.failed for row in rows):
+                self._drop(f"it varied in {script}")
+                continue
+            support = self._support(rows)
+            if support.runs < LEAST_RUNS_OF_A_SETTING:
+                self._drop(f"seen in one run of {script} only: it may be meant to vary")
+                continue
+            yield Invariant(
+                relation=self.relation,
+                subject=self.subject,
+                property=self.prop,
+                precondition=Precondition(),
+                support=support,
+                confidence=round(of_support(support, pipeline=True), 4),
+                severity=NOTICE,
+                scope=PIPELINE,
+                sentence=self.sentence,
+                origin=(script,),
+                program=script,
+            )
+
+    def bearing_out(self, rule: Invariant) -> frozenset[Facts]:
+        """The contexts in which `rule` was seen to hold."""
+        return frozenset(row.context for row in self.evidence if row.held and rule.precondition.true_in(row.context))
+
+    def _support(self, selected: Sequence[Evidence]) -> Support:
+        return Support(
+            occasions=sum(row.held for row in selected),
+            steps=_steps(selected),
+            runs=len({row.run for row in selected}),
+            scripts=len(self._origin(selected)),
+        )
+
+    def _origin(self, selected: Sequence[Evidence]) -> tuple[str, ...]:
+        return tuple(sorted({self.tallies[row.run].script for row in selected}))
+
+    def _mains(self, selected: Sequence[Evidence]) -> frozenset[str]:
+        """How the entry modules of the programs are called."""
+        runs = [self.tallies[run] for run in {row.run for row in selected}]
+        return frozenset(ProgramIdentity.parse(run.program).main or main_of_name(run.script) for run in runs)
+
+    def _drop(self, why: str, condition: str = "always") -> None:
+        held, failed = sum(row.held for row in self.evidence), sum(row.failed for row in self.evidence)
+        runs, steps = len({row.run for row in self.evidence}), _steps(self.evidence)
+        self.journal.add(Entry(self.relation, self.sentence, condition, DROPPED, why, runs, steps, held, failed))
+
+
+def _steps(selected: Sequence[Evidence]) -> int:
+    """Distinct windows behind the evidence, at the least: contexts of one window must not count twice.
+
+    Of each run the sketches tell it up to `SKETCH` windows; beyond, or without sketches, which windows two contexts
+    share is not known, so the context with the most windows counts.
+    """
+    sketches: dict[int, int] = {}
+    most: dict[int, int] = {}
+    for row in selected:
+        sketches[row.run] = sketches.get(row.run, 0) | row.seen
+        most[row.run] = max(most.get(row.run, 0), row.windows)
+    return sum(max(windows, sketches[run].bit_count()) for run, windows in most.items())
+
+
+def _entry(rule: Invariant, fate: str, why: str) -> Entry:
+    return Entry(
+        relation=rule.relation,
+        sentence=rule.sentence,
+        precondition=str(rule.precondition),
+        fate=fate,
+        why=why,
+        runs=rule.support.runs,
+        steps=rule.support.steps,
+        held=rule.support.occasions,
+        failed=0,
+        id=rule.id,
+    )

@@ -1,0 +1,144 @@
+"""Packing: a learned book taken apart into packs by theme, and written with their manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from importlib import metadata
+from pathlib import Path
+from platform import python_version
+
+import msgspec
+
+from traincheck.errors import BadOption
+from traincheck.files import write_whole
+from traincheck.inference.candidate_selection import weigh
+from traincheck.inference.tally import Tally
+from traincheck.invariants.book import Book, bytes_of
+from traincheck.invariants.packs import GENERAL, MANIFEST, Manifest, Pack, narrowest
+from traincheck.vocab.invariant import ERROR, Invariant
+from traincheck.vocab.invariant import GENERAL as OF_SEVERAL
+
+OPTION = "--themes"
+
+
+class Theme(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What some programs have in common. `programs` are patterns of their names as books tell them (`hf_*.py`,
+    `torchrun *`); the rest is as in `Pack`."""
+
+    about: str = ""
+    programs: tuple[str, ...]
+    uses: tuple[str, ...] = ()
+    ranks: int = 1
+
+
+class Themes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file that `--themes` names: whose packs these are, the oldest torch they are for, and the themes by name."""
+
+    name: str = "packs"
+    about: str = ""
+    torch: str = ""
+    themes: dict[str, Theme] = {}
+
+
+def read_themes(path: Path) -> Themes:
+    """The themes in a TOML file. Raises BadOption, which names the file and the entry."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # type: ignore[import-not-found]
+    try:
+        found = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Themes)
+    except OSError as error:
+        raise BadOption(OPTION, str(path), f"a file that can be read ({error.strerror or error})") from None
+    except (ValueError, msgspec.ValidationError) as error:
+        raise BadOption(OPTION, str(path), f"a TOML file of themes ({error})") from None
+    for name in found.themes:
+        if name == GENERAL or not name.replace("-", "").replace("_", "").isalnum():
+            raise BadOption(f"{OPTION} {path}", name, f"a theme of letters, digits, - and _, and not '{GENERAL}'")
+    return found
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The books to write, by the names of their packs, and what the manifest says of them."""
+
+    books: dict[str, Book]
+    manifest: Manifest
+
+
+def parts(book: Book, themes: Themes) -> dict[str, Book]:
+    """The book of each theme that has rules, and of what no theme explains, see Note [Several packs of one book].
+
+    Only rules that several programs bear out are packed: what one program did says nothing of others.
+    """
+    runs = [replace(run, program="") for run in book.runs]  # no rule of a pack belongs to a single program
+    scripts = {run.script for run in runs}
+    of_themes = [
+        (name, frozenset(one for one in scripts if any(fnmatchcase(one, wanted) for wanted in theme.programs)))
+        for name, theme in sorted(themes.themes.items())
+    ]
+    found: dict[str, list[Invariant]] = {}
+    for rule in book.invariants:
+        if rule.scope == OF_SEVERAL and not rule.program:
+            found.setdefault(narrowest(of_themes, rule.origin), []).append(replace(rule, elsewhere=None))
+    programs = dict(of_themes)
+    return {
+        name: Book(tuple(rules), tuple(run for run in runs if run.script in programs.get(name, scripts)))
+        for name, rules in sorted(found.items())
+    }
+
+
+def pack(tallies: Sequence[Tally], themes: Themes, version: str) -> Packed:
+    """Learn a book from all of the tallies and take it apart."""
+    books = parts(weigh(tallies)[0], themes)
+    packs = []
+    for name, book in books.items():
+        theme = themes.themes.get(name, Theme(programs=(), about=themes.about))
+        packs.append(
+            Pack(
+                name=name,
+                file=f"{name}.jsonl",
+                sha256=hashlib.sha256(bytes_of(book, name)).hexdigest(),
+                about=theme.about,
+                uses=theme.uses,
+                ranks=theme.ranks,
+                rules=len(book.invariants),
+                errors=sum(rule.severity == ERROR for rule in book.invariants),
+                programs=len({run.script for run in book.runs}),
+                steps=sum(run.steps for run in book.runs),
+            )
+        )
+    made_with = dict(_made_with(themes))
+    manifest = Manifest(name=themes.name, version=version, torch=themes.torch, made_with=made_with, packs=tuple(packs))
+    return Packed(books, manifest)
+
+
+def _made_with(themes: Themes) -> Iterator[tuple[str, str]]:
+    """Python and the packages that matter, as they are here."""
+    yield "python", python_version()
+    for package in sorted({"torch", *(one for theme in themes.themes.values() for one in theme.uses)}):
+        try:
+            yield package, metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+
+
+def write_packs(packed: Packed, folder: Path) -> None:
+    """Write them into `folder`; books that older packs had there, and these have not, are removed. Raises OutputError.
+
+    The manifest comes last, so that a reader never finds a book that is not there.
+    """
+    for name, book in packed.books.items():
+        write_whole(folder / f"{name}.jsonl", bytes_of(book, folder / f"{name}.jsonl"))
+    told = msgspec.json.format(msgspec.json.encode(packed.manifest), indent=2)
+    write_whole(folder / MANIFEST, told + b"\n")
+
+
+def left_over(folder: Path, packed: Packed) -> list[Path]:
+    """The books of older packs in `folder` that are none of these."""
+    kept = {f"{name}.jsonl" for name in packed.books}
+    return sorted(path for path in folder.glob("*.jsonl") if path.name not in kept)

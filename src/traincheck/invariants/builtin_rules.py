@@ -1,0 +1,48 @@
+"""Standing rules about training: they follow from what training is, so no good run has to show them.
+
+They are deployed with any other rules, kept in the book of the run as others are, and reported only if they are
+violated. (Those about steps that are executed again are in relations/consistent/builtin_rules.py.)
+"""
+
+from __future__ import annotations
+
+from traincheck.vocab.builtin_rules import (
+    FIRST_USE,
+    GRAD,
+    IDLE,
+    MEMORY,
+    NOT_ALL_ZERO,
+    NOT_ZERO_FOR_LONG,
+    STRETCH,
+    UNUSED,
+    USE,
+    USED,
+    WRITTEN,
+    sentence_of,
+)
+from traincheck.vocab.invariant import ERROR, NOTICE, Invariant, standing_rule
+from traincheck.vocab.occasion import Property, Subject
+
+RELATION = "Periodic"
+"""The relation that judges them."""
+
+
+def of_training() -> tuple[Invariant, ...]:
+    """The rules about gradients that are always zero or that no update uses, and about memory that nothing wrote."""
+    zeros, idle, unused = Subject(GRAD, STRETCH), Subject(IDLE, USE), Subject(UNUSED, USE)
+    return (
+        _rule(zeros, NOT_ALL_ZERO, ERROR),
+        _rule(zeros, NOT_ZERO_FOR_LONG, NOTICE),
+        _rule(idle, USED, ERROR),
+        _rule(unused, USED, NOTICE),
+        _rule(Subject(MEMORY, FIRST_USE), WRITTEN, ERROR),
+    )
+
+
+def is_always_deployed(rule: Invariant) -> bool:
+    """Whether a rule is one of those that nobody asked for: it is reported only if it is violated."""
+    return rule.subject.grain in (STRETCH, USE, FIRST_USE) and not rule.support.runs
+
+
+def _rule(subject: Subject, prop: Property, severity: str) -> Invariant:
+    return standing_rule(RELATION, subject, prop, severity, sentence_of(subject, prop))

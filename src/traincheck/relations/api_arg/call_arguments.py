@@ -1,0 +1,128 @@
+"""Call arguments: what one call says of its arguments, see Note [Arguments that mean something] in relation.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from traincheck.relations.base import varies
+from traincheck.relations.comparison import is_result
+from traincheck.relations.parts import BACKWARD
+from traincheck.vocab import demand
+from traincheck.vocab.bounded_cache import Kept
+from traincheck.vocab.demand import ARGUMENTS, SCALE, TENSORS
+from traincheck.vocab.events import FUNCTION, Call, TensorSummary
+from traincheck.vocab.facts import Facts, value_of
+from traincheck.vocab.occasion import Property
+
+VALUES_OF, SIZE = "argument values", "argument size"
+SCALED = Property("argument is scaled", "loss")
+
+ROWS, NO_ROWS, NOT_ZERO = "rows sum to one", "rows do not sum to one", "not all is zero"
+SEVERAL = "more than one element along dim"
+
+FLOATING = ("float32", "float64", "float16", "bfloat16")
+
+
+class Judged(NamedTuple):
+    """The properties that hold in some circumstances (told without the stage), and those that do not."""
+
+    context: Facts
+    held: frozenset[Property]
+    failed: frozenset[Property]
+
+
+_MOST_KEPT = 10_000
+"""Judgements kept: of a kilobyte each."""
+
+_kept: Kept[tuple[object, ...], tuple[Judged, ...]] = Kept(_MOST_KEPT)
+
+_Fates = Iterator[tuple[Property, bool]]
+
+
+def judge_arguments(call: Call, api: str) -> tuple[Judged, ...]:
+    """What can be said of the arguments of `call`, known as `api`; it is worked out once for equal ones."""
+    if not _may_mean(call, api):
+        return ()
+    if varies(call):
+        return tuple(_judge(call, api))
+    kinds = tuple(type(value) for _, value in call.args)  # 0, 0.0 and False are equal, and here they are not
+    key = (api, call.kind, call.levels, call.context, call.args, kinds, call.tensors, call.result)
+    found = _kept.get(key)
+    if found is None:
+        found = _kept.put(key, tuple(_judge(call, api)))
+    return found
+
+
+def asked_of_arguments(prop: Property) -> set[str]:
+    """What has to be observed of the calls to judge a property that `judge_arguments` tells."""
+    if prop == SCALED:
+        return {SCALE}
+    if prop.verb == SIZE:
+        return {ARGUMENTS, TENSORS}
+    return {TENSORS, demand.NUMBERS if prop.detail == NOT_ZERO else demand.ROWS}
+
+
+def _may_mean(call: Call, api: str) -> bool:
+    """False where `_meant` has nothing to say, by a look that costs less than to find out what was said before."""
+    if api == BACKWARD or (len(call.tensors) == 2 and call.kind == FUNCTION):
+        return True
+    return len(call.tensors) > 1 and any(tensor.shape == () for tensor in call.tensors)
+
+
+def _judge(call: Call, api: str) -> Iterator[Judged]:
+    told = list(_meant(call, api))
+    if told:
+        held = frozenset(prop for prop, so in told if so)
+        yield Judged(call.context, held, frozenset(prop for prop, so in told if not so))
+
+
+def _meant(call: Call, api: str) -> _Fates:
+    """What arguments are for. Values are told under the call's own name only: they have to be read in every call."""
+    scaled = value_of(call.result, "scaled") if api == BACKWARD else None
+    if isinstance(scaled, bool):
+        yield SCALED, scaled
+    arguments = [tensor for tensor in call.tensors if not is_result(tensor)]
+    results = [tensor for tensor in call.tensors if is_result(tensor)]
+    if api == call.name and _is_loss(arguments, results):
+        for tensor in arguments:
+            if flows(tensor) and tensor.shape:
+                yield from _values(tensor)
+    if call.kind == FUNCTION and len(arguments) == len(results) == 1:
+        several = _several(call, arguments[0], results[0])
+        if several is not None:
+            yield Property(SIZE, arguments[0].role, SEVERAL), several
+
+
+def flows(tensor: TensorSummary) -> bool:
+    """Whether a gradient is to flow through the tensor."""
+    return tensor.requires_grad and tensor.dtype in FLOATING
+
+
+def _is_loss(arguments: list[TensorSummary], results: list[TensorSummary]) -> bool:
+    """Whether a call compares tensors and returns one number from which gradients flow."""
+    return len(arguments) > 1 and len(results) == 1 and results[0].shape == () and flows(results[0])
+
+
+def _values(tensor: TensorSummary) -> _Fates:
+    told = dict(tensor.facts)
+    rows = told.get("rows_sum_to_one")
+    if isinstance(rows, bool) and len(tensor.shape) > 1:
+        yield Property(VALUES_OF, tensor.role, ROWS), rows
+        yield Property(VALUES_OF, tensor.role, NO_ROWS), not rows
+    # That it is finite is not asked: what is to be left out of a softmax is minus infinity on purpose.
+    if "zero" in told:
+        yield Property(VALUES_OF, tensor.role, NOT_ZERO), told["zero"] is False
+
+
+def _several(call: Call, argument: TensorSummary, result: TensorSummary) -> bool | None:
+    """Whether there is more than one element along `dim`; None where it does not matter.
+
+    It does where a function maps what lies along `dim` to as much (a softmax): of a single element it makes a constant,
+    or nothing new, and a gradient that was to flow through it is lost.
+    """
+    dim = value_of(call.args, "dim")
+    if isinstance(dim, bool) or not isinstance(dim, int) or argument.shape != result.shape or not flows(argument):
+        return None
+    rank = len(argument.shape)
+    return argument.shape[dim] > 1 if -rank <= dim < rank else None

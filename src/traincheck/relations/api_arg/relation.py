@@ -1,0 +1,245 @@
+"""APIArg(Ia, distinct or consistent): what an API is called with.
+
+Source: OSDI '25, section 3.2. Of one call: an argument goes with the mode of the module around it, or is what the
+function is meant for. Of several calls: arguments are all
+equal or all distinct, over the calls of a step, over threads, over the workers of a data loader, and over ranks.
+
+Note [Arguments that mean something]
+Most arguments are a matter of taste or of geometry (which dimension, how many), and a fixed value of theirs says
+nothing of other programs. So of plain ones only those are judged that go with the mode of the module around the call,
+see Note [Habit and switch] in mode_arguments.py. What the values of a tensor should look like is told of the prediction
+that goes into a loss: a call that takes several tensors and returns one number from which gradients flow.
+
+Note [Filled again]
+Memory is filled twice in many good programs: by a layer's constructor and by the program's own initialisation, or under
+both names of a tied weight. Not so one function at one place of the code, over and over, for most of what it fills.
+
+Note [A look at a batch]
+Many programs take a batch to see its shape, and start the pass again when they train. Where data come in a fixed order,
+that batch comes twice. So a fetch is not compared when the next fetch from this loader begins another pass and no
+backward lies between them. (Where each micro-step begins a pass of its own, one does.)
+
+Known limitations: texts and None are not compared. A flag that is left at its default is not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence, Set
+from itertools import zip_longest
+from operator import itemgetter
+from typing import ClassVar
+
+from traincheck.relations.api_arg.call_arguments import SCALED, SIZE, VALUES_OF, asked_of_arguments, judge_arguments
+from traincheck.relations.api_arg.mode_arguments import AGREES, Switches
+from traincheck.relations.api_arg.rank_calls import VERBS, Ranks
+from traincheck.relations.api_arg.reinitialization import FILLED, Fills
+from traincheck.relations.api_arg.worker_seeds import STATES, WorkerStates
+from traincheck.relations.base import context_of, short
+from traincheck.relations.comparison import AT_ONCE, COMPARED, asked_of, common, compare, said, sampled, ways_of
+from traincheck.relations.parts import BACKWARD
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, TRAIN, Call, Window
+from traincheck.vocab.facts import value_of
+from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
+
+ARGUMENT, STEP, RECEIVER, THREADS = "argument", "step", "receiver", "threads"
+"""Grains: one call; the calls of a step, all or on one receiver; those made in several threads. The rest have their
+grains in the files named after them."""
+
+
+class APIArg:
+    """See the module's docstring."""
+
+    name: ClassVar[str] = "APIArg"
+
+    def __init__(self, interest: Set[Subject] | None = None) -> None:
+        self._interest = interest
+        self._grains = None if interest is None else {subject.grain for subject in interest}
+        self._subjects: dict[tuple[str, str, tuple[str, ...]], tuple[Subject, ...]] = {}
+        self._workers = WorkerStates()
+        self._switches = Switches()
+        self._fills = Fills()
+        self._ranks = Ranks()
+        self._next_index = 0
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        if window.index != self._next_index:
+            self._workers = WorkerStates()  # what was switched on in training is known for good
+        self._next_index = window.index + 1
+        if not window.calls:
+            return
+        if self._asks_for(ARGUMENT):
+            yield from self._of_arguments(window)
+        if self._asks_for(STEP) or self._asks_for(RECEIVER):
+            yield from self._of_steps(window)
+        if self._asks_for(THREADS):
+            yield from self._of_threads(window)
+        for part in (self._switches, self._fills, self._workers):
+            if self._asks_for(part.grain):
+                yield from filter(self._wanted, part.occasions(window))
+
+    def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
+        """The occasions in windows of several ranks at the same step, see rank_calls.py."""
+        if self._asks_for(RANKS) and len(windows) > 1:
+            yield from filter(self._wanted, self._ranks.across(windows))
+
+    def _asks_for(self, grain: str) -> bool:
+        return self._grains is None or grain in self._grains
+
+    def _wanted(self, occasion: Occasion) -> bool:
+        return self._interest is None or occasion.subject in self._interest
+
+    def _wanted_calls(self, window: Window, *grains: str) -> list[tuple[Call, tuple[Subject, ...]]]:
+        """The calls that are occasions of subjects of these grains, with the subjects, in order; most are of none."""
+        found = [
+            (call, subjects)
+            for (kind, levels), alike in window.calls_like.items()
+            for grain in grains
+            if (subjects := self._subjects_of(kind, levels, grain))
+            for call in alike
+            if grain not in _OF_STEPS or grain == (RECEIVER if _receiver(call) else STEP)
+        ]
+        found.sort(key=itemgetter(0))  # by `seq`
+        return found
+
+    def _subjects_of(self, kind: str, levels: tuple[str, ...], grain: str) -> tuple[Subject, ...]:
+        """The subjects of this grain that a call is an occasion of, and that are wanted; none for most calls."""
+        key = (grain, kind, levels)
+        found = self._subjects.get(key)
+        if found is None:
+            told = dict.fromkeys((levels[0], levels[-1])) if grain == ARGUMENT else _comparable(kind, levels)
+            found = tuple(Subject(level, grain) for level in told)
+            if self._interest is not None:
+                found = tuple(subject for subject in found if subject in self._interest)
+            self._subjects[key] = found
+        return found
+
+    # -- one call --------------------------------------------------------------------------------------------------
+
+    def _of_arguments(self, window: Window) -> Iterator[Occasion]:
+        for call, subjects in self._wanted_calls(window, ARGUMENT):
+            if call.args or call.tensors or call.name == BACKWARD:
+                for subject in subjects:
+                    for context, held, failed in judge_arguments(call, subject.api):
+                        yield Occasion(subject, context_of(context, window.stage), held, failed, call.seq)
+
+    # -- several calls ---------------------------------------------------------------------------------------------
+
+    def _of_steps(self, window: Window) -> Iterator[Occasion]:
+        if window.stage != TRAIN:
+            return  # an evaluation may well go over the same data twice
+        groups: dict[tuple[Subject, str], list[Call]] = {}
+        for call, subjects in self._wanted_calls(window, *_OF_STEPS):
+            for subject in subjects:
+                groups.setdefault((subject, _receiver(call)), []).append(call)
+        for (subject, _), calls in groups.items():
+            yield from _occasion(subject, _without_looks(calls, window), window)
+
+    def _of_threads(self, window: Window) -> Iterator[Occasion]:
+        groups: dict[Subject, dict[int, list[Call]]] = {}
+        if len({call.thread for call in window.calls}) < 2:
+            return
+        for call, subjects in self._wanted_calls(window, THREADS):
+            for subject in subjects:
+                groups.setdefault(subject, {}).setdefault(call.thread, []).append(call)
+        for subject, by_thread in groups.items():
+            for calls in zip(*by_thread.values(), strict=False):
+                yield from _occasion(subject, calls, window)
+
+    # -- rules -----------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        if prop.verb == STATES:
+            return WorkerStates.needs(prop)
+        if prop.verb == FILLED:
+            return Fills.needs()
+        if prop.verb in VERBS:
+            return Ranks.needs(subject, prop)
+        if prop.verb == AGREES:
+            return Switches.needs(subject, prop)
+        asked = {asked_of(prop)} if prop.verb == COMPARED else asked_of_arguments(prop)
+        return Demand(frozenset((subject.api,)), frozenset((subject.api, what) for what in asked))
+
+    @staticmethod
+    def is_habit(prop: Property) -> bool:
+        return False
+
+    @staticmethod
+    def is_setting(prop: Property) -> bool:
+        return False
+
+    @staticmethod
+    def argument_of(subject: Subject, prop: Property) -> tuple[str, str] | None:
+        return (subject.api, prop.object) if prop.verb == AGREES else None
+
+    @staticmethod
+    def implied(prop: Property) -> Iterable[Property]:
+        return ()
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        api = short(subject.api)
+        if prop.verb == STATES:
+            return WorkerStates.describe(prop)
+        if prop.verb == FILLED:
+            return Fills.describe()
+        if prop.verb in VERBS:
+            return Ranks.describe(api, prop)
+        if prop.verb == AGREES:
+            return Switches.describe(subject, prop)
+        if prop == SCALED:
+            return f"the loss that {api} starts from was scaled up"
+        if prop.verb == VALUES_OF:
+            return f"in the {prop.object} of {api}, {prop.detail}"
+        if prop.verb == SIZE:
+            return f"the {prop.object} of {api} has {prop.detail}"
+        who = {
+            STEP: f"all calls of {api} in a step have",
+            RECEIVER: f"all calls of {api} on one object in a step have",
+            THREADS: f"calls of {api} in several threads have",
+        }.get(subject.grain, f"the calls of {api} on all ranks have")
+        return f"{who} {said(prop)}"
+
+
+_OF_STEPS = (STEP, RECEIVER)
+
+
+def _receiver(call: Call) -> str:
+    """The object on which calls are compared: two loaders have different batches, so what drives training is on one."""
+    return call.receiver if call.kind == LIFECYCLE else ""
+
+
+def _without_looks(calls: Sequence[Call], window: Window) -> Sequence[Call]:
+    """The calls without fetches of a batch that was only looked at, see Note [A look at a batch]."""
+    if not any(value_of(call.result, "first_batch") is True for call in calls[1:]):
+        return calls
+    backwards = [call.seq for call in window.calls if call.levels[-1] == BACKWARD]
+    return [
+        call
+        for call, later in zip_longest(calls, calls[1:])
+        if later is None
+        or value_of(later.result, "first_batch") is not True
+        or any(call.seq < seq < later.seq for seq in backwards)
+    ]
+
+
+def _comparable(kind: str, levels: tuple[str, ...]) -> tuple[str, ...]:
+    """The levels at which calls are compared.
+
+    What a function of torch is given is up to the layers that call it, and layers differ; so do the modules of torch.
+    """
+    if kind == FUNCTION:
+        return ()
+    if kind == MODULE:
+        return tuple(level for level in levels if not level.startswith("torch."))
+    return levels
+
+
+def _occasion(subject: Subject, calls: Sequence[Call], window: Window) -> Iterator[Occasion]:
+    if len(calls) > 1:
+        at_once = subject.grain == THREADS
+        ways = AT_ONCE if at_once else ways_of(calls[0])
+        held, failed = compare(calls, ways, sampled(calls), in_a_row=not at_once)
+        if held or failed:
+            yield Occasion(subject, common(calls, window.stage), held, failed, calls[0].seq)

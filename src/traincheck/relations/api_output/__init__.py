@@ -1,0 +1,1 @@
+"""APIOutput: facts about the result of a call."""

@@ -1,0 +1,266 @@
+"""Expectations: what calls of a kind give back in any program, whatever they are called there.
+
+Note [Kinds of results]
+Names of functions and classes are each program's own, so that rules about them teach nothing of others. Some calls are
+told by what they are for:
+
+* a function with an argument named as a bound (`max_new_tokens`), given whole numbers and returning some: what it adds
+  to the sequence is no longer than the argument says, nor is what it returns without it
+  (but for a token to begin with);
+* a normalising layer: whatever goes in, the root mean square of the result is about that of the layer's own weight
+  (or of one plus the weight, where layers begin at zero);
+* a batch of a data loader: its largest tensor has several rows where others have, and does not hold the samples in a
+  single row (a whole batch that was taken for a sample). Samples that were packed, one behind the other, into one row
+  of tokens are meant to be one row, see `_are_packed`;
+* a model called under autocast: most of its matrix products give the data type of autocast. (A few are kept in full
+  precision on purpose, as those of a router are; of one that is compiled in part, not all are seen.)
+* a constructor that is given a number of layers: what it builds has as many modules of some class, or a multiple
+  of it (so many in each stage), or one more (where only those between the first and the last are counted).
+
+What a kind is for holds in all circumstances, so these are not told.
+
+Known limitation: of a function that returns no part of the prompt and is given a short one, more than the bound may
+pass for the prompt and what was added.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence, Set
+from operator import attrgetter
+
+from traincheck.relations.api_arg.call_arguments import FLOATING
+from traincheck.relations.api_arg.worker_seeds import NEXT
+from traincheck.relations.api_output.call_results import WHOLE, Flow
+from traincheck.relations.base import ended, fate, short
+from traincheck.relations.parts import FORWARD, number
+from traincheck.vocab.call_kinds import LAYERED, NORMALISATION, argument_of_kind, is_layer_count, taking
+from traincheck.vocab.demand import ARGUMENTS, NUMBERS, TENSORS, Demand
+from traincheck.vocab.events import FUNCTION, MODULE, PROJECT, Call, TensorSummary, Window
+from traincheck.vocab.facts import FactValue, value_of
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+GRAIN = "kind"
+EXPECTED = "gives back"
+WITHIN_BOUND = Property(EXPECTED, "no more than is asked for")
+SCALED = Property(EXPECTED, "the scale of its weight")
+SEVERAL_ROWS = Property(EXPECTED, "several rows")
+IN_LOW_PRECISION = Property(EXPECTED, "matrix products of autocast")
+AS_MANY_LAYERS = Property(EXPECTED, "as many layers")
+
+_OF_FUNCTIONAL = ("linear", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention")
+_OF_TORCH = ("matmul", "mm", "bmm", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d")
+_OF_TENSOR = ("matmul", "__matmul__", "mm", "bmm", "addmm")
+PRODUCTS = frozenset(
+    f"torch.{home}{name}"
+    for home, names in (("nn.functional.", _OF_FUNCTIONAL), ("", _OF_TORCH), ("Tensor.", _OF_TENSOR))
+    for name in names
+)
+"""Functions that every autocast runs in low precision: products of matrices, and what is made of such."""
+
+SCALE_BAND = 3.0
+"""By how much the root mean square may be off: correlated weights, padding and the safety term move it, by less than a
+half as a rule; a norm in place of a root mean square is off by the root of the width, four at a width of 16."""
+
+LEAST_SCALE = 1e-2
+"""Below this, what a normalising layer adds to the square of its input for safety may outweigh it."""
+
+CONSTANT = 1e-3
+"""Below this part of the weight's scale, the result says that the input was the same everywhere, as in a first call
+with zeros: there is no deviation to divide by. (A norm in place of a root mean square comes to that at a width of 1e6.)
+"""
+
+
+class Expectations:
+    """Looks at one window at a time."""
+
+    grain = GRAIN
+
+    def __init__(self, interest: Set[Subject] | None = None) -> None:
+        wanted = None if interest is None else {subject.api for subject in interest if subject.grain == GRAIN}
+        self._of_modules = wanted is None or NORMALISATION in wanted
+        self._of_batches = wanted is None or NEXT in wanted
+        self._of_products = wanted is None or FORWARD in wanted
+        self._of_functions = wanted is None or not wanted <= {NORMALISATION, NEXT, FORWARD}
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """One occasion for each call of a kind that can be judged."""
+        calls = [
+            call
+            for (kind, levels), alike in window.calls_like.items()
+            if self._may_tell(kind, levels[0])
+            for call in alike
+            if kind != MODULE or value_of(call.result, "scale") is not None
+        ]
+        calls.sort(key=_SEQ)
+        for call in calls:
+            if call.kind == PROJECT:
+                yield from _of_functions(call)
+            elif call.kind == MODULE:
+                so = _keeps_scale(call)
+                if so is not None:
+                    yield from _as_occasion(NORMALISATION, SCALED, so, call)
+            else:
+                yield from _as_occasion(NEXT, SEVERAL_ROWS, _has_several_rows(call), call)
+        if self._of_products:
+            yield from _of_products(window)
+
+    def _may_tell(self, kind: str, name: str) -> bool:
+        """Whether something wanted may be told of such calls."""
+        if kind == PROJECT:
+            return self._of_functions
+        return self._of_modules if kind == MODULE else self._of_batches and name == NEXT
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        """What must be observed to judge a rule of this subject and property."""
+        if prop == IN_LOW_PRECISION:
+            return Demand(PRODUCTS | {FORWARD}, frozenset((api, TENSORS) for api in PRODUCTS))
+        asked = {NORMALISATION: (TENSORS, NUMBERS), NEXT: (TENSORS,)}.get(subject.api, (ARGUMENTS, TENSORS))
+        return Demand(frozenset((subject.api,)), frozenset((subject.api, what) for what in asked))
+
+    @staticmethod
+    def argument_of(subject: Subject) -> tuple[str, str] | None:
+        """See `Relation.argument_of`."""
+        name = argument_of_kind(subject.api)
+        return (subject.api, name) if name else None
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        """The rule as a sentence."""
+        bound = argument_of_kind(subject.api)
+        told = {
+            WITHIN_BOUND: f"a function that is given {bound} returns a sequence no longer than that, or adds no more",
+            SCALED: "a normalising layer returns values with about the root mean square of its weight",
+            SEVERAL_ROWS: f"the largest tensor of a batch from {short(NEXT)} has a row for each of several samples",
+            IN_LOW_PRECISION: "in a call of a model under autocast, most matrix products (linear, matmul, "
+            "convolutions) return the dtype of autocast",
+            AS_MANY_LAYERS: "a module that is given a number of layers is built with as many modules of some class",
+        }
+        return told[prop]
+
+
+_SEQ = attrgetter("seq")
+
+
+def _as_occasion(kind: str, prop: Property, so: bool | None, call: Call) -> Iterator[Occasion]:
+    if so is not None:
+        yield Occasion(Subject(kind, GRAIN), (), *fate(prop, so), call.seq)
+
+
+# -- functions of the program's ----------------------------------------------------------------------------------------
+
+
+def _of_functions(call: Call) -> Iterator[Occasion]:
+    layers = value_of(call.result, "layers")
+    if isinstance(layers, str):
+        yield from _as_occasion(LAYERED, AS_MANY_LAYERS, _has_layers(call, layers), call)
+        return
+    added, first = _added(Flow.of(call)) if call.tensors else (0, 0)
+    for name, limit in call.args:
+        # Below the bound there is nothing to tell it from any other number.
+        if type(limit) is int and 1 < limit <= added and not name.startswith("len("):
+            yield from _as_occasion(taking(name), WITHIN_BOUND, added <= limit + first, call)
+
+
+def _added(flow: Flow) -> tuple[int, int]:
+    """How many tokens a call added to the sequence that it was given, or returned without it, and how many of these may
+    be there to begin with; none for other calls."""
+    main = flow.main
+    if main is None or main.dtype not in WHOLE or main.dtype == "bool" or not main.shape:
+        return 0, 0
+    for tensor in flow.arguments:
+        if tensor.dtype == main.dtype and tensor.shape and tensor.shape[:-1] == main.shape[:-1]:
+            longer = main.shape[-1] - tensor.shape[-1]
+            return (longer, 0) if longer > 0 else (main.shape[-1], 1)
+    return 0, 0
+
+
+def _has_layers(call: Call, counts: str) -> bool | None:
+    """Whether each number of layers that was given is that of the modules of some class, see the note above.
+
+    It may be meant for each of several stages, so that a multiple will do.
+    """
+    asked = [value for name, value in call.args if is_layer_count(name) and type(value) is int and value > 1]
+    found = {int(count) for count in counts.split("+") if count}
+    if not asked or not found:
+        return None
+    return all(count + 1 in found or any(built % count == 0 for built in found) for count in asked)
+
+
+# -- modules and batches -----------------------------------------------------------------------------------------------
+
+
+def _keeps_scale(call: Call) -> bool | None:
+    """Whether a normalising layer brings its input to the scale of its weight; None where that cannot be told.
+
+    In evaluation some go by what they have seen in training, which at first is not much.
+    """
+    scale = number(value_of(call.result, "scale"))
+    if scale is None or value_of(call.context, "training") is not True:
+        return None
+    shifted = number(value_of(call.result, "shifted_scale"))
+    if shifted is None:
+        return None
+    flow = Flow.of(call)
+    if flow.main is None or not flow.arguments or flow.arguments[0].shape != flow.main.shape:
+        return None
+    before, after = _scale(flow.arguments[0]), _scale(flow.main)
+    if before is None or after is None or before < LEAST_SCALE or after < CONSTANT * min(scale, shifted):
+        return None
+    return min(scale, shifted) / SCALE_BAND <= after <= max(scale, shifted) * SCALE_BAND
+
+
+def _scale(tensor: TensorSummary) -> float | None:
+    """The root mean square of a tensor whose values were read."""
+    norm, size = value_of(tensor.facts, "norm"), math.prod(tensor.shape)
+    return norm / math.sqrt(size) if isinstance(norm, float) and size else None
+
+
+def _has_several_rows(call: Call) -> bool | None:
+    """Whether the largest tensor of a batch has several rows, where others have or its one row holds all samples."""
+    told = sorted((tensor for tensor in call.tensors if tensor.shape), key=lambda tensor: math.prod(tensor.shape))
+    if not told:
+        return None
+    *others, largest = told
+    size = value_of(call.args, "batch_size")
+    if _are_packed(told, size):
+        return None
+    all_in_one = largest.shape[0] == 1 and len(largest.shape) > 2 and largest.shape[1] == size and size != 1
+    if all_in_one or any(tensor.shape[0] > 1 for tensor in others):
+        return largest.shape[0] > 1
+    return None
+
+
+def _are_packed(tensors: Sequence[TensorSummary], size: FactValue) -> bool:
+    """Whether a batch holds its samples one behind the other: several tensors have one row each, all of the same
+    length, which exceeds the number of samples. (Nesting puts a dimension of exactly that number behind the row.)
+
+    Where the number of samples is unknown, the length has to exceed the number of rows of every other tensor.
+    """
+    rows = [tensor for tensor in tensors if tensor.shape[0] == 1 and len(tensor.shape) > 1]
+    if len(rows) < 2:
+        return False
+    length = min(rows, key=lambda tensor: len(tensor.shape)).shape[1]
+    samples = size if type(size) is int else max(tensor.shape[0] for tensor in tensors)
+    return length > samples and all(length in tensor.shape[1:] for tensor in rows)
+
+
+def _of_products(window: Window) -> Iterator[Occasion]:
+    """One occasion for each call of a model under autocast in which matrices are multiplied."""
+    if not any(call.kind == MODULE and value_of(call.context, "autocast") in FLOATING for call in window.calls):
+        return
+    found: dict[int, list[bool]] = {}
+    models: dict[int, Call] = {}
+    for call in window.calls:
+        if call.kind != FUNCTION or call.name not in PRODUCTS or not ended(call):
+            continue
+        model = next((one for one in reversed(window.ancestors(call)) if one.kind == MODULE), None)
+        seen = model is not None and ended(model) and model.seq not in window.hidden
+        kind = value_of(model.context, "autocast") if model is not None and seen else None
+        result = Flow.of(call).main
+        if model is not None and kind in FLOATING and result is not None and result.dtype in FLOATING:
+            models[model.seq] = model
+            found.setdefault(model.seq, []).append(result.dtype == kind)
+    for seq, in_low in found.items():
+        yield from _as_occasion(FORWARD, IN_LOW_PRECISION, 2 * sum(in_low) > len(in_low), models[seq])

@@ -1,0 +1,290 @@
+"""APIOutput(Ia, bound): what an API gives back, set against what it was given and the circumstances.
+
+Source: OSDI '25, section 3.2. One occasion for each call and each group of properties that can be judged on it.
+
+Note [Relative before absolute]
+A data type or size that is fixed says how one program is configured. So results are compared with inputs, with
+arguments that name a type or a number, and with autocast; a fixed type is told only of what is no floating point
+number. The types that good programs happened to use are facts of the context (`inputs_dtype`): whoever saw float32 only
+cannot tell "as its input" from "float32".
+
+Note [What torch settles]
+What the functions and modules of torch make of types and sizes is settled by their arguments, so that a rule would
+say how somebody used them. Of these only that is told in which surroundings have a say: autocast (of modules that
+contain no others: a container returns what its last layer does), the flow of gradients through modules, values that
+should be finite, norms that clipping is to bound. All else is told of functions and modules that are not torch's.
+
+Note [Bounds]
+A number among the arguments that is larger than the result need not be a bound at all (a seed, say). So a call speaks
+for "at most" only where the bound is reached, and against it where it is exceeded. Rules about lengths mean something
+only if the argument had more than one value in what they were learned from: `argument_of` names it.
+
+What calls of a kind give back in every program, whatever they are called there, is told in call_kinds.py.
+
+Note [Filled at the start]
+During set-up, a function of the user's that is given a parameter in order to fill it does so with each of them; later,
+one that adjusts parameters may well find nothing to do.
+
+Known limitations: values are judged where they were read; of several results only the first that has dimensions is
+compared. Modules in general are judged on the flow of gradients alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from operator import itemgetter
+from typing import ClassVar, NamedTuple
+
+from traincheck.relations.api_output import call_results as results
+from traincheck.relations.api_output.call_kinds import Expectations
+from traincheck.relations.api_output.call_results import Flow
+from traincheck.relations.base import context_of, short, varies
+from traincheck.relations.parts import FORWARD
+from traincheck.vocab.bounded_cache import Kept
+from traincheck.vocab.collectives import STARTERS, WAIT
+from traincheck.vocab.demand import ARGUMENTS, CONTENTS, NUMBERS, ROWS, TENSORS, Demand
+from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, PROJECT, SETUP, Call, Window
+from traincheck.vocab.facts import Facts, merged, value_of
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+GRAIN = "result"
+_Judge = Callable[[Flow], results.Judged]
+
+_OF_SIZES: tuple[_Judge, ...] = (results.sizes, results.lengths, results.values, results.untouched)
+_IMPLIED = ((results.SHAPE, results.BATCH), (results.EQUAL_TO, results.AT_MOST))
+"""Beginnings of what is said of sizes: whoever keeps the shape of an input keeps its batch."""
+_MOST_KEPT = 10_000
+"""Judgements kept: of a kilobyte each."""
+
+
+class _Levels(NamedTuple):
+    """The subjects under which a call is judged: on what autocast makes of it, on what else its surroundings decide, on
+    the flow of gradients, and on what torch settles for its own."""
+
+    cast: tuple[Subject, ...]
+    own: tuple[Subject, ...]
+    general: tuple[Subject, ...]
+    foreign: tuple[Subject, ...]
+
+
+class _Group(NamedTuple):
+    """Properties judged together, in one context (without the stage)."""
+
+    subjects: tuple[Subject, ...]
+    context: Facts
+    held: frozenset[Property]
+    failed: frozenset[Property]
+
+
+class APIOutput:
+    """See the module's docstring."""
+
+    name: ClassVar[str] = "APIOutput"
+
+    def __init__(self, interest: Set[Subject] | None = None) -> None:
+        self._interest = interest
+        self._levels: dict[tuple[str, tuple[str, ...]], _Levels | None] = {}
+        self._kept: Kept[tuple[object, ...], tuple[tuple[_Group, ...], Facts]] = Kept(_MOST_KEPT)  # with the context
+        self._expectations = Expectations(interest)
+        self._grains = None if interest is None else {subject.grain for subject in interest}
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        if not window.calls:
+            return
+        if self._grains is None or GRAIN in self._grains:
+            yield from self._of_calls(window)
+        if self._grains is None or Expectations.grain in self._grains:
+            for occasion in self._expectations.occasions(window):
+                if self._interest is None or occasion.subject in self._interest:
+                    yield occasion
+
+    def _of_calls(self, window: Window) -> Iterator[Occasion]:
+        containers: set[int] | None = None
+        for call, levels in self._wanted_calls(window):
+            if call.kind == FUNCTION and value_of(call.context, "autocast") == "off":
+                continue
+            contains = False
+            if call.kind == MODULE and levels.cast != levels.foreign and value_of(call.context, "autocast") != "off":
+                containers = _containers(window) if containers is None else containers
+                contains = call.seq in containers
+            for group in self._groups(call, levels, window.stage, contains=contains):
+                context = context_of(group.context, window.stage)
+                for subject in group.subjects:
+                    yield Occasion(subject, context, group.held, group.failed, call.seq)
+            if call.kind == PROJECT and window.stage == SETUP:
+                for group in _group(levels.foreign, call.context, Flow.of(call), results.filled):
+                    context = context_of(group.context, window.stage)
+                    for subject in group.subjects:
+                        yield Occasion(subject, context, group.held, group.failed, call.seq, _parameters(call))
+
+    def _wanted_calls(self, window: Window) -> list[tuple[Call, _Levels]]:
+        """The calls of which something is wanted, in order."""
+        found = [
+            (call, wanted)
+            for (kind, levels), alike in window.calls_like.items()
+            if (wanted := self._levels_of(kind, levels)) is not None
+            for call in alike
+        ]
+        found.sort(key=itemgetter(0))  # by `seq`
+        return found
+
+    def _levels_of(self, kind: str, levels: tuple[str, ...]) -> _Levels | None:
+        """The subjects of a call, None where none of them is wanted."""
+        key = (kind, levels)
+        if key not in self._levels:
+            # Of modules in general no type or size can be expected (and to read the values of all would be dear).
+            own = levels[:-1] if kind == MODULE else levels
+            foreign = () if kind == FUNCTION else [level for level in own if not level.startswith("torch.")]
+            told = _Levels(*(self._wanted(some) for some in (own, own, levels, foreign)))
+            self._levels[key] = told if any(told) else None
+        return self._levels[key]
+
+    def _wanted(self, levels: Sequence[str]) -> tuple[Subject, ...]:
+        subjects = (Subject(level, GRAIN) for level in levels)
+        return tuple(one for one in subjects if self._interest is None or one in self._interest)
+
+    def _groups(self, call: Call, levels: _Levels, stage: str, *, contains: bool) -> tuple[_Group, ...]:
+        """What the call is judged on. Equal calls are, so it is worked out once, but for those whose values differ."""
+        varying = varies(call)
+        if not varying:
+            context = context_of(call.context, stage)  # equal ones are one object, and kept with what rests on them
+            kinds = tuple([type(value) for _, value in call.args])  # 1 and True are equal, and here they are not
+            key = (contains, call.kind, call.levels, id(context), call.args, kinds, call.result, call.tensors)
+            found = self._kept.get(key)
+            if found is not None:
+                return found[0]
+        told = tuple(_judge(call, levels._replace(cast=levels.foreign) if contains else levels))
+        return told if varying else self._kept.put(key, (told, context))[0]
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        if subject.grain == Expectations.grain:
+            return Expectations.needs(subject, prop)
+        asked = {ARGUMENTS, TENSORS}
+        if prop.verb == results.LEAVES:
+            asked.add(CONTENTS)
+        elif prop.verb == results.RETURNS and prop.object == results.ROWS.object:
+            asked.add(ROWS)
+        elif prop.verb == results.LEAVES_NORM or (prop.verb == results.RETURNS and prop != results.REQUIRES_GRAD):
+            asked.add(NUMBERS)
+        apis = {subject.api}
+        if subject.api == WAIT:
+            apis |= STARTERS
+            return Demand(frozenset(apis), frozenset((api, what) for api in apis for what in asked))
+        if prop.object == results.OF_AUTOCAST and subject.api.endswith(".forward"):
+            apis.add(FORWARD)  # to know which modules contain others
+        return Demand(frozenset(apis), frozenset((subject.api, what) for what in asked))
+
+    @staticmethod
+    def is_habit(prop: Property) -> bool:
+        return False
+
+    @staticmethod
+    def is_setting(prop: Property) -> bool:
+        return False
+
+    @staticmethod
+    def argument_of(subject: Subject, prop: Property) -> tuple[str, str] | None:
+        if subject.grain == Expectations.grain:
+            return Expectations.argument_of(subject)
+        if prop.verb in (results.RETURNS_LENGTH, results.RETURNS_WIDTH, results.GROWS):
+            return subject.api, prop.object.removeprefix(results.AT_MOST).removeprefix(results.EQUAL_TO)
+        return None
+
+    @staticmethod
+    def implied(prop: Property) -> Iterable[Property]:
+        for stronger, weaker in _IMPLIED:
+            if prop.object.startswith(stronger):
+                yield prop._replace(object=weaker + prop.object.removeprefix(stronger))
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        if subject.grain == Expectations.grain:
+            return Expectations.describe(subject, prop)
+        api = short(subject.api)
+        of = f" ({prop.detail})" if prop.detail else ""
+        if prop.verb == results.LEAVES and subject.api == WAIT:
+            return "what is sent stays as it was until the end of its sending is waited for"
+        if prop.verb == results.LEAVES and prop.detail == results.CHANGED:
+            return f"during set-up, {api} changes the {prop.object} that it is given"
+        if prop.verb == results.LEAVES:
+            return f"{api} leaves its argument {prop.object} as it was"
+        if prop == results.ALIKE:
+            return f"{api} scales all gradients of an optimizer by the same factor"
+        if prop.verb == results.LEAVES_NORM:
+            return f"{api} leaves gradients with a norm of max_norm at most"
+        if prop.verb == results.RETURNS_DTYPE:
+            if prop.object in results.WHOLE:
+                return f"{api} returns a tensor{of} of {prop.object}"
+            return f"{api} returns a tensor{of} with the dtype {prop.object}"
+        if prop.verb == results.RETURNS_SIZE:
+            if prop.object.startswith(results.LENGTH):
+                return f"{api} returns an entry{of} for each in {prop.object.removeprefix(results.LENGTH)}"
+            return f"{api} returns a tensor{of} with the {prop.object}"
+        if prop.verb == results.RETURNS:
+            told = {
+                results.FINITE.object: "what is finite, if all that goes in is",
+                results.REQUIRES_GRAD.object: "what gradients flow through, if they flow through what goes in",
+                results.UNIT.object: f"a tensor{of} of about unit scale",
+            }
+            return f"{api} returns {told.get(prop.object, f'{prop.object}{of}')}"
+        what = {results.RETURNS_LENGTH: "something", results.RETURNS_WIDTH: "a tensor"}.get(prop.verb)
+        if what is None:
+            return f"{api} returns a sequence{of} that is longer than what goes in by {prop.object}"
+        measure = "rows of length" if prop.verb == results.RETURNS_WIDTH else "a length"
+        return f"{api} returns {what}{of} with {measure} {prop.object}"
+
+
+def _parameters(call: Call) -> tuple[str, ...]:
+    """The variables that a call was given."""
+    return tuple(tensor.storage for tensor in call.tensors if tensor.storage and not tensor.storage.startswith("~"))
+
+
+def _containers(window: Window) -> set[int]:
+    """The calls of modules that called other modules, or did so for all that was seen of them."""
+    found: set[int] = set(window.hidden)
+    for call in window.calls:
+        if call.kind == MODULE:
+            found.update(around.seq for around in window.ancestors(call) if around.kind == MODULE)
+    return found
+
+
+def _is_inside_a_module(call: Call) -> bool:
+    if call.kind == MODULE:
+        return value_of(call.context, "outermost") is not True
+    return value_of(call.context, "training") is not None
+
+
+def _judge(call: Call, levels: _Levels) -> Iterator[_Group]:
+    """All that can be said of the call's result."""
+    flow = Flow.of(call)
+    if levels.cast:
+        # Which type autocast casts to is what the property is about, and no reason for it.
+        without = tuple(pair for pair in call.context if pair[0] != "autocast")
+        yield from _group(levels.cast, without, flow, results.under_autocast)
+    if call.kind == FUNCTION:
+        return
+    yield from _group(levels.general, call.context, flow, results.requires_grad)
+    if not _is_inside_a_module(call):  # there, infinite values may stand for what is masked
+        yield from _group(levels.own, call.context, flow, results.finite)
+    if call.kind == LIFECYCLE:
+        yield from _group(levels.own, call.context, flow, results.on_its_way)
+        # Who clips turns gradients off or not, as he likes.
+        without = tuple(pair for pair in call.context if pair[0] != "grad_mode")
+        yield from _group(levels.own, without, flow, results.norms)
+    if levels.foreign:
+        context = merged(call.context, inputs_dtype=results.promoted(flow.arguments) or "none")
+        yield from _group(levels.foreign, context, flow, results.dtypes)
+        yield from _group(levels.foreign, call.context, flow, *_OF_SIZES)
+
+
+def _group(subjects: tuple[Subject, ...], context: Facts, flow: Flow, *judges: _Judge) -> Iterator[_Group]:
+    if not subjects:
+        return
+    held: set[Property] = set()
+    failed: set[Property] = set()
+    for judge in judges:
+        for prop, so in judge(flow):
+            (held if so else failed).add(prop)
+    if held or failed:
+        yield _Group(subjects, context, frozenset(held - failed), frozenset(failed))

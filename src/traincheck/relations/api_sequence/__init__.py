@@ -1,0 +1,1 @@
+"""APISequence: the order of calls and changes between two calls of one API."""

@@ -1,0 +1,339 @@
+"""APISequence(Ia, Ib, ...): since the last call of B, A was called, or a variable changed; and in which order.
+
+Source: OSDI '25, section 3.2. Occasions are the calls that change some observed state (they pace the loop: evaluation
+and the like keep no rhythm), one by one for each receiver. What happened between two calls of B is a *cycle*; that it
+contains A says both "B is preceded by A" and "A is followed by B".
+
+Note [Established calls]
+A loop need not call any particular API: it may clip or not, and clear gradients through the model or by hand. So a
+call is expected in a cycle only once this program has made it in every cycle so far, `ESTABLISHED` of them at least. A
+change of state is expected where it is called for: gradients are cleared in a cycle in which a backward adds to them
+(who writes gradients by hand need not), and filled once they were set to none. See Note [Means and ends] in
+relation.py.
+
+Note [Order that matters]
+Two calls in a cycle are put in order (`then`) only when both changed the same kind of state in it, as `zero_grad` and
+`backward` both change gradients. The order of others (fetch a batch, step a scheduler) is a matter of taste. What
+counts is the last call of each before B, since a cycle may hold the calls of another optimizer's update as well.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Set
+from itertools import chain
+from operator import attrgetter
+from typing import ClassVar, NamedTuple
+
+from traincheck.relations.base import (
+    argument_in,
+    asks_for_argument,
+    context_of,
+    family,
+    fixed_arguments,
+    short,
+    transitions,
+    without_argument,
+)
+from traincheck.relations.parts import BACKWARD, FORWARD
+from traincheck.vocab.bounded_cache import Kept
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import COMPILED, LIFECYCLE, MODULE, REGION, TOUCHES, Call, Change, Window
+from traincheck.vocab.facts import value_of
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+PRECEDED = "preceded by"
+GRAIN = "cycle"
+STATE_TOKENS = (
+    Property(PRECEDED, "parameter.grad", "is cleared"),
+    Property(PRECEDED, "parameter.grad", "is filled"),
+)
+"""The changes that are expected in a cycle of `UPDATE`, which consumes gradients, without being established."""
+
+CLEARED, FILLED = STATE_TOKENS
+ACCUMULATES = Property(PRECEDED, "parameter.grad", "accumulates")
+"""A backward added to a gradient that was there. No property: it tells whether clearing was called for."""
+EMPTIED = Property(PRECEDED, "parameter.grad", "is emptied")
+"""A gradient was set to none. No property: it tells that a backward must fill it. (Zeros that stay zeros may be a
+backward that added nothing, of a loss at its floor.)"""
+HIDDEN, COMPUTED = Property(PRECEDED, COMPILED, TOUCHES), Property(PRECEDED, COMPILED)
+"""A compiled function ran in which gradients or parameters changed, or only something was computed (which may be what
+models do). No properties: they tell that not all calls were seen."""
+
+OPTIMIZER = "torch.optim.Optimizer"
+UPDATE = f"{OPTIMIZER}.step"
+
+
+ESTABLISHED = 3
+"""Cycles before a call counts as regular: two may be chance (a first and a last), three in a row are a habit."""
+
+
+_NONE: Mapping[str, None] = {}
+_NOTHING: frozenset[str] = frozenset()
+
+
+class _Token(NamedTuple):
+    """Something that happened: what it is, when, and to whom. `what` has one entry for each way to name it.
+
+    `effects` are the kinds of state that a call changed, `family` is what it belongs to.
+    """
+
+    seq: int
+    what: tuple[Property, ...]
+    owner: str
+    call: Call | None
+    variables: Mapping[str, None] = _NONE
+    effects: frozenset[str] = _NOTHING
+    family: str = ""
+
+
+class _Cycle:
+    """What happened since the last call of a subject on one receiver, and what happened in every cycle before."""
+
+    __slots__ = (
+        "count",
+        "effects",
+        "established",
+        "family",
+        "last",
+        "of_optimizer",
+        "receiver",
+        "regular",
+        "variables",
+    )
+
+    def __init__(self, call: Call) -> None:
+        self.receiver = call.receiver
+        self.family = family(call.levels[-1])
+        self.of_optimizer = self.family == OPTIMIZER
+        self.count = 0
+        self.last: dict[Property, int] = {}
+        self.effects: dict[Property, frozenset[str]] = {}
+        self.regular: set[Property] = set()
+        self.established: set[Property] = set()
+        self.variables: dict[str, None] = {}
+
+    def note(self, token: _Token) -> None:
+        """Calls of the same class count only on the same receiver; changes only of what this optimizer holds."""
+        apart = token.family != self.family if token.call is not None else not self.of_optimizer
+        if not apart and token.owner != self.receiver:
+            return
+        for what in token.what:
+            self.last[what] = token.seq
+            self.effects[what] = token.effects
+        if token.variables:
+            self.variables.update(token.variables)
+
+    def missing(self, expected: Set[Property]) -> set[Property]:
+        """What of `expected` did not happen, as far as it would have been seen."""
+        found = set(expected - self.last.keys())
+        if HIDDEN in self.last:  # what has changed shows at the next call
+            return found & set(STATE_TOKENS)
+        return {token for token in found if COMPUTED not in self.last or token.object != FORWARD}
+
+    def close(self) -> None:
+        happened = self.last.keys() - {ACCUMULATES, EMPTIED, HIDDEN, COMPUTED}
+        self.regular = set(happened) if self.count == 0 else self.regular - self.missing(self.regular)
+        self.count += HIDDEN not in self.last
+        if self.count >= ESTABLISHED:
+            self.established |= self.regular
+        self.last.clear()
+        self.effects.clear()
+        self.variables.clear()
+
+
+class APISequence:
+    """See the module's docstring."""
+
+    name: ClassVar[str] = "APISequence"
+
+    def __init__(self, interest: Set[Subject] | None = None) -> None:
+        self._interest = interest
+        self._subjects: Kept[tuple[str, ...], tuple[Subject, ...]] = Kept()
+        self._cycles: dict[tuple[str, str], _Cycle] = {}
+        self._next_index = 0
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        if window.index != self._next_index:
+            self._cycles.clear()
+        self._next_index = window.index + 1
+        for token in _timeline(window):
+            if token.call is not None and token.call.kind == LIFECYCLE and token.effects:
+                yield from self._judge(token.call, window)
+            for cycle in self._cycles.values():
+                cycle.note(token)
+
+    def _judge(self, call: Call, window: Window) -> Iterator[Occasion]:
+        for subject in self._subjects_of(call.levels):
+            cycle = self._cycles.get((subject.api, call.receiver))
+            if cycle is None:
+                # What happened before the first call began before anything was counted: no cycle, no occasion.
+                self._cycles[subject.api, call.receiver] = _Cycle(call)
+                continue
+            held, failed = _judged(cycle, Property(PRECEDED, call.levels[-1]))
+            context = context_of(call.context, window.stage)
+            yield Occasion(subject, context, held, failed, call.seq, tuple(cycle.variables))
+            cycle.close()
+
+    def _subjects_of(self, levels: tuple[str, ...]) -> tuple[Subject, ...]:
+        """What calls of these levels are occasions of, as far as it is wanted."""
+        found = self._subjects.get(levels)
+        if found is None:
+            told = (Subject(level, GRAIN) for level in levels)
+            wanted = (subject for subject in told if self._interest is None or subject in self._interest)
+            found = self._subjects.put(levels, tuple(wanted))
+        return found
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        # Only calls that change parameters or gradients have a cycle, so that has to be seen of all of them.
+        if prop in STATE_TOKENS:
+            apis = {subject.api}
+        elif prop.detail.startswith(THEN):
+            apis = {subject.api, prop.object, _second(prop).object}
+        else:
+            apis = {subject.api, prop.object}
+        states = {(api, f"parameter.{attribute}") for api in apis for attribute in ("data", "grad")}
+        if "=" in prop.detail:
+            states |= asks_for_argument(prop.object, prop.detail)
+        return Demand(frozenset(apis), frozenset(states))
+
+    @staticmethod
+    def is_habit(prop: Property) -> bool:
+        return prop not in STATE_TOKENS and not prop.detail
+
+    @staticmethod
+    def is_setting(prop: Property) -> bool:
+        return False
+
+    @staticmethod
+    def argument_of(subject: Subject, prop: Property) -> tuple[str, str] | None:
+        return argument_in(prop)
+
+    @staticmethod
+    def implied(prop: Property) -> Iterable[Property]:
+        return without_argument(prop)
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        around = f"between two calls of {short(subject.api)}"
+        if prop.detail.startswith(THEN):
+            return f"{around}, {_said(Property(PRECEDED, prop.object))} comes before {_said(_second(prop))}"
+        if prop in STATE_TOKENS:
+            return f"{around}, some {prop.object.replace('.', ' ')} {prop.detail}"
+        return f"{around}, {_said(prop)} is called"
+
+
+THEN = "then "
+
+
+def _second(prop: Property) -> Property:
+    """The second of two that a `then` property puts in order (calls only; the first stands in `object`)."""
+    return Property(PRECEDED, prop.detail.removeprefix(THEN))
+
+
+def _said(token: Property) -> str:
+    return f"{short(token.object)} with {token.detail}" if token.detail else short(token.object)
+
+
+def _judged(cycle: _Cycle, itself: Property) -> tuple[Set[Property], Set[Property]]:
+    """Which properties held in the cycle that ends now, and which failed."""
+    happened = cycle.last.keys() - {itself}
+    expected = cycle.established - {itself}
+    if ACCUMULATES not in happened:
+        expected -= {CLEARED} - happened  # there was nothing to clear: a model that was built anew has no gradients
+    if itself.object == UPDATE:
+        expected |= {CLEARED} & happened if ACCUMULATES not in happened else {CLEARED}
+        expected |= {FILLED} if EMPTIED in happened else {FILLED} & happened
+    held = expected & happened
+    failed = cycle.missing(expected)
+    effective = [token for token in happened if cycle.effects[token] and not token.detail]
+    for one in effective:
+        for other in effective:
+            if one is not other and cycle.effects[one] & cycle.effects[other]:
+                in_order = cycle.last[one] < cycle.last[other]
+                (held if in_order else failed).add(_then(one.object, other.object))
+    return held, failed
+
+
+@functools.lru_cache(1_000)
+def _then(one: str, other: str) -> Property:
+    return Property(PRECEDED, one, THEN + other)
+
+
+def _timeline(window: Window) -> list[_Token]:
+    """The calls that drive training and the changes of parameters and gradients, in order."""
+    changes: dict[tuple[int, Property, str], list[list[int]]] = {}
+    effects: dict[int, set[str]] = {}
+    for change, places in window.together:
+        if change.kind != "parameter":
+            continue
+        if change.changed:
+            effects.setdefault(change.call, set()).add(change.attribute)
+        for what in _state_tokens(change.attribute, change.before, change.after, change.changed):
+            if what is not ACCUMULATES or _in_backward(change, window):
+                changes.setdefault((change.call, what, change.owner), []).append(places)
+    found = [
+        _Token(
+            call.seq,
+            _names(call),
+            call.receiver,
+            call,
+            _NONE,
+            frozenset(effects[call.seq]) if call.seq in effects else _NOTHING,
+            family(call.levels[-1]),
+        )
+        for (kind, _), alike in window.calls_like.items()
+        if kind in _DRIVING
+        for call in alike
+        if (value_of(call.context, "parametric") is True if kind == MODULE else _drives(call, window))
+    ]
+    found.sort(key=_SEQ)
+    for (_, what, owner), groups in changes.items():
+        group = groups[0] if len(groups) == 1 else sorted(chain.from_iterable(groups))
+        variables = dict.fromkeys(window.variables_at(group))
+        found.append(_Token(window.changes[group[0]].seq, (what,), owner, None, variables))
+    found.sort(key=_SEQ)
+    return found
+
+
+@functools.lru_cache(1_000)
+def _state_tokens(attribute: str, before: str, after: str, changed: bool) -> tuple[Property, ...]:
+    """What is told of such a change of a parameter; of one that only a backward makes, if it was made in one."""
+    told = transitions(before, after, changed)
+    found = [what for what in STATE_TOKENS if what.object == f"parameter.{attribute}" and what.detail in told]
+    if attribute == "grad" and before == after == "some" and changed:
+        found.append(ACCUMULATES)
+    if attribute == "grad" and before == "some" and after == "none":
+        found.append(EMPTIED)
+    return tuple(found)
+
+
+def _in_backward(change: Change, window: Window) -> bool:
+    call = window.by_seq.get(change.call)
+    return call is not None and call.levels[-1] == BACKWARD
+
+
+_SEQ = attrgetter("seq")
+_DRIVING = (MODULE, REGION, LIFECYCLE)
+
+
+def _drives(call: Call, window: Window) -> bool:
+    """Whether a call drives training. (Of modules those do that have parameters and are called from outside others.)"""
+    if call.kind == REGION:  # what is compiled of a model or an optimizer drives nothing else
+        parent = window.by_seq.get(call.parent)
+        return call.name == COMPILED and (parent is None or parent.kind not in (MODULE, LIFECYCLE))
+    return call.kind == LIFECYCLE and not any(around.kind == MODULE for around in window.ancestors(call))
+
+
+def _names(call: Call) -> tuple[Property, ...]:
+    """A call by its most general name, and by that with each fixed argument."""
+    general = call.levels[-1]
+    if call.kind == REGION:
+        return (HIDDEN if value_of(call.result, TOUCHES) is True else COMPUTED,)
+    return _named(general, tuple(fixed_arguments(call)) if call.args else ())
+
+
+@functools.lru_cache(1_000)
+def _named(general: str, arguments: tuple[str, ...]) -> tuple[Property, ...]:
+    return (Property(PRECEDED, general), *(Property(PRECEDED, general, given) for given in arguments))

@@ -1,0 +1,1 @@
+"""Consistent: two variables, or one variable at two times, have the same value."""

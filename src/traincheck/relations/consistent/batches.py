@@ -1,0 +1,91 @@
+"""Batches: ranks that hold the same model are trained on different batches.
+
+Note [Copies and parts]
+Where each rank computes with the whole model, more ranks are of use only if each has another batch. Where ranks compute
+with parts of one model (tensor parallelism, stages of a pipeline), they rightly see the same. The parameters tell which
+it is: all the same on the ranks, or not, those included that are frozen and that no update tells of. FSDP keeps parts
+as well, but gathers the whole for each call, which is as good as the same parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from traincheck.relations.base import context_of, fate
+from traincheck.relations.consistent.replicas import USED_DATA, hold_the_same
+from traincheck.relations.parts import FORWARD, UPDATE, named, readings
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import TRAIN, Reading, Window
+from traincheck.vocab.facts import FactValue, facts, value_of
+from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
+from traincheck.vocab.ranks import NOT_APART, Apart, alike, named_ranks
+
+BATCH, FROZEN = "module.batch", "module.frozen"
+DIFFERENT = Property("differs on ranks", BATCH)
+SUBJECT = Subject(BATCH, RANKS)
+
+
+class Batches:
+    """Compares what models are given in the training windows of several ranks; it keeps nothing from step to step."""
+
+    def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
+        """One occasion in a step in which batches were read on all ranks; `seq` is of the first."""
+        if windows[0].stage != TRAIN:
+            return
+        told = [[reading for reading in window.readings if named(reading) == BATCH] for window in windows]
+        if not all(told):
+            return
+        same: bool | None = True
+        if not _is_gathered(told):
+            same = hold_the_same(windows)
+            if same is None:
+                return
+            same = same and len({_frozen(window) for window in windows}) == 1
+        pair: dict[str, FactValue] = {"same_rank": False, "all_same": same}
+        context = context_of(facts(**pair), TRAIN)
+        seq, same_batch = _first_alike(windows, told)
+        note = f"{named_ranks(same_batch.ranks)} had the same batch" if same_batch.ranks else ""
+        yield Occasion(SUBJECT, context, *fate(DIFFERENT, not note), seq, note=note, apart=same_batch)
+
+    @staticmethod
+    def speaks_of(subject: Subject) -> bool:
+        return subject == SUBJECT
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        return Demand(frozenset((FORWARD, UPDATE)), readings(BATCH, FROZEN, USED_DATA) | {(UPDATE, "parameter.data")})
+
+    @staticmethod
+    def is_habit(prop: Property) -> bool:
+        return False
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        return "each rank trains its model on another batch"
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """None: one rank alone says nothing of others."""
+        return iter(())
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+
+def _is_gathered(told: Sequence[Sequence[Reading]]) -> bool:
+    """Whether every rank's model gathers its parameters for the calls that were given these batches."""
+    return all(value_of(batch.context, "gathered") is True for batches in told for batch in batches)
+
+
+def _first_alike(windows: Sequence[Window], told: Sequence[Sequence[Reading]]) -> tuple[int, Apart]:
+    """The ranks that share the first batch that any of them share, and the call of the first rank that was given it (or
+    of its first batch where none is shared)."""
+    for batches in zip(*told, strict=False):
+        found = alike([(window.rank, batch.value) for window, batch in zip(windows, batches, strict=True)])
+        if found.ranks:
+            return batches[0].call, found
+    return told[0][0].call, NOT_APART
+
+
+def _frozen(window: Window) -> frozenset[FactValue]:
+    """What is frozen in the models of a rank."""
+    return frozenset(reading.value for reading in window.readings if named(reading) == FROZEN)

@@ -1,0 +1,24 @@
+"""Standing rules about steps that are executed again: they follow from what a computer is, so no good run has to show
+them. They are deployed where this is asked for, and kept in the book of the run as others are. (Those about gradients
+are in invariants/builtin_rules.py.)
+"""
+
+from __future__ import annotations
+
+from traincheck.relations.consistent.relation import Consistent
+from traincheck.relations.consistent.replayed_steps import DECIDED, EXACT, GRAIN
+from traincheck.vocab.invariant import ERROR, NOTICE, Invariant, standing_rule
+from traincheck.vocab.occasion import Property, Subject
+from traincheck.vocab.replayed_computations import ELSEWHERE, KIND, PARTS
+
+
+def of_replays() -> tuple[Invariant, ...]:
+    """The rules about steps that are executed again."""
+    rules = [(part, prop, severity) for part in PARTS for prop, severity in ((EXACT, ERROR), (DECIDED, NOTICE))]
+    rules.append((ELSEWHERE, EXACT, ERROR))
+    return tuple(_rule(f"{KIND}.{part}", prop, severity) for part, prop, severity in rules)
+
+
+def _rule(thing: str, prop: Property, severity: str) -> Invariant:
+    subject = Subject(thing, GRAIN)
+    return standing_rule(Consistent.name, subject, prop, severity, Consistent.describe(subject, prop))

@@ -1,0 +1,258 @@
+"""Constancy: what stays as it is from one update to the next.
+
+Whether a parameter is trainable, its dtype and shape; what an optimizer is set to (its learning rate apart, see
+learning_rates.py); the entries of its groups, which nothing may lose; weights that are tied.
+
+Note [One optimizer at a time]
+A value is compared with what it was at the last step *of the same optimizer*: who freezes the critic while the
+generator learns goes back and forth between two states, and each of them stays what it is.
+
+Note [Carried on]
+Sources tell some values only when they have changed. What was read once is carried on until it is read again, so each
+step is an occasion of everything that was read before it.
+
+Known limitations: to let frozen layers go one by one is a way to train, so that is a habit; to freeze what was trained
+is one as well, but rarer, and nothing tells it from an accident.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from traincheck.relations.base import context_of, fate
+from traincheck.relations.parts import SCHEDULE, TIME, UPDATE, calls_of, is_figure, named, readings, said
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import LIVE, Call, Reading, Window
+from traincheck.vocab.facts import Facts, FactValue, facts, merged, value_of
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+STAYS, KEEPS = "stays", "keeps"
+FROZEN = "frozen"
+LOAD = "torch.optim.Optimizer.load_state_dict"
+REQUIRES_GRAD = "parameter.requires_grad"
+KEYS, TIED, PARAMETER_DATA = "hyperparameter.keys", "parameter.tied", "parameter.data"
+
+_OF_PARAMETERS = ("requires_grad", "dtype", "shape")
+_SCHEDULED = ("lr", "keys")
+"""Entries of a parameter group that have rules of their own."""
+
+ESTABLISHED = 3
+"""A scheduler may set more than the learning rate (cycle the momentum), from its first step on. What so many of its
+steps left alone is not the scheduler's to set."""
+
+MOST_VARIABLES = 100_000
+"""Beyond this a program makes parameters in a loop; what was kept of them is forgotten, so that memory is bounded."""
+
+
+@dataclass(slots=True)
+class _Value:
+    value: FactValue
+    context: Facts
+
+
+@dataclass(slots=True)
+class _Kept:
+    """One attribute of all its variables: values now, and of what has changed the value at each optimizer's last step.
+
+    A variable that was not there then has None in `since`.
+    """
+
+    values: dict[str, _Value] = field(default_factory=dict)
+    since: dict[str, dict[str, _Value | None]] = field(default_factory=dict)
+    groups: dict[Facts, tuple[str, ...]] | None = None
+    steps_of_scheduler: int = 0  # that it has outlasted; negative once a scheduler has changed it
+
+    def not_scheduled(self, stayed: bool) -> bool:
+        """Note a step of a scheduler; whether it is established that schedulers leave this alone."""
+        left_alone = self.steps_of_scheduler >= ESTABLISHED
+        if not left_alone and self.steps_of_scheduler >= 0:
+            self.steps_of_scheduler = self.steps_of_scheduler + 1 if stayed else -1
+        return left_alone
+
+    def take(self, reading: Reading) -> None:
+        old = self.values.get(reading.variable)
+        if old is not None and old.value == reading.value:
+            return
+        for changed in self.since.values():
+            changed.setdefault(reading.variable, old)
+        # For the next change the state before it is what tells an honest exception: a frozen one is let go, say.
+        context = reading.context
+        if reading.attribute == "requires_grad":
+            context = merged(context, requires_grad=reading.value)
+        self.values[reading.variable] = _Value(reading.value, context)
+        self.groups = None
+        if len(self.values) > MOST_VARIABLES:
+            self.values.clear()
+            self.since.clear()
+
+    def step(self, optimizer: str) -> Iterator[tuple[Facts, tuple[str, ...], bool]]:
+        """Context, variables, and whether they stayed, since the last step of `optimizer` (nothing at its first)."""
+        changed = self.since.get(optimizer)
+        self.since[optimizer] = {}
+        if changed is None:
+            return
+        failed: dict[Facts, list[str]] = {}
+        for variable, old in changed.items():
+            if old is not None and old.value != self.values[variable].value:
+                failed.setdefault(old.context, []).append(variable)
+        for context, variables in failed.items():
+            yield context, tuple(variables), False
+        if self.groups is None:
+            self.groups = _grouped(self.values, ())
+        unsure = {name for name, old in changed.items() if old is None or old.value != self.values[name].value}
+        for context, names in (self.groups if not unsure else _grouped(self.values, unsure)).items():
+            yield context, names, True
+
+
+def _grouped(values: dict[str, _Value], without: set[str] | tuple[str, ...]) -> dict[Facts, tuple[str, ...]]:
+    found: dict[Facts, list[str]] = {}
+    for name, kept in values.items():
+        if name not in without:
+            found.setdefault(kept.context, []).append(name)
+    return {context: tuple(names) for context, names in found.items()}
+
+
+class Constancy:
+    """Compares what is read around an update with what it was around the one before."""
+
+    def __init__(self) -> None:
+        self._scheduled: dict[str, bool] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        self._kept: dict[tuple[str, str], _Kept] = {}
+        self._entries: dict[str, dict[str, frozenset[str]]] = {}
+        self._tied: set[str] = set()
+        self._scheduled.clear()
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """The occasions at each update, and at each load of an optimizer's state."""
+        for call in calls_of(window, UPDATE, SCHEDULE, LOAD):
+            general = call.levels[-1]
+            if general == SCHEDULE:
+                self._scheduled = dict.fromkeys(self._scheduled, True)
+                continue
+            told = [reading for reading in window.readings_of.get(call.seq, ()) if reading.role == LIVE]
+            yield from self._of_entries(call, window, told)
+            if general == LOAD:  # it is what a load is for, to change what is set
+                for key in [key for key in self._kept if key[1] == call.receiver]:
+                    del self._kept[key]
+                continue
+            yield from self._of_values(call, window, told)
+            yield from self._of_ties(call, window)
+
+    def _of_values(self, call: Call, window: Window, told: list[Reading]) -> Iterator[Occasion]:
+        for reading in told:
+            if _stays(reading):
+                owner = call.receiver if reading.kind == "hyperparameter" else ""
+                self._kept.setdefault((named(reading), owner), _Kept()).take(reading)
+        scheduled = self._scheduled.get(call.receiver, False)
+        self._scheduled[call.receiver] = False
+        for (thing, owner), kept in self._kept.items():
+            if owner not in ("", call.receiver):
+                continue
+            fates = list(kept.step(call.receiver))
+            if owner and scheduled and not kept.not_scheduled(all(so for _, _, so in fates)):
+                continue
+            for context, variables, so in fates:
+                subject, prop = _stays_what(thing, frozen=_is_frozen(thing, context))
+                yield _occasion(subject, context, window, prop, so, call, variables)
+
+    def _of_entries(self, call: Call, window: Window, told: list[Reading]) -> Iterator[Occasion]:
+        known = self._entries.setdefault(call.receiver, {})
+        fates = dict.fromkeys(known, True) if call.levels[-1] == UPDATE else {}
+        for reading in told:
+            if named(reading) == KEYS:
+                entries = frozenset(str(reading.value).split("+"))
+                if reading.variable in known:
+                    so = known[reading.variable] <= entries
+                    fates[reading.variable] = so and fates.get(reading.variable, True)
+                known[reading.variable] = entries
+        for so in (True, False):
+            names = tuple(name for name, fate in fates.items() if fate is so)
+            if names:
+                prop = Property(KEEPS, KEYS)
+                yield _occasion(Subject(KEYS, TIME), (), window, prop, so, call, names)
+
+    def _of_ties(self, call: Call, window: Window) -> Iterator[Occasion]:
+        alike = [change for change, _ in window.together if change.call == call.seq and change.kind == "parameter"]
+        if not self._tied and not any(value_of(change.context, "tied") is True for change in alike):
+            return
+        fates: dict[tuple[Facts, bool], list[str]] = {}
+        told: dict[int, bool] = {}  # contexts are few and shared, variables are many
+        for change in window.changes_of.get(call.seq, ()):
+            if change.kind != "parameter" or change.attribute != "data":
+                continue
+            tied = told.get(id(change.context))
+            if tied is None:
+                tied = told[id(change.context)] = value_of(change.context, "tied") is True
+            if change.variable in self._tied:
+                context = facts(requires_grad=value_of(change.context, "requires_grad"))
+                fates.setdefault((context, tied), []).append(change.variable)
+                if not tied:
+                    self._tied.discard(change.variable)
+            elif tied:
+                self._tied.add(change.variable)
+        if len(self._tied) > MOST_VARIABLES:
+            self._tied.clear()
+        prop = Property(STAYS, TIED)
+        for (context, tied), names in fates.items():
+            yield _occasion(Subject(TIED, TIME), context, window, prop, tied, call, tuple(names))
+
+    @staticmethod
+    def speaks_of(subject: Subject) -> bool:
+        return subject.grain == TIME
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        if subject.api == TIED:
+            return Demand(frozenset((UPDATE,)), frozenset(((UPDATE, PARAMETER_DATA),)))
+        apis = {UPDATE}
+        if subject.api.startswith("hyperparameter."):
+            apis |= {SCHEDULE, LOAD}
+        return Demand(frozenset(apis), readings(subject.api))
+
+    @staticmethod
+    def is_habit(prop: Property) -> bool:
+        # To let frozen layers go one by one is a way to train.
+        return prop.verb == STAYS and prop.detail == FROZEN
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        if subject.api == KEYS:
+            return "a parameter group of an optimizer keeps the entries that it has"
+        if subject.api == TIED:
+            return "weights that are tied stay tied from one update to the next"
+        if subject.api == REQUIRES_GRAD:
+            return f"a parameter that is {prop.detail or 'trainable'} stays so from one update to the next"
+        return f"the {said(subject.api)} stays as it is from one update to the next"
+
+
+def _is_frozen(thing: str, context: Facts) -> bool:
+    return thing == REQUIRES_GRAD and value_of(context, "requires_grad") is False
+
+
+@functools.lru_cache(1_000)
+def _stays_what(thing: str, *, frozen: bool) -> tuple[Subject, Property]:
+    """The property: that a trainable parameter is frozen and that a frozen one is let go are two things."""
+    return Subject(thing, TIME), Property(STAYS, thing, FROZEN if frozen else "")
+
+
+def _stays(reading: Reading) -> bool:
+    if reading.kind == "parameter":
+        return reading.attribute in _OF_PARAMETERS
+    return reading.kind == "hyperparameter" and reading.attribute not in _SCHEDULED and is_figure(reading.value)
+
+
+def _occasion(
+    subject: Subject,
+    context: Facts,
+    window: Window,
+    prop: Property,
+    so: bool,
+    call: Call,
+    variables: tuple[str, ...],
+) -> Occasion:
+    return Occasion(subject, context_of(context, window.stage), *fate(prop, so), call.seq, variables)

@@ -1,0 +1,77 @@
+"""Consistent(Va, Vb): two variables, or one variable at two times, have the same value.
+
+Source: OSDI '25, section 3.2. Its parts: what is saved and loaded against what is live (checkpoint_match.py), what
+stays from
+update to update (constancy.py), training flags over an evaluation (train_mode_restored.py), the learning rate against
+its scheduler (learning_rates.py), how a program is configured (configuration.py), what was done before a model is used
+(readiness.py), what an
+optimizer takes over from the one that it goes on for (restarts.py), one name on several ranks (replicas.py and
+buffers.py), what several ranks are trained on (batches.py), and what is computed twice (replayed_steps.py).
+
+Subjects name the kind of thing and its attribute (`hyperparameter.weight_decay`), never a variable, so that rules carry
+over to other programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from itertools import chain
+from typing import ClassVar
+
+from traincheck.relations.consistent import buffers, replicas
+from traincheck.relations.consistent.batches import Batches
+from traincheck.relations.consistent.buffers import Buffers
+from traincheck.relations.consistent.checkpoint_match import Copies
+from traincheck.relations.consistent.configuration import IS, Configuration
+from traincheck.relations.consistent.constancy import Constancy
+from traincheck.relations.consistent.learning_rates import Rates
+from traincheck.relations.consistent.readiness import Readiness
+from traincheck.relations.consistent.replayed_steps import Recomputed
+from traincheck.relations.consistent.replicas import Replicas
+from traincheck.relations.consistent.restarts import Restarts
+from traincheck.relations.consistent.train_mode_restored import Modes
+from traincheck.relations.parts import Composite, Part
+from traincheck.vocab.events import Window
+from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
+
+
+class Consistent(Composite):
+    """See the module's docstring."""
+
+    name: ClassVar[str] = "Consistent"
+    parts: ClassVar[tuple[type[Part], ...]] = (
+        Copies,
+        Constancy,
+        Modes,
+        Rates,
+        Configuration,
+        Readiness,
+        Restarts,
+        Recomputed,
+        Batches,
+        Buffers,
+        Replicas,
+    )
+
+    def __init__(self, interest: Set[Subject] | None = None) -> None:
+        super().__init__(interest)
+        self._comparing = (Replicas(), Batches(), Buffers())
+        self._compares = interest is None or any(subject.grain == RANKS for subject in interest)
+
+    def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
+        """The occasions in windows of several ranks at the same step, see `Replicas`, `Batches` and `Buffers`."""
+        if self._compares and len(windows) > 1:
+            for part in self._comparing:
+                for occasion in part.across(windows):
+                    if self._wanted(occasion.subject):
+                        yield occasion
+
+    @staticmethod
+    def values(window: Window) -> Iterator[tuple[str, str, object]]:
+        """See `ComparesRanks.values`."""
+        return chain(replicas.values(window), buffers.values(window))
+
+    @staticmethod
+    def is_setting(prop: Property) -> bool:
+        """See `Relation.is_setting`."""
+        return prop.verb == IS

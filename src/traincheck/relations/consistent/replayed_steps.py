@@ -1,0 +1,99 @@
+"""Recomputed: what is computed a second time, from the same state, is the same to the last bit.
+
+Steps are executed again on request only (`--replay-every`, see sources/replay/replays.py and
+sources/replay/verdicts.py), and each
+time it is told what that said of the forward, the backward and the update. The rule follows from what a computer is, so
+it needs no good run (see builtin_rules.py).
+
+A unit that computes the same wrong thing each time gives the same bits again; that is seen where another rank executes
+the step (`elsewhere`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from traincheck.relations.base import context_of, fate
+from traincheck.relations.parts import named, readings
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import Reading, Window
+from traincheck.vocab.facts import value_of
+from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.ranks import NOT_APART, Apart, named_ranks
+from traincheck.vocab.replayed_computations import ELSEWHERE, KIND, PERSISTENT, SAME, TRANSIENT, UNDECIDED
+
+GRAIN = "again"
+REPEATS = "repeats"
+EXACT = Property(REPEATS, "to the last bit")
+DECIDED = Property(REPEATS, "or it is known why not")
+WAYS = {
+    TRANSIENT: "two of three executions agree, so that one was wrong",
+    PERSISTENT: "it was something else in each of several executions",
+    UNDECIDED: "so it has been in every step since",
+}
+ELSEWHERE_ENDS = "from the same state, twice"
+"""How notes end. Causes know them by it."""
+
+
+def _of_ranks(reading: Reading) -> tuple[str, Apart]:
+    """What another rank found, in words, and which ranks differ."""
+    told = dict(reading.context)
+    ranks = tuple(int(rank) for rank in str(told["ranks"]).split("+"))
+    who = named_ranks(ranks)
+    differ = f"{who} computed something else than the others" if len(ranks) == 1 else f"{who} computed different things"
+    note = f"in step {told['step']}, {differ}: {told['first']}, in the {told['part']} of {reading.variable}, "
+    return note + ELSEWHERE_ENDS, Apart(ranks, int(str(told["compared"])))
+
+
+class Recomputed:
+    """Looks at one window at a time."""
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """One occasion for each part of a step that was executed again."""
+        for reading in window.readings:
+            if reading.kind != KIND:
+                continue
+            said, context = str(reading.value), context_of((), window.stage)
+            note, ranks = "", NOT_APART
+            if said != SAME and reading.attribute == ELSEWHERE:
+                note, ranks = _of_ranks(reading)
+            elif said != SAME:
+                first, step = value_of(reading.context, "first"), value_of(reading.context, "step")
+                note = f"in step {step}, {first} was not what it is when the {reading.attribute} of {reading.variable} "
+                note += f"is executed again from the same state; {WAYS.get(said, said)}"
+            decided = fate(DECIDED, said != UNDECIDED)
+            exact = fate(EXACT, said == SAME) if said != UNDECIDED else (frozenset(), frozenset())
+            yield Occasion(
+                Subject(named(reading), GRAIN),
+                context,
+                decided[0] | exact[0],
+                decided[1] | exact[1],
+                reading.seq,
+                (reading.variable,),
+                str(value_of(reading.context, "site") or ""),
+                note,
+                ranks,
+            )
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def speaks_of(subject: Subject) -> bool:
+        return subject.grain == GRAIN
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        return Demand(states=readings(subject.api))
+
+    @staticmethod
+    def is_habit(prop: Property) -> bool:
+        return False
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        part = subject.api.rpartition(".")[2]
+        if part == ELSEWHERE:
+            return "what a rank computes is the same to the last bit when another one computes it from the same state"
+        ends = "to the last bit" if prop == EXACT else "or the next steps tell whether the program or the device is why"
+        return f"a {part} that is executed again from the same state gives the same {ends}"

@@ -1,0 +1,1 @@
+"""EventContain: a call contains another call or a change of a variable."""

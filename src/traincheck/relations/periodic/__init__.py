@@ -1,0 +1,1 @@
+"""Periodic: what repeats over training steps, and totals of a run."""

@@ -1,0 +1,53 @@
+"""Uninitialised parameters: memory that `Module.to_empty` allocated is written before the model computes with it.
+
+A source reports parameters that still hold what happened to be in their memory when the model is first called
+(sources/modules/construction.py). The rule needs no good run (builtin_rules.py). So there is an occasion only where it
+fails, and nothing is learned of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from traincheck.relations.base import context_of, fate
+from traincheck.relations.parts import named, readings
+from traincheck.vocab.builtin_rules import FIRST_USE, MEMORY, WRITTEN, sentence_of
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import Reading, Window
+from traincheck.vocab.facts import value_of
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+
+class Uninitialised:
+    """Looks at one window at a time."""
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """An occasion for each call of `to_empty` after which parameters were not written."""
+        by_site: dict[str, list[Reading]] = {}
+        for reading in window.readings:
+            if named(reading) == MEMORY:
+                by_site.setdefault(str(value_of(reading.context, "site") or ""), []).append(reading)
+        for site, unwritten in by_site.items():
+            names = tuple(reading.variable for reading in unwritten)
+            note = f"{len(names)} parameters have the contents that to_empty() left in their memory"
+            subject, context = Subject(MEMORY, FIRST_USE), context_of((), window.stage)
+            yield Occasion(subject, context, *fate(WRITTEN, False), unwritten[0].seq, names, site=site, note=note)
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def speaks_of(subject: Subject) -> bool:
+        return subject.grain == FIRST_USE
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        return Demand(states=readings(subject.api))
+
+    @staticmethod
+    def is_habit(prop: Property) -> bool:
+        return False
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        return sentence_of(subject, prop)

@@ -1,0 +1,61 @@
+"""Unused gradients: what a training loop computes gradients for is updated.
+
+A source reports at the end of the run if gradients of a model in training mode were computed again and again and no
+update has used them (sources/optimizers/manual_updates.py): with an optimizer that holds the parameters and was never
+stepped, or
+without any. A program that only looks at gradients (attribution, adversarial samples, a test of gradients) has no
+optimizer as a rule, and its model in evaluation mode. A benchmark of the backward may have it in training mode, so that
+without an optimizer the finding is a notice.
+
+The rules need no good run (builtin_rules.py). So there is an occasion only where they fail, and nothing is learned of
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from traincheck.relations.base import context_of, fate
+from traincheck.relations.parts import named, number, readings
+from traincheck.vocab.builtin_rules import IDLE, UNUSED, USE, USED, sentence_of
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import Window
+from traincheck.vocab.facts import value_of
+from traincheck.vocab.occasion import Occasion, Property, Subject
+
+
+class UnusedGradients:
+    """Looks at one window at a time."""
+
+    def occasions(self, window: Window) -> Iterator[Occasion]:
+        """An occasion where gradients were not used."""
+        for reading in window.readings:
+            thing = named(reading)
+            count = number(reading.value) if thing in (UNUSED, IDLE) else None
+            if count is None:
+                continue
+            note = f"{count:,.0f} backwards ran in this run and no parameter was updated"
+            if thing == IDLE:
+                note += f"; {reading.variable} holds parameters that got gradients, and it has never stepped"
+            site = str(value_of(reading.context, "site") or "")
+            subject, context = Subject(thing, USE), context_of((), window.stage)
+            yield Occasion(subject, context, *fate(USED, False), reading.seq, site=site, note=note)
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def speaks_of(subject: Subject) -> bool:
+        return subject.grain == USE
+
+    @staticmethod
+    def needs(subject: Subject, prop: Property) -> Demand:
+        return Demand(states=readings(subject.api))
+
+    @staticmethod
+    def is_habit(prop: Property) -> bool:
+        return False
+
+    @staticmethod
+    def describe(subject: Subject, prop: Property) -> str:
+        return sentence_of(subject, prop)

@@ -1,0 +1,99 @@
+"""The words in which the status of a run is told."""
+
+from __future__ import annotations
+
+from traincheck.reporting import phrases
+from traincheck.vocab.ranks import named_ranks
+from traincheck.vocab.run_status import (
+    DELETED,
+    ENDED,
+    KILLED,
+    RESTING,
+    SILENT,
+    STARTING,
+    WAITING,
+    RankStatus,
+    RunStatus,
+)
+
+
+def lasting(seconds: float) -> str:
+    """`45 s`, `3 min`, `2 h`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def speed(told: float | None) -> str:
+    """`12.5 steps/s`; of slow ones `3.2 s/step`."""
+    if told is None:
+        return ""
+    return f"{told:.1f} steps/s" if told >= 1 or told <= 0 else f"{1 / told:.1f} s/step"
+
+
+def share(told: float | None) -> str:
+    """`0.8 %`."""
+    return "" if told is None else f"{100 * told:.1f} %"
+
+
+def found(status: RunStatus) -> str:
+    """`2 errors, 1 notice`, or `nothing found`; of a run that is recorded only, that."""
+    if status.mode == "collect":
+        return "recorded, not checked"
+    told = [
+        phrases.number(count, noun) for count, noun in ((status.errors, "error"), (status.notices, "notice")) if count
+    ]
+    return ", ".join(told) or "nothing found"
+
+
+def line(status: RunStatus) -> str:
+    """How the run fares, in one line."""
+    if status.state == WAITING:
+        return f"{phrases.plain(status.folder)} is not there yet, or empty"
+    if not status.ranks:
+        return f"no training was seen{'' if status.over else ' yet'}"
+    said = [f"step {status.steps:,}", speed(status.steps_per_second)]
+    if len(status.ranks) > 1:
+        said.append(f"{len(status.ranks):,} ranks")
+    said.append(found(status))
+    if status.rules:
+        said.append(f"{status.checked:,} of {phrases.number(status.rules, 'rule')} checked")
+    if status.cost is not None:
+        said.append(f"observing takes {share(status.cost)}")
+    if status.dropped:
+        said.append(f"{phrases.number(status.dropped, 'window')} dropped")
+    return ", ".join(part for part in said if part)
+
+
+def silence(ranks: tuple[RankStatus, ...]) -> str:
+    """Which ranks are silent, and since when."""
+    who = named_ranks(rank.rank for rank in ranks)
+    have = "has" if len(ranks) == 1 else "have"
+    least = min(rank.silent for rank in ranks)
+    return f"{who} {have} given no sign of life for {lasting(least)}: killed, or the host is gone or hangs"
+
+
+def ending(status: RunStatus) -> str:
+    """How the run came to its end."""
+    if status.state == DELETED:
+        return "the run folder was deleted; what is told is what was found until then"
+    if status.state == KILLED and all(rank.state == ENDED for rank in status.ranks):
+        return "all processes have ended, and the command that started them did not say so: it was killed"
+    if status.state == KILLED:
+        least = min((rank.silent for rank in status.ranks if rank.state != ENDED), default=0.0)
+        return f"no sign of life for {lasting(least)}: the run is taken for killed"
+    if status.stopped:
+        return "the run was stopped by TrainCheck (--on-violation stop)"
+    killed = [rank.rank for rank in status.ranks if rank.state == KILLED]
+    without = f"; {named_ranks(killed)} ended without a word" if killed else ""
+    code = "" if status.exit_code is None else f" with exit code {status.exit_code}"
+    return f"the run ended{code}{without}"
+
+
+def standing(rank: RankStatus) -> str:
+    """The state of a rank, in a word or two, and since when."""
+    if rank.state == SILENT:
+        return f"silent for {lasting(rank.silent)}"
+    if rank.state == RESTING:
+        return f"no window for {lasting(rank.resting)}"
+    return "no step yet" if rank.state == STARTING else rank.state

@@ -1,0 +1,113 @@
+"""A run that begins: its folder, what is known of it before it trains, and what its processes have to know."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from traincheck import redaction
+from traincheck.config import Config
+from traincheck.invariants.book import Book, write_book
+from traincheck.options import FOUND
+from traincheck.runtime.launching.command_target import Target
+from traincheck.runtime.launching.program_identity import CheckedProgram, identity_of
+from traincheck.runtime.launching.run_settings import Settings
+from traincheck.trace.folder import RunFolder
+from traincheck.trace.format import BOOK_FILE
+from traincheck.trace.run_notes import Manifest
+from traincheck.vocab.program import ProgramIdentity
+
+
+def begin(target: Target, config: Config, path: Path | None, book: Book | None) -> tuple[RunFolder, Settings]:
+    """A run folder, at `path` or where runs have theirs, and the settings for a run that is checked against `book`, or
+    recorded in full without one.
+
+    Raises RunFolderError or OutputError.
+    """
+    mode: Literal["collect", "run"] = "run" if book is not None else "collect"
+    folder = RunFolder.create(path or default_folder(config.runs, target), manifest(target, config, mode))
+    books: tuple[str, ...] = ()
+    if book is not None:  # kept with the run, where no later change reaches it
+        write_book(book, folder.path / BOOK_FILE)
+        books = (str((folder.path / BOOK_FILE).absolute()),)
+    found = settings(target, config, folder.path.absolute(), mode, books)
+    learned = book is not None and any(rule.support.runs for rule in book.invariants)
+    # What is checked against good runs may be accepted as one itself, and then its settings have to be known.
+    return folder, msgspec.structs.replace(found, tells_settings=learned and not config.books)
+
+
+def default_folder(runs: str, target: Target, now: time.struct_time | None = None) -> Path:
+    """`RUNS/NAME-YYYYmmdd-HHMMSS`, with a number behind it where that is taken."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", now or time.localtime())
+    path = first = Path(runs) / f"{target.name}-{stamp}"
+    number = 1
+    while path.exists():
+        number += 1
+        path = first.with_name(f"{first.name}-{number}")
+    return path
+
+
+def manifest(target: Target, config: Config, mode: Literal["collect", "run"]) -> Manifest:
+    """What is known of the run before it begins."""
+    program = checked_program(target, config)
+    return Manifest(
+        mode=mode,
+        argv=target.words,
+        script=program.script,
+        script_digest=target.digest,
+        program=str(program.identity),
+        python=platform.python_version(),
+        started=now_in_words(),
+        books=config.books if mode == "run" else (),
+    )
+
+
+def checked_program(target: Target, config: Config) -> CheckedProgram:
+    """The program that the target starts: under the name that the user gave it with `--as`, otherwise by what it is."""
+    identity = identity_of(target, Path.cwd())
+    if config.as_program:
+        name = redaction.text(config.as_program)
+        return CheckedProgram(name, name, ProgramIdentity(identity.main))
+    script = redaction.text(target.script)
+    return CheckedProgram(script, script, identity)
+
+
+def settings(
+    target: Target, config: Config, folder: Path, mode: Literal["collect", "run"], books: tuple[str, ...]
+) -> Settings:
+    """What the processes of the run must know."""
+    return Settings(
+        run_folder=str(folder),
+        mode=mode,
+        books=books,
+        on_violation=_either(config.on_violation),
+        callback=config.callback,
+        look_closer=config.look_closer,
+        snapshot=config.snapshot,
+        record="found" if mode == "run" and config.record == FOUND else "all",
+        keep_recording=config.keep_recording,
+        compare_ranks=config.compare_ranks,
+        sample_every=config.sample_every if mode == "run" else 1,
+        warm_up=config.warm_up,
+        budget=config.budget if mode == "run" else 0.0,
+        replay_every=config.replay_every if mode == "run" else 0,
+        fail_on="notice" if config.fail_on == "notice" else "never" if config.fail_on == "never" else "error",
+        project=target.project(Path.cwd(), os.environ.get("PYTHONPATH", "")),
+        packages=config.packages,
+        script=checked_program(target, config).script,
+    )
+
+
+def _either(on_violation: str) -> Literal["warn", "stop", "callback"]:
+    return "stop" if on_violation == "stop" else "callback" if on_violation == "callback" else "warn"
+
+
+def now_in_words() -> str:
+    """The time in ISO 8601, in UTC: run folders travel between machines."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

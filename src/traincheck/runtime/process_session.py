@@ -1,0 +1,74 @@
+"""Starting: the one session of this process, and how it is told of forks and of the end of the interpreter."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable
+
+from traincheck.runtime.launching.run_settings import Settings
+from traincheck.runtime.session import Session
+from traincheck.vocab.finding import Finding
+
+current: Session | None = None
+"""The session of this process. (A process has one interpreter to observe, hence one session at a time.)"""
+
+
+def start(settings: Settings, show: Callable[[Finding], None] | None = None) -> Session:
+    """Start observing this process. `show` tells live findings; by default they go to stderr.
+
+    Raises TrainCheckError where the run folder or the book cannot be used.
+    """
+    global current
+    if current is not None and current.running:
+        return current
+    session = Session(settings, show)
+    try:
+        session.start()
+    except BaseException:
+        session.detach()
+        raise
+    current = session
+    session.on_end = _ended
+    _watch_process()
+    return session
+
+
+_watching = False
+
+
+def _watch_process() -> None:
+    """Have forks and the end told, once for all sessions: what was registered for them leaves its place taken."""
+    global _watching
+    if not _watching:
+        _watching = True
+        atexit.register(_at_exit)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_fork)
+
+
+def _at_exit() -> None:
+    if current is not None:
+        current.exits()
+
+
+def _before_fork() -> None:
+    if current is not None and current.running:
+        current.rest()
+
+
+def _after_fork() -> None:
+    if current is not None and current.running:
+        current.go_on()
+
+
+def _in_fork() -> None:
+    global current
+    if current is not None:
+        current.forked()
+        current = None
+
+
+def _ended() -> None:
+    global current
+    current = None

@@ -1,0 +1,1 @@
+"""Recording: which windows are observed, judged and written, and at what cost."""

@@ -1,0 +1,140 @@
+"""Redacting windows: what is secret in them is left out before anything else sees them.
+
+Note [Redacted once]
+Windows are redacted in the background, before they are written, checked or told to other ranks, so that all of these
+see the same. Facts and names are shared between calls and steps, so that each is looked at once; of a step like the
+one before, all that is asked is whether its objects are known, which a few calls into C tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from operator import itemgetter
+from typing import Any
+
+from traincheck import redaction
+from traincheck.runtime.recording.pipeline import Stage
+from traincheck.vocab.events import Call, Change, Reading, Window
+from traincheck.vocab.facts import Facts
+
+MOST_KEPT = 100_000
+"""Objects that are remembered to be clean, at the most: values that are new in each step would fill the memory."""
+
+_ARGS, _RESULT, _LEVELS = (Call._fields.index(name) for name in ("args", "result", "levels"))
+_CHANGED, _READ = Change._fields.index("variable"), Reading._fields.index("variable")
+
+
+class _Seen:
+    """Objects that were looked at, by id, and what stands in for those of them that hold a secret.
+
+    They are kept alive, for the id of one that is gone may be given to another.
+    """
+
+    def __init__(self, clean: Callable[[Any], Any]) -> None:
+        self._clean = clean
+        self._kept: dict[int, Any] = {}
+        self._instead: dict[int, Any] = {}
+
+    def forget(self) -> None:
+        """Look at everything anew."""
+        self._kept.clear()
+        self._instead.clear()
+
+    def of(self, told: Iterable[Any]) -> dict[int, Any]:
+        """What stands in for those of `told` that hold a secret, by their ids; empty where none does."""
+        here = list(told)
+        ids = set(map(id, here))
+        if len(self._kept) > MOST_KEPT:
+            self.forget()
+        new = ids.difference(self._kept)
+        if new:
+            for one in here:
+                if id(one) in new and id(one) not in self._kept:
+                    self._kept[id(one)] = one
+                    clean = self._clean(one)
+                    if clean != one:
+                        self._instead[id(one)] = clean
+        return {each: self._instead[each] for each in self._instead.keys() & ids}
+
+
+class WindowRedactor:
+    """Gives a window without what is secret in its arguments, results, readings and the names of variables."""
+
+    def __init__(self) -> None:
+        self._facts = _Seen(_clean_facts)
+        self._names = _Seen(redaction.text)
+        self._levels = _Seen(_clean_levels)
+        self._known = 0
+        self._last: tuple[Window, Window] | None = None
+
+    def __call__(self, window: Window) -> Window:
+        """The window to go on with: the same one where there is nothing secret in it."""
+        if self._last is not None and self._last[0] is window:
+            return self._last[1]
+        known = redaction.renewed()
+        if known != self._known:
+            self._known = known
+            self._facts.forget()
+            self._names.forget()
+        calls = self._calls(window.calls)
+        changes = self._named(window.changes, _CHANGED)
+        readings = tuple(map(_clean_reading, self._named(window.readings, _READ)))
+        same = calls is window.calls and changes is window.changes and readings == window.readings
+        told = window if same else replace(window, calls=calls, changes=changes, readings=readings)
+        self._last = window, told
+        return told
+
+    def _calls(self, calls: tuple[Call, ...]) -> tuple[Call, ...]:
+        instead = {
+            **self._facts.of(map(itemgetter(_ARGS), calls)),
+            **self._facts.of(map(itemgetter(_RESULT), calls)),
+        }
+        secret = self._levels.of(map(itemgetter(_LEVELS), calls))
+        if not (instead or secret):
+            return calls
+
+        def clean(call: Call) -> Call:
+            result = instead.get(id(call.result), call.result)
+            if id(call.levels) in secret:
+                result = _all_secret(result)
+            return call._replace(args=instead.get(id(call.args), call.args), result=result)
+
+        return tuple(map(clean, calls))
+
+    def _named(self, events: tuple[Any, ...], place: int) -> tuple[Any, ...]:
+        instead = self._names.of(map(itemgetter(place), events))
+        if not instead:
+            return events
+        return tuple(event._replace(variable=instead.get(id(event[place]), event[place])) for event in events)
+
+
+def without_secrets(stages: Sequence[Stage]) -> list[Stage]:
+    """The stages of a pipeline, each given windows that are redacted; a window is redacted once for all of them."""
+    redacted = WindowRedactor()
+
+    def over(work: Callable[[Window], None]) -> Callable[[Window], None]:
+        return lambda window: work(redacted(window))
+
+    return [(name, over(work)) for name, work in stages]
+
+
+def _clean_facts(facts: Facts) -> Facts:
+    clean = tuple((name, redaction.value(name, value)) for name, value in facts)
+    return facts if clean == facts else clean
+
+
+def _clean_levels(levels: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Anything else than `levels` says that what the call returns is a secret by its name (`read_password`)."""
+    return None if redaction.is_secret(levels[0].rpartition(".")[2]) else levels
+
+
+def _all_secret(result: Facts) -> Facts:
+    return tuple((name, redaction.MARK if name == "value" and isinstance(told, str) else told) for name, told in result)
+
+
+def _clean_reading(reading: Reading) -> Reading:
+    if type(reading.value) is not str:
+        return reading
+    value = redaction.value(reading.attribute, reading.value)
+    return reading if value == reading.value else reading._replace(value=value)

@@ -1,0 +1,38 @@
+"""Findings on the terminal of the program that is observed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from traincheck.reporting.base import Sink
+from traincheck.runtime.launching.run_settings import Settings
+from traincheck.vocab.finding import Finding
+
+
+def import_terminal() -> None:
+    """Import of the terminal library what draws a random number then: now, while it can be put back.
+
+    Later it would be drawn beside the training, from the stream of the program.
+    """
+    state = random.getstate()
+    import rich.style  # noqa: F401
+
+    random.setstate(state)
+
+
+def shown_live(settings: Settings) -> Callable[[Finding], None]:
+    """Shows live findings on stderr, without importing the terminal library before there is something to show."""
+
+    sinks: list[Sink] = []
+
+    def show(finding: Finding) -> None:
+        if not settings.live_terminal:
+            return
+        if not sinks:
+            from traincheck.reporting.terminal import TerminalSink
+
+            sinks.append(TerminalSink())
+        sinks[0].show(finding)
+
+    return show

@@ -1,0 +1,225 @@
+"""Study: three ways to compare a suspect worker with a trusted one that executes the same training.
+
+After Ma et al., "Understanding Silent Data Corruption in LLM Training" (ACL 2025):
+
+1. *submodule*: in lock step. After each submodule, in forward and backward, the suspect's result is compared and then
+   overwritten with the trusted one, so that each difference is of this submodule alone.
+2. *step*: within one optimizer step differences grow as they will; then gradients are compared, and the parameters
+   (and what the optimizer keeps) are copied over.
+3. *period*: nothing is copied; losses, the distance of the parameters, and an evaluation at the end.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from traincheck.sdc.faults.fault import GRADIENT, Fault
+from traincheck.sdc.faults.inject import Injected
+from traincheck.sdc.study.mismatch import Distance, Mismatch, worst
+from traincheck.sdc.study.plan import LEVELS, PERIOD, STEP, SUBMODULE
+from traincheck.sdc.study.worker_pair import Pair
+from traincheck.sdc.workload.training import Training
+from traincheck.sources.tensors.reading import fingerprints, unseen
+
+UPDATE = "update"
+"""What is compared besides what a fault hits, forward and backward and gradients: parameters after an update."""
+
+Progress = Callable[[str, int, int], object]
+
+
+class _Tally:
+    """Mismatches by kind of submodule and direction, and by submodule; since the start and of this step."""
+
+    def __init__(self) -> None:
+        self.by_kind: dict[tuple[str, str], Mismatch] = {}
+        self.by_name: dict[tuple[str, str], Mismatch] = {}
+        self.of_step: dict[str, Mismatch] = {}
+
+    def add(self, name: str, kind: str, direction: str, trusted: torch.Tensor, suspect: torch.Tensor) -> bool:
+        for table, key in ((self.by_kind, (kind, direction)), (self.by_name, (name, direction))):
+            table.setdefault(key, Mismatch()).add(trusted, suspect)
+        return self.of_step.setdefault(direction, Mismatch()).add(trusted, suspect)
+
+    def end_step(self) -> dict[str, float]:
+        """The frequencies of this step by direction."""
+        found = {direction: one.frequency for direction, one in self.of_step.items()}
+        self.of_step = {}
+        return found
+
+    def data(self) -> dict[str, Any]:
+        return {
+            "by_kind": [{"kind": kind, "direction": way, **one.data()} for (kind, way), one in self.by_kind.items()],
+            "by_module": [
+                {"module": name, "direction": way, **one.data()} for (name, way), one in self.by_name.items()
+            ],
+        }
+
+
+class Study:
+    """One rank's part in it. What is found, the suspect ones find; `run` returns it on all."""
+
+    def __init__(
+        self,
+        pair: Pair,
+        begin: Callable[[], Training],
+        steps: int,
+        faults: Sequence[Fault],
+        progress: Progress,
+        wanted: Callable[[], bool],
+    ) -> None:
+        """`begin` makes the training, anew for each level. `wanted` says whether to go on; it is asked before each
+        step, and counts on the leader."""
+        self._pair, self._make, self._steps, self._faults = pair, begin, steps, tuple(faults)
+        self._progress, self._wanted = progress, wanted
+        self._tally = _Tally()
+        self._injected: list[Injected] = []
+        self.interrupted = False
+
+    def run(self, levels: Sequence[str]) -> list[dict[str, Any]]:
+        """What each rank of the suspect host has found on each level.
+
+        Raises NotTheSameWork where the workload is not the same on both hosts.
+        """
+        bodies = {SUBMODULE: self._submodule, STEP: self._step, PERIOD: self._period}
+        found: dict[str, Any] = {}
+        for level in levels:
+            if self.interrupted:
+                break
+            self._tally = _Tally()
+            found[level] = bodies[level]()
+        return self._pair.told(found)[self._pair.size :]
+
+    # -- what the levels have in common ---------------------------------------------------------------------------
+
+    def _begin(self) -> Training:
+        training = self._make()
+        training.state(self._copied)
+        return training
+
+    @contextmanager
+    def _faulty(self, training: Training) -> Iterator[None]:
+        faults = () if self._pair.trusted else self._faults
+        rank = self._pair.host.rank if self._pair.size > 1 else None
+        with training.faulty(faults, rank) as self._injected:
+            yield
+
+    def _batches(self, training: Training, level: str) -> Iterator[tuple[int, Any]]:
+        """Number and batch of each step, until enough or until asked to stop."""
+        for step in range(1, self._steps + 1):
+            if not self._pair.goes_on(self._wanted()):
+                self.interrupted = True
+                return
+            batch = training.batch(step)
+            with unseen():
+                found = fingerprints([one.cpu() for one in tree_leaves(batch) if isinstance(one, torch.Tensor)])
+            self._pair.same(f"the batch of step {step}", functools.reduce(lambda a, b: a ^ (b or 0), found, 0) >> 1)
+            yield step, batch
+            self._progress(f"level {LEVELS.index(level) + 1} ({level})", step, self._steps)
+
+    def _loss(self, loss: torch.Tensor) -> dict[str, float]:
+        trusted = self._pair.shared("the loss", loss)
+        return {"loss": float(trusted), "suspect_loss": float(loss)}
+
+    def _copied(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The trusted worker's value in place of the suspect's own."""
+        trusted = self._pair.shared(name, tensor)
+        return None if self._pair.trusted else trusted
+
+    def _compared(self, name: str, kind: str, direction: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The trusted worker's value on the CPU; on the suspect its own was compared with it."""
+        trusted = self._pair.shared(f"{direction} of {name}", tensor)
+        if not self._pair.trusted:
+            self._tally.add(name, kind, direction, trusted, tensor.detach().cpu())
+        return trusted
+
+    def _kind_of(self, parameter: str, kinds: Mapping[str, str]) -> str:
+        homes = [name for name in kinds if parameter.startswith(f"{name}.")]
+        return kinds[max(homes, key=len)] if homes else "other"
+
+    def _end(self, series: list[dict[str, Any]], **found: Any) -> dict[str, Any]:
+        strokes = [{"fault": one.fault.text, "times": one.times} for one in self._injected]
+        return {"steps": len(series), "injected": strokes, **found, **self._tally.data(), "series": series}
+
+    # -- the levels -----------------------------------------------------------------------------------------------
+
+    def _submodule(self) -> dict[str, Any]:
+        training = self._begin()
+        kinds = training.kinds
+        series: list[dict[str, Any]] = []
+
+        def synchronised(name: str, direction: str, value: torch.Tensor) -> torch.Tensor | None:
+            trusted = self._compared(name, kinds[name], direction, value)
+            return None if self._pair.trusted else trusted
+
+        def of_parameter(name: str, value: torch.Tensor) -> torch.Tensor | None:
+            trusted = self._compared(name, self._kind_of(name, kinds), GRADIENT, value)
+            return None if self._pair.trusted else trusted
+
+        with self._faulty(training), training.watched(synchronised):
+            for step, batch in self._batches(training, SUBMODULE):
+                told = self._loss(training.forward(batch))
+                training.backward()
+                training.gradients(of_parameter)
+                self._update(training)
+                series.append({"step": step, **told, **self._tally.end_step()})
+        return self._end(series)
+
+    def _update(self, training: Training) -> None:
+        """An optimizer step; then parameters are compared, and all becomes the trusted worker's."""
+        training.update()
+        for name, parameter in training.parameters():
+            self._compared(name, self._kind_of(name, training.kinds), UPDATE, parameter)
+        training.state(self._copied)
+
+    def _step(self) -> dict[str, Any]:
+        training = self._begin()
+        series: list[dict[str, Any]] = []
+        with self._faulty(training):
+            for step, batch in self._batches(training, STEP):
+                told: dict[str, Any] = dict(self._loss(training.forward(batch)))
+                training.backward()
+                told |= self._noise(training)
+                self._update(training)
+                series.append({"step": step, **told, **self._tally.end_step()})
+        found = {
+            "worst_noise_to_signal": worst(one["noise_to_signal"] for one in series),
+            "worst_noise_to_signal_of_a_parameter": worst(one["worst_noise_to_signal"] for one in series),
+        }
+        return self._end(series, **found)
+
+    def _noise(self, training: Training) -> dict[str, Any]:
+        """That of all gradients together, and of the one in which it is the loudest."""
+        whole, noises = Distance(), {}
+
+        def of_parameter(name: str, value: torch.Tensor) -> None:
+            trusted = self._compared(name, self._kind_of(name, training.kinds), GRADIENT, value)
+            noises[name] = whole.add(trusted, value.cpu())
+
+        training.gradients(of_parameter)
+        loudest = max(noises, key=lambda name: worst([noises[name]]), default="")
+        found = {"noise_to_signal": whole.relative, "worst_parameter": loudest}
+        return {**found, "worst_noise_to_signal": noises.get(loudest, 0.0)}
+
+    def _period(self) -> dict[str, Any]:
+        training = self._begin()
+        series: list[dict[str, Any]] = []
+        with self._faulty(training):
+            for step, batch in self._batches(training, PERIOD):
+                told = self._loss(training.forward(batch))
+                training.backward()
+                training.update()
+                apart = Distance()
+                for name, parameter in training.parameters():
+                    apart.add(self._pair.shared(name, parameter), parameter.detach().cpu())
+                distances = {"parameter_distance": apart.absolute, "relative_distance": apart.relative}
+                series.append({"step": step, **told, **distances})
+        # Without the fault: how good the weights are that came out, not how well the device can still evaluate.
+        value = torch.tensor(training.evaluate(), dtype=torch.float64)
+        trusted = self._pair.shared("the evaluation", value)
+        return self._end(series, evaluation={"trusted": float(trusted), "suspect": float(value)})

@@ -1,0 +1,106 @@
+"""Plan: what a study executes, and how its two workers are started here. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from traincheck.errors import BadOption
+from traincheck.sdc.faults.fault import Fault, parse_fault
+from traincheck.sdc.frameworks import TORCH
+from traincheck.sdc.worker_processes import Job, run_children
+from traincheck.sdc.workload.sizes import must_be_divisible, size_of
+
+SUBMODULE, STEP, PERIOD = "submodule", "step", "period"
+LEVELS = (SUBMODULE, STEP, PERIOD)
+
+FORMAT, VERSION = "traincheck-sdc-study", 1
+"""Of the data that a study writes. 1: the first."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study: the workload by its name, steps of each level, seed, device, threads on the CPU, levels, faults, the
+    ranks of a host over which a model is split, and the framework that executes it."""
+
+    workload: str
+    steps: int
+    seed: int = 0
+    device: str = "cpu"
+    threads: int = 1
+    levels: Sequence[str] = LEVELS
+    faults: Sequence[Fault] = ()
+    tensor_parallel: int = 1
+    framework: str = TORCH
+
+    def __post_init__(self) -> None:
+        """Raises BadOption for ranks over which a built-in workload cannot be split, and a fault on none of them."""
+        built_in = size_of(self.workload)
+        if built_in is not None:
+            must_be_divisible(built_in, self.tensor_parallel)
+        for fault in self.faults:
+            if self.tensor_parallel > 1 and fault.rank is not None and fault.rank >= self.tensor_parallel:
+                last = self.tensor_parallel - 1
+                raise BadOption("rank= of --fault", fault.rank, f"a rank of the suspect host, 0 to {last}")
+
+    def data(self) -> dict[str, Any]:
+        """As JSON holds it, and `read_plan` reads it."""
+        return {**asdict(self), "levels": list(self.levels), "faults": [fault.text for fault in self.faults]}
+
+
+def read_plan(data: Mapping[str, Any]) -> Plan:
+    """The plan whose `data` this is."""
+    return Plan(**{**data, "faults": tuple(parse_fault(text) for text in data["faults"])})
+
+
+def levels_of(named: Sequence[str]) -> tuple[str, ...]:
+    """The levels by name or number, in their order; all of them where none is named. Raises BadOption."""
+    numbers = {str(number): level for number, level in enumerate(LEVELS, 1)}
+    wanted = set()
+    for name in named:
+        if name not in LEVELS and name not in numbers:
+            raise BadOption("--level", name, ", ".join(f"{number} ({level})" for number, level in numbers.items()))
+        wanted.add(numbers.get(name, name))
+    return tuple(level for level in LEVELS if level in wanted or not wanted)
+
+
+def launched_rank(environ: Mapping[str, str] = os.environ, tensor_parallel: int = 1) -> int | None:
+    """The rank that a launcher such as torchrun gave this process, None where there was none.
+
+    Raises BadOption where it did not start two, or two for each rank of a host.
+    """
+    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        return None
+    started = environ["WORLD_SIZE"]
+    if started != str(2 * tensor_parallel):
+        told = f"{started} process{'' if started == '1' else 'es'}"
+        if tensor_parallel > 1:
+            words = f"--nnodes 2 --nproc-per-node {tensor_parallel}"
+            expected = (
+                f"{2 * tensor_parallel}, two hosts of --tensor-parallel {tensor_parallel} ranks: torchrun {words}"
+            )
+        else:
+            expected = "two, a trusted and a suspect one (or two hosts of N ranks, and --tensor-parallel N)"
+        raise BadOption("the launcher", told, expected)
+    return int(environ["RANK"])
+
+
+def run_pair(plan: Plan, progress: Callable[[str, int, int], object], said: Callable[[str], object]) -> dict[str, Any]:
+    """Execute a study by processes of this machine, two for each rank of a host; what was found, as JSON holds it.
+
+    Ctrl-C ends it after a step, with what was found so far.
+    """
+    with tempfile.TemporaryDirectory(prefix="traincheck-sdc-") as made:
+        folder = Path(made)
+        job = {"task": "study", "plan": plan.data(), "store": str(folder / "store"), "found": str(folder / "found")}
+        hosts, size = ("trusted", "suspect"), plan.tensor_parallel
+        names = [f"{name} rank {rank}" for name in hosts for rank in range(size)] if size > 1 else hosts
+        jobs = [Job(name, {**job, "rank": rank}) for rank, name in enumerate(names)]
+        run_children(jobs, folder, progress, said, stoppable=True)
+        found: dict[str, Any] = json.loads((folder / "found").read_text(encoding="utf-8"))
+    return found

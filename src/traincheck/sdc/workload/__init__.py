@@ -1,0 +1,1 @@
+"""Workload: the training that a screening, a study or the doctor executes."""

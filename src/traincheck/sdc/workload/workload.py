@@ -1,0 +1,192 @@
+"""Workload: the training that is executed to find corruption, the built-in one or one that the user names."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+
+from traincheck.errors import BadOption, TrainCheckError, WorkloadUnusable
+from traincheck.sdc.study.host import Host
+from traincheck.sdc.workload.decoder import DTYPES, DecoderWorkload
+from traincheck.sdc.workload.parallel import ParallelDecoderWorkload
+from traincheck.sdc.workload.sizes import BUILT_IN, SIZES
+
+HELD_OUT = 1_000_000
+"""Batches from this number on are not trained on, but evaluated."""
+EVALUATED = 4
+"""Batches of an evaluation where the workload has none of its own."""
+
+
+class Workload(Protocol):
+    """A training, in the parts that are executed one by one. All of it is to depend on the seed alone.
+
+    It may also have `evaluate(model) -> float`, which is better when lower (else the mean loss of held-out batches is
+    taken), `submodules(model) -> {name: kind}`, which modules are compared as one (else those without modules in
+    them, each by its class), and `tensor_parallel(host) -> Workload`, the part of it that a rank of a host executes.
+    """
+
+    def build_model(self) -> torch.nn.Module:
+        """The model on its device, as it begins."""
+
+    def build_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        """The optimizer of its parameters."""
+
+    def batch(self, step: int) -> Any:
+        """The batch of a training step, from 1 on; those from `HELD_OUT` on are evaluated."""
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        """The loss of a batch, which is one number."""
+
+
+PARALLEL = "tensor_parallel"
+"""The method of a workload that makes the part of it which one rank of a host executes."""
+
+METHODS = ("build_model", "build_optimizer", "batch", "loss")
+
+
+def load_workload(named: str, seed: int, device: torch.device, host: Host | None = None) -> Workload:
+    """The workload `decoder-SIZE[-DTYPE]`, or what the function `module:function` or `file.py:function` makes.
+
+    The function is called as `function(seed=..., device=...)`. With a host of several ranks it is the part that this
+    rank executes. Raises BadOption for a name that is none, and for a workload that cannot be split so, and
+    WorkloadUnusable where it cannot be imported or is not what a `Workload` is.
+    """
+    parallel = host if host is not None and host.size > 1 else None
+    if ":" not in named:
+        return _built_in(named, seed, device, parallel)
+    found = _own(named, seed, device)
+    if parallel is None:
+        return found
+    made = getattr(found, PARALLEL, None)
+    if not callable(made):
+        raise BadOption(
+            "--tensor-parallel",
+            parallel.size,
+            f"a workload with a parallel variant, and {named} has no method {PARALLEL}(host); leave the option out, "
+            f"give it that method (docs/sdc.md), or take one of --workload {BUILT_IN}...",
+        )
+    with blamed(named):
+        return _checked(named, PARALLEL, made(parallel))
+
+
+def _own(named: str, seed: int, device: torch.device) -> Workload:
+    home, _, name = named.rpartition(":")
+    made = _function(named, home, name)
+    try:
+        found = made(seed=seed, device=device)
+    except Exception as error:
+        raise WorkloadUnusable(named, f"{name}(seed=..., device=...) raised {_told(error)}") from error
+    return _checked(named, name, found)
+
+
+def _checked(named: str, name: str, found: Any) -> Workload:
+    missing = [method for method in METHODS if not callable(getattr(found, method, None))]
+    if missing:
+        raise WorkloadUnusable(
+            named, f"what {name} returns, a {type(found).__name__}, has no {' and no '.join(missing)}"
+        )
+    workload: Workload = found
+    return workload
+
+
+def _built_in(named: str, seed: int, device: torch.device, host: Host | None) -> Workload:
+    size, _, dtype = named.removeprefix(BUILT_IN).partition("-")
+    if not named.startswith(BUILT_IN) or size not in SIZES or (dtype or "fp32") not in DTYPES:
+        sizes, dtypes = "|".join(SIZES), "|".join(DTYPES)
+        raise BadOption("--workload", named, f"decoder-{sizes}, with -{dtypes} or without, or FILE.py:FUNCTION")
+    config, kind = SIZES[size], DTYPES[dtype or "fp32"]
+    if host is None:
+        return DecoderWorkload(config, seed, device, kind)
+    return ParallelDecoderWorkload(config, seed, device, kind, host)
+
+
+def _function(named: str, home: str, name: str) -> Callable[..., Any]:
+    try:
+        module = _of_file(Path(home)) if home.endswith(".py") else _of_name(home)
+    except WorkloadUnusable:
+        raise
+    except Exception as error:
+        raise WorkloadUnusable(named, f"{home} cannot be imported: {_told(error)}") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        there = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]
+        said = f" (it has {', '.join(there[:8])})" if there else ""
+        raise WorkloadUnusable(named, f"{home} has no function {name!r}{said}")
+    function: Callable[..., Any] = found
+    return function
+
+
+def _of_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise WorkloadUnusable(str(path), "there is no such file")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None  # it ends with .py
+    module = importlib.util.module_from_spec(spec)
+    # As for a script: what lies beside the file can be imported, and classes of it can be found by their module.
+    sys.path.insert(0, str(path.parent.resolve()))
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _of_name(name: str) -> ModuleType:
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does it
+    return importlib.import_module(name)
+
+
+@contextmanager
+def blamed(named: str) -> Iterator[None]:
+    """What is raised in the block comes of this workload: WorkloadUnusable, with the line of the user's code."""
+    try:
+        yield
+    except TrainCheckError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        others = [one for one in frames if f"{os.sep}torch{os.sep}" not in one.filename]
+        last = ([one for one in others if f"{os.sep}traincheck{os.sep}" not in one.filename] or others or frames)[-1]
+        raise WorkloadUnusable(named, f"it raised {_told(error)} ({last.filename}, line {last.lineno})") from error
+
+
+def _told(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def submodules_of(workload: Workload, model: torch.nn.Module) -> Mapping[str, str]:
+    """The modules that are compared as one, by name, each with its kind."""
+    own = getattr(workload, "submodules", None)
+    if own is not None:
+        named: Mapping[str, str] = own(model)
+        known = dict(model.named_modules())
+        unknown = [name for name in named if name not in known]
+        if unknown:
+            raise WorkloadUnusable(type(workload).__name__, f"its model has no module {unknown[0]!r} of its submodules")
+        return named
+    return {name: type(one).__name__ for name, one in model.named_modules() if name and not any(one.children())}
+
+
+def evaluation(workload: Workload, model: torch.nn.Module) -> float:
+    """What the workload's `evaluate` says, or the mean loss over held-out batches."""
+    was_training = model.training
+    model.train(False)
+    try:
+        with torch.no_grad():
+            own = getattr(workload, "evaluate", None)
+            if own is not None:
+                return float(own(model))
+            losses = [float(workload.loss(model, workload.batch(HELD_OUT + one))) for one in range(EVALUATED)]
+            return sum(losses) / len(losses)
+    finally:
+        model.train(was_training)

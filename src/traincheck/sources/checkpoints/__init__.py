@@ -1,0 +1,1 @@
+"""Checkpoints: state dicts that a program saves or loads, and snapshots of our own."""

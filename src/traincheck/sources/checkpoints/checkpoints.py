@@ -1,0 +1,296 @@
+"""Source `checkpoints`: what is saved against what is live, and what was loaded against what is live after it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from traincheck.sources.base import replace, replace_everywhere, wrapping
+from traincheck.sources.checkpoints.saved_state import StateReadings
+from traincheck.sources.checkpoints.state_dicts import Candidate, Owned, mappings, members, owners, under, wrapped
+from traincheck.sources.modules.live_modules import without_compiler
+from traincheck.sources.modules.variables import Catalog
+from traincheck.sources.optimizers.hyperparameters import OptimizerReadings, settings
+from traincheck.sources.recording.api_names import levels
+from traincheck.sources.recording.context_facts import circumstances
+from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.recorder import OpenCall, Recorder
+from traincheck.sources.tensors.reading import unseen
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import LIFECYCLE, LOADED, SAVED
+
+MOST_ASKED = 16
+"""Modules kept in mind as having been asked for their state: more are layers of one that is saved piece by piece."""
+
+SAVE = ("torch.save",)
+SAFETENSORS = "safetensors.torch"
+SAVE_FILE = (f"{SAFETENSORS}.save_file",)
+
+
+class _Depth(threading.local):
+    value = 0
+
+
+class _Given(NamedTuple):
+    """A state dict that a module has given out, after so many updates of all optimizers."""
+
+    state: weakref.ref[Any]
+    module: weakref.ref[nn.Module]
+    updates: int
+
+
+class CheckpointSource:
+    """Observes `torch.save`, `safetensors.torch.save_file`, and `state_dict` and `load_state_dict` of modules and
+    optimizers.
+
+    Known limitations: `safetensors` is looked for at the start, when a state dict is taken and when an optimizer has
+    stepped; what is saved through other libraries is seen where it ends in one of these calls.
+    """
+
+    name = "checkpoints"
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._depth = _Depth()
+        self._updates = 0
+        self._given: dict[int, _Given] = {}
+        self._asked: dict[int, weakref.ref[nn.Module]] = {}
+        self._safetensors = False
+
+    def offers(self) -> str | None:
+        return None
+
+    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
+        self._demand = demand
+        self._recorder = recorder
+        self._states = StateReadings(self._catalog, demand, recorder)
+        self._settings = OptimizerReadings(self._catalog, demand, recorder)
+        self._undo = undo = Undo()
+        self._safetensors = False
+        if demand.wants_call(SAVE):
+            replace_everywhere(undo, "torch", "save", self._around(self._save_begins, self._ends))
+        if demand.everything or any(api.endswith(".state_dict") for api in demand.apis) or self._wants_saves():
+            replace(undo, nn.Module, "state_dict", self._around_state_dict())
+            replace(undo, Optimizer, "state_dict", self._around(self._optimizer_begins, self._optimizer_gave))
+        if demand.everything or any(api.endswith(".load_state_dict") for api in demand.apis):
+            replace(undo, nn.Module, "load_state_dict", self._around(self._load_begins, self._load_ends))
+            replace(
+                undo,
+                Optimizer,
+                "load_state_dict",
+                self._around(self._optimizer_load_begins, self._optimizer_loaded),
+            )
+        if self._wants_saves():
+            stepped = recorder.guarded(self.name, self._stepped, always=True)
+            recorder.hooks.add(undo, register_optimizer_step_post_hook(stepped), stepped)
+            self._look_for_safetensors()
+        return undo
+
+    def _wants_saves(self) -> bool:
+        return self._demand.wants_call(SAVE) or self._demand.wants_call(SAVE_FILE)
+
+    def _around(
+        self, begins: Callable[..., Any], ends: Callable[[Any, Any], None]
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        guarded = self._recorder.guarded
+        return wrapping(guarded(self.name, begins), guarded(self.name, ends), guarded(self.name, self._failed))
+
+    def _failed(self, token: tuple[OpenCall | None, Any]) -> None:
+        if token[0] is not None:
+            self._recorder.abandon(token[0])
+
+    def _ends(self, token: tuple[OpenCall, Any], result: Any) -> None:
+        self._recorder.leave(token[0])
+
+    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._updates += 1
+        self._look_for_safetensors()
+
+    # -- saving ----------------------------------------------------------------------------------------------------
+
+    def _save_begins(self, saved: Any = None, *args: Any, **kwargs: Any) -> tuple[OpenCall, None]:
+        call = self._recorder.enter(LIFECYCLE, SAVE, "", circumstances())
+        self._tell_saved(call, kwargs.get("obj", saved))
+        return call, None
+
+    def _tell_saved(self, call: OpenCall, saved: Any) -> None:
+        """Tell of each state of a living module in `saved`."""
+        if not self._states.wanted:
+            return
+        with unseen():
+            others = []
+            for mapping in mappings(saved):
+                given = self._given.get(id(mapping))
+                module = given.module() if given is not None and given.state() is mapping else None
+                if given is not None and module is not None:
+                    fresh = True if given.updates == self._updates else None
+                    self._states.tell(call.seq, under(module, mapping), SAVED, fresh=fresh)
+                else:
+                    others.append(mapping)
+            for owned in self._owned(others):
+                self._states.tell(call.seq, owned, SAVED)
+
+    def _owned(self, others: list[Mapping[str, Any]]) -> Iterator[Owned]:
+        """The states of living modules among mappings that no module is known to have given out.
+
+        The program is searched anew where a module fits whose memory a mapping does not hold: it may be another's.
+        """
+        candidates = self._candidates() if others else []
+        searched = False
+        for mapping in others:
+            found, certain = owners(mapping, candidates)
+            if not searched and not certain and (found or not candidates):
+                searched = True
+                self._catalog.refresh_modules()
+                candidates = self._candidates()
+                found, _ = owners(mapping, candidates)
+            yield from found
+
+    def _candidates(self) -> list[Candidate]:
+        """The outermost modules with what they wrap, and those that were asked for their state."""
+        asked = [module for reference in list(self._asked.values()) if (module := reference()) is not None]
+        every = [inner for module in (*self._catalog.outermost(), *asked) for inner in wrapped(module)]
+        return [Candidate(module, members(module)) for module in {id(module): module for module in every}.values()]
+
+    def _look_for_safetensors(self) -> None:
+        """Watch `save_file` once its module is there: at the function that it hands the work to.
+
+        Programs bind `save_file` itself when they are imported, so a replacement of it would come too late for them.
+        """
+        module = sys.modules.get(SAFETENSORS)
+        if self._safetensors or module is None or not self._demand.wants_call(SAVE_FILE):
+            return
+        if getattr(module, "save_file", None) is None:
+            return  # it is being imported
+        self._safetensors = True
+        code = getattr(module.save_file, "__code__", None)
+        begins = functools.partial(self._file_begins, code)
+        replace(self._undo, module, "serialize_file", self._around(begins, self._ends))
+
+    def _file_begins(self, code: Any, *args: Any, **kwargs: Any) -> tuple[OpenCall, None] | None:
+        frame = sys._getframe(1)
+        while frame.f_code is not code:
+            if frame.f_back is None:
+                return None  # called by something else
+            frame = frame.f_back
+        call = self._recorder.enter(LIFECYCLE, SAVE_FILE, "", circumstances())
+        self._tell_saved(call, frame.f_locals.get("tensors"))
+        return call, None
+
+    # -- state dicts of modules ------------------------------------------------------------------------------------
+
+    def _around_state_dict(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Around `Module.state_dict`, which calls itself for every module inside: only the outermost is a call."""
+        guarded, depth = self._recorder.guarded, self._depth
+        begins, ends = guarded(self.name, self._state_begins), guarded(self.name, self._state_ends)
+        failed = guarded(self.name, self._failed)
+
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+            observed = wrapping(begins, ends, failed)(function)
+
+            @functools.wraps(function)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                if depth.value:
+                    return function(*args, **kwargs)
+                depth.value = 1
+                try:
+                    return observed(*args, **kwargs)
+                finally:
+                    depth.value = 0
+
+            return wrapper
+
+        return decorate
+
+    def _state_begins(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[OpenCall | None, Any]:
+        self._look_for_safetensors()
+        call_levels = levels(type(without_compiler(module)), "state_dict", nn.Module)
+        prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
+        call = None
+        if self._demand.wants_call(call_levels):
+            call = self._recorder.enter(LIFECYCLE, call_levels, self._catalog.module_name(module), circumstances())
+        return call, (module, prefix)
+
+    def _state_ends(self, token: tuple[OpenCall | None, Any], state: Any) -> None:
+        call, (module, prefix) = token
+        if not isinstance(state, dict):
+            return
+        self._remember(state, module)
+        if call is not None:
+            if self._states.wanted:
+                with unseen():
+                    owned = under(module, state, prefix)
+                    if any(pair.other is not None for pair in owned.pairs()):  # not so for a module that is sharded
+                        self._states.tell(call.seq, owned, SAVED, fresh=True)
+            self._recorder.leave(call)
+
+    def _remember(self, state: Any, module: nn.Module) -> None:
+        """Keep in mind, without keeping it alive, that `module` gave this state; the mapping of torch allows it."""
+        self._asked.pop(id(module), None)
+        self._asked[id(module)] = weakref.ref(module)
+        if len(self._asked) > MOST_ASKED:
+            del self._asked[next(iter(self._asked))]
+        self._given = {key: given for key, given in list(self._given.items()) if given.state() is not None}
+        try:
+            self._given[id(state)] = _Given(weakref.ref(state), weakref.ref(module), self._updates)
+        except TypeError:
+            return  # a plain dict, as some modules of libraries give
+
+    def _load_begins(
+        self, module: nn.Module, state: Any = None, *args: Any, **kwargs: Any
+    ) -> tuple[OpenCall, tuple[nn.Module, Any]] | None:
+        call_levels = levels(type(without_compiler(module)), "load_state_dict", nn.Module)
+        state = kwargs.get("state_dict", state)
+        if not isinstance(state, dict) or not self._demand.wants_call(call_levels):
+            return None
+        call = self._recorder.enter(LIFECYCLE, call_levels, self._catalog.module_name(module), circumstances())
+        return call, (module, dict(state))
+
+    def _load_ends(self, token: tuple[OpenCall, tuple[nn.Module, Any]], result: Any) -> None:
+        call, (module, state) = token
+        if self._states.wanted:
+            missing = getattr(result, "missing_keys", None)
+            with unseen():
+                self._states.tell(call.seq, under(module, state), LOADED, missing=missing)
+        self._recorder.leave(call)
+
+    # -- state dicts of optimizers ---------------------------------------------------------------------------------
+
+    def _optimizer_begins(self, optimizer: Any) -> tuple[OpenCall, Any] | None:
+        return self._optimizer_call(optimizer, "state_dict", ())
+
+    def _optimizer_gave(self, token: tuple[OpenCall, Any], state: Any) -> None:
+        call, (optimizer, _) = token
+        self._settings.saved(optimizer, call.receiver, call.seq, _groups(state))
+        self._recorder.leave(call)
+
+    def _optimizer_load_begins(self, optimizer: Any, state_dict: Any) -> tuple[OpenCall, Any] | None:
+        return self._optimizer_call(optimizer, "load_state_dict", _groups(state_dict))
+
+    def _optimizer_loaded(self, token: tuple[OpenCall, Any], result: Any) -> None:
+        call, (optimizer, handed) = token
+        self._settings.loaded(optimizer, call.receiver, call.seq, handed)
+        self._recorder.leave(call)
+
+    def _optimizer_call(self, optimizer: Any, method: str, handed: Any) -> tuple[OpenCall, Any] | None:
+        call_levels = levels(type(optimizer), method, Optimizer)
+        if not self._demand.wants_call(call_levels):
+            return None
+        name = self._catalog.add_optimizer(optimizer)
+        return self._recorder.enter(LIFECYCLE, call_levels, name, circumstances()), (optimizer, handed)
+
+
+def _groups(state: Any) -> Sequence[Mapping[str, Any]]:
+    """The settings of the parameter groups in an optimizer's state dict."""
+    groups = state.get("param_groups", ()) if isinstance(state, dict) else ()
+    with unseen():
+        return [settings(group) for group in groups if isinstance(group, dict)]

@@ -1,0 +1,127 @@
+"""Snapshots: parameters, gradients, buffers and optimizer state of a program in one file of plain tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from traincheck import redaction
+from traincheck.sources.modules.variables import Catalog
+from traincheck.sources.optimizers.hyperparameters import plain, settings
+from traincheck.sources.tensors.reading import local, unseen
+
+_save = torch.save  # as it was when we were imported, before a source of ours wraps it
+
+FORMAT = 1
+MOST_BYTES = 16_000_000_000
+"""A larger snapshot is not written: it would take minutes in which nothing is trained."""
+MOST_OF_DISK = 0.5
+"""Nor one that takes more than this part of the space that is left: the checkpoints of the program come first."""
+
+
+def write_snapshot(path: Path, catalog: Catalog, step: int, rank: int) -> str:
+    """Write the state of the program to `path`; why it was not written, empty where it was.
+
+    It is a dict of `parameters`, `gradients` and `buffers` (each by name), and `optimizers` (by name: `state` by the
+    name of the parameter, and `param_groups` with their settings and the names of their parameters), which `torch.load`
+    reads with `weights_only=True`. Of a sharded tensor it holds the part of this rank. Nothing is raised, no random
+    number is drawn, and no source of ours sees it.
+    """
+    unfinished = path.with_name(f".{path.name}.partial")
+    try:
+        with unseen():
+            told = {"format": FORMAT, "step": step, "rank": rank, **_state_of(catalog)}
+            needed = sum(_sizes(told))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            left = shutil.disk_usage(path.parent).free
+            if needed > min(MOST_BYTES, MOST_OF_DISK * left):
+                most = min(MOST_BYTES, MOST_OF_DISK * left) / 1e9
+                return f"a snapshot takes {needed / 1e9:.1f} GB, and at most {most:.1f} GB are written here"
+            with unfinished.open("wb") as file:
+                _save(_on_host(told), file)
+            unfinished.replace(path)
+    except Exception as error:  # a full disk, memory, a tensor that cannot be read: the training goes on without it
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        return f"no snapshot was written: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return ""
+
+
+def _state_of(catalog: Catalog) -> dict[str, Any]:
+    catalog.refresh_modules()
+    catalog.refresh_holders()
+    parameters: dict[str, torch.Tensor] = {}
+    gradients: dict[str, torch.Tensor] = {}
+    names: dict[int, str] = {}
+    for variable, tensor in catalog.living():
+        names[id(tensor)] = variable.name
+        _put(parameters, variable.name, tensor)
+        if tensor.grad is not None:
+            _put(gradients, variable.name, tensor.grad)
+    buffers: dict[str, torch.Tensor] = {}
+    for module in catalog.known.living():
+        for name, buffer in list(module.__dict__.get("_buffers", {}).items()):
+            if isinstance(buffer, torch.Tensor):
+                _put(buffers, f"{catalog.module_name(module)}.{name}", buffer)
+    optimizers = {name: _optimizer(one, names) for name, one in catalog.optimizers()}
+    return {"parameters": parameters, "gradients": gradients, "buffers": buffers, "optimizers": optimizers}
+
+
+def _put(into: dict[str, torch.Tensor], name: str, tensor: torch.Tensor) -> None:
+    dense = local(tensor)
+    if dense is not None:
+        into[name] = dense.detach()
+
+
+def _optimizer(optimizer: Any, names: Mapping[int, str]) -> dict[str, Any]:
+    state: dict[str, dict[str, Any]] = {}
+    for parameter, entries in list(optimizer.state.items()):
+        if not isinstance(entries, dict):
+            continue
+        own = state.setdefault(names.get(id(parameter), f"unknown {len(state)}"), {})
+        for name, value in entries.items():
+            if isinstance(value, torch.Tensor):
+                _put(own, str(name), value)
+            else:
+                with contextlib.suppress(TypeError):
+                    own[str(name)] = redaction.value(str(name), plain(value))
+    groups = [
+        {
+            **{name: redaction.value(name, told) for name, told in settings(group).items()},
+            "params": [names.get(id(parameter), "") for parameter in group["params"]],
+        }
+        for group in optimizer.param_groups
+    ]
+    return {"state": state, "param_groups": groups}
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _tensors(one)
+
+
+def _sizes(told: dict[str, Any]) -> Iterator[int]:
+    """The bytes of each storage, which several tensors may share."""
+    seen = set()
+    for tensor in _tensors(told):
+        storage = tensor.untyped_storage()
+        if storage._cdata not in seen:
+            seen.add(storage._cdata)
+            yield storage.nbytes()
+
+
+def _on_host(value: Any) -> Any:
+    """With tensors of accelerators brought to the host; those of the host are not copied."""
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {key: _on_host(one) for key, one in value.items()}
+    return value

@@ -1,0 +1,1 @@
+"""Data: loaders, batches, loader workers and random states."""

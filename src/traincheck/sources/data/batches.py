@@ -1,0 +1,102 @@
+"""Readings of the batch that a model is trained on, by fingerprint, in a job of several ranks.
+
+Ranks are compared by them (see relations/consistent/batches.py). Since the same mistake shows in every step, a sample
+of fixed
+steps is read. What is frozen in the model, which no update tells of, is read once and told with each batch; so is
+whether the model gathers its parameters from all ranks (FSDP), so that each computes with the whole of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+
+from traincheck.sources.distributed.replica_readings import several_ranks
+from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.tensors.call_summaries import MOST_INSIDE, in_schedule
+from traincheck.sources.tensors.device_transfers import NextSeq
+from traincheck.sources.tensors.reading import computed, fingerprints, unseen
+from traincheck.sources.tensors.value_facts import readable
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import Reading
+from traincheck.vocab.facts import Facts, facts
+
+SOURCE = "modules"
+KIND, BATCH, FROZEN = "module", "batch", "frozen"
+
+LEAST_ELEMENTS = 8
+"""A batch of fewer numbers may well be the same on two ranks by chance."""
+
+_CONTEXT = facts(kind=KIND)
+_OF_GATHERED = facts(kind=KIND, gathered=True)
+
+
+class BatchReadings:
+    """Takes the readings; there are none where there is no other rank."""
+
+    def __init__(self, demand: Demand, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._known: dict[str, tuple[int, Facts]] = {}  # by model: what is frozen in it, and the facts of its batches
+        self.ask(demand)
+
+    def ask(self, demand: Demand) -> None:
+        """From now on take the readings that `demand` asks for."""
+        self._wanted = demand.wants_reading(KIND, BATCH)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether what goes into the model is to be read now."""
+        coming = self._recorder.steps.coming
+        return self._wanted and in_schedule(coming) and several_ranks()
+
+    def read(
+        self, call: int, name: str, model: torch.nn.Module, args: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> None:
+        """Read all tensors that `call` gives the model, as one value; nothing where one cannot be read."""
+        with unseen():
+            batch = list(_tensors((*args, *keywords.values())))
+            if sum(tensor.numel() for tensor in batch) < LEAST_ELEMENTS or not all(map(readable, batch)):
+                return
+            values = computed(batch)
+            if name not in self._known:
+                parameters = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+                context = _OF_GATHERED if _is_gathered(model) else _CONTEXT
+                self._known[name] = _together(fingerprints(parameters)), context
+            frozen, context = self._known[name]
+
+            def conclude(known: list[int | None], next_seq: NextSeq) -> None:
+                if None not in known:
+                    for what, value in ((BATCH, _together(known)), (FROZEN, frozen)):
+                        self._recorder.reading(Reading(next_seq(), call, name, KIND, what, value, context=context))
+
+            self._recorder.transfers.when(SOURCE, values, conclude, events=2)
+
+
+def _is_gathered(model: torch.nn.Module) -> bool:
+    """Whether FSDP gathers all parameters of a model from all ranks. On a mesh of several dimensions, ranks may share
+    the model as well (tensor parallelism)."""
+    names = {cls.__name__ for cls in type(model).__mro__ if cls.__module__.startswith("torch.distributed.")}
+    ranks = torch.distributed.get_world_size()
+    if "FullyShardedDataParallel" in names:
+        return bool(model.process_group.size() == ranks)
+    meshes = [getattr(parameter, "device_mesh", None) for parameter in model.parameters()]
+    whole = (mesh is not None and mesh.ndim == 1 and mesh.size() == ranks for mesh in meshes)
+    return "FSDPModule" in names and all(whole)
+
+
+def _together(values: Sequence[int | None]) -> int:
+    """Several fingerprints as one number; it is the same in each process."""
+    return hash(tuple(value or 0 for value in values)) & 0x7FFFFFFFFFFFFFFF
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among `values`, also in a list, a tuple or a dict."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif type(value) in (list, tuple, dict):
+            inner = value.values() if type(value) is dict else value
+            yield from (item for item in islice(inner, MOST_INSIDE) if isinstance(item, torch.Tensor))

@@ -1,0 +1,299 @@
+"""Workers: random states in the forked workers of data loaders, told to the process that reads their batches.
+
+Note [A word for each batch]
+A worker says with each batch in which random states it began on it: one small message, written to a pipe that the main
+process opened before the fork. The write never blocks (a message that does not fit is lost, and counted) and comes
+before the batch itself, so whoever has the batch has the message. The main process puts the messages in *rounds*: the
+k-th of every worker. It tells a round once the batches of the round have been fetched, so that when it is told does not
+depend on how far the workers are ahead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import struct
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils import fetch
+
+from traincheck.sources.base import replace, wrapping
+from traincheck.sources.data.random_states import STREAMS, combined, fingerprint, generators_in, stream_fingerprint
+from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.recorder import Recorder
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import Reading
+
+KIND = "worker"
+OF_DATASET = "dataset"
+STATES = (*STREAMS, OF_DATASET)
+ATTRIBUTES = tuple(f"random.{state}" for state in STATES)
+"""What is read of a worker. `random.dataset`: the generators that the data set holds and drew from for this batch."""
+
+_MESSAGE = struct.Struct(f"<6I{len(STATES)}Q")
+MOST_AT_ONCE = 1000
+"""Messages taken from the pipe in one read; a pipe of 64 KiB holds about as many."""
+MOST_HELD = 64
+"""Rounds that wait for a worker; more than a loader ever fetches ahead, so that worker has ended or lost its word."""
+
+
+class Message(NamedTuple):
+    """A worker began on the `batch`-th batch of a pass; `told` has a bit for each of `STATES` that follows."""
+
+    iterator: int
+    turn: int
+    worker: int
+    workers: int
+    batch: int
+    told: int
+    states: tuple[int, ...]
+
+    def pack(self) -> bytes:
+        return _MESSAGE.pack(*self[:6], *self.states)
+
+    @classmethod
+    def unpack(cls, values: tuple[int, ...]) -> Message:
+        iterator, turn, worker, workers, batch, told, *states = values
+        return cls(iterator, turn, worker, workers, batch, told, tuple(states))
+
+
+class Pipe:
+    """A pipe that is never waited for. Its ends are used only as long as they are what was opened.
+
+    (A program that closes descriptors which it did not open may have given their numbers to files of its own.)
+    """
+
+    def __init__(self) -> None:
+        self.ends = os.pipe()
+        self._identity = tuple(map(self._identify, self.ends))
+        for end in self.ends:
+            os.set_blocking(end, False)
+
+    @staticmethod
+    def _identify(end: int) -> tuple[int, int] | None:
+        try:
+            found = os.fstat(end)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def _intact(self, which: int) -> bool:
+        return self._identity[which] is not None and self._identify(self.ends[which]) == self._identity[which]
+
+    def write(self, data: bytes) -> None:
+        """Write all of `data` (at most PIPE_BUF bytes) or, where it does not fit, nothing."""
+        if self._intact(1):
+            with contextlib.suppress(OSError):
+                os.write(self.ends[1], data)
+
+    def read(self) -> bytes:
+        """What is there, at most `MOST_AT_ONCE` messages; they are written whole, so they are read whole."""
+        if not self._intact(0):
+            return b""
+        try:
+            return os.read(self.ends[0], _MESSAGE.size * MOST_AT_ONCE)
+        except OSError:
+            return b""
+
+    def close(self) -> None:
+        for which, end in enumerate(self.ends):
+            if self._intact(which):
+                os.close(end)
+
+
+class Rounds:
+    """The messages of the workers of one pass over a loader, put in rounds."""
+
+    def __init__(self, iterator: int, workers: int, turn: int) -> None:
+        self.iterator = iterator
+        self.turn = turn
+        self.lost = 0
+        self._workers = workers
+        self._held: dict[int, dict[int, Message]] = {}
+        self._next: dict[int, int] = {}
+
+    def add(self, message: Message) -> None:
+        """Take in a message; one of an earlier pass over the same iterator is too late."""
+        if message.turn == self.turn and message.workers == self._workers:
+            self._held.setdefault(message.batch, {})[message.worker] = message
+            self.lost += message.batch - self._next.get(message.worker, 0)
+            self._next[message.worker] = message.batch + 1
+
+    def ready(self, fetched: int, over: bool) -> list[list[Message]]:
+        """The rounds that can be told once `fetched` batches were, or the pass is over; each by worker.
+
+        A round that a worker ended before is told without it; one in which a message was lost is left out.
+        """
+        found = []
+        for number in sorted(self._held):
+            round_ = self._held[number]
+            missing = set(range(self._workers)) - round_.keys()
+            lost = any(self._next.get(worker, 0) > number for worker in missing)
+            if not over and not lost:
+                early = fetched < (number + 1) * self._workers
+                if early if not missing else len(self._held) <= MOST_HELD:
+                    break
+            del self._held[number]
+            if not lost:
+                found.append([round_[worker] for worker in sorted(round_)])
+        return found
+
+
+class _InWorker(threading.local):
+    """What a forked worker knows of itself: it inherits this from the thread that forked it."""
+
+    iterator = 0  # set by the main process right before the fork
+    fetcher: weakref.ref[Any] | None = None
+    turn = -1
+    batch = 0
+    busy = False
+
+
+class Workers:
+    """Follows the workers of all loaders of this process."""
+
+    def __init__(self) -> None:
+        self._me = _InWorker()
+        self._pid = os.getpid()
+        self._pipe: Pipe | None = None
+        self._rounds: weakref.WeakValueDictionary[int, Rounds] = weakref.WeakValueDictionary()
+        self._wanted: tuple[str, ...] = ()
+        self._off = False
+        self._lost = 0
+
+    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
+        """Have workers that are forked from now on tell their random states, where they are demanded."""
+        undo = Undo()
+        self._recorder = recorder
+        self._wanted = tuple(state for state in STATES if demand.wants_reading(KIND, f"random.{state}"))
+        recorder.when_over(undo, self._close)
+        if not self._wanted:
+            return undo
+        watching = wrapping(self._quiet(self._fetch_begins), self._quiet(self._fetch_ends), self._fetch_fails)
+        for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+            replace(undo, fetcher, "fetch", watching)
+        return undo
+
+    # -- in the main process ---------------------------------------------------------------------------------------
+
+    def about_to_fork(self, iterator: int, turn: int, workers: int, context: Any) -> Rounds | None:
+        """A loader's iterator starts its workers, or a new pass (`turn`) with those it has; None if unseen."""
+        if not self._wanted:
+            return None
+        method = _start_method(context)
+        if method != "fork":
+            self._recorder.miss(f"workers: data loader workers that are started by {method} are not seen inside")
+            return None
+        if self._pipe is None:
+            self._pipe = Pipe()
+        self._me.iterator = iterator
+        rounds = self._rounds[iterator] = Rounds(iterator, workers, turn)
+        return rounds
+
+    def tell(self, rounds: Rounds, name: str, fetched: int, over: bool, call: int) -> None:
+        """Note the readings of the rounds that are ready, in `call`; `name` is the loader's."""
+        self._receive()
+        for messages in rounds.ready(fetched, over):
+            # An attribute that only some workers tell (one did not draw) would not be compared with its like.
+            common = messages[0].told
+            for message in messages:
+                common &= message.told
+            for message in messages:
+                for place, attribute in enumerate(ATTRIBUTES):
+                    if common >> place & 1:
+                        self._read(f"{name} worker {message.worker}", attribute, message.states[place], call)
+        self._lost, rounds.lost = self._lost + rounds.lost, 0
+
+    def pass_over(self, rounds: Rounds, fetched: int, over: bool) -> None:
+        """Let go of the rounds that are ready; nobody asks for them."""
+        self._receive()
+        rounds.ready(fetched, over)
+        rounds.lost = 0
+
+    def _read(self, variable: str, attribute: str, value: int, call: int) -> None:
+        recorder = self._recorder
+        recorder.reading(Reading(recorder.next_seq(), call, variable, KIND, attribute, value))
+
+    def _receive(self) -> None:
+        """Empty the pipe; a message is for the loader it names, whoever reads it."""
+        data = b"" if self._pipe is None else self._pipe.read()
+        for values in _MESSAGE.iter_unpack(data):
+            message = Message.unpack(values)
+            rounds = self._rounds.get(message.iterator)
+            if rounds is not None:
+                rounds.add(message)
+
+    def at_end(self) -> None:
+        """Say how many messages were lost, if any were."""
+        if self._lost:
+            self._recorder.miss(f"workers: {self._lost} random states of data loader workers were lost on the way")
+
+    def _close(self) -> None:
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None and os.getpid() == self._pid:
+            pipe.close()
+
+    # -- in a worker -----------------------------------------------------------------------------------------------
+
+    def _quiet(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, which after a fault says nothing more: nobody would hear a complaint from in here."""
+
+        def safe(*args: Any) -> Any:
+            if self._off:
+                return None
+            try:
+                return function(*args)
+            except Exception:
+                self._off = True
+                return None
+
+        return safe
+
+    def _fetch_begins(self, fetcher: Any, *_: Any) -> tuple[dict[str, int], list[tuple[Any, int]]] | None:
+        """The streams' states, and the data set's generators with theirs; None where this is no forked worker."""
+        info = get_worker_info()
+        if info is None or self._pipe is None or os.getpid() == self._pid:
+            return None
+        me = self._me
+        if me.busy or fetcher.dataset is not info.dataset:
+            return None  # a loader that the data set reads from
+        if me.fetcher is None or me.fetcher() is not fetcher:  # each pass has a new one
+            me.fetcher, me.turn, me.batch = weakref.ref(fetcher), me.turn + 1, 0
+        me.busy = True
+        streams = {}
+        for stream in STREAMS:
+            found = stream_fingerprint(stream) if stream in self._wanted else None
+            if found is not None:
+                streams[stream] = found
+        held = generators_in(fetcher.dataset, fetcher.collate_fn) if OF_DATASET in self._wanted else []
+        return streams, [(one, found) for one in held if (found := fingerprint(one)) is not None]
+
+    def _fetch_ends(self, token: tuple[dict[str, int], list[tuple[Any, int]]], batch: Any) -> None:
+        states, held = token
+        # A generator that is not drawn from may well be the same everywhere.
+        drawn = [before for generator, before in held if fingerprint(generator) != before]
+        if drawn:
+            states[OF_DATASET] = combined(drawn)
+        me, info, pipe = self._me, get_worker_info(), self._pipe
+        told = sum(1 << place for place, state in enumerate(STATES) if state in states)
+        if pipe is not None and info is not None:
+            values = tuple(states.get(state, 0) for state in STATES)
+            pipe.write(Message(me.iterator, me.turn, info.id, info.num_workers, me.batch, told, values).pack())
+        me.batch += 1
+        me.busy = False
+
+    def _fetch_fails(self, token: object) -> None:
+        self._me.busy = False
+
+
+def _start_method(context: Any) -> str:
+    """How a loader's workers are started. (Asking the usual way would settle the method for the whole program.)"""
+    asked = context if context is not None else multiprocessing
+    found = asked.get_start_method(allow_none=True)
+    return str(found or multiprocessing.get_all_start_methods()[0])

@@ -1,0 +1,167 @@
+"""Random states: fingerprints of the streams that a process draws from, taken without drawing from them."""
+
+from __future__ import annotations
+
+import random
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+import xxhash
+
+from traincheck.sources.tensors.reading import fingerprints, unseen
+
+PYTHON, NUMPY, TORCH = "python", "numpy", "torch"
+STREAMS = (PYTHON, NUMPY, TORCH)
+"""The streams that every process has: `random`, numpy's global one (where numpy is imported), torch's on the CPU."""
+
+DEPTH = 3
+"""How deep to look for generators: a subset of a data set with a chain of transforms, one of which holds one."""
+MOST_LOOKED_AT, MOST_ENTRIES = 200, 32
+"""Objects that are looked at, and entries of a list or dict: what is larger holds data, not transforms."""
+
+
+def stream_fingerprint(stream: str) -> int | None:
+    """The fingerprint of one of `STREAMS`, None where the process does not have it."""
+    if stream == PYTHON:
+        return _of_python(random.getstate())
+    if stream == TORCH:
+        return _of_torch(torch.default_generator)
+    numpy_random = sys.modules.get("numpy.random")
+    return None if numpy_random is None else _digest(numpy_random.get_state(legacy=False))
+
+
+def fingerprint(generator: Any) -> int | None:
+    """The fingerprint of a generator that `generators_in` found, None where it has no state to be read."""
+    try:
+        if isinstance(generator, torch.Generator):
+            return _of_torch(generator)
+        if isinstance(generator, random.Random):
+            return _of_python(generator.getstate())
+        if hasattr(generator, "get_state"):  # numpy's RandomState
+            return _digest(generator.get_state(legacy=False))
+        return _digest(getattr(generator, "bit_generator", generator).state)
+    except Exception:  # one that draws from the system, or of the user's own making
+        return None
+
+
+def combined(found: Iterable[int]) -> int:
+    """One fingerprint of several."""
+    return xxhash.xxh3_64_intdigest(array("Q", found).tobytes())
+
+
+def _of_python(state: tuple[Any, ...]) -> int:
+    if len(state) == 3 and isinstance(state[1], tuple):
+        return xxhash.xxh3_64_intdigest(array("Q", state[1]).tobytes() + repr((state[0], state[2])).encode())
+    return xxhash.xxh3_64_intdigest(repr(state).encode())
+
+
+def _of_torch(generator: torch.Generator) -> int | None:
+    if generator.device.type != "cpu":
+        return None  # a worker must not touch an accelerator
+    with unseen():
+        return fingerprints([generator.get_state()])[0]
+
+
+def _digest(state: Any) -> int:
+    """Of a state as numpy tells it: numbers, text and arrays in nested dicts."""
+    hasher = xxhash.xxh3_64()
+
+    def add(value: Any) -> None:
+        if isinstance(value, dict):
+            for name in sorted(value):
+                hasher.update(str(name).encode())
+                add(value[name])
+        elif hasattr(value, "tobytes"):
+            hasher.update(value.tobytes())
+        else:
+            hasher.update(repr(value).encode())
+
+    add(state)
+    return int(hasher.intdigest())
+
+
+# -- generators that the program's objects hold ----------------------------------------------------------------------
+
+
+def generators_in(*roots: Any) -> list[Any]:
+    """The random generators that objects hold, in the order of their attributes, each once.
+
+    Looked at are the attributes of an object, what these hold in turn (a wrapped data set, a chain of transforms), and
+    the names that the methods `__getitem__`, `__iter__`, `__call__` and plain functions take from their module or
+    closure. No code of the program is run. Known limitations: local variables (of an `__iter__` that makes its own
+    generator) are not seen, nor is what lies deeper than `DEPTH` or in large containers.
+    """
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+    is_generator = _generator_test()
+    level = list(roots)
+    for _ in range(DEPTH + 1):
+        below: list[Any] = []
+        for thing in level:
+            if len(seen) >= MOST_LOOKED_AT:
+                return list(found.values())
+            if id(thing) not in seen:
+                seen.add(id(thing))
+                for value in _held_by(thing):
+                    if is_generator(value):
+                        found.setdefault(id(value), value)
+                    elif _may_hold(value):
+                        below.append(value)
+        level = below
+    return list(found.values())
+
+
+def _generator_test() -> Callable[[Any], bool]:
+    kinds: tuple[type, ...] = (random.Random, torch.Generator)
+    numpy_random: Any = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        kinds += (numpy_random.Generator, numpy_random.RandomState, numpy_random.BitGenerator)
+    return lambda value: isinstance(value, kinds)
+
+
+_PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), type, ModuleType, torch.Tensor, array)
+_METHODS = ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__")
+
+
+def _may_hold(value: Any) -> bool:
+    return not isinstance(value, _PLAIN)
+
+
+def _held_by(thing: Any) -> Iterator[Any]:
+    """What an object holds, as far as it can be told without running code of the program."""
+    if isinstance(thing, MethodType):
+        yield thing.__self__
+        thing = thing.__func__
+    if isinstance(thing, FunctionType):
+        yield from _held_by_function(thing)
+    elif isinstance(thing, (list, tuple, dict)):
+        if len(thing) <= MOST_ENTRIES:
+            yield from thing.values() if isinstance(thing, dict) else thing
+    else:
+        try:
+            attributes = object.__getattribute__(thing, "__dict__")
+        except AttributeError:
+            attributes = {}
+        yield from list(attributes.values())
+        for name in _METHODS:
+            method = next((vars(cls)[name] for cls in type(thing).__mro__ if name in vars(cls)), None)
+            if isinstance(method, FunctionType) and not str(method.__module__).startswith("torch."):
+                yield from _held_by_function(method)
+
+
+def _held_by_function(function: FunctionType) -> Iterator[Any]:
+    """The generators among a function's closure and the globals it names (modules and classes are not followed)."""
+    is_generator = _generator_test()
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not yet bound
+            continue
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        if is_generator(value):
+            yield value

@@ -1,0 +1,1 @@
+"""Distributed: collectives, messages between ranks, and replicas."""

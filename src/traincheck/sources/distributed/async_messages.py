@@ -1,0 +1,131 @@
+"""Requests: messages between ranks that were only started, from their start until somebody waits for them.
+
+Note [On its way]
+What is sent is read from memory at any time until the operation has ended, so it must stay as it is until then; what is
+received is there only afterwards. So a fingerprint is taken where a send starts and where its end is waited for, and of
+what is received at the latter. Of tensors and requests weak references are held: nothing lives longer through us.
+
+Known limitations: where a backend joins several messages into one request (NCCL in `batch_isend_irecv`), its wait is
+not seen. A request that the program only asks whether it has ended is not looked at any more once it says so.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed
+
+from traincheck.sources.base import replace, wrapping
+from traincheck.sources.recording.context_facts import Surroundings, circumstances_amid
+from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.recorder import OpenCall, Recorder
+from traincheck.sources.tensors.device_transfers import NextSeq
+from traincheck.sources.tensors.reading import Computed, computed, unseen
+from traincheck.sources.tensors.value_facts import readable
+from traincheck.vocab.collectives import STARTED, WAIT
+from traincheck.vocab.demand import CONTENTS, TENSORS, Demand
+from traincheck.vocab.events import LIFECYCLE, TensorSummary
+from traincheck.vocab.facts import Facts
+
+MOST_PENDING = 4096
+"""Requests that are followed at once; a program that never waits would fill the memory."""
+
+_LEVELS = (WAIT,)
+
+
+class _Pending(NamedTuple):
+    """A message on its way, and the call that has started it, whose first tensor it is."""
+
+    request: weakref.ref[Any]
+    tensor: weakref.ref[torch.Tensor]
+    summary: TensorSummary
+    sends: bool
+    read: bool
+    started: OpenCall
+
+    def fingerprint(self) -> int | None:
+        """That of what is sent, None of what is received or was not read. Ask in what is put off."""
+        return self.started.tensors[0].fingerprint if self.sends and self.started.tensors else None
+
+
+class Requests:
+    """Follows requests and tells of each wait for one, as a call of `WAIT`."""
+
+    name = "collectives"
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._surroundings = surroundings
+        self._pending: dict[int, _Pending] = {}
+        self._recorder: Recorder | None = None
+
+    def attach(self, demand: Demand, recorder: Recorder, undo: Undo) -> None:
+        """Watch waits, as far as they are asked for."""
+        kind = getattr(torch.distributed, "Work", None)
+        asked = any(demand.wants_state(_LEVELS, what) for what in (TENSORS, CONTENTS))
+        if kind is None or not demand.wants_call(_LEVELS) or not asked:
+            return
+        self._recorder = recorder
+        recorder.after_gap(self.name, self._pending.clear)
+        guarded = recorder.guarded
+        waiting = wrapping(
+            guarded(self.name, self._wait_begins),
+            guarded(self.name, lambda opened, _: self._wait_ends(*opened)),
+            guarded(self.name, lambda opened: recorder.abandon(opened[0])),
+        )
+        polling = wrapping(guarded(self.name, self._pending_of), guarded(self.name, self._polled), _nothing)
+        replace(undo, kind, "wait", waiting)
+        replace(undo, kind, "is_completed", polling)
+        recorder.when_over(undo, self._pending.clear)
+
+    def follow(self, request: Any, call: OpenCall, tensor: Any, *, sends: bool, read: bool) -> None:
+        """Follow a message that `call` has started; `read` is True where values are read of this call."""
+        if self._recorder is None or request is None or not isinstance(tensor, torch.Tensor) or not call.tensors:
+            return
+        if len(self._pending) >= MOST_PENDING:
+            self._pending.clear()
+        key, summary = id(request), call.tensors[0]
+        gone = weakref.ref(request, lambda _: self._pending.pop(key, None))
+        self._pending[key] = _Pending(gone, weakref.ref(tensor), summary, sends, read, call)
+
+    def _pending_of(self, request: Any) -> _Pending | None:
+        found = self._pending.get(id(request))
+        return found if found is not None and found.request() is request else None
+
+    def _polled(self, pending: _Pending, ended: object) -> None:
+        request = pending.request()
+        if ended is True and request is not None:
+            # From now on the memory is the program's own again.
+            self._pending[id(request)] = pending._replace(read=False)
+
+    def _wait_begins(self, request: Any, *_: Any, **__: Any) -> tuple[OpenCall, _Pending] | None:
+        pending = self._pending_of(request)
+        if pending is None or self._recorder is None:
+            return None
+        del self._pending[id(request)]
+        call = self._recorder.enter(LIFECYCLE, _LEVELS, "", circumstances_amid(self._surroundings))
+        return call, pending
+
+    def _wait_ends(self, call: OpenCall, pending: _Pending) -> None:
+        if self._recorder is None:
+            return
+        tensor = pending.tensor()
+        now: Computed = None
+
+        def conclude(known: list[int | None], _: NextSeq) -> None:
+            told: Facts = ()
+            if known[0] is not None and (sent := pending.fingerprint()) is not None:
+                told = (("changed", known[0] != sent),)
+            role = "sent" if pending.sends else "received"
+            call.tensors = (pending.summary._replace(role=role, fingerprint=known[0], facts=told),)
+
+        with unseen():
+            if tensor is not None and pending.read and readable(tensor):
+                now = computed([tensor])[0]
+            self._recorder.transfers.when(self.name, [now], conclude, call=call)
+        self._recorder.leave(call, ((STARTED, pending.started.seq),))
+
+
+def _nothing(_: Any) -> None:
+    """A poll that raises leaves all as it was."""

@@ -1,0 +1,1 @@
+"""Functions: torch functions, context managers and functions of the program."""

@@ -1,0 +1,137 @@
+"""Source `regions`: context managers that change what the calls inside them do, told in the context of those calls.
+
+Autocast and the gradient modes are calls of their own (see `lifecycle`); the tables below are the rest.
+
+Note [Seeing a generator's region]
+What a generator function under `contextlib.contextmanager` returns stays what it is; only the generator that it runs is
+set inside another one, which notes when the block is entered and left. The class of the standard library is left alone:
+the compiler follows the context managers of programs into it, and cannot follow them into ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from traincheck.sources.base import around_block, replace, replace_everywhere, wrapping
+from traincheck.sources.recording.context_facts import Surroundings
+from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.recorder import Recorder
+from traincheck.vocab.demand import Demand
+
+GENERATORS: tuple[tuple[str, str, str], ...] = (
+    ("torch.nn.parallel.distributed", "DistributedDataParallel.no_sync", "no_sync"),
+    ("torch.nn.attention", "sdpa_kernel", "sdpa_kernel"),
+    ("torch.backends.cuda", "sdp_kernel", "sdpa_kernel"),
+    ("torch.backends.cudnn", "flags", "cudnn.flags"),
+    ("torch.backends.mkldnn", "flags", "mkldnn.flags"),
+    ("torch.random", "fork_rng", "fork_rng"),
+    ("torch.nn.utils.parametrize", "cached", "parametrize.cached"),
+    ("torch.nn.utils.stateless", "_reparametrize_module", "functional_call"),
+    ("torch.autograd.graph", "disable_saved_tensors_hooks", "disable_saved_tensors_hooks"),
+)
+"""Generator functions by module and name, and what their regions are called. (`functional_call` runs a module with
+other parameters than its own.)"""
+
+CLASSES: tuple[tuple[str, str, str], ...] = (
+    ("torch.autograd.anomaly_mode", "detect_anomaly", "detect_anomaly"),
+    ("torch.autograd.anomaly_mode", "set_detect_anomaly", "detect_anomaly"),
+    ("torch.autograd.graph", "saved_tensors_hooks", "saved_tensors_hooks"),
+)
+"""Context managers that are classes, and what their regions are called."""
+
+
+class _Entered(threading.local):
+    def __init__(self) -> None:
+        self.regions: set[int] = set()
+
+
+class RegionSource:
+    """Watches context managers while calls are observed whose context they belong to.
+
+    Known limitations: not seen are functions that are decorated with the context manager of a generator function, and
+    the names of such functions that a program has imported from torch before observation began.
+    """
+
+    name = "regions"
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._surroundings = surroundings
+        self._entered = _Entered()
+
+    def offers(self) -> str | None:
+        return None
+
+    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
+        undo = Undo()
+        if not (demand.everything or demand.apis or demand.states):
+            return undo
+        for home, name, told in GENERATORS:
+            wrap_in(undo, home, name, self._watching_generator(recorder, told))
+        for home, name, told in CLASSES:
+            cls = getattr(importlib.import_module(home), name, None)
+            if cls is not None:
+                self._watch_class(undo, recorder, cls, told)
+        return undo
+
+    def _watching_generator(self, recorder: Recorder, told: str) -> Callable[[Any], Any]:
+        around = self._surroundings
+
+        def made(manager: Any) -> None:
+            inner = getattr(manager, "gen", None)
+            if inner is not None:
+                manager.gen = _watched(inner, around, told)
+
+        safe_made = recorder.guarded(self.name, made, always=True)  # a region may outlast the step that enters it
+        watching = wrapping(lambda *args, **kwargs: True, lambda token, manager: safe_made(manager), lambda token: None)
+
+        def decorate(function: Any) -> Any:
+            wrapped = watching(function)
+            # The compiler knows some of these by the generator function itself.
+            wrapped.__wrapped__ = getattr(function, "__wrapped__", function)  # type: ignore[attr-defined]
+            return wrapped
+
+        return decorate
+
+    def _watch_class(self, undo: Undo, recorder: Recorder, cls: type, told: str) -> None:
+        around, entered = self._surroundings, self._entered
+
+        def enters(region: Any) -> None:
+            entered.regions.add(id(region))
+            around.enters(told)
+
+        def leaves(region: Any) -> None:
+            if id(region) in entered.regions:
+                entered.regions.remove(id(region))
+                around.leaves(told)
+
+        guarded = functools.partial(recorder.guarded, self.name, always=True)
+        around_block(undo, cls, guarded(enters), guarded(leaves))
+
+
+def wrap_in(undo: Undo, home: str, name: str, make: Callable[[Any], Any]) -> None:
+    """Replace the function or method `name` of the module `home`, wherever torch holds it."""
+    module: Any = importlib.import_module(home)
+    owner, _, attribute = name.rpartition(".")
+    if owner:
+        cls = getattr(module, owner, None)
+        if cls is not None:
+            replace(undo, cls, attribute, make)
+    elif isinstance(module, torch.backends.PropModule):  # a stand-in; the functions are in the module behind it
+        replace(undo, module.m, name, make)
+    else:
+        replace_everywhere(undo, home, name, make)
+
+
+def _watched(inner: Iterator[Any], around: Surroundings, told: str) -> Iterator[Any]:
+    around.enters(told)
+    try:
+        yield from inner
+    finally:
+        around.leaves(told)

@@ -1,0 +1,251 @@
+"""Source `lifecycle`: calls that steer training without being a module's or an optimizer's own.
+
+Learning rate schedulers, gradient scaling, autocast and gradient-mode regions, seeds, loading of files. Each is a
+wrapped function or method; the tables below are the whole list.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import weakref
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+
+from traincheck.sources.base import around_block, replace, replace_everywhere, wrapping
+from traincheck.sources.gradients.gradients import Gradients, Snapshot
+from traincheck.sources.modules.variables import Catalog
+from traincheck.sources.optimizers.schedulers import ScheduleReadings
+from traincheck.sources.recording.api_names import levels
+from traincheck.sources.recording.context_facts import circumstances
+from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.recorder import OpenCall, Recorder
+from traincheck.sources.tensors.deferred_values import Pending, lies_here
+from traincheck.sources.tensors.reading import local, unseen
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import LIFECYCLE, REGION
+from traincheck.vocab.facts import FactValue, facts
+
+FUNCTIONS: tuple[tuple[str, str], ...] = (
+    ("torch", "manual_seed"),
+    ("torch", "load"),
+)
+"""Functions, by the public module that offers them."""
+
+REGIONS: tuple[tuple[str, str, str], ...] = (
+    ("torch.amp.autocast_mode", "autocast", "torch.autocast"),
+    ("torch.autograd.grad_mode", "no_grad", "torch.no_grad"),
+    ("torch.autograd.grad_mode", "inference_mode", "torch.inference_mode"),
+)
+"""Context managers: a call lasts from entering to leaving."""
+
+SCALER_METHODS = ("scale", "unscale_", "step", "update")
+UNKNOWN_SCALE = 0.0
+"""Stands for the scale of a scaler that does not say it; no scaler can have it."""
+
+
+class _Scaling(NamedTuple):
+    """A method of a scaler under way: its call where that is recorded, the gradients before it and the scale where they
+    are read, and the optimizer whose step it is."""
+
+    call: OpenCall | None
+    before: Snapshot | None
+    scale: float | Pending
+    optimizer: str
+
+
+class LifecycleSource:
+    """Observes the functions, regions, schedulers and scalers named in this file."""
+
+    name = "lifecycle"
+
+    def __init__(self, catalog: Catalog, gradients: Gradients) -> None:
+        self._catalog = catalog
+        self._gradients = gradients
+        self._regions: dict[int, OpenCall] = {}
+        self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._counts: dict[str, int] = {}
+        self._schedules: ScheduleReadings
+
+    def offers(self) -> str | None:
+        return None
+
+    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
+        self._demand = demand
+        self._recorder = recorder
+        undo = Undo()
+        for home, name in FUNCTIONS:
+            if demand.wants_call((f"{home}.{name}",)):
+                self._wrap_function(undo, home, name)
+        for home, name, told in REGIONS:
+            if demand.wants_call((told,)):
+                self._wrap_region(undo, home, name, told)
+        self._wrap_schedulers(undo)
+        self._wrap_scaler(undo)
+        for key, call in list(self._regions.items()):
+            if not demand.wants_call(call.levels):  # entered while more was asked for
+                recorder.let_go(self._regions.pop(key))
+        recorder.after_gap(self.name, self._regions.clear)
+        return undo
+
+    # -- functions -------------------------------------------------------------------------------------------------
+
+    def _wrap_function(self, undo: Undo, home: str, name: str) -> None:
+        call_levels = (f"{home}.{name}",)
+        recorder = self._recorder
+
+        def begins(*args: Any, **kwargs: Any) -> OpenCall:
+            return recorder.enter(LIFECYCLE, call_levels, "", circumstances(), _flags(kwargs))
+
+        def ends(call: OpenCall, result: Any) -> None:
+            recorder.leave(call)
+
+        guarded = recorder.guarded
+        decorate = wrapping(guarded(self.name, begins), guarded(self.name, ends), guarded(self.name, recorder.abandon))
+        replace_everywhere(undo, home, name, decorate)
+
+    # -- regions ---------------------------------------------------------------------------------------------------
+
+    def _wrap_region(self, undo: Undo, home: str, name: str, told: str) -> None:
+        cls = getattr(importlib.import_module(home), name)
+        recorder, regions = self._recorder, self._regions
+
+        def entered(region: Any) -> None:
+            if not recorder.updating:
+                regions[id(region)] = recorder.enter(REGION, (told,), "", circumstances())
+
+        def left(region: Any) -> None:
+            call = regions.pop(id(region), None)
+            if call is not None:
+                recorder.leave(call)
+
+        around_block(undo, cls, recorder.guarded(self.name, entered), recorder.guarded(self.name, left))
+
+    # -- schedulers ------------------------------------------------------------------------------------------------
+
+    def _wrap_schedulers(self, undo: Undo) -> None:
+        from torch.optim import lr_scheduler
+
+        base = lr_scheduler.LRScheduler
+        recorder = self._recorder
+        if recorder.changing:
+            self._schedules.ask(self._demand)
+        else:
+            self._schedules = ScheduleReadings(self._demand, recorder)
+        readings = self._schedules
+
+        def begins(scheduler: Any, *args: Any, **kwargs: Any) -> tuple[OpenCall, Any] | None:
+            call_levels = levels(type(scheduler), "step", base)
+            optimizer = getattr(scheduler, "optimizer", None)
+            # The step that a scheduler takes on itself when it is built is not one of the training loop's.
+            if optimizer is None or not self._demand.wants_call(call_levels) or not _built(scheduler):
+                return None
+            call = recorder.enter(LIFECYCLE, call_levels, self._name_of(scheduler), circumstances())
+            return call, scheduler
+
+        def ends(token: tuple[OpenCall, Any], result: Any) -> None:
+            call, scheduler = token
+            readings.step_ends(scheduler, call.receiver, call.seq)
+            recorder.leave(call)
+
+        def failed(token: tuple[OpenCall, Any]) -> None:
+            recorder.abandon(token[0])
+
+        def after(scheduler: Any) -> None:
+            token = begins(scheduler)
+            if token is not None:
+                ends(token, None)
+
+        guarded = recorder.guarded
+        recorder.after_schedule = guarded(self.name, after)
+        decorate = wrapping(guarded(self.name, begins), guarded(self.name, ends), guarded(self.name, failed))
+        for cls in _family(base):
+            replace(undo, cls, "step", decorate)
+
+    def _name_of(self, thing: Any) -> str:
+        """A name for a scheduler or scaler: its class, numbered from the second on."""
+        name = self._names.get(thing)
+        if name is None:
+            base = type(thing).__name__
+            self._counts[base] = count = self._counts.get(base, 0) + 1
+            name = self._names[thing] = base if count == 1 else f"{base}#{count}"
+        return name
+
+    # -- gradient scaler -------------------------------------------------------------------------------------------
+
+    def _wrap_scaler(self, undo: Undo) -> None:
+        scaler_class = torch.amp.GradScaler
+        recorder, gradients = self._recorder, self._gradients
+        for method in SCALER_METHODS:
+            begins = functools.partial(self._scaler_begins, method)
+
+            def ends(scaling: _Scaling, result: Any) -> None:
+                if scaling.call is not None and scaling.before is not None and recorder.watching:
+                    with unseen():
+                        gradients.compare(scaling.before, scaling.call.seq, scale=scaling.scale)
+                if scaling.call is not None:
+                    recorder.leave(scaling.call)
+                if scaling.optimizer:
+                    recorder.steps.update_ends(scaling.optimizer)
+
+            def failed(scaling: _Scaling) -> None:
+                if scaling.call is not None:
+                    recorder.abandon(scaling.call)
+                if scaling.optimizer:
+                    recorder.steps.update_fails()
+
+            guarded = functools.partial(recorder.guarded, self.name, always=True)
+            replace(undo, scaler_class, method, wrapping(guarded(begins), guarded(ends), guarded(failed)))
+
+    def _scaler_begins(
+        self, method: str, scaler: Any, optimizer: Any = None, *args: Any, **kwargs: Any
+    ) -> _Scaling | None:
+        recorder, told = self._recorder, (f"torch.amp.GradScaler.{method}",)
+        name, call, before = "", None, None
+        scale: float | Pending = UNKNOWN_SCALE
+        if method == "step":  # steps are counted whatever is demanded
+            name = self._catalog.add_optimizer(optimizer)
+            recorder.steps.update_begins(name, recorder.next_seq())
+        if recorder.watching and _scales(scaler) and self._demand.wants_call(told):
+            if method == "unscale_" and self._demand.wants_state(told, "parameter.grad"):
+                with unseen():
+                    before = self._gradients.read(self._gradients.trainable(), values=True, scaled=True)
+                    scale = _scale_of(scaler)
+            call = recorder.enter(LIFECYCLE, told, self._name_of(scaler), circumstances())
+        return _Scaling(call, before, scale, name) if call or name else None
+
+
+def _scales(scaler: Any) -> bool:
+    """Whether the scaler is enabled: the methods of a disabled one change nothing, so their calls are not recorded."""
+    return bool(getattr(scaler, "_enabled", True))
+
+
+def _scale_of(scaler: Any) -> float | Pending:
+    """The factor of the scaler now, `UNKNOWN_SCALE` where it has none. Call under `unseen`."""
+    scale = getattr(scaler, "_scale", None)
+    if not isinstance(scale, torch.Tensor) or local(scale) is None or scale.numel() != 1:
+        return UNKNOWN_SCALE
+    return float(scale) if lies_here(scale) else Pending((scale.detach().clone(),), float)
+
+
+def _built(scheduler: Any) -> bool:
+    """Whether the scheduler's own construction is over: torch counts the step taken in it as the first."""
+    return int(getattr(scheduler, "_step_count", 1)) > 0
+
+
+def _family(base: type) -> list[type]:
+    """`base` and all its subclasses that define `step` themselves."""
+    found, pending = [], [base]
+    while pending:
+        cls = pending.pop()
+        if "step" in vars(cls):
+            found.append(cls)
+        pending.extend(cls.__subclasses__())
+    return found
+
+
+def _flags(kwargs: dict[str, Any]) -> tuple[tuple[str, FactValue], ...]:
+    """Flags among the keyword arguments."""
+    return facts(**{key: value for key, value in kwargs.items() if isinstance(value, bool)})

@@ -1,0 +1,1 @@
+"""Gradients: backward passes, gradient states and clipping."""

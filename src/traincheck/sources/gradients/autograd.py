@@ -1,0 +1,219 @@
+"""Source `autograd`: backward passes and the gradients they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+
+from traincheck.sources.base import replace, wrapping
+from traincheck.sources.gradients.gradients import Gradients, Snapshot
+from traincheck.sources.optimizers.manual_updates import ManualUpdates, is_followed
+from traincheck.sources.recording.api_names import parameter_names
+from traincheck.sources.recording.context_facts import Surroundings, circumstances_with
+from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.recorder import OpenCall, Recorder
+from traincheck.sources.tensors.call_summaries import Asked, Before, Summaries, asked
+from traincheck.sources.tensors.reading import NONE, unseen
+from traincheck.vocab.demand import SCALE, Demand
+from traincheck.vocab.events import LIFECYCLE
+from traincheck.vocab.facts import Facts, facts, merged
+
+BACKWARD = ("torch.autograd.backward",)
+GRAD = ("torch.autograd.grad",)
+PARAMETER_GRAD = "parameter.grad"
+
+_LONGEST_CHAIN = 4
+"""Multiplications and divisions by numbers that a loss goes through at the end: by a scale and by how many add up."""
+
+
+class _Open(NamedTuple):
+    """A backward under way: the gradients and its arguments as they were."""
+
+    call: OpenCall
+    gradients: Snapshot | None
+    asked: Asked | None
+    before: Before | None
+    loss: Facts = ()
+
+
+_UNRECORDED = _Open(OpenCall(-1, -1, "", (), "", "", (), ()), None, None, None)
+"""Stands for a backward that is not recorded, but whose end matters."""
+
+
+class AutogradSource:
+    """Observes `torch.autograd.backward` (which `Tensor.backward` calls) and `torch.autograd.grad`."""
+
+    name = "autograd"
+
+    def __init__(
+        self,
+        gradients: Gradients,
+        summaries: Summaries,
+        surroundings: Surroundings,
+        may_step: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._may_step = may_step
+        self._gradients = gradients
+        self._summaries = summaries
+        self._surroundings = surroundings
+        self._manual = ManualUpdates(gradients)
+
+    def offers(self) -> str | None:
+        return None
+
+    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
+        self._recorder = recorder
+        self._states = demand.wants_state(BACKWARD, PARAMETER_GRAD) or demand.wants_state(
+            ("torch.optim.Optimizer.step",), PARAMETER_GRAD
+        )
+        self._states = self._states or demand.wants_state(("torch.optim.Optimizer.step",), "parameter.data")
+        self._values = demand.wants_state(BACKWARD, SCALE)
+        self._calls = self._states or demand.wants_call(BACKWARD)
+        self._asked: dict[tuple[str, ...], Asked | None] = {
+            levels: asked(demand, levels, parameter_names(function))
+            for levels, function in ((BACKWARD, torch.autograd.backward), (GRAD, torch.autograd.grad))
+        }
+        undo = Undo()
+        guarded = recorder.guarded
+        self._manual.attach(undo, demand, recorder)
+        replace(
+            undo,
+            torch.autograd,
+            "backward",
+            wrapping(
+                guarded(self.name, self._begins, always=True),
+                self._before_update(guarded(self.name, self._ends, always=True)),
+                guarded(self.name, self._failed),
+            ),
+        )
+        if demand.wants_call(GRAD):
+            replace(
+                undo,
+                torch.autograd,
+                "grad",
+                wrapping(
+                    guarded(self.name, self._grad_begins),
+                    guarded(self.name, self._ends),
+                    guarded(self.name, self._failed),
+                ),
+            )
+        return undo
+
+    def _before_update(self, ends: Callable[[Any, Any], object]) -> Callable[[Any, Any], None]:
+        """`ends`, and then what is done before an update: without an optimizer, that comes after the backward."""
+        steps, may_step = self._recorder.steps, self._may_step
+
+        def ends_and_may_step(opened: Any, result: Any) -> None:
+            ends(opened, result)
+            if not steps.optimizers:
+                may_step()
+
+        return ends_and_may_step
+
+    def _begins(self, *args: Any, **kwargs: Any) -> _Open | None:
+        recorder = self._recorder
+        recorder.at_rest()
+        recorder.steps.backward(recorder.next_seq())
+        self._gradients.backward_begins()
+        if not self._calls or not recorder.watching:
+            return _UNRECORDED if is_followed(recorder.steps) else None
+        snapshot = None
+        if self._states:
+            with unseen():
+                snapshot = self._gradients.read(self._gradients.trainable(), values=True, kept=True)
+        half, self._gradients.half = self._gradients.half, False
+        retain_graph, create_graph = _graph_flags(*args, **kwargs)
+        context = circumstances_with(
+            half=half,
+            grads=NONE,
+            retain_graph=retain_graph,
+            create_graph=create_graph,
+            within=self._surroundings.within,
+        )
+        loss = facts(scaled=is_scaled(*args, **kwargs)) if self._values else ()
+        return self._enter(BACKWARD, context, snapshot, args, kwargs, loss)
+
+    def _grad_begins(self, *args: Any, **kwargs: Any) -> _Open:
+        context = circumstances_with(create_graph=bool(kwargs.get("create_graph")), within=self._surroundings.within)
+        return self._enter(GRAD, context, None, args, kwargs)
+
+    def _enter(
+        self,
+        levels: tuple[str, ...],
+        context: Facts,
+        snapshot: Snapshot | None,
+        args: Any,
+        kwargs: Any,
+        loss: Facts = (),
+    ) -> _Open:
+        call = self._recorder.enter(LIFECYCLE, levels, "", context)
+        if snapshot is not None:
+            self._gradients.tell_states(call, snapshot)
+        what = self._asked[levels]
+        before = self._summaries.begins(call, what, args, kwargs) if what is not None else None
+        return _Open(call, snapshot, what, before, loss)
+
+    def _ends(self, opened: _Open, result: Any) -> None:
+        call, snapshot, what, before, loss = opened
+        followed = is_followed(self._recorder.steps)
+        if call.seq < 0 or not self._recorder.watching:
+            if followed:
+                self._manual.backward_ends("")
+            return
+        if snapshot is not None:
+            with unseen():
+                self._gradients.compare(snapshot, call.seq, backward=True)
+        if what is None:
+            self._recorder.leave(call, loss)
+        else:
+            self._recorder.leave(call, merged(self._summaries.ends(call, what, before, result), **dict(loss)))
+        if followed and call.levels is BACKWARD:
+            self._manual.backward_ends(call.site)
+
+    def _failed(self, opened: _Open) -> None:
+        if opened.call.seq >= 0:
+            self._recorder.abandon(opened.call)
+
+
+def _graph_flags(
+    tensors: Any = None,
+    grad_tensors: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[bool, bool]:
+    """retain_graph and create_graph, as `torch.autograd.backward` was given them."""
+    return bool(retain_graph), bool(create_graph)
+
+
+def is_scaled(tensors: Any = None, *args: Any, **kwargs: Any) -> bool:
+    """Whether the loss that a backward starts from was scaled up: whether the last that was done with it is to multiply
+    it, in one or several goes, by two or more. Only torch's own record of that is looked at."""
+    loss = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
+    node = loss.grad_fn if isinstance(loss, torch.Tensor) else None
+    largest = 0.0
+    for _ in range(_LONGEST_CHAIN):
+        if node is None or node.name() not in ("MulBackward0", "DivBackward0"):
+            break
+        if node.name() == "MulBackward0":
+            largest = max(largest, *(_number(node, f"_saved_{side}") for side in ("self", "other")))
+        node = next((before for before, _ in node.next_functions if before is not None), None)
+    return largest >= 2
+
+
+def _number(node: Any, name: str) -> float:
+    """What a multiplication has kept of one factor, where it is a number that no gradient flows to; else 0."""
+    try:
+        kept = getattr(node, name, None)
+    except RuntimeError:
+        return 0.0  # freed by an earlier backward
+    if not isinstance(kept, torch.Tensor) or kept.numel() != 1 or kept.requires_grad or kept.grad_fn is not None:
+        return float(kept) if isinstance(kept, (int, float)) else 0.0
+    if kept.device.type != "cpu":
+        return 2.0  # to read it would make the program wait; what is kept as a tensor there is the scale of a scaler
+    with unseen():
+        return abs(float(kept))

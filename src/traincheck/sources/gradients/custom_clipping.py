@@ -1,0 +1,170 @@
+"""Own clipping: functions of the program that bound the norm of gradients, known by the name of their limit.
+
+Many programs clip by code of their own: over shards, in a flat buffer, in an engine. What such a function is called
+differs, but its limit is called `max_norm` or much like it: an argument, or an attribute of the object whose method
+clips. It is told as a call of torch's function, which it stands in for, so that what holds of the one is asked of the
+other. And what torch does by itself is looked at, too: whether the gradients of an optimizer were scaled alike.
+
+Known limitations: a function is left out that runs a backward or an update, or calls torch's function, or that answers
+with True or False (it may only ask). Whose gradients it clips is told by its arguments; where they do not tell, those
+that it has changed are looked at, and nothing is said of a call that changed none; one that is meant for some of an
+optimizer's gradients only, and is not given these, looks as if it had forgotten the others. A norm other than the
+Euclidean one is not known of. Before Python 3.12 such functions are seen only where functions of the project are
+observed anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from types import CodeType, GeneratorType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from traincheck.sources.gradients.clipping import HOME, each_norm, norm_over
+from traincheck.sources.gradients.gradients import Gradients, Held
+from traincheck.sources.recording.context_facts import circumstances
+from traincheck.sources.recording.frames import argument_names, local_values
+from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.tensors.deferred_values import fetched
+from traincheck.sources.tensors.reading import unseen
+from traincheck.sources.tensors.spot_checks import Look, changed, look
+from traincheck.vocab.call_kinds import words_of
+from traincheck.vocab.events import LIFECYCLE
+from traincheck.vocab.facts import FactValue, facts, merged
+
+CLIP = f"{HOME}.clip_grad_norm_"
+LIMITS = frozenset(("max_norm", "max_grad_norm", "max_gradient_norm", "clip_norm", "grad_clip_norm"))
+"""What the limit of such a function is called."""
+
+SLACK = 2e-2
+"""Factors apart by no more than this are rounding: a bfloat16 has 8 bits."""
+
+MOST_NAMES = 3
+"""Gradients that are named."""
+
+_OBJECT = "self"
+_PARAMETERS = nn.Module.parameters.__code__
+
+
+class Begun(NamedTuple):
+    """A call under way: its limit, the parameters whose gradients it may clip with what these are and their norms,
+    whether its arguments say that it is those, and what had been done until then."""
+
+    limit: float
+    held: list[Held]
+    before: list[Look]
+    norms: list[float | None]
+    told: bool
+    done: tuple[int, ...]
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Those that are there now."""
+        return [tensor.grad for _, tensor in self.held if tensor.grad is not None]
+
+
+class OwnClipping:
+    """Looks at the gradients around calls of functions that have a limit among their arguments."""
+
+    def __init__(self, gradients: Gradients) -> None:
+        self._gradients = gradients
+
+    @staticmethod
+    def limit_of(code: CodeType) -> str:
+        """The argument that is the limit, or the object that may have it; empty for a function that does not clip."""
+        found = [name for name in argument_names(code) if name in LIMITS]
+        if not found and code.co_varnames[: code.co_argcount][:1] == (_OBJECT,) and "clip" in words_of(code.co_name):
+            return _OBJECT
+        return found[0] if len(found) == 1 else ""
+
+    def begins(self, limit: object, arguments: Mapping[str, Any]) -> Begun | None:
+        """Read the gradients before the call; None where there is nothing to clip, or no limit.
+
+        `limit` is what `limit_of` named, `arguments` are all others.
+        """
+        if not isinstance(limit, (int, float)):
+            limit = _limit_within(limit)
+        if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < math.inf:
+            return None
+        with unseen():
+            living = [(variable, tensor) for variable, tensor in self._gradients.trainable() if tensor.grad is not None]
+            by_id = {id(one): held for held in living for one in (held[1], held[1].grad)}
+            handed = {id(one): one for value in arguments.values() for one in _tensors(value)}
+            told = [by_id[key] for key in handed if key in by_id]
+            begun = Begun(float(limit), told or living, [], [], bool(told), self._gradients.done())
+            if not begun.held:
+                return None
+            now = begun.gradients()
+            return begun._replace(before=look(now), norms=fetched(each_norm(now, 2.0)))
+
+    def ends(self, begun: Begun, result: Any, recorder: Recorder) -> None:
+        """Tell the call, with the norm after it."""
+        if isinstance(result, bool) or self._gradients.done() != begun.done:
+            return
+        with unseen():
+            now = begun.gradients()
+            if len(now) < len(begun.held):
+                return  # it does more than to clip
+            after = fetched(each_norm(now, 2.0))
+            told = zip(fetched(changed(begun.before, now)), begun.norms, after, strict=True)
+            different = [so or _is_other(old, new) for so, old, new in told]
+            counts = [place for place, so in enumerate(different) if so or begun.told]
+            shards = any(hasattr(now[place], "_local_tensor") for place in counts)
+            norm = norm_over([after[place] for place in counts], 2.0) if counts and not shards else None
+            scaled = _scaled(begun, different, after)
+        if norm is None:
+            return
+        context = merged(circumstances(), exceeds=any(different))
+        call = recorder.enter(LIFECYCLE, (CLIP,), "", context, facts(max_norm=begun.limit, norm_type=2.0))
+        finite = math.isfinite(norm)
+        recorder.leave(call, facts(finite=True, norm_after=norm, **scaled) if finite else facts(finite=False))
+
+
+def _is_other(old: float | None, new: float | None) -> bool:
+    """Whether a norm became another one: a function of the program's may bound a few elements only."""
+    return old is not None and new is not None and abs(new - old) > 0
+
+
+def _limit_within(value: Any) -> object:
+    """The limit that an object has as its attribute, None where it has none or several. No code of it is run."""
+    found = [attribute for name, attribute in getattr(value, "__dict__", {}).items() if name in LIMITS]
+    return found[0] if len(found) == 1 else None
+
+
+def _scaled(begun: Begun, changed: list[bool], after: list[float | None]) -> dict[str, FactValue]:
+    """Whether all gradients of the optimizers of which one was changed were scaled by one factor, and which were not.
+
+    Nothing where none was changed, and where each was bounded by itself, which leaves those that were at the limit.
+    """
+    told = list(zip(begun.held, begun.norms, after, changed, strict=True))
+    optimizers = set[str]().union(*(variable.holders for (variable, _), _, _, so in told if so))
+    bounded = [new for _, _, new, so in told if so and new is not None]
+    factors = {
+        variable.name: new / old
+        for (variable, _), old, new, _ in told
+        if variable.holders & optimizers and old and new is not None
+    }
+    if not factors or all(abs(new - begun.limit) <= SLACK * begun.limit for new in bounded):
+        return {}
+    if max(factors.values()) - min(factors.values()) <= SLACK * max(factors.values()):
+        return {"alike": True}
+    left_out = [name for name, factor in factors.items() if factor == 1]
+    more = f" and {len(left_out) - MOST_NAMES} more" if len(left_out) > MOST_NAMES else ""
+    return {"alike": False, "left_out": ", ".join(left_out[:MOST_NAMES]) + more}
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The parameters (or gradients) in an argument; a generator is not read, only asked what it will go through."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, nn.Module):
+        yield from value.parameters()
+    elif isinstance(value, torch.optim.Optimizer):
+        yield from (tensor for group in value.param_groups for tensor in group["params"])
+    elif type(value) in (list, tuple):
+        yield from (one for one in value if isinstance(one, torch.Tensor))
+    elif isinstance(value, GeneratorType) and value.gi_code is _PARAMETERS and value.gi_frame is not None:
+        told = local_values(value.gi_frame, ("self", "recurse"))
+        yield from told["self"].parameters(told.get("recurse", True))

@@ -1,0 +1,1 @@
+"""Module calls, module state, buffers, and the names of parameters."""

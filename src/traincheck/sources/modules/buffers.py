@@ -1,0 +1,80 @@
+"""Source `buffers`: what is in the buffers of a model when it is used for training, in a job of several ranks.
+
+Ranks are compared by them (see relations/consistent/buffers.py). A wrapper that sends buffers to all ranks does so
+before it calls
+the module inside of it, and each rank's own batch changes them during the call: so they are read where the module that
+owns them is called, for the first time in a step.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from traincheck.sources.distributed.replica_readings import several_ranks
+from traincheck.sources.modules.module_calls import ModuleCalls
+from traincheck.sources.modules.variables import Catalog
+from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.tensors.device_transfers import NextSeq
+from traincheck.sources.tensors.reading import computed, unseen
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import MODULE, NO_CALL, Reading
+from traincheck.vocab.facts import facts
+
+KIND, USED_DATA = "buffer", "used_data"
+
+_CONTEXT = facts(kind=KIND)
+
+_traced = torch._C._get_tracing_state
+
+
+class BufferSource:
+    """Reads the buffers of each module, by fingerprint, at its first call for training in a window.
+
+    It attaches after the source `modules`, whose calls its readings are taken in.
+    """
+
+    name = "buffers"
+
+    def __init__(self, calls: ModuleCalls, catalog: Catalog) -> None:
+        self._calls = calls
+        self._catalog = catalog
+        self._window = -1
+        self._read: set[int] = set()
+
+    def offers(self) -> str | None:
+        return None
+
+    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
+        self._recorder = recorder
+        if demand.wants_reading(KIND, USED_DATA):
+            self._calls.listen(recorder.guarded(self.name, self._begins))
+        return ExitStack()
+
+    def _begins(self, module: nn.Module, args: Any) -> None:
+        if not module._buffers or not module.training or not torch.is_grad_enabled() or not several_ranks():
+            return
+        if self._window != self._recorder.window:
+            self._window = self._recorder.window
+            self._read.clear()
+        if id(module) in self._read or _traced() is not None:
+            return
+        self._read.add(id(module))
+        buffers = {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
+        names = [*buffers]
+        owner = self._catalog.module_name(module)
+        around = self._recorder.innermost()
+        call = around.seq if around is not None and around.kind == MODULE else NO_CALL
+
+        def conclude(values: list[int | None], next_seq: NextSeq) -> None:
+            for name, value in zip(names, values, strict=True):
+                if value is not None:
+                    told = Reading(next_seq(), call, f"{owner}.{name}", KIND, USED_DATA, value, context=_CONTEXT)
+                    self._recorder.reading(told)
+
+        with unseen():
+            values = computed([*buffers.values()])
+            self._recorder.transfers.when(self.name, values, conclude, events=len(names))

@@ -1,0 +1,250 @@
+"""Module calls: torch's global hooks around the calls of modules, shared by the sources that listen to them.
+
+Note [Hooks that are off]
+A global hook slows down each call of each module. While no events are taken it is only asked which outermost module is
+called next, as far as that tells where a step begins: a hook waits for that, and rests as soon as it was told.
+Where the program is in the midst of a call, the hooks stay, and it is only counted how deep calls are.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from traincheck.sources.compile.tracing import EXPORTS, FLAGS, is_traced
+from traincheck.sources.modules.live_modules import INSIDE, wraps_compiled
+from traincheck.sources.modules.module_stack import Nesting
+from traincheck.sources.recording.recorder import Recorder
+
+Begins = Callable[[nn.Module, Any], object]
+Ends = Callable[[nn.Module, Any, Any], object]
+FirstBegins = Callable[[nn.Module, Any, int], object]
+FirstEnds = Callable[[nn.Module, Any, Any, int], object]
+
+
+SOURCE = "modules"
+
+
+class _Depth(threading.local):
+    def __init__(self) -> None:
+        self.nesting = Nesting()
+        self.noted = False  # whether it is known that this thread calls modules
+
+
+class ModuleCalls:
+    """Calls listeners (which must not raise) before and after each call of a module, in the order in which they came.
+
+    The first one, which is guarded here, follows how deep calls are: it is told that with each, and at the end how many
+    calls end, itself and those that were interrupted inside it, see Note [Calls that never end]. It also listens where
+    no events are taken; `passed` is called when the end of what it was told last will not be. Of what the compiler puts
+    around a module they hear nothing: it hands on to the module inside, of which they are told as if it were called by
+    itself.
+    """
+
+    def __init__(self) -> None:
+        self._others: list[tuple[Begins, bool]] = []  # and whether only of outermost modules
+        self._ends: list[Ends] = []
+        self._hooked = ExitStack()
+        self._waits: Any = None  # what `Hooks.add` gave for the hook that waits, while the others are off
+        self._listening = False  # whether it is not at rest
+        self._off = False
+        self._depth = _Depth()
+
+    @property
+    def depth(self) -> int:
+        """How many calls of modules this thread is in; the outermost is the first."""
+        return len(self._depth.nesting)
+
+    def attach(
+        self, undo: ExitStack, recorder: Recorder, begins: FirstBegins, ends: FirstEnds, passed: Callable[..., object]
+    ) -> None:
+        """Begin to call the first listener."""
+        self._recorder = recorder
+        self._profiler, self._meter, self._spent = recorder.profiler, recorder.meter, recorder.meter.of(SOURCE)
+        self._here, self._silent = recorder.hooks.here, recorder.absences.silent
+        self._first_begins, self._first_ends, self._passed = begins, ends, passed
+        self._outermost_begins = recorder.guarded(SOURCE, begins, always=True)
+        self._others.clear()  # where they are attached anew, listeners come again
+        self._ends.clear()
+        self._hook_both()
+        recorder.gaps.costly.append(self)
+        undo.callback(self._unhook)
+
+    def listen(self, begins: Begins, ends: Ends | None = None, *, outermost: bool = False) -> None:
+        """Call these, too; where `outermost`, only of modules that are called from outside any other."""
+        self._others.append((begins, outermost))
+        if ends is not None:
+            self._ends.append(ends)
+
+    def _hook_both(self) -> None:
+        add = self._recorder.hooks.add
+        add(self._hooked, register_module_forward_pre_hook(self._before), self._before)
+        add(self._hooked, register_module_forward_hook(self._after, always_call=True), self._after)
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        if (
+            is_traced()
+            or FLAGS.get(EXPORTS)
+            or self._here.aside
+            or (INSIDE in module._modules and wraps_compiled(module))
+        ):
+            return
+        meter, profiler = self._meter, self._profiler
+        paused = profiler.ours is not None and profiler.pause()
+        began, outer = meter.clock(), meter.inside
+        meter.inside = 0.0
+        depth = 1
+        try:
+            try:  # a guard, written out: it is nine tenths of what modules without numbers to be read would cost
+                of_thread = self._depth
+                if not of_thread.noted:
+                    of_thread.noted = True
+                    self._recorder.hooks.used_by_thread()
+                depth = of_thread.nesting.begins(module)
+                if self._recorder.active and SOURCE not in self._silent:
+                    self._first_begins(module, args, depth)
+            except Exception as error:  # for want of memory, say
+                self._recorder.fault(SOURCE, error)
+            for begins, outermost in self._others:
+                if depth == 1 or not outermost:
+                    begins(module, args)
+            if self._off:  # the step that this call begins is not watched
+                self._let_pass()
+        finally:
+            took = meter.clock() - began
+            own = took - meter.inside
+            self._spent[0] += own
+            meter.total += own
+            meter.inside = outer + took
+            if paused:
+                profiler.resume()
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        if (
+            is_traced()
+            or FLAGS.get(EXPORTS)
+            or self._here.aside
+            or (INSIDE in module._modules and wraps_compiled(module))
+        ):
+            return
+        meter, profiler = self._meter, self._profiler
+        paused = profiler.ours is not None and profiler.pause()
+        began, outer = meter.clock(), meter.inside
+        meter.inside = 0.0
+        try:
+            try:
+                ended = self._depth.nesting.ends(module)
+                if not ended:
+                    return  # its beginning was not told
+                if self._recorder.active and SOURCE not in self._silent:
+                    self._first_ends(module, args, output, ended)
+            except Exception as error:
+                self._recorder.fault(SOURCE, error)
+            for ends in self._ends:
+                ends(module, args, output)
+        finally:
+            took = meter.clock() - began
+            own = took - meter.inside
+            self._spent[0] += own
+            meter.total += own
+            meter.inside = outer + took
+            if paused:
+                profiler.resume()
+
+    def _nests(self, module: nn.Module) -> int:
+        try:
+            return self._depth.nesting.begins(module)
+        except Exception as error:  # for want of memory
+            self._recorder.fault(SOURCE, error)
+            return 1
+
+    # -- while no events are taken ---------------------------------------------------------------------------------
+
+    def take_off(self) -> None:
+        """See `Costly`."""
+        if self._off or in_a_call():
+            return
+        self._off = True
+        self._unhook()
+        self._recorder.steps.on_change = self._wait
+        self._wait()
+
+    def may_put_on(self) -> bool:
+        """See `Costly`."""
+        return not (self._off and in_a_call())
+
+    def put_on(self) -> None:
+        """See `Costly`."""
+        if self._off:
+            self._off = False
+            self._recorder.steps.on_change = lambda: None
+            self._unhook()
+            self._depth = _Depth()
+            self._passed(everywhere=True)
+            self._hook_both()
+
+    def _wait(self) -> None:
+        """Wait for the next outermost module, if that tells anything."""
+        if self._listening or not self._recorder.active or not self._recorder.steps.awaits_forward:
+            return
+        hooks = self._recorder.hooks
+        if self._waits is None:
+            self._waits = hooks.add(self._hooked, register_module_forward_pre_hook(self._first), self._first)
+        else:
+            hooks.wake(self._waits)
+        self._listening = True
+
+    def _first(self, module: nn.Module, args: Any) -> None:
+        if (
+            is_traced()
+            or FLAGS.get(EXPORTS)
+            or self._here.aside
+            or (INSIDE in module._modules and wraps_compiled(module))
+        ):
+            return
+        if in_a_call():
+            return
+        self._outermost_begins(module, args, self._nests(module))
+        if self._off:
+            self._let_pass()
+            if not self._recorder.steps.undecided and self._waits is not None:
+                self._recorder.hooks.rest(self._waits)
+                self._listening = False
+        else:  # the step that this call begins is watched, and it was forgotten what was open before
+            self._nests(module)
+            for begins, _ in self._others:
+                begins(module, args)
+
+    def _let_pass(self) -> None:
+        self._depth.nesting = Nesting()
+        self._passed(everywhere=False)
+
+    def _unhook(self) -> None:
+        self._hooked.close()
+        self._waits, self._listening = None, False
+
+
+_CALL = nn.Module._call_impl.__code__
+_BEFORE = frozenset((ModuleCalls._before.__code__, ModuleCalls._first.__code__))
+
+
+def in_a_call() -> bool:
+    """Whether this thread is in the call of a module (but for one whose beginning our hook is just being told)."""
+    frame: FrameType | None = sys._getframe(1)
+    beginning = False
+    while frame is not None:
+        if frame.f_code is _CALL:
+            if not beginning:
+                return True
+            beginning = False
+        elif frame.f_code in _BEFORE:
+            beginning = True
+        frame = frame.f_back
+    return False

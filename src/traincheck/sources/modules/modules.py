@@ -1,0 +1,388 @@
+"""Source `modules`: calls of modules, their training mode and their buffers."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from types import FrameType, FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from traincheck.sources.base import replace, wrapping
+from traincheck.sources.data.batches import BatchReadings
+from traincheck.sources.gradients.gradients import Gradients, Snapshot
+from traincheck.sources.modules.live_modules import has_parameters, without_compiler
+from traincheck.sources.modules.module_calls import ModuleCalls
+from traincheck.sources.modules.variables import Catalog
+from traincheck.sources.recording.api_names import levels, parameter_names
+from traincheck.sources.recording.context_facts import (
+    Surroundings,
+    circumstances_of_module,
+    circumstances_with,
+    result_facts,
+)
+from traincheck.sources.recording.frames import local_values
+from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.recorder import OpenCall, Recorder
+from traincheck.sources.tensors.call_summaries import Asked, Before, Summaries, asked
+from traincheck.sources.tensors.deferred_values import Pending, lies_here, unlike
+from traincheck.sources.tensors.device_transfers import NextSeq
+from traincheck.sources.tensors.reading import SOME, Computed, computed, unseen
+from traincheck.sources.tensors.value_facts import readable_memory
+from traincheck.vocab.bounded_cache import Kept
+from traincheck.vocab.call_kinds import kinds_of_module
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import LIFECYCLE, MODULE, Change
+from traincheck.vocab.facts import Facts, facts, merged
+
+BUFFER_DATA, PARAMETER_GRAD = "buffer.data", "parameter.grad"
+NAMING = "variables"
+"""What finding modules is called where it fails: all sources need names, also where module calls cannot be observed."""
+
+
+_TRAINING = {flag: facts(training=flag) for flag in (False, True)}
+"""One object for each flag: what is equal from call to call is written to the trace once."""
+
+
+class _Class(NamedTuple):
+    """A class of modules: the names of its calls, whether they are told, and what of them. Its `forward` takes so many
+    arguments, and none but these; -1 where it takes any others, or that is not known."""
+
+    levels: tuple[str, ...]
+    wanted: bool
+    asked: Asked | None
+    buffers: bool
+    takes: int
+
+
+_Open = tuple[OpenCall | None, _Class | None, Before | None, list[Computed] | None, int]
+"""A module call under way: None for one that is not recorded; its class, its arguments and buffers as they were, and
+the id of the exception that the program handled when it began, if any."""
+
+_NOT_TOLD: _Open = (None, None, None, None, 0)
+
+
+_COUNTED = OpenCall(-1, -1, "", (), "", "", (), ())
+"""Stands for a switch inside another one, and any other that is not told."""
+
+
+class _Depth(threading.local):
+    def __init__(self) -> None:
+        self.modules: list[_Open] = []
+        self.switching = 0
+
+
+class ModuleSource:
+    """Observes module calls through torch's global module hooks, and wraps `Module.train` and `Module.zero_grad`."""
+
+    name = "modules"
+
+    def __init__(
+        self,
+        calls: ModuleCalls,
+        catalog: Catalog,
+        gradients: Gradients,
+        summaries: Summaries,
+        surroundings: Surroundings,
+    ) -> None:
+        self._calls = calls
+        self._catalog = catalog
+        self._gradients = gradients
+        self._summaries = summaries
+        self._surroundings = surroundings
+        self._depth = _Depth()
+        self._classes: Kept[type, _Class] = Kept()
+        self._batches: BatchReadings
+
+    def offers(self) -> str | None:
+        return None
+
+    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
+        self._demand = demand
+        self._recorder = recorder
+        self._classes.clear()
+        if recorder.changing:
+            self._batches.ask(demand)
+        else:
+            self._batches = BatchReadings(demand, recorder)
+        undo = Undo()
+        recorder.when_over(undo, self._summaries.forget)
+        guarded = recorder.guarded
+        self._catalog.known.attach(undo, functools.partial(guarded, NAMING, always=True), again=recorder.changing)
+        self._calls.attach(undo, recorder, self._begins, self._ends, self._passed)
+        replace(
+            undo,
+            nn.Module,
+            "train",
+            wrapping(
+                guarded(self.name, self._switch_begins, always=True),
+                guarded(self.name, self._switch_ends, always=True),
+                guarded(self.name, self._switch_failed, always=True),
+            ),
+        )
+        replace(
+            undo,
+            nn.Module,
+            "zero_grad",
+            wrapping(
+                guarded(self.name, self._clear_begins),
+                guarded(self.name, self._clear_ends),
+                guarded(self.name, self._clear_failed),
+            ),
+        )
+        return undo
+
+    # -- forward ---------------------------------------------------------------------------------------------------
+
+    def _begins(self, module: nn.Module, args: Any, depth: int) -> None:
+        recorder, flags, opened = self._recorder, self._surroundings.flags, self._depth.modules
+        outermost, parametric, training = depth == 1, False, module.training
+        if outermost:
+            if opened:
+                self._interrupted(opened, len(opened))
+            flags.clear()
+            # A loss without parameters is never put into evaluation mode, and tells nothing of what the program does.
+            parametric = has_parameters(module)
+            if parametric:
+                self._catalog.meet(module)
+                recorder.steps.forward(recorder.next_seq(), training, torch.is_grad_enabled())
+                opened = self._depth.modules  # where a gap ends here, it is another list
+        flags.append(training)
+        if not recorder.watching:
+            opened.append(_NOT_TOLD)
+            return
+        learns = torch.is_grad_enabled()
+        if learns and (parametric or module._parameters):
+            self._gradients.module_called(module)
+        known = self._classes.get(type(module)) or self._learn(type(module))
+        if not known.wanted:
+            opened.append(_NOT_TOLD)
+            return
+        context = circumstances_of_module(grad=learns, training=training, outermost=outermost, parametric=parametric)
+        name, site = self._catalog.module_name(module), recorder.sites.above(sys._getframe(_OURS))
+        call = recorder.enter(MODULE, known.levels, name, context, _TRAINING[training], site)
+        what, before, buffers = known.asked, None, None
+        if what is not None:
+            keywords = None if _takes_no_others(known, module, args) else keywords_of_call(recorder)
+            before = self._summaries.begins(call, what, args, keywords)
+        if parametric and training and learns and self._batches.wanted:
+            self._batches.read(call.seq, call.receiver, module, args, keywords_of_call(recorder))
+        if known.buffers and module._buffers:
+            buffers = self._read_buffers(module)
+        opened.append((call, known, before, buffers, id(sys.exc_info()[1])))
+
+    def _ends(self, module: nn.Module, args: Any, output: Any, ended: int) -> None:
+        opened, flags, recorder = self._depth.modules, self._surroundings.flags, self._recorder
+        if ended > 1:
+            self._interrupted(opened, ended - 1)
+        if not opened:
+            return
+        call, known, before, buffers, handled = opened.pop()
+        if flags:
+            flags.pop()
+        if call is None or known is None or not recorder.watching:
+            return
+        what = known.asked
+        if output is None and id(sys.exc_info()[1]) != handled:  # torch asks us while it handles what was raised
+            if what is not None and _takes_no_others(known, module, args):
+                keywords = keywords_of_call(recorder)
+                if keywords:  # it has raised because it was given them
+                    self._summaries.begins(call, what, args, keywords)
+            recorder.abandon(call)
+            return
+        if buffers is not None:
+            self._tell_buffers(module, call, buffers)
+        if what is None:
+            recorder.leave(call, result_facts(output))
+            return
+        told = self._summaries.ends(call, what, before, output)
+        if not has_parameters(module):
+            told = _without_parameters(told)
+        if before is not None and what.read.numbers and kinds_of_module(type(module).__name__):
+            call.result = told
+            self._tell_scales(call, module)
+            told = call.result
+        recorder.leave(call, told)
+
+    def _tell_scales(self, call: OpenCall, module: nn.Module) -> None:
+        """Tell the root mean square that a normalising layer gives its result by its own parameters: `scale`, and
+        `shifted_scale` where the weight is added to one."""
+
+        def conclude(squares: list[float], _: NextSeq) -> None:
+            if squares:
+                weight, shifted, *rest = squares
+                scale, shifted_scale = (math.sqrt(one + sum(rest)) for one in (weight, shifted))
+                call.result = merged(call.result, scale=scale, shifted_scale=shifted_scale)
+
+        with unseen():
+            self._recorder.transfers.when(self.name, mean_squares(module), conclude, call=call)
+
+    def _passed(self, *, everywhere: bool) -> None:
+        """Of the calls that are open in this thread, or in all, the ends will not be told."""
+        if everywhere:
+            self._depth = _Depth()
+        self._depth.modules.clear()
+        self._surroundings.flags.clear()
+
+    def _interrupted(self, opened: list[_Open], count: int) -> None:
+        """The innermost `count` calls never came to their end, see Note [Calls that never end]."""
+        for _ in range(min(count, len(opened))):
+            call = opened.pop()[0]
+            if self._surroundings.flags:
+                self._surroundings.flags.pop()
+            if call is not None:
+                self._recorder.abandon(call)
+
+    def _learn(self, cls: type) -> _Class:
+        """What is to be told of the calls of modules of this class."""
+        call_levels, kinds = levels(cls, "forward", nn.Module), kinds_of_module(cls.__name__)
+        forward = getattr(cls, "forward", None)  # scripted ones have none in their class
+        names = parameter_names(forward)[1:]
+        what = asked(self._demand, call_levels, names)
+        of_kind = asked(self._demand, kinds, names) if kinds else None
+        if of_kind is not None and what is not None and what.read:
+            what = what._replace(read=what.read | of_kind.read)
+        elif of_kind is not None:
+            # There are many of them in a model, and the first steps show as much as each further one.
+            what = of_kind._replace(arguments=what is not None and what.arguments, sampled=True)
+        wanted = self._demand.wants_call((*call_levels, *kinds))
+        buffers = self._demand.wants_state(call_levels, BUFFER_DATA)
+        return self._classes.put(cls, _Class(call_levels, wanted, what, buffers, _number_taken(forward)))
+
+    def _read_buffers(self, module: nn.Module) -> list[Computed]:
+        with unseen():
+            return computed([buffer for buffer in module._buffers.values() if buffer is not None])
+
+    def _tell_buffers(self, module: nn.Module, call: OpenCall, before: list[Computed]) -> None:
+        """Tell the module's own buffers; those of its children are told around the children's calls."""
+        after = self._read_buffers(module)
+        names = [name for name, buffer in module._buffers.items() if buffer is not None]
+        if not len(names) == len(before) == len(after):
+            return  # the call registered or dropped a buffer
+        recorder = self._recorder
+
+        def conclude(known: list[Any], next_seq: NextSeq) -> None:
+            changes = []
+            for place, name in enumerate(names):
+                changed, new = known[place], known[place + len(names)]
+                seq, variable = next_seq(), sys.intern(f"{call.receiver}.{name}")
+                changes.append(Change(seq, call.seq, variable, "buffer", "data", SOME, SOME, changed, fingerprint=new))
+            recorder.changed(changes)
+
+        with unseen():
+            differ = map(unlike, before, after)
+            recorder.transfers.when(self.name, [*differ, *after], conclude, events=len(names))
+
+    # -- train and eval --------------------------------------------------------------------------------------------
+
+    def _switch_begins(self, module: nn.Module, mode: bool = True) -> OpenCall | None:
+        depth = self._depth
+        depth.switching += 1
+        module = without_compiler(module)
+        call_levels = levels(type(module), "train" if mode else "eval", nn.Module)
+        if depth.switching > 1 or not self._recorder.watching or not self._demand.wants_call(call_levels):
+            return _COUNTED
+        context = circumstances_with(training=module.training)
+        return self._recorder.enter(LIFECYCLE, call_levels, self._catalog.module_name(module), context)
+
+    def _switch_ends(self, call: OpenCall, result: Any) -> None:
+        self._depth.switching -= 1
+        if call.seq >= 0:
+            self._recorder.leave(call)
+
+    def _switch_failed(self, call: OpenCall) -> None:
+        self._depth.switching -= 1
+        if call.seq >= 0:
+            self._recorder.abandon(call)
+
+    # -- zero_grad -------------------------------------------------------------------------------------------------
+
+    def _clear_begins(self, module: nn.Module, set_to_none: bool = True) -> tuple[OpenCall, Snapshot] | None:
+        self._recorder.at_rest()
+        module = without_compiler(module)
+        call_levels = levels(type(module), "zero_grad", nn.Module)
+        if not self._demand.wants_call(call_levels) and not self._demand.wants_state(call_levels, PARAMETER_GRAD):
+            return None
+        name = self._catalog.module_name(module)
+        own = {id(param) for param in module.parameters()}
+        with unseen():
+            held = [(v, t) for v, t in self._catalog.living() if id(t) in own]
+            snapshot = self._gradients.read(held, values=False)
+        call = self._recorder.enter(LIFECYCLE, call_levels, name, circumstances_with(set_to_none=bool(set_to_none)))
+        self._gradients.tell_states(call, snapshot)
+        return call, snapshot
+
+    def _clear_ends(self, token: tuple[OpenCall, Snapshot], result: Any) -> None:
+        with unseen():
+            self._gradients.compare(token[1], token[0].seq)
+        self._recorder.leave(token[0])
+
+    def _clear_failed(self, token: tuple[OpenCall, Snapshot]) -> None:
+        self._recorder.abandon(token[0])
+
+
+def _number_taken(forward: Any) -> int:
+    """How many arguments a method takes, -1 where it takes any number of them, or some by their names alone."""
+    code = forward.__code__ if type(forward) is FunctionType else None
+    if code is None or code.co_kwonlyargcount or code.co_flags & _TAKES_MORE:
+        return -1
+    return code.co_argcount - 1
+
+
+_TAKES_MORE = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+
+
+def _takes_no_others(known: _Class, module: nn.Module, args: Any) -> bool:
+    """Whether there can be no arguments but the positional ones `args`: to look for others takes a while."""
+    return len(args) == known.takes and "forward" not in module.__dict__ and not module._forward_pre_hooks_with_kwargs
+
+
+@functools.lru_cache(maxsize=4096)
+def _without_parameters(told: Facts) -> Facts:
+    """What is told of the result of a module without parameters; equal ones are the same object."""
+    return merged(told, parameters=False)
+
+
+def mean_squares(module: nn.Module) -> list[Any]:
+    """The mean squares of the weight of a normalising layer, of the weight and one, and of its offsets; each may be
+    pending. Nothing without a weight for each element. Call under `unseen`."""
+    told = {name: readable_memory(tensor) for name, tensor in module.named_parameters(recurse=False)}
+    own = {name: t.float() for name, t in told.items() if t is not None and t.numel() > 1 and t.is_floating_point()}
+    weight = next((tensor for name, tensor in own.items() if "bias" not in name), None)
+    if weight is None:
+        return []
+    offsets = (tensor for name, tensor in own.items() if "bias" in name)
+    squares = [(tensor * tensor).mean() for tensor in (weight, weight + 1, *offsets)]
+    return [float(square) if lies_here(square) else Pending((square,), float) for square in squares]
+
+
+_OURS = 2
+"""Frames above that are ours when a call is told: to look at them on the way to a site takes as long as at others."""
+
+_DEEPEST = 6
+"""Frames between our hook and the function of torch that calls it: our guard, and what a tool may have put between."""
+
+
+def keywords_of_call(recorder: Recorder) -> Mapping[str, Any]:
+    """The keyword arguments of the module call whose hook is running.
+
+    torch hands only the positional ones to global hooks; they are a variable of the function that calls the hook.
+    """
+    if recorder.hooks.keywords is not None:
+        return recorder.hooks.keywords
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_DEEPEST):
+        if frame is None:
+            break
+        if frame.f_globals.get("__name__") == "torch.nn.modules.module":
+            keywords = local_values(frame, ("kwargs",)).get("kwargs")
+            return keywords if isinstance(keywords, dict) else {}
+        frame = frame.f_back
+    return {}

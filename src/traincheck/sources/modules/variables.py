@@ -1,0 +1,302 @@
+"""The catalog of variables: what a parameter is called, which module owns it, which optimizer holds it."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from traincheck.sources.modules.live_modules import KnownModules, children, plain_name, without_compiler
+from traincheck.sources.tensors.reading import PLAIN, is_empty
+from traincheck.vocab.facts import Facts, FactValue, facts
+
+THIS, OTHER, NOBODY = "this", "other", "none"
+
+REPLACED = "replaced"
+"""Added to the name of a parameter that its module no longer has."""
+
+_LOW_PRECISION = 4
+"""Floating point of fewer bytes than this is low precision."""
+
+_LONGEST_MARK = 24
+"""A text longer than this that hangs on a parameter is no mark (names of devices, layouts and modes are shorter)."""
+
+
+@dataclass(slots=True, eq=False)
+class Variable:
+    """A parameter or buffer as the program holds it; `tensor` is weak so that we keep nothing alive.
+
+    `module` is the (first) module that owns it, `root` the outermost module around that one; `graded` says whether a
+    backward has ever given it a gradient. `told` holds the facts that were made for it, `read` the attributes as they
+    were at their last reading, `kept` how a large one was and how it shows changes (parameter_changes.py). `holders`
+    are the optimizers that hold it, `owner` the first of them by name.
+    """
+
+    name: str
+    tensor: weakref.ref[torch.Tensor]
+    owned: bool
+    module: weakref.ref[Any] | None = None
+    root: weakref.ref[Any] | None = None
+    graded: bool = False
+    holders: frozenset[str] = frozenset()
+    owner: str = ""
+    aliases: tuple[str, ...] = ()
+    told: dict[tuple[bool, str, str], Facts] = field(default_factory=dict)
+    read: dict[str, object] = field(default_factory=dict)
+    kept: Any = None
+
+    def hold(self, optimizer: str, *, held: bool) -> None:
+        """From now on `optimizer` holds it, or does not."""
+        self.holders = self.holders | {optimizer} if held else self.holders - {optimizer}
+        self.owner = min(self.holders, default="")
+
+    def facts(self, tensor: torch.Tensor, viewer: str) -> Facts:
+        """The facts of the variable itself; equal ones are the same object. `held` is this, other or none, as seen from
+        the optimizer `viewer`."""
+        held = THIS if viewer in self.holders else OTHER if self.holders else NOBODY
+        key = (tensor.requires_grad, held, marks(tensor) if tensor.__dict__ else "")
+        found = self.told.get(key)
+        if found is None:
+            found = self.told[key] = facts(
+                **_placed(tensor),
+                attributes=key[2],
+                requires_grad=tensor.requires_grad,
+                tied=len(self.aliases) > 1,
+                held=held,
+                owned=self.owned,
+                precision="low" if tensor.element_size() < _LOW_PRECISION else "full",
+                scalar=tensor.numel() == 1,
+            )
+        return found
+
+
+def _placed(tensor: torch.Tensor) -> dict[str, FactValue]:
+    """Whether a tensor that is placed on a mesh of devices is whole on each of them; nothing of any other tensor."""
+    placements = getattr(tensor, "placements", None) if hasattr(tensor, "_local_tensor") else None
+    return {} if placements is None else {"replicated": all(placed.is_replicate() for placed in placements)}
+
+
+def marks(tensor: torch.Tensor) -> str:
+    """The marks that a framework has set on a parameter, joined by +: flags that are True, and words (`mode=sharded`).
+
+    Numbers are left out, as they may be ids or sizes, and so is what begins with an underscore: torch and others keep
+    their own books there.
+    """
+    found = []
+    for name, value in tensor.__dict__.items():
+        if value is True and not name.startswith("_"):
+            found.append(name)
+        elif type(value) is str and len(value) <= _LONGEST_MARK and value.isidentifier() and not name.startswith("_"):
+            found.append(f"{name}={value}")
+    return "+".join(sorted(found))
+
+
+SLACK = 64
+"""Entries of what is gone that may lie about: to look for them each time would cost more than they do."""
+
+
+class Catalog:
+    """Knows the variables of the program by the identity of their tensors.
+
+    A parameter is named by the class of the outermost module that owns it and its qualified name there; one that only
+    an optimizer holds is named by its place in the optimizer. The catalog looks again when an optimizer holds a
+    tensor it does not know, or when an outermost module is called that it has not seen.
+    """
+
+    def __init__(self) -> None:
+        self.known = KnownModules()
+        self._variables: dict[int, Variable] = {}
+        self._optimizers: dict[str, weakref.ref[Any]] = {}
+        self._sizes: dict[str, tuple[int, ...]] = {}
+        self._modules: dict[int, tuple[weakref.ref[Any], str]] = {}
+        self._taken: dict[str, weakref.ref[Any]] = {}  # by name
+        self._counts: dict[str, int] = {}
+
+    # -- optimizers ------------------------------------------------------------------------------------------------
+
+    def add_optimizer(self, optimizer: Any) -> str:
+        """The name of `optimizer`, given at first sight: its class, numbered from the second on."""
+        for known, reference in list(self._optimizers.items()):
+            if reference() is optimizer:
+                return known
+        base = type(optimizer).__name__
+        self._counts[base] = count = self._counts.get(base, 0) + 1
+        name = base if count == 1 else f"{base}#{count}"
+        self._optimizers[name] = weakref.ref(optimizer)
+        return name
+
+    def optimizers(self) -> Iterator[tuple[str, Any]]:
+        """The optimizers that are alive, by name."""
+        for name, reference in list(self._optimizers.items()):
+            optimizer = reference()
+            if optimizer is None:
+                self._forget_optimizer(name)
+            else:
+                yield name, optimizer
+
+    def _forget_optimizer(self, name: str) -> None:
+        self._optimizers.pop(name, None)
+        self._sizes.pop(name, None)
+        for variable in list(self._variables.values()):
+            variable.hold(name, held=False)
+
+    def refresh_holders(self) -> None:
+        """Bring up to date who holds what; cheap when no parameter group has grown or shrunk."""
+        for name, optimizer in self.optimizers():
+            groups = optimizer.param_groups
+            params = [group["params"] for group in groups]
+            sizes = tuple(map(len, params))
+            if self._sizes.get(name) == sizes and all(map(self._known, params)):
+                continue
+            self._sizes[name] = sizes
+            self._take(name, groups)
+
+    def _known(self, params: list[torch.Tensor]) -> bool:
+        """Whether the first and the last of a group are still the tensors that the catalog knows."""
+        return not params or (self.find(params[0]) is not None and self.find(params[-1]) is not None)
+
+    def _take(self, name: str, groups: list[dict[str, Any]]) -> None:
+        if any(self.find(param) is None for group in groups for param in group["params"]):
+            self.refresh_modules()
+        for variable in list(self._variables.values()):
+            variable.hold(name, held=False)
+        for number, group in enumerate(groups):
+            for place, param in enumerate(group["params"]):
+                variable = self.find(param) or self._add(param, f"{name}.param_groups[{number}][{place}]", owned=False)
+                variable.hold(name, held=True)
+
+    # -- modules ---------------------------------------------------------------------------------------------------
+
+    def module_name(self, module: Any) -> str:
+        """The qualified name of a module (its class for an outermost one), looked up at first sight."""
+        known = self._modules.get(id(module))
+        if known is not None and known[0]() is module:
+            return known[1]
+        module = without_compiler(module)
+        known = self._modules.get(id(module))
+        if known is not None and known[0]() is module:
+            return known[1]
+        self.known.add(module)
+        if next(module.parameters(), None) is not None:  # a loss made anew in every step is not worth a search
+            self.refresh_modules()
+        known = self._modules.get(id(module))
+        if known is None or known[0]() is not module:
+            return self._name_outermost(module, self._is_taken)
+        return known[1]
+
+    def meet(self, module: Any) -> None:
+        """A module with parameters is used: one that was built out of our sight gets its name now."""
+        if module not in self.known:
+            self.module_name(module)
+
+    def refresh_modules(self) -> None:
+        """Find the outermost modules of the program and name what they own."""
+        modules = self.known.living()
+        if len(self._modules) > 2 * len(modules) + SLACK:
+            self._let_go()
+        inner = {id(child) for module in modules for child in children(module)}
+        roots = [root for root in modules if id(root) not in inner and "_modules" in root.__dict__]
+        taken = {name for root in roots if (name := self._told_name(root))}
+        for root in roots:
+            prefix = self._told_name(root)
+            if not prefix:
+                prefix = self._name_outermost(root, taken.__contains__)
+                taken.add(prefix)
+            try:
+                self._name_tree(root, prefix)
+            except RuntimeError as error:
+                if "changed size during iteration" not in str(error):
+                    raise  # else another thread builds this one; it is named when it is used
+
+    def _let_go(self) -> None:
+        """Forget modules that are gone: a program may make new ones all the time."""
+        self._modules = {key: known for key, known in list(self._modules.items()) if known[0]() is not None}
+        self._taken = {name: reference for name, reference in list(self._taken.items()) if reference() is not None}
+
+    def _name_outermost(self, root: Any, is_taken: Callable[[str], bool]) -> str:
+        """Name an outermost module by its class, numbered from the second on."""
+        base = type(root).__name__
+        numbered = (f"{base}#{number}" for number in itertools.count(2))
+        name = next(name for name in itertools.chain((base,), numbered) if not is_taken(name))
+        reference = weakref.ref(root)
+        self._modules[id(root)], self._taken[name] = (reference, name), reference
+        return name
+
+    def _is_taken(self, name: str) -> bool:
+        reference = self._taken.get(name)
+        holder = None if reference is None else reference()
+        return holder is not None and self._told_name(holder) == name
+
+    def _told_name(self, root: Any) -> str:
+        """The name that an outermost module was told by before, which stays; empty for a new one."""
+        known = self._modules.get(id(root))
+        return known[1] if known is not None and known[0]() is root and "." not in known[1] else ""
+
+    def _name_tree(self, root: Any, prefix: str) -> None:
+        owners: dict[int, weakref.ref[Any]] = {}
+        for name, module in root.named_modules():
+            reference = weakref.ref(module)
+            name = plain_name(name)
+            self._modules[id(module)] = (reference, f"{prefix}.{name}" if name else prefix)
+            for param in module._parameters.values():
+                owners.setdefault(id(param), reference)
+        aliases: dict[int, list[str]] = {}
+        for told, param in root.named_parameters(remove_duplicate=False):
+            name = plain_name(told)
+            aliases.setdefault(id(param), []).append(f"{prefix}.{name}")
+            found = self.find(param)
+            if found is None:
+                self._add(param, f"{prefix}.{name}", owned=True)
+            elif not found.owned:
+                found.owned, found.name = True, f"{prefix}.{name}"
+                found.told.clear()
+        self._disown(root, aliases.keys())
+        for key, names in aliases.items():
+            variable = self._variables[key]
+            variable.module, variable.root = owners.get(key), weakref.ref(root)
+            if variable.aliases != tuple(names):
+                variable.aliases = tuple(names)
+                variable.told.clear()
+
+    def _disown(self, root: Any, still: Collection[int]) -> None:
+        """Parameters that `root` no longer has, since it was given others in their place, are nobody's."""
+        for key, variable in list(self._variables.items()):
+            if key not in still and variable.owned and variable.root is not None and variable.root() is root:
+                variable.owned, variable.name = False, f"{variable.name} ({REPLACED})"
+                variable.told.clear()
+
+    def outermost(self) -> list[Any]:
+        """The outermost modules that were found last and are alive."""
+        return [
+            module for ref, name in list(self._modules.values()) if "." not in name and (module := ref()) is not None
+        ]
+
+    # -- variables -------------------------------------------------------------------------------------------------
+
+    def find(self, tensor: torch.Tensor) -> Variable | None:
+        """The variable whose tensor this is."""
+        found = self._variables.get(id(tensor))
+        return found if found is not None and found.tensor() is tensor else None
+
+    def _add(self, tensor: torch.Tensor, name: str, *, owned: bool) -> Variable:
+        variable = self._variables[id(tensor)] = Variable(name, weakref.ref(tensor), owned)
+        return variable
+
+    def living(self) -> list[tuple[Variable, torch.Tensor]]:
+        """All variables whose tensors are alive and not empty: such a one has no value to speak of."""
+        dead, found = [], []
+        tracing = torch.jit.is_tracing()  # to ask for a size would be traced
+        with torch._C.DisableTorchFunction():
+            for key, variable in list(self._variables.items()):
+                tensor = variable.tensor()
+                if tensor is None:
+                    dead.append(key)
+                elif tracing or (tensor.numel() if type(tensor) in PLAIN else not is_empty(tensor)):
+                    found.append((variable, tensor))
+        for key in dead:
+            self._variables.pop(key, None)  # another thread may have done it
+        return found

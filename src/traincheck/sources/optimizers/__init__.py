@@ -1,0 +1,1 @@
+"""Optimizers: steps, parameter changes, optimizer state and hyperparameters."""

@@ -1,0 +1,284 @@
+"""Manual updates: parameters that the program changes itself, without an optimizer of torch.
+
+Note [Updates by hand]
+A loop may update its parameters with `p.data.add_(p.grad, alpha=-lr)`, with an optimizer class of its own, or with a
+function that torch does not announce. TrainCheck compares parameters that have a gradient at the end of a backward with
+the same parameters when the next activity begins (a fetch, a call of an outermost module, a backward, the end of the
+run). If one of them was written to, and the program has no optimizer, then that was an update, and it ends a step.
+
+torch counts writes to a parameter (`_version`), but not those through `.data`, and `p.data = x` exchanges the memory.
+So TrainCheck compares the count, the address and some elements. On an accelerator these elements are read at once,
+because the step has to be cut now: one transfer for each backward, in programs without an optimizer only.
+
+The comparison ends with the first call of a module after the backward, because a forward may write to parameters as
+well (`nn.Embedding(max_norm=...)`). In a program that has an optimizer, only optimizers make steps: there a write
+between a backward and the next forward may be a perturbation (SAM), an inner loop (Reptile) or a penalty, and none of
+them is a step. Its parameters are compared after a few backwards only, and only if no optimizer has stepped by then.
+
+An update by hand is reported as a call of `Optimizer.step` at the place where the backward (or the clipping after it)
+ended, with the parameters that changed. So rules about what happens between updates judge it: gradients are cleared, a
+backward comes first. Its learning rate is not known, so no rule expects a parameter to change.
+
+Known limitations: an update inside the backward (`register_post_accumulate_grad_hook`), updates with gradients from
+`torch.autograd.grad`, and tensors that no module owns are not recognised. Of two models that are updated by hand in
+turn, the first update ends a step of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+
+from traincheck.sources.gradients.gradients import Gradients, summary
+from traincheck.sources.modules.variables import THIS, Variable
+from traincheck.sources.recording.context_facts import circumstances_with
+from traincheck.sources.recording.recorder import OpenCall, Recorder
+from traincheck.sources.recording.step_tracker import StepTracker
+from traincheck.sources.tensors.deferred_values import fetched
+from traincheck.sources.tensors.reading import SOME, WORDS, local, unseen
+from traincheck.sources.tensors.spot_checks import differ
+from traincheck.sources.tensors.storages import version_of
+from traincheck.vocab.builtin_rules import IDLE_OPTIMIZER, RUN, UNUSED_GRADIENTS
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import LIFECYCLE, NO_CALL, Change, Reading
+from traincheck.vocab.facts import Facts, facts, merged
+
+SOURCE = "manual updates"
+LEVELS = ("manual.update", "torch.optim.Optimizer.step")
+
+ENOUGH_BACKWARDS = 10
+"""Backwards without any update from which on a program that trains should have updated something: a program that only
+looks at gradients (attribution, a test of a layer) needs a few, and an accumulation ends with an update."""
+
+_LOOKED_AT = range(ENOUGH_BACKWARDS - 2, ENOUGH_BACKWARDS + 1)
+"""Backwards after which parameters are compared although the program has an optimizer, which has not stepped."""
+
+_EVERY = 64
+"""And after each of so many, for what a program does first may be something else."""
+
+_FEW = 4
+"""Of these parameters so many, the smallest, are compared over the whole run."""
+
+_MOST = 512
+"""Parameters that are compared; of a larger model these are from all over it."""
+
+_ELEMENTS = 16
+"""Elements of each that are compared, from all over it."""
+
+
+_SMALL = 1 << 16
+"""Bytes of a parameter that may be kept alive: the biases and norms of any model."""
+
+
+class _Probe(NamedTuple):
+    """What a parameter was at the end of a backward. A small one is kept alive until the next activity, because a
+    function that trains may end, and its model with it, right after the last update."""
+
+    variable: Variable
+    kept: torch.Tensor | None
+    version: int | None
+    address: int
+    elements: torch.Tensor | None
+
+
+class _Armed(NamedTuple):
+    """A backward after which an update is looked for: what the parameters and their gradients were, and the places in
+    the order of events that were reserved for the update."""
+
+    thread: int
+    probes: list[_Probe]
+    states: dict[Variable, str]
+    places: list[int]
+    site: str
+    context: Facts
+
+
+def is_followed(steps: StepTracker) -> bool:
+    """Whether parameters are compared after the backward that has begun last."""
+    if not steps.optimizers:
+        return True
+    return not steps.made and (steps.backwards in _LOOKED_AT or not steps.backwards % _EVERY)
+
+
+class ManualUpdates:
+    """Recognises updates without an optimizer, and reports at the end of the run if there was none at all."""
+
+    def __init__(self, gradients: Gradients) -> None:
+        self._gradients = gradients
+        self._armed: _Armed | None = None
+        self._trains = False  # gradients of a module in training mode were computed
+        self._idle = ""  # an optimizer that holds parameters with such gradients
+        self._site = ""  # where such a backward is
+        self._written = False  # parameters were written to, though an optimizer exists
+
+    def attach(self, undo: ExitStack, demand: Demand, recorder: Recorder) -> None:
+        """Begin to look; a backward has to be announced by `backward_ends`."""
+        self._recorder, self._demand = recorder, demand
+        self._guarded_check = recorder.guarded(SOURCE, self._check, always=True)
+        self._guarded_move = recorder.guarded(SOURCE, self._move, always=True)
+        self.backward_ends = recorder.guarded(SOURCE, self._backward_ends, always=True)
+        recorder.at_end(lambda: self._guarded_check(True))
+        recorder.at_end(recorder.guarded(SOURCE, self._report_unused, always=True))
+        undo.callback(self._disarm)
+
+    def _backward_ends(self, site: str) -> None:
+        """Note what parameters are at the end of a backward."""
+        recorder = self._recorder
+        steps = recorder.steps
+        with unseen():
+            held = [(v, t) for v, t in self._gradients.trainable() if t.requires_grad and t.grad is not None]
+            if not steps.made and steps.backwards >= ENOUGH_BACKWARDS and not self._trains:
+                self._meet([variable for variable, _ in held], site)
+            held = held[:: len(held) // _MOST + 1]
+            probes = [_Probe(v, _kept(t), version_of(t), *_memory(t)) for v, t in held]
+            if not probes:
+                return
+            if steps.optimizers and steps.before_first is None:
+                steps.before_first = sorted(probes, key=_size)[:_FEW]
+            states: dict[Variable, str] = {}
+            variables = [probe.variable for probe in probes]
+
+            def conclude(*_: object) -> None:
+                states.update((variable, self._gradients.last_state(variable)) for variable in variables)
+
+            recorder.transfers.when(SOURCE, (), conclude)
+        context = circumstances_with(lr="none")
+        self._arm(_Armed(threading.get_ident(), probes, states, self._places(probes), site, context))
+        steps.on_change()
+
+    def _meet(self, variables: Sequence[Variable], site: str) -> None:
+        """Note whether these parameters, which have gradients, are being trained, and by which optimizer."""
+        for variable in variables:
+            module = None if variable.module is None else variable.module()
+            if module is not None and module.training:
+                self._trains, self._site = True, site
+                self._idle = self._idle or variable.owner
+
+    def _places(self, probes: Sequence[_Probe]) -> list[int]:
+        """Places for the events of an update: each change, and the begin and end of a call for each model."""
+        count = len(probes) + 2 * len({_model(probe.variable) for probe in probes})
+        return [self._recorder.next_seq() for _ in range(count)]
+
+    def _move(self) -> None:
+        """Gradients were clipped: an update comes after that."""
+        if self._armed is not None:
+            self._armed = self._armed._replace(places=self._places(self._armed.probes))
+
+    def _arm(self, armed: _Armed) -> None:
+        self._armed = armed
+        self._gradients.clipped = self._guarded_move
+        self._recorder.steps.before_activity = self._guarded_check
+
+    def _disarm(self) -> None:
+        self._armed = self._gradients.clipped = self._recorder.steps.before_activity = None
+
+    def _check(self, last: bool) -> None:
+        """Something new begins: find out whether parameters were updated since the backward. If not, and this is not
+        the `last` chance (a fetch may come before the update), go on."""
+        armed = self._armed
+        if armed is None or armed.thread != threading.get_ident():
+            return
+        self._disarm()
+        with unseen():
+            changed = _changed(armed.probes)
+        if not changed and not last:
+            self._arm(armed)
+        self._recorder.steps.on_change()
+        if not changed:
+            return
+        if self._recorder.steps.optimizers:
+            self._written = True
+            return
+        models: dict[str, list[Variable]] = {}
+        for variable in changed:
+            models.setdefault(_model(variable), []).append(variable)
+        self._report(armed, models)
+
+    def _report(self, armed: _Armed, models: dict[str, list[Variable]]) -> None:
+        """An update by hand has changed these parameters."""
+        recorder = self._recorder
+        with unseen():
+            recorder.transfers.settle()  # what gradients were is needed now
+        recorder.steps.updated_by_hand(models.keys(), armed.places[0])
+        wanted = recorder.watching and self._demand.wants_call(LEVELS)
+        with_changes = wanted and self._demand.wants_state(LEVELS, "parameter.data")
+        places = iter(armed.places)
+        for model, variables in models.items():
+            if wanted:
+                grads = summary([armed.states.get(variable, "none") for variable in variables])
+                context = merged(armed.context, grads=grads)
+                call = OpenCall(next(places), NO_CALL, LIFECYCLE, LEVELS, model, armed.site, context, ())
+                if with_changes:
+                    recorder.changed([_change(next(places), call.seq, v, armed.states) for v in variables])
+                recorder.leave(call, end=next(places))
+            self._gradients.step_ends(model)
+
+    def _report_unused(self) -> None:
+        """The run ends: report it if gradients were computed for training and no update has used them."""
+        recorder = self._recorder
+        if not self._trains or self._written or recorder.steps.made:
+            return
+        with unseen():
+            if recorder.steps.before_first and _changed(recorder.steps.before_first):
+                return
+        attribute = IDLE_OPTIMIZER if self._idle else UNUSED_GRADIENTS
+        if self._demand.wants_reading(RUN, attribute):
+            count = recorder.steps.backwards
+            who, context = self._idle or RUN, facts(site=self._site)
+            recorder.reading(Reading(recorder.next_seq(), NO_CALL, who, RUN, attribute, count, context=context))
+
+
+def _model(variable: Variable) -> str:
+    """The name of the model that a parameter belongs to."""
+    return variable.name.split(".", 1)[0]
+
+
+def _size(probe: _Probe) -> int:
+    """The number of elements of a parameter, many where it may be gone."""
+    return sys.maxsize if probe.kept is None else probe.kept.numel()
+
+
+def _kept(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor itself if it is small."""
+    return tensor if tensor.numel() * tensor.element_size() <= _SMALL else None
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, torch.Tensor | None]:
+    """The address of a tensor and a copy of some of its elements; 0 and None where they cannot be read."""
+    dense = local(tensor)
+    if dense is None or not dense.numel():
+        return 0, None
+    if not dense.is_contiguous() or dense.element_size() not in WORDS:
+        return dense.data_ptr(), None
+    every = dense.numel() // _ELEMENTS | 1  # odd: of a matrix elements of all columns
+    return dense.data_ptr(), dense.detach().as_strided(((dense.numel() - 1) // every + 1,), (every,)).clone()
+
+
+def _changed(probes: Sequence[_Probe]) -> list[Variable]:
+    """The parameters that somebody has written to."""
+    found: list[Variable] = []
+    unsure: list[tuple[Variable, tuple[torch.Tensor, torch.Tensor]]] = []
+    for variable, _, version, address, elements in probes:
+        tensor = variable.tensor()
+        if tensor is None:
+            continue
+        current, now = _memory(tensor)
+        if version_of(tensor) != version or current != address:
+            found.append(variable)
+        elif elements is not None and now is not None:
+            unsure.append((variable, (elements, now)))
+    known = fetched(differ([pair for _, pair in unsure]))
+    return found + [variable for (variable, _), so in zip(unsure, known, strict=True) if so]
+
+
+def _change(seq: int, call: int, variable: Variable, states: dict[Variable, str]) -> Change:
+    """What an update by hand has done to a parameter."""
+    tensor: Any = variable.tensor()
+    facts_of = variable.facts(tensor, variable.owner) if tensor is not None else ()
+    context = merged(facts_of, held=THIS, grad=states.get(variable, "none"), lr="none", lost=False)
+    return Change(seq, call, variable.name, "parameter", "data", SOME, SOME, True, "", context)

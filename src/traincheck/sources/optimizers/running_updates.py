@@ -1,0 +1,100 @@
+"""Open steps: the updates of optimizers that are under way, and what each of them found."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+from traincheck.sources.gradients.gradients import Held
+from traincheck.sources.optimizers.parameter_changes import Was
+from traincheck.sources.recording.recorder import OpenCall
+from traincheck.sources.tensors.reading import Computed, local
+
+
+class Before:
+    """What a step found: the variables concerned and the states of their gradients (`read` as they were read first); of
+    some of them, by their places, also what the optimizer keeps for them. With `whole` the fingerprint of each was
+    asked for. `negligible` are the places of those whose gradients the optimizer takes for none.
+
+    What is put off must not hold it, for it holds parameters; but it may hold the list `gradients`, which stays.
+    """
+
+    __slots__ = ("data", "gradients", "held", "kept", "negligible", "rates", "read", "state", "whole")
+
+    def __init__(self, held: Sequence[Held], gradients: list[Any], rates: dict[int, float]) -> None:
+        self.held = held
+        self.gradients = gradients
+        self.read = list(gradients)
+        self.rates = rates
+        self.data: list[Was] = []
+        self.whole = True
+        self.kept: Sequence[int] = ()
+        self.negligible: frozenset[int] = frozenset()
+        self.state: dict[tuple[int, str], Computed] = {}
+
+
+class OpenStep(NamedTuple):
+    """A step under way. `frame` is of the function which called our hook: torch tells us of no step that raised.
+
+    One that is not watched has neither `call` nor `before`. `aside` says that nothing is told of what runs in it.
+    """
+
+    call: OpenCall | None
+    optimizer: str
+    before: Before | None
+    frame: FrameType
+    thread: int
+    aside: bool = False
+
+    def runs(self) -> bool:
+        """Whether the step is still on the stack (of another thread that is not known, so it is taken to be)."""
+        return threading.get_ident() != self.thread or _on_stack(self.frame)
+
+
+def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a step was given to call, None for nothing. The first of `args` is the optimizer."""
+    return next((arg for arg in (*args[1:], kwargs.get("closure")) if arg is not None), None)
+
+
+def taken_for_none(optimizer: Any, held: Sequence[Held]) -> frozenset[int]:
+    """The places of variables whose gradients the optimizer takes for none, by its own setting: LBFGS has converged."""
+    limits = [group.get("tolerance_grad", 0.0) for group in optimizer.param_groups]
+    if not any(limits):
+        return frozenset()
+    groups = zip(optimizer.param_groups, limits, strict=True)
+    limit_of = {id(param): limit for group, limit in groups for param in group["params"]}
+    found = set()
+    for place, (_, tensor) in enumerate(held):
+        gradient = None if tensor.grad is None else local(tensor.grad)
+        if gradient is not None and gradient.numel() and gradient.abs().max() <= limit_of.get(id(tensor), 0.0):
+            found.add(place)
+    return frozenset(found)
+
+
+def is_torchs(optimizer: Any) -> bool:
+    """Whether a step of it runs code of torch's alone."""
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        return False
+    return not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+def hooked() -> FrameType:
+    """The frame that called our hook: the one of `step` itself."""
+    frame = sys._getframe(1)
+    while (_is_ours(frame) or frame.f_code.co_name == "<listcomp>") and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith("traincheck.")
+
+
+def _on_stack(wanted: FrameType) -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not wanted:
+        frame = frame.f_back
+    return frame is wanted

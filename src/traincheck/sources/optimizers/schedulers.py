@@ -1,0 +1,77 @@
+"""Readings of learning rate schedulers: the rate they gave last, how far they are, and where they said they end."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import torch
+
+from traincheck.sources.optimizers.hyperparameters import plain
+from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.tensors.reading import unseen
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import ANNOUNCED, LIVE, Reading
+from traincheck.vocab.facts import FactValue, facts
+
+SCHEDULER = "scheduler"
+
+TOTALS = ("total_steps", "T_max", "total_iters", "num_training_steps")
+"""What schedulers call the number of steps after which they have run their course: torch's as attributes; those made
+of a function (`LambdaLR`) as an argument that was bound to it."""
+
+OPEN = ("T_max", "total_iters")
+"""Those of `TOTALS` that do not say what a step of the scheduler is: an update, or a pass over the data."""
+
+_CONTEXT = facts(kind=SCHEDULER)
+
+
+class ScheduleReadings:
+    """Takes the readings of schedulers at the end of each of their steps."""
+
+    def __init__(self, demand: Demand, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._announced: weakref.WeakSet[Any] = weakref.WeakSet()
+        recorder.after_gap("lifecycle", self._announced.clear, only_tells=True)
+        self.ask(demand)
+
+    def ask(self, demand: Demand) -> None:
+        """From now on take the readings that `demand` asks for."""
+        self._wanted = [name for name in ("lr", "last_epoch", "total", "span") if demand.wants_reading(SCHEDULER, name)]
+
+    def step_ends(self, scheduler: Any, name: str, call: int) -> None:
+        """Read a scheduler that has just stepped; `call` is the position of that step."""
+        if not self._wanted:
+            return
+        if scheduler not in self._announced:
+            self._announced.add(scheduler)
+            self._tell(call, name, "total", _total(scheduler, TOTALS), ANNOUNCED)
+            self._tell(call, name, "span", _total(scheduler, OPEN), ANNOUNCED)
+        rates = getattr(scheduler, "_last_lr", None)
+        self._tell(call, name, "lr", rates[0] if rates else None, LIVE)
+        self._tell(call, name, "last_epoch", getattr(scheduler, "last_epoch", None), LIVE)
+
+    def _tell(self, call: int, name: str, attribute: str, value: Any, role: str) -> None:
+        if value is None or attribute not in self._wanted:
+            return
+        if isinstance(value, torch.Tensor):
+            with unseen():
+                value = plain(value)
+        told: FactValue = value
+        seq = self._recorder.next_seq()
+        self._recorder.reading(Reading(seq, call, name, SCHEDULER, attribute, told, role, _CONTEXT))
+
+
+def _total(scheduler: Any, names: tuple[str, ...]) -> int | None:
+    """The number of steps that a scheduler was made for, by one of these names; None when it has no such."""
+    attributes = vars(scheduler)
+    bound = [
+        function.keywords for function in attributes.get("lr_lambdas", ()) if isinstance(function, functools.partial)
+    ]
+    for source in (attributes, *bound):
+        for name in names:
+            value = source.get(name)
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value
+    return None

@@ -1,0 +1,1 @@
+"""Recording: hooks and observations become events, and events become windows."""

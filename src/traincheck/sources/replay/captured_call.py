@@ -1,0 +1,354 @@
+"""Captured call: a call of a model and its backward, which can be executed again from what they were given.
+
+See Note [As it was]. Gradients come from `torch.autograd.grad`, which leaves `.grad` alone and reaches no wrapper that
+reduces them over ranks. Compared are fingerprints: of what each module inside returned, and of the gradients of the
+parameters.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from traincheck.sources.modules.live_modules import plain_name, without_compiler
+from traincheck.sources.recording.frames import local_values
+from traincheck.sources.replay.fingerprints import Bits, CannotRepeat, Executed, Handed
+from traincheck.sources.replay.state_snapshot import (
+    Attributes,
+    RandomStates,
+    autocasts,
+    has_compiled,
+    is_plain,
+    without_hooks,
+)
+from traincheck.sources.tensors.reading import fingerprints, is_copyable, unseen
+
+Guarded = Callable[[Callable[..., Any]], Callable[..., Any]]
+ROOT = "the result"
+_COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+
+
+class CapturedCall:
+    """A call of a model under way, with what it takes to execute it again. Make it when the call begins.
+
+    `guarded` makes a hook safe for the backward that calls it. Raises CannotRepeat where that cannot be.
+    """
+
+    def __init__(self, name: str, module: nn.Module, args: Any, keywords: Any, guarded: Guarded = lambda f: f) -> None:
+        inner = module.module if isinstance(module, DistributedDataParallel) else module
+        self.name, self.outermost, self.module = name, module, inner
+        self.site = ""
+        self._called = _compiled_around(inner) or inner
+        if self._called is not inner and inner is not module:
+            raise CannotRepeat("it is distributed inside of what is compiled")
+        self.modules = list(inner.modules())
+        _refuse(inner, self.modules)
+        self._given = _copied((tuple(args), dict(keywords)))
+        self._random = RandomStates()
+        self._autocast = autocasts()
+        self._attributes = Attributes(self.modules)
+        self._buffers = [
+            (each, key, buffer.detach().clone())
+            for each in self.modules
+            for key, buffer in each._buffers.items()
+            if buffer is not None
+        ]
+        self._names = {id(each): plain_name(key) or ROOT for key, each in inner.named_modules()}
+        self._parameters = {plain_name(key): p for key, p in inner.named_parameters() if p.requires_grad}
+        self._hooked = {key for key, parameter in self._parameters.items() if not is_plain(parameter)}
+        self.versions = {id(parameter): parameter._version for parameter in inner.parameters()}
+        self.seen = Executed()
+        self.returned = False
+        self.others = 0
+        self._output_grads: list[torch.Tensor | None] = []
+        self._fired: dict[str, int] = {}
+        self._guarded = guarded
+        self._undo = ExitStack()
+
+    # -- while the program computes --------------------------------------------------------------------------------
+
+    def inner_returned(self, module: nn.Module, output: Any) -> None:
+        """Take in what a module inside returned."""
+        name = self._names.get(id(module))
+        if name is not None:
+            _take(self.seen.results, name, output)
+
+    def returns(self, output: Any) -> None:
+        """The call has ended: follow the gradients that come to its result and to the parameters."""
+        self.returned = True
+        if not self.seen.results:  # nothing inside is told of, as where all of it is compiled
+            _take(self.seen.results, ROOT, output)
+        for place, tensor in enumerate(_trained(output)):
+            self._output_grads.append(None)
+            self._undo.callback(tensor.register_hook(self._guarded(self._output_hook(place))).remove)
+        for name, parameter in self._parameters.items():
+            if name not in self._hooked:
+                self._undo.callback(parameter.register_hook(self._guarded(self._parameter_hook(name))).remove)
+
+    def _output_hook(self, place: int) -> Callable[[torch.Tensor | None], None]:
+        def came(grad: torch.Tensor | None) -> None:
+            if grad is None:  # another result of the same function has one
+                return
+            known = self._output_grads[place]
+            with unseen():
+                self._output_grads[place] = grad.detach().clone() if known is None else known
+            self._fired[ROOT] = max(self._fired.get(ROOT, 0), 1 if known is None else 2)
+
+        return came
+
+    def _parameter_hook(self, name: str) -> Callable[[torch.Tensor | None], None]:
+        def came(grad: torch.Tensor | None) -> None:
+            if grad is None:
+                return
+            self._fired[name] = self._fired.get(name, 0) + 1
+            if self._fired[name] == 1:
+                self.seen.gradients.add(name, grad)
+
+        return came
+
+    def let_go(self) -> None:
+        """Take the hooks back."""
+        self._undo.close()
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a backward has come through the result."""
+        return ROOT in self._fired
+
+    @property
+    def one_backward(self) -> bool:
+        """Whether the gradients are those of this call alone: of a single backward, and of no other call in it."""
+        return self.has_gradients and not self.others and max(self._fired.values()) == 1
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether nothing has written to the parameters since the call began."""
+        return all(self.versions.get(id(each)) == each._version for each in self.module.parameters())
+
+    # -- again -----------------------------------------------------------------------------------------------------
+
+    def execute(self, several_ranks: bool, inside: bool = False) -> Executed:
+        """Execute the call once more; nothing of it stays. What modules inside return is taken in where it is asked
+        for, and where no backward shows what is wrong with it. Raises CannotRepeat."""
+        found, now = Executed(), RandomStates()
+        attributes = Attributes(self.modules)
+        try:
+            with without_hooks(self.modules, self._parameters.values()), self._buffers_as_they_were():
+                self._attributes.put()
+                self._random.put()
+                self._execute(found, several_ranks, inside or not self.one_backward)
+        except CannotRepeat:
+            raise
+        except Exception as error:
+            raise CannotRepeat(f"{type(error).__name__}: {error}") from error
+        finally:
+            now.put()
+            attributes.put()
+        return found
+
+    def handed(self) -> Handed:
+        """The call as another rank can execute it. Raises CannotRepeat where it is given what cannot be handed on."""
+        with unseen():
+            return Handed(
+                tree_map(_on_cpu, self._given),
+                self._random.streams,
+                [_on_cpu(buffer) for _, _, buffer in self._buffers],
+                [_on_cpu(grad) for grad in self._output_grads],
+                self.one_backward,
+                fingerprints(list(self.module.parameters())),
+                **self.seen.prints(),
+            )
+
+    def execute_for(self, handed: Handed, parameters: Sequence[torch.Tensor]) -> Executed | None:
+        """Execute what another rank handed over, with these parameters, which are this model's of that step; None where
+        they are not those of the other rank. Raises CannotRepeat."""
+        with unseen():
+            if fingerprints(list(parameters)) != handed.parameters or len(handed.buffers) != len(self._buffers):
+                return None
+        device = parameters[0].device
+        other = copy.copy(self)
+        other._given = _moved(handed.given, device)
+        other._random = self._random.with_streams(handed.streams)
+        pairs = zip(self._buffers, handed.buffers, strict=True)
+        other._buffers = [(each, key, value.to(mine.device)) for (each, key, mine), value in pairs]
+        other._output_grads = [None if grad is None else grad.to(device) for grad in handed.output_grads]
+        other._fired = {ROOT: 1} if handed.one_backward else {}
+        other.others = 0
+        own = list(self.module.parameters())
+        now = [parameter.data for parameter in own]
+        try:
+            for parameter, value in zip(own, parameters, strict=True):
+                parameter.data = value
+            return other.execute(several_ranks=True, inside=True)
+        finally:
+            for parameter, data in zip(own, now, strict=True):
+                parameter.data = data
+
+    def _execute(self, found: Executed, several_ranks: bool, inside: bool) -> None:
+        args, keywords = _copied(self._given)
+
+        def note(module: nn.Module, given: Any, output: Any) -> None:
+            name = self._names.get(id(module))
+            if name is not None:
+                _take(found.results, name, output)
+
+        with ExitStack() as stack:
+            compiled = has_compiled()
+            inside = inside and not compiled
+            if inside:
+                stack.callback(register_module_forward_hook(note).remove)
+            if several_ranks and not compiled:
+                stack.enter_context(_NoCollectives())
+            for autocast in self._autocast:
+                stack.enter_context(torch.autocast(**autocast))
+            with torch.enable_grad():
+                output = self._called(*args, **keywords)
+            if not inside:
+                _take(found.results, ROOT, output)
+            if self.one_backward:
+                self._backward(found, _trained(output))
+
+    def _backward(self, found: Executed, outputs: Sequence[torch.Tensor]) -> None:
+        if len(outputs) != len(self._output_grads):
+            raise CannotRepeat("its result has another form")
+        pairs = [(o, grad) for o, grad in zip(outputs, self._output_grads, strict=True) if grad is not None]
+        wanted = {name: p for name, p in self._parameters.items() if name not in self._hooked}
+        if not wanted:
+            return
+        grads = torch.autograd.grad(
+            [output for output, _ in pairs], list(wanted.values()), [grad for _, grad in pairs], allow_unused=True
+        )
+        for name, grad in zip(wanted, grads, strict=True):
+            if grad is not None:
+                found.gradients.hold(name, grad)
+
+    @contextmanager
+    def _buffers_as_they_were(self) -> Iterator[None]:
+        """Have copies in place of the buffers. What is compiled knows them by identity: there memory is exchanged."""
+        now = [(module, key, module._buffers[key]) for module, key, _ in self._buffers]
+        compiled, memory = has_compiled(), []
+        try:
+            for (module, key, before), (_, _, buffer) in zip(self._buffers, now, strict=True):
+                if compiled and buffer is not None:
+                    memory.append((buffer, buffer.data))
+                    buffer.data = before.clone()
+                else:
+                    module._buffers[key] = before.clone()
+            yield
+        finally:
+            for buffer, data in memory:
+                buffer.data = data
+            for module, key, buffer in now:
+                module._buffers[key] = buffer
+
+
+_DEEPEST = 40
+"""Frames between the call of what `torch.compile` has made and us."""
+
+
+def _compiled_around(module: nn.Module) -> nn.Module | None:
+    """What the compiler has made of a module, where it is called through that just now."""
+    if "torch._dynamo.eval_frame" not in sys.modules:
+        return None
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_DEEPEST):
+        if frame is None:
+            return None
+        if frame.f_code.co_name == "_call_impl":
+            caller = local_values(frame, ("self",)).get("self")
+            if caller is not module and isinstance(caller, nn.Module) and without_compiler(caller) is module:
+                return caller
+        frame = frame.f_back
+    return None
+
+
+class _NoCollectives(TorchDispatchMode):  # type: ignore[misc]  # torch does not say what it is
+    """One rank alone repeats something: it must not wait for others."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in _COLLECTIVES:
+            raise CannotRepeat(f"it waits for other ranks ({func})")
+        return func(*args, **(kwargs or {}))
+
+
+def _refuse(module: nn.Module, modules: Sequence[nn.Module]) -> None:
+    for each in modules:
+        if isinstance(each, nn.SyncBatchNorm):
+            raise CannotRepeat("its layers wait for other ranks (SyncBatchNorm)")
+        if type(each).__name__.startswith(("FullyShardedDataParallel", "FSDP")):
+            raise CannotRepeat("its parameters are sharded")
+    with unseen():
+        for tensor in (*module.parameters(), *module.buffers()):
+            if not is_copyable(tensor):
+                raise CannotRepeat(f"it holds a {type(tensor).__name__} that cannot be copied")
+
+
+def _take(bits: Bits, name: str, output: Any) -> None:
+    tensors = _tensors(output)
+    for place, tensor in enumerate(tensors):
+        bits.add(name if len(tensors) == 1 else f"{name}[{place}]", tensor)
+
+
+def _tensors(output: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(output) if type(leaf) in (torch.Tensor, nn.Parameter)]
+
+
+def _trained(output: Any) -> list[torch.Tensor]:
+    """The tensors in a result that gradients come to from outside; of a loss and the logits it is computed from, the
+    loss: what comes to the logits from it is a part of the backward that is executed again. So it is with a parameter
+    that is given back as it is."""
+    found = [tensor for tensor in _tensors(output) if tensor.requires_grad]
+    if len(found) < 2:
+        return found
+    functions = [tensor.grad_fn for tensor in found if tensor.grad_fn is not None]
+    inside, seen = set(), set(functions)
+    while functions:
+        for function, number in functions.pop().next_functions:
+            inside.add((function, number))
+            if function is not None and function not in seen:
+                seen.add(function)
+                functions.append(function)
+    return [tensor for tensor in found if not tensor.is_leaf and (tensor.grad_fn, tensor.output_nr) not in inside]
+
+
+def _copied(given: Any) -> Any:
+    def copied(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if not is_copyable(leaf):
+            raise CannotRepeat(f"it is given a {type(leaf).__name__} that cannot be copied")
+        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+
+    with unseen():
+        return tree_map(copied, given)
+
+
+def _on_cpu(leaf: Any) -> Any:
+    if leaf is None or isinstance(leaf, (bool, int, float, str, bytes)):
+        return leaf
+    if not isinstance(leaf, torch.Tensor):
+        raise CannotRepeat(f"it is given a {type(leaf).__name__}")
+    return leaf.detach().cpu().requires_grad_(leaf.requires_grad)
+
+
+def _moved(given: Any, device: torch.device) -> Any:
+    """What was handed over, on the device where it is to be executed."""
+
+    def moved(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return leaf.detach().to(device).requires_grad_(leaf.requires_grad)
+
+    with unseen():
+        return tree_map(moved, given)

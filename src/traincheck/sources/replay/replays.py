@@ -1,0 +1,378 @@
+"""Source `replays`: executes a step again now and then, and tells whether it gave the same bits.
+
+A call of the outermost model is captured when it begins; when the backward through its result is over, and nothing has
+written to the parameters yet, the call and its backward are executed once more (see captured_call.py), and the update,
+on copies, when it is about to be made. What that says is for verdicts.py. Between ranks see peer_check.py.
+
+Note [Whose step]
+Captured is, of each model, the first call in a step that trains it; it is executed again after the first backward that
+comes through its result, in whichever order models and backwards take turns. A step that accumulates gradients over
+several calls is repeated for the first of them. Gradients are compared only where they are of this call alone. In a job
+of several ranks each repeats its own share, without the exchange of gradients.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from traincheck.sources.base import replace, wrapping
+from traincheck.sources.distributed.replica_readings import several_ranks
+from traincheck.sources.modules.module_calls import ModuleCalls
+from traincheck.sources.modules.modules import keywords_of_call
+from traincheck.sources.modules.variables import Catalog
+from traincheck.sources.optimizers.running_updates import closure_of
+from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.replay.captured_call import CapturedCall
+from traincheck.sources.replay.fingerprints import CannotRepeat, Executed
+from traincheck.sources.replay.peer_check import Judged, Neighbours
+from traincheck.sources.replay.state_snapshot import without_modes
+from traincheck.sources.replay.update_replay import CapturedUpdate
+from traincheck.sources.replay.verdicts import TRUSTED, Odd, Standing, Tried, Verdict
+from traincheck.vocab.demand import Demand
+from traincheck.vocab.events import NO_CALL, Reading
+from traincheck.vocab.facts import facts
+from traincheck.vocab.replayed_computations import BACKWARD, DIFFERS, ELSEWHERE, FORWARD, KIND, SAME, UPDATE
+
+WARMING = 3
+"""First steps that are repeated in any case, so that trust is earned before it matters."""
+
+SPACED = 10
+"""Steps at least between two calls that are handed to another rank, whose parameters of that step are kept until then;
+what arrives later than the next one can no longer be judged."""
+
+_NOT_DETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
+
+
+class ReplaySource:
+    """Repeats one of `every` steps. It attaches after the source `modules`."""
+
+    name = "replays"
+
+    def __init__(self, calls: ModuleCalls, catalog: Catalog, every: int) -> None:
+        self._calls = calls
+        self._catalog = catalog
+        self._every = every
+        self._standings: dict[str, Standing] = {}
+        self._known: dict[str, weakref.ref[Any]] = {}
+        self._step = 0  # the last that was repeated
+        self._done: set[str] = set()  # what was repeated in it
+        self._first = 0
+        self._asked = False
+        self._captured: list[CapturedCall] = []  # no backward has come through them yet; the last may be under way
+        self._thread = 0
+        self._update: CapturedUpdate | None = None
+        self._again: list[Executed] = []
+        self._turns: dict[str, int] = {}  # by optimizer, the place of the parameter whose update comes next
+        self._neighbours: Neighbours | None = None
+        self._handed = 0
+
+    def offers(self) -> str | None:
+        return None
+
+    def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
+        self._recorder = recorder
+        undo = Undo()
+        if not demand.wants_readings(KIND) or demand.everything:
+            return undo
+
+        def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(function)
+            def quiet(*args: Any) -> None:
+                with without_modes():
+                    function(*args)
+
+            return recorder.guarded(name, quiet)
+
+        recorder.when_over(undo, self._over)
+        recorder.suspect = self._ask
+        capture, returned = guarded(self.name, self._capture), guarded(self.name, self._returned)
+
+        def begins(module: nn.Module, args: Any) -> None:
+            if torch._C._get_tracing_state() is not None:
+                return
+            if self._captured and not recorder.watching:
+                self._let_go()  # what is guarded is not called until a step is watched again
+            if self._calls.depth == 1 and (self._captured or (torch.is_grad_enabled() and self._due())):
+                capture(module, args)
+
+        def ends(module: nn.Module, args: Any, output: Any) -> None:
+            if self._captured and not self._captured[-1].returned and torch._C._get_tracing_state() is None:
+                returned(module, output)
+
+        self._calls.listen(begins, ends)
+        over = guarded(self.name, self._backward_over)
+        follow: Callable[..., Any] = lambda *args, **kwargs: self._followed()  # noqa: E731
+        replace(undo, torch.autograd, "backward", wrapping(follow, lambda token, _: over(), lambda token: None))
+        begin, end = guarded(self.name, self._update_begins), guarded(self.name, self._update_ends)
+
+        def update_begins(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if recorder.steps.coming == self._step and threading.get_ident() == self._thread:
+                begin(optimizer, args, kwargs)
+
+        def update_ends(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if self._update is not None:
+                end(optimizer, args, kwargs)
+
+        recorder.hooks.add(undo, register_optimizer_step_pre_hook(update_begins), update_begins)
+        recorder.hooks.add(undo, register_optimizer_step_post_hook(update_ends), update_ends)
+        return undo
+
+    def _over(self) -> None:
+        self._let_go()
+        neighbours, self._neighbours = self._neighbours, None
+        if neighbours is not None:
+            neighbours.close()
+
+    def _ask(self) -> None:
+        """Something wrong was found: repeat the next step."""
+        self._asked = True
+
+    # -- the call --------------------------------------------------------------------------------------------------
+
+    def _due(self) -> bool:
+        recorder = self._recorder
+        if not (recorder.watching and recorder.hooks.in_one_thread):  # streams are those of all threads
+            return False
+        step = recorder.steps.coming
+        if step == self._step:
+            return True
+        self._first = self._first or step
+        warms = step < self._first + WARMING
+        return warms or self._asked or step - self._step >= self._every or self._confirms()
+
+    def _standing(self, name: str, thing: Any) -> Standing:
+        """What is known of a thing; nothing of another one that has taken its name."""
+        known = self._known.get(name)
+        if known is None or known() is not thing:
+            self._known[name] = weakref.ref(thing)
+            self._standings[name] = Standing()
+        return self._standings[name]
+
+    def _confirms(self) -> bool:
+        return any(standing.confirming for standing in self._standings.values())
+
+    def _capture(self, module: nn.Module, args: Any) -> None:
+        """A call begins, while one is captured or is to be."""
+        step = self._recorder.steps.coming
+        if self._captured and threading.get_ident() != self._thread:
+            return
+        if torch._C._current_graph_task_id() >= 0:  # it is computed anew for a backward
+            return
+        self._let_go(lambda call: not call.returned or step != self._step)  # interrupted, or nobody came through it
+        for call in self._captured:
+            call.others += any(id(parameter) in call.versions for parameter in module.parameters())
+        if not (module.training and torch.is_grad_enabled() and self._due()):
+            return
+        if next(module.parameters(), None) is None:
+            return
+        name = self._catalog.module_name(module)
+        standing = self._standing(name, module)
+        if step != self._step:
+            self._step, self._asked = step, False
+            self._done.clear()
+        if standing.given_up or name in self._done:
+            return
+        self._done.add(name)
+        self._thread = threading.get_ident()
+        if not standing.begins():
+            self._recorder.miss(
+                f"replays: {name} was not executed again, as no backward came through what it gave "
+                "before its parameters changed"
+            )
+        try:
+            call = CapturedCall(name, module, args, keywords_of_call(self._recorder), self._guarded)
+        except CannotRepeat as error:
+            self._give_up(name, str(error))
+        else:
+            call.site = self._recorder.sites.here()
+            self._captured.append(call)
+
+    def _guarded(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        return self._recorder.guarded(self.name, hook)
+
+    def _returned(self, module: nn.Module, output: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        call = self._captured[-1]
+        call.inner_returned(module, output)
+        if module is call.outermost:
+            call.returns(output)
+
+    def _followed(self) -> bool | None:
+        """A token where the end of a backward is to be told: for a call that it may come through, or a neighbour."""
+        if threading.get_ident() != self._thread or not self._recorder.hooks.in_one_thread:
+            return None
+        return bool(self._captured) or self._arrived or None
+
+    @property
+    def _arrived(self) -> bool:
+        """Whether there is something to judge for a neighbour."""
+        return self._neighbours is not None and self._neighbours.arrived
+
+    def _backward_over(self) -> None:
+        if self._neighbours is not None and self._arrived:
+            with self._aside():
+                self._tell_of_ranks(self._neighbours.judge())
+        for call in self._let_go(lambda call: call.has_gradients):
+            if call.unchanged:
+                self._repeat(call)
+
+    def _repeat(self, call: CapturedCall) -> None:
+        ranks = several_ranks()
+        with self._aside():
+            verdict = self._try(call.name, call.site, call.seen, lambda inside: call.execute(ranks, inside))
+        self._tell(call.name, verdict, (FORWARD, BACKWARD) if call.one_backward else (FORWARD,))
+        trusted = verdict is not None and verdict.kind == SAME and self._standings[call.name].same >= TRUSTED
+        if ranks and trusted and (not self._handed or self._step - self._handed >= max(self._every, SPACED)):
+            self._handed = self._step
+            self._neighbours = self._neighbours or Neighbours(lambda why: self._recorder.miss(f"replays: {why}"))
+            self._neighbours.hand_over(self._step, call)
+
+    def _let_go(self, which: Callable[[CapturedCall], bool] = lambda call: True) -> list[CapturedCall]:
+        """Follow these calls no longer; they are returned."""
+        gone = [call for call in self._captured if which(call)]
+        self._captured = [call for call in self._captured if call not in gone]
+        for call in gone:
+            call.let_go()
+        return gone
+
+    # -- the update ------------------------------------------------------------------------------------------------
+
+    def _update_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._recorder.hooks.in_one_thread or closure_of(args, kwargs) is not None:
+            return
+        name = self._catalog.add_optimizer(optimizer)
+        standing = self._standing(name, optimizer)
+        if standing.given_up or name in self._done:
+            return
+        self._done.add(name)
+        standing.begins()
+        self._update = None
+        try:
+            with self._silent():
+                update = CapturedUpdate(name, optimizer, self._name_of, self._turns.get(name, 0))
+                self._again = [update.execute()]
+            update.site = self._recorder.sites.here()
+            self._update = update
+        except CannotRepeat as error:
+            self._give_up(name, str(error))
+
+    def _update_ends(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        update, self._update = self._update, None
+        if update is None or not update.is_of(optimizer):
+            return
+        made = iter(self._again)
+        self._again = []
+        with self._silent():
+            verdict = self._try(update.name, update.site, update.left(), lambda _: next(made, None) or update.execute())
+        if not self._standings[update.name].suspicion:  # otherwise the same ones are tried again
+            self._turns[update.name] = update.next
+        self._tell(update.name, verdict, (UPDATE,))
+
+    def _name_of(self, parameter: torch.Tensor) -> str:
+        variable = self._catalog.find(parameter)
+        return "a parameter" if variable is None else variable.name
+
+    # -- verdicts --------------------------------------------------------------------------------------------------
+
+    def _try(self, name: str, site: str, original: Executed, execute: Callable[[bool], Executed]) -> Verdict | None:
+        standing = self._standings[name]
+        try:
+            tried = _tried(self._step, site, original, execute)
+            verdict = standing.judge(tried, lambda: _nondeterministic(lambda: execute(False)))
+        except CannotRepeat as error:
+            self._give_up(name, str(error))
+            return None
+        if standing.given_up:
+            self._give_up(name, standing.given_up)
+        return verdict
+
+    def _give_up(self, name: str, why: str) -> None:
+        self._standings[name].given_up = why
+        self._recorder.miss(f"replays: {name} cannot be executed again and compared: {why}")
+
+    def _tell(self, name: str, verdict: Verdict | None, parts: tuple[str, ...]) -> None:
+        if verdict is None:
+            return
+        kind, tried = verdict
+        context = () if kind == SAME else facts(first=tried.first, step=tried.step, site=tried.site)
+        for part in parts if kind == SAME else (tried.part,):
+            seq = self._recorder.next_seq()
+            self._recorder.reading(Reading(seq, NO_CALL, name, KIND, part, kind, context=context))
+
+    def _tell_of_ranks(self, judged: Judged | None) -> None:
+        if judged is None:
+            return
+        told = facts(
+            first=judged.first,
+            part=judged.part,
+            step=judged.step,
+            ranks="+".join(map(str, judged.ranks)),
+            compared=judged.compared,
+        )
+        kind, context = (DIFFERS, told) if judged.ranks else (SAME, ())
+        seq = self._recorder.next_seq()
+        self._recorder.reading(Reading(seq, NO_CALL, judged.name, KIND, ELSEWHERE, kind, context=context))
+
+    # -- unseen by ourselves ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Have no hooks and functions of ours meanwhile."""
+        hooks = self._recorder.hooks
+        place = hooks.step_aside(methods=True)
+        try:
+            yield
+        finally:
+            hooks.come_back(place)
+
+    @contextmanager
+    def _silent(self) -> Iterator[None]:
+        """As `_aside`, where torch goes through its table of hooks just now, which has to stay as it is."""
+        here = self._recorder.hooks.here
+        here.aside = True
+        try:
+            yield
+        finally:
+            here.aside = False
+
+
+def _tried(step: int, site: str, original: Executed, execute: Callable[[bool], Executed]) -> Tried:
+    """What comes of executing something again: `execute` is told whether to look inside. That is paid for only where
+    something differs."""
+    again = execute(False)
+    differs = original.first_difference(again)
+    if differs is None:
+        return Tried(step, Odd.NONE, site=site)
+    third = execute(True)
+    same = again.first_difference(third) is None
+    inside = original.first_difference(third)
+    if inside is None:
+        return Tried(step, Odd.REPETITION, *differs, site)
+    return Tried(step, Odd.ORIGINAL if same else Odd.EACH, *inside, site)
+
+
+def _nondeterministic(execute: Callable[[], Executed]) -> str:
+    """The operation in a computation of which torch says that it has no deterministic implementation, if any."""
+    enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            execute()
+        finally:
+            torch.use_deterministic_algorithms(enabled, warn_only=warns)
+    found = (_NOT_DETERMINISTIC.search(str(each.message)) for each in told)
+    return next((each.group(1) for each in found if each), "")

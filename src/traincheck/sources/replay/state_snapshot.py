@@ -1,0 +1,183 @@
+"""As it was: what else than its arguments and parameters decides what a call of a model computes, taken and put back.
+
+Note [As it was]
+What a call computes depends on its arguments, parameters and buffers, on random states, on autocast, and on whatever
+the program keeps in attributes of modules. All of it is taken when the call begins (parameters are not: nothing changes
+them before the update, which is asked for), put in place for an execution, and put back as it is now. Hooks of the
+program's stay out: they may note and count things. Those of torch itself belong to what is computed (normalised
+weights, say), and so does a fault that is injected on purpose.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn, overrides
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _disable_current_modes
+
+from traincheck.sources.tensors.reading import is_copyable, unseen
+
+_OURS = ("torch.", "traincheck.sdc.")
+"""Modules whose hooks belong to what is computed."""
+_OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_CONTAINERS = (list, dict, set, deque, OrderedDict)
+
+
+class RandomStates:
+    """The states of the streams that a process draws from, as they are when this is made."""
+
+    def __init__(self) -> None:
+        self._python = random.getstate()
+        numpy = sys.modules.get("numpy.random")
+        self._numpy = None if numpy is None else numpy.get_state()
+        self._torch = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    @property
+    def streams(self) -> dict[str, torch.Tensor]:
+        """The states of torch's streams: of the CPU, and of this process's accelerator."""
+        device = {"cuda": self._cuda[torch.cuda.current_device()]} if self._cuda else {}
+        return {"cpu": self._torch, **device}
+
+    def with_streams(self, streams: Mapping[str, torch.Tensor]) -> RandomStates:
+        """These states, with torch's streams as another process had them."""
+        found = copy.copy(self)
+        found._torch = streams["cpu"]
+        if found._cuda and "cuda" in streams:
+            found._cuda = list(self._cuda)
+            found._cuda[torch.cuda.current_device()] = streams["cuda"]
+        return found
+
+    def put(self) -> None:
+        """Have the streams go on from here."""
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy.random"].set_state(self._numpy)
+        torch.set_rng_state(self._torch)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
+
+
+class Attributes:
+    """What modules keep in attributes of their own: the values, and what lists, tensors and the like among them hold.
+
+    What these hold in turn is not looked at.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._values = [
+            (module, {name: value for name, value in vars(module).items() if name not in _OF_MODULES})
+            for module in modules
+        ]
+        held = [value for _, values in self._values for value in values.values()]
+        self._contents = [(value, value.copy()) for value in held if type(value) in _CONTAINERS]
+        with unseen():
+            tensors = [t for t in held if type(t) is torch.Tensor and is_copyable(t)]
+        self._tensors = [(t, t._version, t.detach().clone()) for t in tensors]
+
+    def put(self) -> None:
+        """Have the modules keep this again."""
+        for module, values in self._values:
+            own = vars(module)
+            for name in [name for name in own if name not in values and name not in _OF_MODULES]:
+                del own[name]
+            own.update(values)
+        for held, content in self._contents:
+            if not _same_content(held, content):
+                held.clear()
+                held.extend(content) if isinstance(held, (list, deque)) else held.update(content)
+        for tensor, version, value in self._tensors:
+            if tensor._version != version:
+                tensor.data.copy_(value)
+
+
+@contextmanager
+def without_hooks(modules: Sequence[nn.Module], parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Have no hooks of the program's meanwhile, see Note [As it was]."""
+    tables = [vars(nn.modules.module)[f"_global{name}"] for name in _HOOKS]
+    tables += [vars(module)[name] for module in modules for name in _HOOKS if vars(module).get(name)]
+    tables += [hooks for hooks in (parameter._backward_hooks for parameter in parameters) if hooks]
+    before = [(table, dict(table)) for table in tables if table]
+    try:
+        for table, entries in before:
+            for key, hook in entries.items():
+                if not _belongs(hook):
+                    del table[key]
+        yield
+    finally:
+        for table, entries in before:
+            table.clear()
+            table.update(entries)
+
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """Have no modes of the program's meanwhile, as they may count; those that say where tensors are made stay."""
+    stack = overrides._get_current_function_mode_stack()
+    kept = [mode for mode in stack if isinstance(mode, DeviceContext)]
+    _exchange(stack, kept)
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        _exchange(kept, stack)
+
+
+def _exchange(old: Sequence[Any], new: Sequence[Any]) -> None:
+    """Have the modes `new` in place of `old` on the stack of this thread."""
+    if len(old) != len(new):
+        for _ in old:
+            overrides._pop_mode()
+        for mode in new:
+            overrides._push_mode(mode)
+
+
+def is_plain(parameter: torch.Tensor) -> bool:
+    """Whether no hook of the program's changes the gradient of a parameter."""
+    return all(map(_belongs, (parameter._backward_hooks or {}).values()))
+
+
+def _belongs(hook: Any) -> bool:
+    function = getattr(hook, "func", hook)  # of a partial
+    home = getattr(function, "__module__", None) or type(function).__module__
+    return f"{home}.".startswith(_OURS)
+
+
+def _same_content(held: Any, content: Any) -> bool:
+    if len(held) != len(content):
+        return False
+    pairs = zip(held, content, strict=True) if not isinstance(held, set) else ()
+    if not all(one is other for one, other in pairs):
+        return False
+    if isinstance(held, dict):
+        return all(one is other for one, other in zip(held.values(), content.values(), strict=True))
+    return not isinstance(held, set) or held == content
+
+
+def autocasts() -> list[dict[str, Any]]:
+    """How autocast is set, for each kind of device that may be used."""
+    kinds = ["cpu"] + (["cuda"] if torch.cuda.is_initialized() else [])
+    return [
+        {
+            "device_type": kind,
+            "enabled": torch.is_autocast_enabled(kind),
+            "dtype": torch.get_autocast_dtype(kind),
+            "cache_enabled": torch.is_autocast_cache_enabled(),
+        }
+        for kind in kinds
+    ]
+
+
+def has_compiled() -> bool:
+    """Whether anything was compiled in this process: then no hook may be there that was not there before."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return utils is not None and bool(utils.counters["stats"].get("unique_graphs"))

@@ -1,0 +1,1 @@
+"""Tensors: fingerprints and facts of values, read without changing the observed program."""

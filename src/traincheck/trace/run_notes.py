@@ -1,0 +1,169 @@
+"""Notes: what is written down about a run and about each of its processes, beside the events."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from traincheck import redaction
+from traincheck.addresses import contents
+from traincheck.errors import TraceOutOfReach, TraceTooNew, TraceUnreadable
+from traincheck.trace.format import FORMAT
+from traincheck.version import __version__
+
+LARGEST_JOB = 1 << 18
+"""Ranks of a job: several times those of the largest machines. A note of a stranger may claim any number."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+Number = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=1 << 62)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_JOB)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What run.json says of a run. No environment: it may hold secrets.
+
+    `id` is another word for each run folder. `script` is how a person would name the program (`train.py`, `-m
+    package.train`, or the command of a launcher), `script_digest` the SHA-256 of its text, empty where there is none.
+    `program` is its identity (see vocab/program.py), empty in recordings of older versions.
+    `torch` is empty until a process says which version it has. `started` and `ended` are in ISO 8601, `ended` empty
+    while the run goes on or when it was killed; `exit_code` is None then. `stopped_by_us` tells a training that was
+    stopped on request from one that failed. `deleted` says that the run folder was deleted while the run went on, so
+    that what was seen of it is lost.
+    """
+
+    format: int = FORMAT
+    id: str = ""
+    traincheck: str = __version__
+    mode: Literal["collect", "run"] = "collect"
+    argv: tuple[str, ...] = ()
+    script: str = ""
+    script_digest: str = ""
+    program: str = ""
+    python: str = ""
+    torch: str = ""
+    started: str = ""
+    ended: str = ""
+    exit_code: Number | None = None
+    stopped_by_us: bool = False
+    deleted: bool = False
+    books: tuple[str, ...] = ()
+
+
+class ProcessNote(msgspec.Struct, frozen=True, kw_only=True):
+    """What one observed process says of itself.
+
+    `windows` counts the windows that it handed on, `dropped` those of them that could not be written; `steps` is the
+    last training step, `updates` counts updates and steps that the program named itself (None: they were not
+    counted), `forwards` calls of models, `backwards` backwards, `watched` counts the steps that were watched,
+    `left_out` those of them that were not recorded, as nothing was found around them (see
+    runtime/recording/retention.py).
+    `not_observed` says what could not be observed and why, `notes` what else a reader should know. `cost` is what
+    observing took on the program's threads, in seconds by source, `background` what it took beside them, by stage,
+    and `seconds` how long it went on; `hashed` are the bytes that were fingerprinted, and `hashing` is what of the
+    cost that took. `sent` is what went to rank 0. `ended` is False for a process that goes on or was killed. `full`
+    are steps (the first and the last of each time) that were recorded in full although less was asked for. `job`
+    tells the processes that train together from those of another job, or of another attempt of an elastic one; it is
+    empty where no launcher gave it a name. `exchange` says that its ranks tell each other what they hold, as not all
+    of them have this run folder.
+    """
+
+    format: int = FORMAT
+    rank: Number = 0
+    process: Number = 0
+    world_size: Size = 1
+    job: str = ""
+    exchange: bool = False
+    torch: str = ""
+    python: str = ""
+    windows: Count = 0
+    dropped: Count = 0
+    steps: Count = 0
+    updates: Count | None = None
+    forwards: Count = 0
+    backwards: Count = 0
+    watched: Count = 0
+    left_out: Count = 0
+    seconds: Seconds = 0.0
+    not_observed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    cost: dict[str, Seconds] = {}
+    background: dict[str, Seconds] = {}
+    hashed: Count = 0
+    hashing: Seconds = 0.0
+    sent: dict[str, Count] = {}
+    full: tuple[tuple[Count, Count], ...] = ()
+    ended: bool = False
+
+
+def untrained_in(notes: Sequence[ProcessNote]) -> str:
+    """What was seen in place of training steps, as a sentence; empty where there were some, or nobody can know."""
+    if not notes or any(note.updates is None or note.updates or not note.ended for note in notes):
+        return ""
+    backwards, forwards = sum(note.backwards for note in notes), sum(note.forwards for note in notes)
+    calls = f"{forwards:,} call{'s' * (forwards != 1)} of a model"
+    if not backwards:
+        return (
+            f"no training step was recognised: {calls if forwards else 'no call of a model'} and no backward was seen"
+        )
+    seen = f"{backwards:,} backward{'s' * (backwards != 1)} and {calls} were seen, but no update of a parameter"
+    return f"no training step was recognised: {seen} (call traincheck.step() at the end of each step of the loop)"
+
+
+def recorded_of(notes: Iterable[ProcessNote]) -> tuple[int, int] | None:
+    """How many training steps the recording of the process with most of them holds, and how many were watched; None
+    where all of these were recorded."""
+    longest = max(notes, key=lambda note: note.watched, default=None)
+    if longest is None or not longest.left_out:
+        return None
+    return max(0, longest.watched - longest.left_out), longest.watched
+
+
+class StopAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """Why the training is to end before its next update: a finding of `step`, or the word of somebody (0).
+
+    Where several ranks are to stop in the same step, `at` is the one whose update is not made any more.
+    """
+
+    title: str
+    step: Count = 0
+    at: Count | None = None
+
+
+class _Header(msgspec.Struct):
+    """What is read first: a newer format may mean the rest differently."""
+
+    format: int
+
+
+Note = TypeVar("Note", bound=msgspec.Struct)
+
+
+def to_json(note: msgspec.Struct) -> bytes:
+    """The note as JSON to be read by people, without what is secret in it.
+
+    Known limitations: bytes of a name that are not valid in its encoding (in `argv`, say) are told as question marks.
+    """
+    found: Any = redaction.everything(msgspec.to_builtins(note))
+    return (json.dumps(found, ensure_ascii=False, indent=2) + "\n").encode("utf-8", "replace")
+
+
+def from_json(path: str | os.PathLike[str], kind: type[Note]) -> Note:
+    """The note in the file `path`; fields that this version does not know are passed over.
+
+    Raises TraceOutOfReach, TraceTooNew for a newer format, or TraceUnreadable when it is no such note.
+    """
+    try:
+        data = contents(path)
+        version = msgspec.json.decode(data, type=_Header).format
+        if version > FORMAT:
+            raise TraceTooNew(path, version, FORMAT)
+        return msgspec.json.decode(data, type=kind)
+    except OSError as error:
+        raise TraceOutOfReach(path, error.strerror or str(error)) from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise TraceUnreadable(path, str(error)) from error

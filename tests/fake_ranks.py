@@ -1,0 +1,125 @@
+"""Ranks that train the same model step by step, what good runs teach of them, and one that tells over a line."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from sample_windows import Script
+from traincheck.checking.digests import full, lean
+from traincheck.checking.rank_comparison import compare_recorded
+from traincheck.checking.rank_engine import Compared
+from traincheck.inference.candidate_selection import weigh
+from traincheck.inference.tally import Tally
+from traincheck.inference.tally_runs import tally_ranks
+from traincheck.invariants.book import Book
+from traincheck.runtime.ranks.rank_protocol import Asked, Ended, Hello, InFull, Line, Message, Told
+from traincheck.trace.folder import RunFolder
+from traincheck.trace.run_notes import Manifest, ProcessNote
+from traincheck.trace.writer import TraceWriter
+from traincheck.vocab.demand import EVERYTHING
+from traincheck.vocab.events import LIVE, Window
+from traincheck.vocab.facts import facts
+from traincheck.vocab.invariant import Invariant
+
+STEPS = 30
+WEIGHTS = ("layers.0.weight", "layers.1.weight")
+
+
+def updates(rank: int, steps: int = STEPS, *, apart: int = 0) -> list[Window]:
+    """The windows of a rank that holds what all hold, and from a step on, if given, something else of one weight."""
+
+    def value(name: str, step: int) -> int:
+        away = 500_000 if apart and step >= apart and name == WEIGHTS[1] else 0
+        return 1000 * step + WEIGHTS.index(name) + away
+
+    script = Script(rank=rank)
+    told = facts(kind="parameter", before="some", requires_grad=True, held="this", owned=True, tied=False)
+    for step in range(1, steps + 1):
+        script.window().step(
+            *(("parameter.used_data", name, value(name, step - 1), LIVE, told) for name in WEIGHTS),
+            *(("parameter.used_grad", name, value(name, step) + 7, LIVE, told) for name in WEIGHTS),
+            changes=[{"variable": name, "context": told, "fingerprint": value(name, step)} for name in WEIGHTS],
+        )
+    return script.windows
+
+
+def learned(trained: Callable[[int], list[Window]] = updates, *, steps: int = STEPS) -> Book:
+    """What three good runs of two ranks teach, of which `trained` gives the windows."""
+    tallies = []
+    for run in range(3):
+        tally = Tally(f"train{run}.py", str(run), str(run))
+        tally_ranks([trained(0), trained(1)], tally)
+        tally.steps = steps
+        tallies.append(tally)
+    book, _ = weigh(tallies)
+    assert book.invariants
+    return book
+
+
+def recorded(home: Path, ranks: Mapping[int, Sequence[Window]], rules: Sequence[Invariant]) -> Compared:
+    """What is found where these windows are in files."""
+    run = RunFolder.create(home / "recorded", Manifest(script="train.py"))
+    for rank, windows in ranks.items():
+        run.write_note(ProcessNote(rank=rank, process=100 + rank, world_size=len(ranks), job="job"))
+        with TraceWriter(run.path, rank, 100 + rank) as writer:
+            for window in windows:
+                writer.write(window)
+    ((found,),) = compare_recorded(run, [rules])
+    return found
+
+
+def seen(compared: Compared) -> list[tuple[object, ...]]:
+    """What was found, step by step."""
+    return [
+        (one.step, one.invariant.id, one.occasions, one.variables, one.note, one.apart)
+        for one in compared.outcome.violations
+    ]
+
+
+def wait_for(what: Callable[[], object], seconds: float = 30) -> None:
+    """Wait until it is so."""
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.005)
+
+
+def our_threads() -> list[str]:
+    """The threads of an exchange that run."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("traincheck-")]
+
+
+class Peer:
+    """A rank at the other end of a line. `answers` gives the window in full that is asked for."""
+
+    def __init__(self, rank: int, port: int, word: str, answers: Callable[[int], Window | None] | None = None) -> None:
+        self.line = Line(socket.create_connection(("127.0.0.1", port), 10))
+        self.heard: list[Message] = []
+        self._answers = answers
+        self.line.send(Hello(rank, word))
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def tell(self, windows: Iterable[Window], *, end: bool = False) -> None:
+        for window in windows:
+            self.line.send(Told(lean(window, EVERYTHING)))
+        if end:
+            self.line.send(Ended())
+
+    def close(self) -> None:
+        self.line.close()
+        self._thread.join(30)
+
+    def _listen(self) -> None:
+        with suppress(OSError):
+            while True:
+                message = self.line.receive()
+                self.heard.append(message)
+                if isinstance(message, Asked) and self._answers is not None:
+                    window = self._answers(message.index)
+                    self.line.send(InFull(message.index, None if window is None else full(window, EVERYTHING)))

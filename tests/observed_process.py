@@ -1,0 +1,101 @@
+"""Observing this process in a test, as a session does, but without its threads and files."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from traincheck.runtime.launching.import_hooks import when_imported
+from traincheck.sources.base import Source
+from traincheck.sources.recording.call_sites import Sites
+from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.registry import attach, build
+from traincheck.vocab.demand import EVERYTHING, Demand
+from traincheck.vocab.events import Call, Change, Reading, Window
+
+torch.set_num_threads(
+    1
+)  # threads that wait for each other are slow on a busy machine, and tests compute next to nothing
+
+TESTS = str(Path(__file__).parent)
+
+
+@dataclass
+class Seen:
+    """What was observed: windows, faults of sources, and sources that could not be attached."""
+
+    windows: list[Window] = field(default_factory=list)
+    faults: list[tuple[str, BaseException]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    sources: list[Source] = field(default_factory=list)
+    undo: ExitStack = field(default_factory=ExitStack)
+    recorder: Recorder = field(init=False)
+
+    @property
+    def stages(self) -> list[tuple[str, int]]:
+        """Stage and step of each window."""
+        return [(window.stage, window.step) for window in self.windows]
+
+    @property
+    def calls(self) -> list[Call]:
+        return [call for window in self.windows for call in window.calls]
+
+    @property
+    def changes(self) -> list[Change]:
+        return [change for window in self.windows for change in window.changes]
+
+    @property
+    def readings(self) -> list[Reading]:
+        return [reading for window in self.windows for reading in window.readings]
+
+    def named(self, name: str) -> list[Call]:
+        """The calls known under `name` at any level."""
+        return [call for call in self.calls if name in call.levels]
+
+    def around(self, name: str) -> list[Change]:
+        """The changes seen around calls known under `name`."""
+        seqs = {call.seq for call in self.named(name)}
+        return [change for change in self.changes if change.call in seqs]
+
+
+def _alone(error: BaseException) -> BaseException:
+    """The error without all that was there when it was raised, which would be kept alive (a loader with workers)."""
+    error.__context__ = None
+    return error.with_traceback(None)
+
+
+@contextmanager
+def observing(
+    demand: Demand = EVERYTHING,
+    project: str = TESTS,
+    *,
+    freeze: bool = True,
+    watches: Callable[[int], bool] = lambda step: True,
+) -> Iterator[Seen]:
+    """Observe what `demand` asks for, in the steps that are watched; the windows are complete when the block is
+    left."""
+    gc.collect()
+    if freeze:
+        gc.freeze()  # modules that exist already are looked for: those of other tests would take their names
+    seen = Seen()
+    recorder = Recorder(
+        Sites((project,)),
+        seen.windows.append,
+        lambda source, error: seen.faults.append((source, _alone(error))),
+    )
+    recorder.gaps.watches = watches
+    seen.recorder = recorder
+    seen.sources = build(recorder, lambda: None, when_imported)
+    seen.undo, seen.missing = attach(seen.sources, demand, recorder)
+    try:
+        yield seen
+    finally:
+        try:
+            recorder.finish()
+        finally:
+            seen.undo.close()

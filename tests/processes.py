@@ -1,0 +1,69 @@
+"""Commands that run beside a test: what they say can be waited for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from fake_ranks import wait_for
+
+PATIENCE = 120.0
+"""Seconds that a test waits for what processes of its own do on a machine that is busy."""
+
+
+def until(what: Callable[[], object]) -> None:
+    """Wait until it is so."""
+    wait_for(what, PATIENCE)
+
+
+class Running:
+    """A command under way; what it says can be waited for."""
+
+    def __init__(self, home: Path, *words: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "traincheck", *words],
+            cwd=home,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "COLUMNS": "100"},
+        )
+        self.out, self.err = "", ""
+        self._threads = [
+            threading.Thread(target=self._read, args=(name,), daemon=True) for name in ("stdout", "stderr")
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self, name: str) -> None:
+        for line in getattr(self.process, name):
+            if name == "stdout":
+                self.out += line
+            else:
+                self.err += line
+
+    def says(self, words: str) -> None:
+        """Wait until it has said this on stdout."""
+        until(lambda: words in self.out or self.process.poll() is not None)
+        assert words in self.out, self.out + self.err
+
+    def ends(self) -> int:
+        """Wait for its end; its exit code."""
+        code = self.process.wait(120)
+        for thread in self._threads:
+            thread.join(30)
+        return code
+
+    def kill(self) -> None:
+        """End it and all that it started, at once."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        self.process.wait(30)

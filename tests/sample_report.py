@@ -1,0 +1,19 @@
+"""A report with what its findings are shown with, as the page gets it: every kind of picture, in small."""
+
+from __future__ import annotations
+
+from traincheck.vocab.finding_details import Agreement, Aspect, Curve, Excerpt, Exhibit, History, Row, State, Strip
+
+
+def exhibit(text: str = "Net.w") -> Exhibit:
+    """Everything that a finding may be shown with; each text is `text`."""
+    aspect = Aspect(text, (State(text, "empty"), State(text, "wrong")))
+    rows = (Row((text, text), (Strip((0, 0, 1, -1)),)), Row(("Net.b",), (Strip((1, 1, 1, 1)),)))
+    return Exhibit(
+        code=Excerpt(3, 2, ("def train():", text, "    optimizer.step()"), text),
+        histories=(History(text, (1, 2, 3, 4), 3, (aspect,), rows, 2),),
+        curves=(Curve(text, 1, 4, 3, ((1, 0.5), (2, 0.25), (3, float("nan")), (4, 0.75))),),
+        agreement=Agreement(3, text, ("0", "1", text), 4, ((4, 4, 0), (4, 4, 1), (0, 1, 4))),
+        mute=f"traincheck mute {text}",
+        note=text,
+    )

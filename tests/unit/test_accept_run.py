@@ -1,0 +1,151 @@
+"""Accepting runs: what the library of a project holds, what is refused, and what later checks make of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from recorded_runs import STEP, training, write_run
+from traincheck.cli.main import main
+from traincheck.errors import LibraryUnreadable
+from traincheck.inference.accept_run import MOST_RUNS, accept
+from traincheck.invariants.book import read_book
+from traincheck.invariants.library import BOOK, FOLDER, RECORD, TALLIES, find, place_of, read_record
+from traincheck.testing.readable_traces import from_text
+from traincheck.vocab.invariant import ERROR
+
+
+def good(path: Path, steps: int = 12) -> Path:
+    """A recording of a run that came to its end."""
+    write_run(path, "train.py", training(steps))
+    return ended(path)
+
+
+def odd(path: Path) -> Path:
+    """One of a run that clears no gradient."""
+    step = STEP.replace("    change Net.w parameter.grad some -> none changed owner=SGD\n", "")
+    told = from_text(step.replace("parameter.grad none -> some", "parameter.grad some -> some") * 12)
+    write_run(path, "train.py", [replace(window, step=number) for number, window in enumerate(told, start=1)])
+    return ended(path)
+
+
+def ended(path: Path, code: int = 0) -> Path:
+    """Its program ended with this exit code."""
+    told = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps({**told, "exit_code": code, "ended": "2026-01-02T04:00:00+00:00"}))
+    return path
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with recordings of four runs of its program."""
+    (tmp_path / "project" / "pkg").mkdir(parents=True)
+    home = tmp_path / "project"
+    (home / ".git").mkdir()
+    for name in "abcd":
+        good(home / "runs" / name, 12 + ord(name) % 4)
+    monkeypatch.chdir(home / "pkg")
+    return home
+
+
+def runs(project: Path, names: str) -> list[str]:
+    return [str(project / "runs" / name) for name in names]
+
+
+def test_three_accepted_runs_make_errors_of_their_rules(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status"]) == 0 and "no run was accepted yet" in capsys.readouterr().out
+    assert main(["accept", *runs(project, "a"), "--reason", "as  published"]) == 0
+    library = project / FOLDER
+    assert {path.name for path in library.iterdir()} == {BOOK, TALLIES, RECORD}
+    assert not any(rule.severity == ERROR for rule in read_book(library / BOOK).invariants)
+    assert main(["accept", *runs(project, "bc")]) == 0
+    said = capsys.readouterr()
+    assert "accepted train.py" in said.out and "0 went" in said.out
+    assert any(rule.severity == ERROR for rule in read_book(library / BOOK).invariants)
+    assert main(["status"]) == 0
+    told = capsys.readouterr().out
+    assert "3 accepted runs" in told and "train.py  3" in told and "never seen: evaluation, autocast" in told
+    assert main(["status", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [run["reason"] for run in data["runs"]].count("as published") == 1 and data["errors"] > 0
+    assert len(data["last"]["runs"]) == 2 and "several ranks" in data["never_seen"]
+
+
+def test_checks_use_the_library_with_the_packs(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["accept", *runs(project, "abc")]) == 0
+    capsys.readouterr()
+    assert main(["check", str(odd(project / "odd")), "--packs", "none"]) == 3
+    said = capsys.readouterr()
+    assert "what 3 accepted runs showed" in said.err and "not cleared" in said.out
+    assert main(["check", *runs(project, "d")]) == 0
+    said = capsys.readouterr()
+    assert "what 3 accepted runs showed" in said.err and "of the packs traincheck" in said.err
+    assert main(["check", *runs(project, "d"), "--book", str(project / FOLDER / BOOK)]) == 0
+    assert "accepted runs" not in capsys.readouterr().err
+
+
+def test_what_is_not_known_to_be_good_is_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["accept", *runs(project, "abc")]) == 0
+    before = {path.name: path.read_bytes() for path in (project / FOLDER).iterdir()}
+    piling, failed = odd(project / "odd"), ended(good(project / "failed"), 1)
+    killed = write_run(project / "killed", "train.py", training(12))
+    for words, why in (
+        (runs(project, "a"), "not accepted before"),
+        ([str(piling)], "Gradients are not cleared"),
+        ([str(killed)], "was killed"),
+        ([str(failed)], "exit code 1"),
+        ([str(project / "absent")], "run-folder-not-found"),
+        ([*runs(project, "d"), "--library", str(project / "runs" / "d" / "run.json")], "this is a file"),
+    ):
+        capsys.readouterr()
+        assert main(["accept", *words]) == 2, words
+        assert why in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in (project / FOLDER).iterdir()} == before
+    assert main(["accept", str(piling), "--anyway", "--reason", "we accumulate"]) == 0
+    said = capsys.readouterr()
+    assert "accepted although" in said.err and "went: " in said.err
+    assert main(["check", str(piling), "--packs", "none"]) == 0  # what is accepted is no error any more
+
+
+def test_mutes_stay_and_old_runs_go(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["accept", *runs(project, "abc")]) == 0
+    book = project / FOLDER / BOOK
+    rule = next(rule for rule in read_book(book).invariants if rule.severity == ERROR)
+    assert main(["mute", str(book), rule.id, "--reason", "on purpose"]) == 0
+    more = [good(project / "more" / str(place), 20 + place) for place in range(MOST_RUNS)]
+    done = accept(more, project / FOLDER)
+    assert len(done.let_go) == 3 and len(read_record(project / FOLDER).runs) == MOST_RUNS
+    kept = read_book(book).by_id(rule.id)
+    assert kept is not None and kept.mute == "on purpose" and kept.support.runs == MOST_RUNS
+    assert main(["status"]) == 0 and "1 muted" in capsys.readouterr().out
+
+
+def test_the_library_belongs_to_the_project(project: Path, tmp_path: Path) -> None:
+    assert place_of(project / "pkg") == project / FOLDER and find(project / "pkg") is None
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / RECORD).write_text("{}")
+    assert find(project / "pkg") is None  # it lies outside the project
+    (tmp_path / "loose").mkdir()
+    assert place_of(tmp_path / "loose") == tmp_path / FOLDER
+
+
+def test_a_damaged_library_is_said_and_left_as_it_is(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["accept", *runs(project, "ab")]) == 0
+    record = project / FOLDER / RECORD
+    good = record.read_text()
+    for bad in ("<<<<<<< HEAD\n", '{"kind": "a diary"}', '{"format": 9}', '{"runs": 3}'):
+        record.write_text(bad)
+        for words in (["status"], ["accept", *runs(project, "c")], ["check", *runs(project, "d")]):
+            assert main(words) == 2, (bad, words)
+            assert "[library-unreadable]" in capsys.readouterr().err
+        assert record.read_text() == bad
+    told = json.loads(good)
+    record.write_text(json.dumps({**told, "runs": told["runs"][:1]}))
+    assert main(["status"]) == 2 and "other runs" in capsys.readouterr().err
+    with pytest.raises(LibraryUnreadable):
+        record.unlink()
+        record.mkdir()
+        read_record(project / FOLDER)

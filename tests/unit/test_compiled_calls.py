@@ -1,0 +1,442 @@
+"""What `torch.compile` makes is run as if we were not there, and told from outside."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo import convert_frame
+
+from observed_process import observing
+from small_trainings import process_state
+from traincheck.sources.compile.compiled_callables import compiled
+from traincheck.vocab.events import COMPILED, Window
+from traincheck.vocab.facts import value_of
+
+STEP, FORWARD = "torch.optim.Optimizer.step", "torch.nn.Module.forward"
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 8)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        return self.head(torch.tanh(self.stem(x)) * scale)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def compilations() -> int:
+    return sum(convert_frame.FRAME_COMPILE_COUNTER.values())
+
+
+def data(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+    return x, x[:, :2].argmax(1)
+
+
+# -- programs: each makes something to call in every step ------------------------------------------------------------
+
+
+def of_model() -> Callable[[int], object]:
+    model = Net()
+    compiled, optimizer = torch.compile(model, backend="eager", fullgraph=True), torch.optim.Adam(model.parameters())
+    return lambda step: update(compiled, optimizer, step)
+
+
+def in_place() -> Callable[[int], object]:
+    model = Net()
+    model.compile(backend="eager")
+    optimizer = torch.optim.Adam(model.parameters())
+    return lambda step: update(model, optimizer, step)
+
+
+def of_step() -> Callable[[int], object]:
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters())
+    stepped = torch.compile(lambda: optimizer.step(), backend="eager")
+    return lambda step: update(model, optimizer, step, stepped)
+
+
+def of_everything() -> Callable[[int], object]:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    @torch.compile(backend="eager")
+    def step_on(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        with torch.no_grad():
+            return loss * 1.0
+
+    def work(step: int) -> object:
+        loss = step_on(*data(step))
+        schedule.step()
+        return loss.item()
+
+    return work
+
+
+def of_transforms() -> Callable[[int], object]:
+    each = torch.compile(
+        torch.func.vmap(torch.func.grad(lambda w, x: (w * x).sin().sum()), (None, 0)), backend="eager", fullgraph=True
+    )
+    return lambda step: each(torch.ones(4), data(step)[0]).sum().item()
+
+
+PROGRAMS = [of_model, in_place, of_step, of_everything, of_transforms]
+
+
+def update(
+    model: Callable[..., torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    stepped: Callable[[], object] | None = None,
+) -> float:
+    x, y = data(step)
+    loss = F.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    (stepped or optimizer.step)()
+    return loss.item()
+
+
+# -- as if we were not there -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_what_was_compiled_before_is_not_compiled_again(program: Callable[[], Callable[[int], object]]) -> None:
+    work = program()
+    alone = [work(step) for step in range(6)]
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    work = program()
+    found = [work(step) for step in range(2)]
+    count = compilations()
+    assert count > 0
+    with observing() as seen:
+        found += [work(step) for step in range(2, 4)]
+    found += [work(step) for step in range(4, 6)]
+    assert compilations() == count
+    assert found == alone
+    assert seen.faults == []
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_nothing_is_compiled_again_where_not_every_step_is_watched(
+    program: Callable[[], Callable[[int], object]],
+) -> None:
+    work = program()
+    before = compilations()
+    alone = [work(step) for step in range(9)]
+    count = compilations() - before
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    before = compilations()
+    with observing(watches=lambda step: step % 4 in (1, 2)) as seen:
+        work = program()
+        found = [work(step) for step in range(9)]
+    assert compilations() - before == count
+    assert found == alone
+    assert seen.faults == []
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_what_is_compiled_with_us_is_not_compiled_again_without(program: Callable[[], Callable[[int], object]]) -> None:
+    work = program()
+    for step in range(2):
+        work(step)
+    alone = compilations()
+    torch._dynamo.reset()
+    before = compilations()
+    work = program()
+    with observing():
+        for step in range(2):
+            work(step)
+    count = compilations()
+    for step in range(2, 4):
+        work(step)
+    assert count - before == compilations() - before
+    assert count - before <= alone
+
+
+def test_nothing_is_left_behind() -> None:
+    work = of_model()
+    work(0)
+    before = process_state()
+    with observing():
+        work(1)
+        other = of_step()
+        other(1)
+    assert process_state() == before
+    assert not any("traincheck" in str(type(finder)) for finder in sys.meta_path)
+    handler = torch._dynamo.callback.callback_handler
+    assert handler.start_callbacks == handler.end_callbacks == []
+    other(2)
+
+
+def test_a_compiled_callable_that_raises_leaves_us_in_place() -> None:
+    @torch.compile(backend="eager")
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        torch._dynamo.graph_break()
+        raise ValueError(float(y.sum()))
+
+    with observing() as seen:
+        during = process_state()
+        for _ in range(2):
+            with pytest.raises(ValueError):
+                fails(torch.ones(2))
+        assert process_state() == during
+        of_model()(0)
+    assert seen.faults == [] and len(seen.named(STEP)) == 1
+    assert [call.end for call in seen.named(COMPILED)][:2] == [-1, -1]
+
+
+def test_the_hooks_and_modes_of_the_program_keep_their_places() -> None:
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+            return func(*args, **(kwargs or {}))
+
+    order: list[str] = []
+    tables = nn.modules.module._global_forward_pre_hooks
+
+    def first(module: nn.Module, args: object) -> None:
+        order.append("first")
+
+    model = Net()
+    called = torch.compile(model, backend="eager")
+    one = nn.modules.module.register_module_forward_pre_hook(first)
+    with observing() as seen, Mode() as mode:
+        two = nn.modules.module.register_module_forward_pre_hook(lambda module, args: order.append("second"))
+        keys = list(tables)
+        called(torch.ones(2, 4))
+        assert list(tables) == keys
+        assert torch.overrides._get_current_function_mode_stack()[-1] is mode
+        torch.ones(2).sum()
+        one.remove()
+        two.remove()
+    assert order[:2] == ["first", "second"]
+    assert seen.faults == [] and seen.named("torch.Tensor.sum")
+
+
+def test_no_warning_of_hooks_that_the_program_has_not_made(recwarn: pytest.WarningsRecorder) -> None:
+    called = torch.compile(Net(), backend="eager")
+    with observing():
+        called(torch.ones(2, 4))
+        assert not [warning for warning in recwarn if "global hooks" in str(warning.message)]
+        handle = nn.modules.module.register_module_forward_pre_hook(lambda module, args: None)
+        called(torch.ones(2, 4))
+        handle.remove()
+    assert [warning for warning in recwarn if "global hooks" in str(warning.message)]
+
+
+def test_hooks_stay_where_another_thread_trains() -> None:
+    work = of_model()
+    with observing() as seen:
+        work(0)
+        other = threading.Thread(target=lambda: Net()(torch.ones(2, 4)))
+        other.start()
+        other.join()
+        table = nn.modules.module._global_forward_pre_hooks
+
+        @torch.compile(backend="eager")
+        def looks(x: torch.Tensor) -> torch.Tensor:
+            torch._dynamo.graph_break()
+            found.append(len(table))
+            return x + 1
+
+        found: list[int] = []
+        looks(torch.ones(2))
+        assert found[0] > 0
+        work(1)
+    assert seen.faults == [] and len(seen.named(STEP)) == 2
+
+
+# -- told from outside -----------------------------------------------------------------------------------------------
+
+
+def plain_program() -> Callable[[int], object]:
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters())
+    return lambda step: update(model, optimizer, step)
+
+
+@pytest.mark.parametrize("program", [of_model, in_place, of_step])
+def test_models_and_steps_are_told_as_without_the_compiler(program: Callable[[], Callable[[int], object]]) -> None:
+    found = []
+    for one in (plain_program, program):
+        torch.manual_seed(0)
+        with observing() as seen:
+            work = one()
+            for step in range(3):
+                work(step)
+        assert seen.faults == []
+        outer = [call for call in seen.named(FORWARD) if call.receiver == "Net"]
+        found.append(
+            (
+                seen.stages,
+                [(call.levels, call.context, call.args, call.result) for call in (*outer, *seen.named(STEP))],
+                [(c.variable, c.kind, c.attribute, c.before, c.after, c.changed, c.context) for c in seen.changes],
+                [(r.variable, r.kind, r.attribute, r.value) for r in seen.readings if r.kind != "run"],
+                [tensor[:4] for call in outer for tensor in call.tensors],
+            )
+        )
+    assert found[0] == found[1]
+
+
+def test_keyword_arguments_of_a_compiled_model_are_told() -> None:
+    model = Net()
+    model.compile(backend="eager")
+    with observing() as seen:
+        model(torch.ones(2, 4), scale=2.0)
+    (call,) = (call for call in seen.named(FORWARD) if call.receiver == "Net")
+    assert value_of(call.args, "scale") == 2.0
+    assert [tensor.shape for tensor in call.tensors] == [(2, 4), (2, 2)]
+
+
+def test_a_step_with_its_schedule() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    @torch.compile(backend="eager")
+    def both() -> None:
+        optimizer.step()
+        schedule.step()
+
+    with observing() as seen:
+        for step in range(3):
+            update(model, optimizer, step, both)
+    assert [call.levels[-1].split(".")[-2] for call in seen.calls if call.levels[-1].endswith(".step")] == [
+        "Optimizer",
+        "LRScheduler",
+    ] * 3
+    rates = [reading.value for reading in seen.readings if reading.attribute == "lr" and reading.kind == "scheduler"]
+    assert rates == [0.05, 0.025, 0.0125]
+
+
+def test_what_trains_unseen_is_counted_and_cut_off() -> None:
+    with observing() as seen:
+        work = of_everything()
+        for step in range(3):
+            work(step)
+    assert [stage for stage in seen.stages if stage[0] == "train"] == [("train", 1), ("train", 2), ("train", 3)]
+    trained: list[Window] = [window for window in seen.windows if window.stage == "train"]
+    assert all(after.index - before.index > 1 for before, after in zip(seen.windows, trained, strict=False))
+    assert seen.faults == []
+
+
+def test_an_update_in_the_midst_of_eager_ones() -> None:
+    """The first and the last steps are seen, the middle one is only counted."""
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    @torch.compile(backend="eager")
+    def whole(step: int) -> float:
+        return update(model, optimizer, step)
+
+    with observing() as seen:
+        update(model, optimizer, 0)
+        whole(1)
+        update(model, optimizer, 2)
+    assert [window.step for window in seen.windows if window.stage == "train"] == [1, 2, 3]
+    assert len(seen.named(STEP)) == 2
+
+
+def test_force_eager_is_observed_as_ever() -> None:
+    model = Net()
+    called = torch.compile(model, backend="eager")
+    with observing() as seen, torch.compiler.set_stance("force_eager"):
+        called(torch.ones(2, 4))
+    assert {call.receiver for call in seen.named(FORWARD)} == {"Net", "Net.stem", "Net.head"}
+    assert seen.named(COMPILED) == []
+
+
+def test_names_are_those_that_the_program_gave() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), torch.compile(nn.Linear(4, 2), backend="eager"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with observing() as seen:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        model.train()
+        torch.compile(model, backend="eager").eval()
+    assert {change.variable for change in seen.around(STEP)} >= {"Sequential.0.weight", "Sequential.1.weight"}
+    assert not [change.variable for change in seen.changes if "_orig_mod" in change.variable]
+    assert {call.receiver for call in seen.named("torch.nn.Module.eval")} == {"Sequential"}
+
+
+# -- what a compiled callable is -------------------------------------------------------------------------------------
+
+
+def test_functions_that_only_step() -> None:
+    model = Net()
+    one, two = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam(model.parameters())
+    schedule = torch.optim.lr_scheduler.ExponentialLR(one, 0.9)
+
+    class Trainer:
+        optimizer = two
+
+        def __init__(self) -> None:
+            self.optimizer = two
+
+        def update(self) -> None:
+            self.optimizer.step()
+
+    def branches() -> None:
+        if schedule.last_epoch:
+            two.step()
+
+    def guarded() -> None:
+        with torch.no_grad():
+            two.step()
+
+    def more() -> None:
+        two.zero_grad()
+        two.step()
+
+    def both() -> None:
+        two.step()
+        schedule.step()
+
+    trainer = Trainer()
+    assert compiled(two.step, (), {}).optimizer is two
+    assert compiled(one.step, (), {}).optimizer is one, "which the scheduler has replaced"
+    assert compiled(lambda: two.step(), (), {}).optimizer is two
+    assert compiled(lambda optimizer: optimizer.step(), (two,), {}).optimizer is two
+    assert compiled(both, (), {})[2:4] == (two, (schedule,))
+    assert compiled(Trainer.update, (trainer,), {}).optimizer is two
+    assert compiled(lambda: model.forward(torch.ones(1, 4)), (), {}).optimizer is None
+    for function in (branches, guarded, more, lambda: (one.step(), two.step()), lambda: two.step(None)):
+        assert compiled(function, (), {}).optimizer is None
+    assert compiled(model._call_impl, (), {}).module is model
+    assert compiled(lambda x: model(x), (), {}).model is model
+
+
+def test_only_our_own_code_is_left_alone() -> None:
+    from traincheck.sources.compile import skipped_code
+    from traincheck.sources.recording import recorder
+
+    found: list[Any] = []
+    skipped_code.leave_alone(found.append)
+    files = {code.co_filename for code in found}
+    assert recorder.__file__ in files and len(found) > 300
+    assert all("traincheck" in file for file in files), "contextlib's helper stands behind our context managers"

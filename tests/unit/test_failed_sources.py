@@ -1,0 +1,246 @@
+"""A source that fails or is switched off in mid-run makes no false alarm; what rests on it is told as not judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from observed_process import Seen, observing
+from recorded_runs import write_run
+from traincheck.checking.engine import Engine
+from traincheck.checking.offline import check_folder
+from traincheck.checking.results import conclude
+from traincheck.inference.learn import learn
+from traincheck.invariants.book import Book
+from traincheck.sources.checkpoints.checkpoints import CheckpointSource
+from traincheck.sources.data.loaders import LoaderSource
+from traincheck.sources.functions.lifecycle import LifecycleSource
+from traincheck.sources.functions.project_functions import ProjectSource
+from traincheck.sources.gradients.autograd import AutogradSource
+from traincheck.sources.gradients.clipping import ClippingSource
+from traincheck.sources.modules.module_state import ModuleStateSource
+from traincheck.sources.modules.modules import ModuleSource
+from traincheck.sources.optimizers.optimizers import OptimizerSource
+from traincheck.sources.recording.call_sites import Sites
+from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.registry import attach, build
+from traincheck.sources.tensors.call_summaries import Summaries
+from traincheck.vocab.availability import OTHERS
+from traincheck.vocab.demand import EVERYTHING
+from traincheck.vocab.events import FAILED, SOURCE, Window
+from traincheck.vocab.finding import NOT_OBSERVED, PASSED
+
+SCRIPT = "train.py"
+EPOCHS, BATCHES = 4, 4
+
+
+def scale(outputs: torch.Tensor, factor: float) -> torch.Tensor:
+    return outputs * factor
+
+
+def train(seed: int, after: Callable[[int], object] = lambda step: None, *, clears: bool = True) -> None:
+    """A run that uses what is observed; `after` is called after each step, with its number."""
+    torch.manual_seed(seed)
+    layers = (nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 1))
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    x = torch.randn(BATCHES * 4, 4)
+    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True)
+    step = 0
+    for _ in range(EPOCHS):
+        model.train()
+        for batch, target in loader:
+            step += 1
+            if clears or step < 9:
+                optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                outputs = scale(model(batch), 0.5)
+            nn.functional.mse_loss(outputs.float(), target).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            after(step)
+        schedule.step()
+        model.eval()
+        with torch.no_grad():
+            scale(model(x), 0.5)
+        model.load_state_dict(model.state_dict())
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Book:
+    home = tmp_path_factory.mktemp("good")
+    for seed in (1, 2, 3):
+        with observing() as seen:
+            train(seed)
+        write_run(home / str(seed), SCRIPT, seen.windows, started=f"2026-01-0{seed}T03:04:05+00:00")
+    learned = learn([home / str(seed) for seed in (1, 2, 3)]).book
+    assert len(learned.invariants) > 40
+    return learned
+
+
+def violated(book: Book, windows: list[Window]) -> set[str]:
+    engine = Engine(book.invariants)
+    for window in windows:
+        engine.feed(window)
+    return {f"{one.step} {one.invariant.sentence}" for one in engine.outcome.violations}
+
+
+def without_word(windows: list[Window]) -> list[Window]:
+    """As if nothing had been said of silent sources."""
+    return [
+        replace(window, index=index, readings=tuple(one for one in window.readings if one.kind != SOURCE))
+        for index, window in enumerate(windows)
+    ]
+
+
+FAULTS: list[tuple[type, str]] = [
+    (OptimizerSource, "_step_begins"),
+    (OptimizerSource, "_step_ends"),
+    (OptimizerSource, "_tell_data"),
+    (OptimizerSource, "_clear_begins"),
+    (OptimizerSource, "_clear_ends"),
+    (ModuleSource, "_begins"),
+    (ModuleSource, "_ends"),
+    (ModuleSource, "_read_buffers"),
+    (ModuleSource, "_switch_begins"),
+    (AutogradSource, "_begins"),
+    (AutogradSource, "_ends"),
+    (LifecycleSource, "_name_of"),
+    (ClippingSource, "_begins"),
+    (ClippingSource, "_ends"),
+    (CheckpointSource, "_state_begins"),
+    (ModuleStateSource, "_begins"),
+    (LoaderSource, "_next_begins"),
+    (LoaderSource, "_next_ends"),
+    (LoaderSource, "_tell_pass"),
+    (ProjectSource, "_begins"),
+    (Summaries, "_summaries"),
+]
+
+
+def failing_from(step: list[int], original: Any, at: int) -> Callable[..., Any]:
+    def method(*args: Any, **kwargs: Any) -> Any:
+        if step[0] >= at:
+            raise LookupError("a fault of ours")
+        return original(*args, **kwargs)
+
+    return method
+
+
+@pytest.mark.parametrize(("source", "method"), FAULTS, ids=lambda value: getattr(value, "__name__", value))
+def test_a_fault_in_mid_run_makes_no_alarm(
+    source: type, method: str, book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = [0]
+    monkeypatch.setattr(source, method, failing_from(step, getattr(source, method), at=6))
+    with observing() as seen:
+        train(4, lambda number: step.__setitem__(0, number))
+    assert len(seen.faults) == 1
+    assert violated(book, seen.windows) == set()
+    engine = Engine(book.invariants)
+    for window in seen.windows:
+        engine.feed(window)
+    told = [one.why for one in engine.outcome.absences]
+    if source is OptimizerSource:  # without it no step ends, so no window follows
+        assert not told
+    else:
+        assert told == [FAILED] and engine.outcome.resting, "some rule rests on it"
+
+
+def test_silence_without_a_word_would_make_alarms(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = [0]
+    monkeypatch.setattr(ClippingSource, "_begins", failing_from(step, ClippingSource._begins, at=6))
+    with observing() as seen:
+        train(4, lambda number: step.__setitem__(0, number))
+    assert violated(book, without_word(seen.windows)) != set() == violated(book, seen.windows)
+
+
+def switching(source: str, off: int, on: int, *, clears: bool = True) -> Seen:
+    """A run in which a source is switched off after one step, and on again after another."""
+    step = [0]
+    with observing() as seen:
+        recorder = seen.recorder
+
+        def at_border(cut: object) -> None:
+            if step[0] == off:
+                recorder.switch(source, off=True)
+            if step[0] == on:
+                recorder.switch(source, off=False)
+
+        recorder.at_border = at_border
+        train(5, lambda number: step.__setitem__(0, number), clears=clears)
+    assert seen.faults == []
+    return seen
+
+
+@pytest.mark.parametrize("source", OTHERS)
+def test_a_source_that_is_switched_off_and_on_makes_no_alarm(source: str, book: Book) -> None:
+    seen = switching(source, 5, 9)
+    assert violated(book, seen.windows) == set()
+    off = [window for window in seen.windows if source in window.off]
+    assert off and {window.step for window in off} <= {6, 7, 8, 9}
+    assert len(seen.windows) < seen.windows[-1].index + 1, "windows in which it changed are left out"
+    assert source not in seen.windows[-1].off
+
+
+def test_what_rests_on_another_source_is_found_while_one_is_off(book: Book) -> None:
+    seen = switching("functions", 5, 99, clears=False)
+    found = violated(book, seen.windows)
+    assert any(told.startswith("9 ") and "clear" in told for told in found), found
+
+
+def test_the_report_says_what_was_off_and_offline_agrees(tmp_path: Path, book: Book) -> None:
+    seen = switching("clipping", 5, 99)
+    engine = Engine(book.invariants)
+    for window in seen.windows:
+        engine.feed(window)
+    live = conclude(book, book.invariants, [engine.outcome], unobserved={})
+    offline = check_folder(write_run(tmp_path / "run", SCRIPT, seen.windows), book)
+    assert live.report.not_observed == offline.report.not_observed
+    assert "source clipping was switched off at step 7: what rests on it was not judged" in live.report.not_observed
+    assert live.verdicts == offline.verdicts
+    told = {verdict for rule, verdict in live.verdicts if "clip_grad_norm_" in rule.sentence}
+    assert told == {NOT_OBSERVED}
+    assert PASSED in {verdict for _, verdict in live.verdicts}
+
+
+def test_what_was_off_for_a_while_is_judged_again(book: Book) -> None:
+    seen = switching("clipping", 5, 9)
+    engine = Engine(book.invariants)
+    for window in seen.windows:
+        engine.feed(window)
+    checked = conclude(book, book.invariants, [engine.outcome], unobserved={})
+    assert not engine.outcome.resting
+    (told,) = (line for line in checked.report.not_observed if "clipping" in line)
+    assert told.endswith("not judged then, and observed again from step 11 on")
+
+
+def test_a_run_in_which_a_source_was_off_teaches_what_was_seen(tmp_path: Path, book: Book) -> None:
+    seen = switching("clipping", 5, 9)
+    home = write_run(tmp_path / "run", SCRIPT, seen.windows)
+    again = learn([home]).book
+    assert not any("does not" in rule.sentence and "clip" in rule.sentence for rule in again.invariants)
+
+
+def test_a_source_that_cannot_attach_makes_no_alarm(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClippingSource, "attach", failing_from([9], None, at=0))
+    with observing() as seen:
+        train(4)
+    assert violated(book, seen.windows) == set()
+
+
+def test_a_source_that_was_never_attached_is_not_switched_on() -> None:
+    recorder = Recorder(Sites(()), lambda window: None, lambda source, error: None)
+    recorder.absences.begin_without("clipping")
+    recorder.switch("clipping", off=False)
+    assert "clipping" in recorder.absences.silent
+    undo, _ = attach(build(recorder, lambda: None), EVERYTHING, recorder)
+    undo.close()

@@ -1,0 +1,122 @@
+"""Large parameters: whether an update changed them is told as of small ones, and few bytes of them are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from loops import STEP
+from observed_process import observing
+from traincheck.sources.optimizers.parameter_changes import TRUSTED
+from traincheck.sources.tensors import hashing
+from traincheck.vocab.demand import EVERYTHING, Demand
+from traincheck.vocab.events import Change
+
+OF_DATA = Demand(frozenset((STEP,)), frozenset(((STEP, "parameter.data"),)))
+STEPS = 8
+assert STEPS > TRUSTED + 2
+
+Step = Callable[[int, "Model", torch.optim.Optimizer], object]
+
+
+class Model(nn.Module):
+    """Three parameters of 512 kB: a table of which each step uses one row, a frozen layer and one that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(512, 256)
+        self.frozen = nn.Linear(256, 512, bias=False).requires_grad_(False)
+        self.trained = nn.Linear(512, 256, bias=False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.trained(self.frozen(self.table(rows)))
+        return found
+
+
+def changes(demand: Demand, step: Step = lambda number, model, optimizer: optimizer.step()) -> dict[str, list[bool]]:
+    """By parameter whether each of the steps changed it."""
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with observing(demand) as seen:
+        for number in range(1, STEPS + 1):
+            optimizer.zero_grad()
+            model(torch.tensor([number])).square().mean().backward()
+            step(number, model, optimizer)
+    assert seen.faults == []
+    found: dict[str, list[Change]] = {}
+    for change in seen.changes:
+        if (change.kind, change.attribute) == ("parameter", "data"):
+            found.setdefault(change.variable.removeprefix("Model.").removesuffix(".weight"), []).append(change)
+    return {name: [change.changed for change in told] for name, told in found.items()}
+
+
+@pytest.mark.parametrize("demand", [EVERYTHING, OF_DATA], ids=["everything", "a rule"])
+def test_rows_frozen_and_dense_parameters_are_told_apart(demand: Demand) -> None:
+    assert changes(demand) == {"table": [True] * STEPS, "frozen": [False] * STEPS, "trained": [True] * STEPS}
+
+
+@pytest.mark.parametrize("demand", [EVERYTHING, OF_DATA], ids=["everything", "a rule"])
+def test_an_update_that_does_nothing_is_told_at_once(demand: Demand) -> None:
+    def step(number: int, model: Model, optimizer: torch.optim.Optimizer) -> None:
+        if number == STEPS - 1:
+            model.trained.weight.grad, model.table.weight.grad = None, None
+        if number == STEPS:
+            optimizer.param_groups[0]["lr"] = 0.0
+        optimizer.step()
+
+    told = changes(demand, step)
+    assert told["trained"] == told["table"] == [True] * (STEPS - 2) + [False, False]
+
+
+@pytest.mark.parametrize("demand", [EVERYTHING, OF_DATA], ids=["everything", "a rule"])
+def test_what_is_written_between_updates_is_not_told_of_the_update(demand: Demand) -> None:
+    def step(number: int, model: Model, optimizer: torch.optim.Optimizer) -> None:
+        model.frozen.weight.data.mul_(2)  # which torch does not count
+        optimizer.step()
+
+    assert changes(demand, step)["frozen"] == [False] * STEPS
+
+
+def test_a_frozen_parameter_that_an_update_changes_is_told() -> None:
+    class Careless(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            super().step()
+            with torch.no_grad():
+                self.param_groups[0]["params"][1].add_(1e-3)
+
+    def step(number: int, model: Model, optimizer: torch.optim.Optimizer) -> None:
+        if number > STEPS - 2:
+            Careless(model.parameters(), lr=0.1).step()
+        else:
+            optimizer.step()
+
+    assert changes(OF_DATA, step)["frozen"][-2:] == [True, True]
+
+
+def test_few_bytes_of_large_parameters_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = [0]
+    digest = hashing.digest
+
+    def counting(memory: hashing.Memory) -> int:
+        read[0] += memory.size
+        return digest(memory)
+
+    monkeypatch.setattr(hashing, "digest", counting)
+    each: list[int] = []
+
+    def step(number: int, model: Model, optimizer: torch.optim.Optimizer) -> None:
+        begun = read[0]
+        optimizer.step()
+        each.append(read[0] - begun)
+
+    changes(OF_DATA, step)
+    size = 512 * 256 * 4
+    assert each[0] > 0
+    assert max(each[TRUSTED + 1 :]) <= 3 * size, "the table, before and after, and its gradient"
+    each.clear()
+    changes(EVERYTHING, step)
+    assert max(each[TRUSTED + 1 :]) <= 4 * size, "each of them after the update, and that gradient"

@@ -1,0 +1,66 @@
+"""Gradients that `fully_shard` keeps until ranks reduce them: made by the backward, and not there for a step yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from observed_process import observing
+from traincheck.vocab.events import Change
+
+fsdp = pytest.importorskip("torch.distributed.fsdp")
+pytestmark = pytest.mark.skipif(not hasattr(fsdp, "fully_shard"), reason="this torch has no fully_shard")
+
+BACKWARD, STEP = "torch.autograd.backward", "torch.optim.Optimizer.step"
+
+
+@pytest.fixture(autouse=True)
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("low", [False, True])
+def test_a_backward_makes_gradients_that_are_reduced_later(low: bool) -> None:
+    policy = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    with observing() as seen:
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+        options = {"mp_policy": policy} if low else {}
+        fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (1,)), **options)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for part in (1, 2, 3):
+            model.set_requires_gradient_sync(part == 3)
+            model(torch.full((2, 3), float(part))).sum().backward()
+        optimizer.step()
+
+    def fates(changes: list[Change]) -> set[tuple[str, str, bool]]:
+        return {(one.before, one.after, one.changed) for one in changes if one.attribute == "grad"}
+
+    (window,) = [window for window in seen.windows if window.stage == "train"]
+    calls = [call for call in window.calls if call.name == BACKWARD]
+    assert [fates(window.changes_of[call.seq]) for call in calls] == [
+        {("none", "some", True)},
+        {("some", "some", True)},
+        {("some", "some", True)},
+    ]
+    assert [change for change in window.changes_of.get(-1, []) if change.attribute == "grad"] == []
+    assert all(change.changed for change in seen.around(STEP) if change.attribute == "data")
+
+
+def test_a_step_before_the_gradients_are_reduced_has_none() -> None:
+    with observing() as seen:
+        model = nn.Linear(3, 1)
+        fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model.set_requires_gradient_sync(False)
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+    (call,) = seen.named(STEP)
+    assert dict(call.context)["grads"] == "none"
+    assert not any(change.changed for change in seen.around(STEP))

@@ -1,0 +1,121 @@
+"""Workers: the results of one process from several, and clear words where one of them fails."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from traincheck.errors import NoBook, TraceUnreadable, WorkerLost
+from traincheck.inference.worker_pool import cores, spread
+
+
+def double(number: int) -> int:
+    """Top-level functions: a worker imports them by name."""
+    return 2 * number
+
+
+def refuse(number: int) -> int:
+    if number == 3:
+        raise TraceUnreadable("runs/x/events", f"number {number}")
+    return number
+
+
+def stumble(number: int) -> int:
+    return 1 // number
+
+
+def die(number: int) -> int:
+    if number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def wait_long(number: int) -> int:
+    time.sleep(600 * number)
+    return number
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 9])
+def test_results_come_with_their_places(jobs: int) -> None:
+    assert sorted(spread(double, range(5), jobs)) == [(place, 2 * place) for place in range(5)]
+    assert list(spread(double, [], jobs)) == []
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_our_errors_travel_as_they_are(jobs: int) -> None:
+    with pytest.raises(TraceUnreadable, match="number 3") as raised:
+        list(spread(refuse, [1, 2, 3, 4], jobs))
+    assert raised.value.slug == "trace-unreadable" and raised.value.exit_code == 2
+    assert str(raised.value) == str(TraceUnreadable("runs/x/events", "number 3"))
+    assert not multiprocessing.active_children()
+
+
+def test_a_fault_of_ours_says_where() -> None:
+    with pytest.raises(RuntimeError, match=r"over 0:\n(.|\n)*ZeroDivisionError"):
+        list(spread(stumble, [1, 0, 2], 2))
+
+
+def test_a_worker_that_is_killed_is_named() -> None:
+    with pytest.raises(WorkerLost, match=r"was reading '2' ended by signal 9.*--jobs 1"):
+        list(spread(die, [1, 2, 3, 4], 2))
+    assert not multiprocessing.active_children()
+
+
+def test_who_stops_listening_stops_the_workers() -> None:
+    results = spread(wait_long, [0, 1, 1], 2)
+    assert next(results) == (0, 0)
+    assert len(multiprocessing.active_children()) == 2
+    results.close()  # as an exception or Ctrl-C in the loop over them does
+    assert not multiprocessing.active_children()
+
+
+def test_ctrl_c_is_heard_as_before_and_not_by_the_workers() -> None:
+    results = spread(wait_long, [0, 1], 2)
+    next(results)
+    for child in multiprocessing.active_children():
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGINT)
+    time.sleep(0.1)
+    assert len(multiprocessing.active_children()) == 2
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+    results.close()
+    assert not multiprocessing.active_children()
+
+
+FIRST = """
+import signal
+from traincheck.inference.worker_pool import spread
+
+def held(number):
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+if __name__ == "__main__":
+    print(held(0), sorted(spread(held, [1, 2], 2)), held(0))
+"""
+
+
+def test_the_first_workers_of_a_program_do_not_hear_ctrl_c_either(tmp_path: Path) -> None:
+    script = tmp_path / "first.py"
+    script.write_text(FIRST)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    assert done.stdout == "False [(0, True), (1, True)] False\n"
+
+
+def test_errors_without_arguments_travel_too() -> None:
+    import pickle
+
+    again = pickle.loads(pickle.dumps(NoBook()))
+    assert type(again) is NoBook and str(again) == str(NoBook())
+
+
+def test_there_is_a_core() -> None:
+    assert cores() >= 1
