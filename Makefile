@@ -1,27 +1,30 @@
-# Every target sets up .venv first, where it is missing or older than the lists of what goes into it.
+# Each target creates .venv or adds to it what the target needs: the demo needs little, the tests need every extra.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO_READY := $(VENV)/.demo-ready
+CHECK_READY := $(VENV)/.check-ready
 READY := $(VENV)/.ready
 VENV_PUBLIC ?= build/public-venv
+PIP_FLAGS := --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-all bench bench-detection bench-public transfer corruption packs docs dist clean
+.PHONY: help demo test check test-all test-python bench bench-detection bench-public transfer corruption packs docs dist clean
 
-help:  ## Tell what the targets do
+help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Two tests run at a time, each with training of its own: one thread for each is fastest.
-test test-all: export OMP_NUM_THREADS := 1
+demo test test-all test-python: export OMP_NUM_THREADS := 1
 
-demo: $(READY)  ## Learn from good examples, then catch four silent errors in others
+demo: $(DEMO_READY)  ## Learn from good examples, then catch four silent errors in others
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
 
 test: $(READY)  ## The tests, without the slow ones and those of `make check`
 	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" --ignore tests/house tests
 
-check: $(READY)  ## Format, lint, types, and the tests of the repository itself
+check: $(CHECK_READY)  ## Format, lint, types, and the tests of the repository itself
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -29,6 +32,16 @@ check: $(READY)  ## Format, lint, types, and the tests of the repository itself
 
 test-all: $(READY)  ## All tests, also those that take many minutes
 	$(BIN)/pytest -n 2 --dist worksteal tests
+
+# make test-python VERSION=3.12, or VERSION=3.12 TORCH=2.15.0 for another torch than the pinned one.
+VERSION ?= 3.12
+TORCH ?=
+VENV_VERSION := build/python-$(VERSION)$(if $(TORCH),-torch-$(TORCH))
+INTERPRETER = $(firstword $(shell command -v python$(VERSION)) \
+	$(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/$(VERSION).*/bin/python) python$(VERSION))
+
+test-python: $(VENV_VERSION)/.ready  ## Unit, property and end-to-end tests on another Python: VERSION=3.12 [TORCH=2.15.0]
+	$(VENV_VERSION)/bin/pytest -n 2 --dist worksteal -m "not long" tests/unit tests/property tests/e2e
 
 bench: $(READY)  ## The benchmarks: cost of observing and of learning, how far learned rules carry, what is detected
 	$(BIN)/python -m benchmarks.overhead
@@ -71,10 +84,30 @@ clean:  ## Remove what was built; recorded runs stay
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # PyTorch goes first and by itself, so that the pin in constraints.txt decides which build is fetched.
-$(READY): pyproject.toml constraints.txt
+$(DEMO_READY): pyproject.toml constraints.txt
+	@echo "Creating $(VENV): PyTorch (some 800 MB on disk), then what the demo needs. This takes a few minutes once."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt torch
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[examples,test,dev]"
+	$(BIN)/python -m pip install $(PIP_FLAGS) torch
+	$(BIN)/python -m pip install $(PIP_FLAGS) -e ".[demo]"
+	touch $@
+
+$(CHECK_READY): $(DEMO_READY)
+	@echo "Adding what \`make check\` needs to $(VENV)."
+	$(BIN)/python -m pip install $(PIP_FLAGS) -e ".[check]"
+	touch $@
+
+$(READY): $(CHECK_READY)
+	@echo "Adding what the tests need to $(VENV): every extra of TrainCheck (some 2 GB on disk)."
+	$(BIN)/python -m pip install $(PIP_FLAGS) -e ".[examples,test,dev]"
+	touch $@
+
+# A torch that is named goes in without constraints.txt; the index decides whether it comes with CUDA libraries.
+$(VENV_VERSION)/.ready: pyproject.toml constraints.txt
+	$(INTERPRETER) -m venv $(VENV_VERSION)
+	$(VENV_VERSION)/bin/python -m pip install --disable-pip-version-check \
+		$(if $(TORCH),torch==$(TORCH),-c constraints.txt torch)
+	$(VENV_VERSION)/bin/python -m pip install --disable-pip-version-check $(if $(TORCH),,-c constraints.txt) \
+		$(if $(TORCH),torch==$(TORCH)) -e ".[examples,test,dev]"
 	touch $@
 
 # The public programs have an environment of their own: what they need is no dependency of TrainCheck.
