@@ -37,8 +37,8 @@ test-all: $(READY)  ## All tests, also those that take many minutes
 VERSION ?= 3.12
 TORCH ?=
 VENV_VERSION := build/python-$(VERSION)$(if $(TORCH),-torch-$(TORCH))
-INTERPRETER = $(firstword $(shell command -v python$(VERSION)) \
-	$(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/$(VERSION).*/bin/python) python$(VERSION))
+INTERPRETER = $(firstword $(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions/$(VERSION).*/bin/python) \
+	python$(VERSION))
 
 test-python: $(VENV_VERSION)/.ready  ## Unit, property and end-to-end tests on another Python: VERSION=3.12 [TORCH=2.15.0]
 	$(VENV_VERSION)/bin/pytest -n 2 --dist worksteal -m "not long" tests/unit tests/property tests/e2e
