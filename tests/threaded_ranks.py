@@ -25,9 +25,9 @@ class Threads(Host):
     def total(self, tensor: torch.Tensor) -> torch.Tensor:
         self._side_by_side[self.rank] = tensor.detach()
         self._all_there.wait(60)
-        found = torch.stack(self._side_by_side).sum(0)
+        summed = torch.stack(self._side_by_side).sum(0)
         self._all_there.wait(60)
-        return found
+        return summed
 
 
 def losses_of(workload: Workload, model: torch.nn.Module, steps: int) -> list[float]:
@@ -58,4 +58,8 @@ def trained(workload: Workload, steps: int = 3) -> tuple[list[float], dict[str, 
         model = workload.build_model()
     losses = losses_of(workload, model, steps)
     named = dict(model.named_parameters())
-    return losses, {name: one.detach() for name, one in named.items()}, {name: one.grad for name, one in named.items()}
+    return (
+        losses,
+        {name: parameter.detach() for name, parameter in named.items()},
+        {name: parameter.grad for name, parameter in named.items()},
+    )

@@ -88,8 +88,8 @@ def test_of_two_ranks_both_are_named_and_sound_ones_are_left_alone(tmp_path: Pat
     sound.mkdir()
     faulty.mkdir()
     plain, _ = job(sound, 2, checked=False)
-    told, report = job(sound, 2)
-    assert told == plain and len(plain) == 2
+    sums, report = job(sound, 2)
+    assert sums == plain and len(plain) == 2
     assert report["findings"] == [] and report["not_observed"] == []
     _, report = job(faulty, 2, "stuck@forward:3,bit=22,to=1,rank=1")
     (finding,) = report["findings"]

@@ -104,7 +104,7 @@ def test_a_compiled_model_is_executed_as_compiled(tmp_path: Path) -> None:
     plain = run(tmp_path, "train.py", program=program)
     done, report = replayed(tmp_path, program=program)
     assert done.returncode == 0 and done.stdout == plain.stdout and "GRAPHS 1" in plain.stdout, done.stderr
-    assert report["findings"] == [] and not [why for why in report["not_observed"] if "replays" in why]
+    assert report["findings"] == [] and not [reason for reason in report["not_observed"] if "replays" in reason]
 
 
 @pytest.mark.slow

@@ -13,14 +13,14 @@ from torch.overrides import TorchFunctionMode
 
 from traincheck.sources.replay import captured_call
 from traincheck.sources.replay.captured_call import CapturedCall
-from traincheck.sources.replay.fingerprints import CannotRepeat
+from traincheck.sources.replay.fingerprints import CannotReplay
 from traincheck.sources.replay.state_snapshot import without_modes
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where something was compiled before in this process (by another test), nothing is told of modules inside."""
-    monkeypatch.setattr(captured_call, "has_compiled", lambda: False)
+    monkeypatch.setattr(captured_call, "has_compiled_code", lambda: False)
 
 
 class Odd(nn.Module):
@@ -46,7 +46,8 @@ class Odd(nn.Module):
 def captured(module: nn.Module, *args: Any, **keywords: Any) -> tuple[CapturedCall, Any]:
     call = CapturedCall("model", module, args, keywords)
     handles = [
-        each.register_forward_hook(lambda one, _, output: call.inner_returned(one, output)) for each in module.modules()
+        inner.register_forward_hook(lambda hooked, _, output: call.inner_returned(hooked, output))
+        for inner in module.modules()
     ]
     result = module(*args, **keywords)
     for handle in handles:
@@ -58,7 +59,7 @@ def captured(module: nn.Module, *args: Any, **keywords: Any) -> tuple[CapturedCa
 def trained(module: nn.Module, *args: Any, loss: Callable[[Any], torch.Tensor], **keywords: Any) -> CapturedCall:
     call, result = captured(module, *args, **keywords)
     loss(result).backward()
-    call.let_go()
+    call.remove_hooks()
     return call
 
 
@@ -71,15 +72,15 @@ def state(model: Odd) -> tuple[Any, ...]:
 def test_a_call_gives_the_same_again_and_leaves_nothing() -> None:
     torch.manual_seed(0)
     model = Odd()
-    call = trained(model, torch.randn(8, 4), scale=2.0, loss=lambda told: told["out"].square().sum())
+    call = trained(model, torch.randn(8, 4), scale=2.0, loss=lambda output: output["out"].square().sum())
     before = state(model)
     for _ in range(3):
         assert call.seen.first_difference(call.execute(several_ranks=False)) is None
     after = state(model)
-    assert all(torch.equal(one, other) for one, other in zip(before[0], after[0], strict=True))
+    assert all(torch.equal(tensor, other) for tensor, other in zip(before[0], after[0], strict=True))
     assert before[1:3] == after[1:3] and before[3] is after[3]
     assert torch.equal(before[4], after[4]) and before[5] == after[5]
-    assert call.seen.gradients.all().keys() == {name for name, _ in model.named_parameters()}
+    assert call.seen.gradients.resolve().keys() == {name for name, _ in model.named_parameters()}
 
 
 def test_a_value_that_differs_is_named() -> None:
@@ -88,7 +89,7 @@ def test_a_value_that_differs_is_named() -> None:
     with torch.no_grad():
         model[2].bias.view(torch.int32)[0] ^= 1 << 20
     assert call.seen.first_difference(call.execute(False)) == ("forward", "the result")
-    assert call.seen.first_difference(call.execute(False, inside=True)) == ("forward", "2")
+    assert call.seen.first_difference(call.execute(False, observe_modules=True)) == ("forward", "2")
     assert not call.unchanged
 
 
@@ -104,7 +105,7 @@ def test_hooks_of_the_program_are_not_called() -> None:
     assert sorted(called) == ["backward", "forward", "gradient"]
     model(torch.randn(2, 4)).sum().backward()
     assert len(called) == 6  # they are back
-    assert "1.weight" not in call.seen.gradients.all()
+    assert "1.weight" not in call.seen.gradients.resolve()
 
 
 def test_modes_of_the_program_see_nothing() -> None:
@@ -129,21 +130,21 @@ def test_modes_of_the_program_see_nothing() -> None:
 def test_gradients_of_several_calls_are_not_compared() -> None:
     model = nn.Linear(4, 1)
     call, result = captured(model, torch.randn(2, 4))
-    call.others += 1
+    call.shared_calls += 1
     (result.sum() + model(torch.randn(2, 4)).sum()).backward()
     assert call.has_gradients and not call.one_backward
     again = call.execute(False)
-    assert not again.gradients.all() and call.seen.first_difference(again) is None
+    assert not again.gradients.resolve() and call.seen.first_difference(again) is None
 
 
 def test_gradients_that_come_from_another_result_are_computed_again() -> None:
     class Model(nn.Linear):
         def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
             logits = super().forward(x)
-            one, two = logits.split(2, dim=1)
-            return {"loss": one.square().mean(), "logits": logits, "two": two, "bias": self.bias}
+            first, second = logits.split(2, dim=1)
+            return {"loss": first.square().mean(), "logits": logits, "two": second, "bias": self.bias}
 
-    for loss in (lambda told: told["loss"], lambda told: told["loss"] + told["two"].sum()):
+    for loss in (lambda output: output["loss"], lambda output: output["loss"] + output["two"].sum()):
         call = trained(Model(4, 4), torch.randn(2, 4), loss=loss)
         assert call.one_backward and call.seen.first_difference(call.execute(False)) is None
 
@@ -158,7 +159,7 @@ def test_autocast_is_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "given", "why"),  # (made at once, the modules would be seen by the tests of others)
+    ("make", "given", "reason"),  # (made at once, the modules would be seen by the tests of others)
     [
         (lambda: nn.SyncBatchNorm(4), torch.zeros(2, 4), "SyncBatchNorm"),
         (lambda: nn.Linear(4, 4, device="meta"), torch.zeros(2, 4), "holds a"),
@@ -169,8 +170,8 @@ def test_autocast_is_as_it_was() -> None:
         ),
     ],
 )
-def test_what_cannot_be_repeated_is_refused(make: Callable[[], nn.Module], given: torch.Tensor, why: str) -> None:
-    with pytest.raises(CannotRepeat, match=why):
+def test_what_cannot_be_repeated_is_refused(make: Callable[[], nn.Module], given: torch.Tensor, reason: str) -> None:
+    with pytest.raises(CannotReplay, match=reason):
         CapturedCall("model", make(), (given,), {})
 
 
@@ -185,7 +186,7 @@ def test_a_forward_that_raises_is_told() -> None:
             return super().forward(x)
 
     call = trained(Once(4, 1), torch.randn(2, 4), loss=torch.sum)
-    with pytest.raises(CannotRepeat, match="ValueError: once is enough"):
+    with pytest.raises(CannotReplay, match="ValueError: once is enough"):
         call.execute(False)
 
 
@@ -200,9 +201,9 @@ def test_another_rank_executes_it_with_parameters_of_that_step() -> None:
     with torch.no_grad():
         theirs[0].weight.add_(1)  # it has gone on meanwhile
     before, stream = theirs[0].weight.detach().clone(), torch.get_rng_state()
-    handed = call.handed()
-    again = other.execute_for(handed, held)
-    assert again is not None and handed.executed().first_difference(again) is None
+    peer_call = call.for_peer()
+    again = other.execute_peer_call(peer_call, held)
+    assert again is not None and peer_call.executed().first_difference(again) is None
     assert torch.equal(theirs[0].weight, before) and torch.equal(torch.get_rng_state(), stream)
     held[0][0, 0] += 1
-    assert other.execute_for(handed, held) is None
+    assert other.execute_peer_call(peer_call, held) is None

@@ -14,7 +14,7 @@ from safetensors.torch import save_file, save_model
 from torch import nn
 
 from observed_process import Seen, observing
-from traincheck.vocab.demand import EVERYTHING, READINGS, Demand
+from traincheck.vocab.demand import EVERYTHING, Demand
 from traincheck.vocab.events import Call, Reading
 from traincheck.vocab.facts import FACTS, value_of
 
@@ -86,13 +86,13 @@ def inside(seen: Seen, call: Call) -> list[Reading]:
 
 def different(readings: list[Reading], attribute: str = "data", role: str = "saved") -> set[str]:
     """The variables whose copy is another than the live one. All that have both are compared."""
-    told: dict[str, dict[str, list[object]]] = {}
+    values: dict[str, dict[str, list[object]]] = {}
     for reading in readings:
         if reading.attribute == attribute:
-            told.setdefault(reading.variable, {}).setdefault(reading.role, []).append(reading.value)
-    pairs = {name: of for name, of in told.items() if {"live", role} <= of.keys()}
-    assert pairs and all(len(of["live"]) == len(of[role]) for of in pairs.values())
-    return {name for name, of in pairs.items() if of["live"] != of[role]}
+            values.setdefault(reading.variable, {}).setdefault(reading.role, []).append(reading.value)
+    pairs = {name: roles for name, roles in values.items() if {"live", role} <= roles.keys()}
+    assert pairs and all(len(roles["live"]) == len(roles[role]) for roles in pairs.values())
+    return {name for name, roles in pairs.items() if roles["live"] != roles[role]}
 
 
 def missing(readings: list[Reading]) -> set[str]:
@@ -264,8 +264,8 @@ def test_what_is_no_state_of_a_module_is_told_nothing_of() -> None:
         model = Plain()
         optimizer = torch.optim.Adam(model.head.parameters())
         learn(model, optimizer)
-        for thing in (optimizer.state_dict(), {"loss": torch.ones(1)}, torch.ones(3), [1, "two"], {1: torch.ones(1)}):
-            torch.save(thing, io.BytesIO())
+        for content in (optimizer.state_dict(), {"loss": torch.ones(1)}, torch.ones(3), [1, "two"], {1: torch.ones(1)}):
+            torch.save(content, io.BytesIO())
         torch.save({"adapter": model.head.weight}, io.BytesIO())  # fewer than half of the names
     assert seen.faults == [] and len(seen.named(SAVE)) == 6
     assert [r for call in seen.named(SAVE) for r in inside(seen, call)] == []
@@ -361,7 +361,7 @@ def test_a_state_dict_that_raises() -> None:
     def refuse(*others: object) -> None:
         raise ZeroDivisionError
 
-    for demand in (EVERYTHING, Demand(frozenset((SAVE,)))):
+    for demand in (EVERYTHING, Demand.of_calls(SAVE)):
         with observing(demand) as seen:
             model = Plain()
             hook = model.head.register_state_dict_pre_hook(refuse)
@@ -497,10 +497,10 @@ def test_what_an_optimizer_saves_and_loads() -> None:
     (load,) = seen.named("torch.optim.Optimizer.load_state_dict")
     for call, role, rate in ((gave, "saved", 0.1), (load, "loaded", 0.25)):
         assert call.receiver == "SGD"
-        told = {(r.attribute, r.role): r.value for r in inside(seen, call)}
-        assert told["lr", role] == told["lr", "live"] == rate
-        assert told["keys", role] == told["keys", "live"]
-        assert ("initial_lr" in str(told["keys", role])) is (call is load)
+        values = {(r.attribute, r.role): r.value for r in inside(seen, call)}
+        assert values["lr", role] == values["lr", "live"] == rate
+        assert values["keys", role] == values["keys", "live"]
+        assert ("initial_lr" in str(values["keys", role])) is (call is load)
     assert {r.variable for r in inside(seen, load)} == {"SGD.param_groups[0]"}
 
 
@@ -528,13 +528,13 @@ def test_the_file_and_the_training_are_the_same() -> None:
 
 
 def test_only_what_is_demanded_is_read() -> None:
-    demand = Demand(frozenset((SAVE,)), frozenset((("parameter.data", READINGS),)))
+    demand = Demand.of_calls(SAVE) | Demand.of_readings("parameter.data")
     with observing(demand) as seen:
         run()
     (call,) = seen.named(SAVE)
     assert not seen.named(STATE_DICT) and not seen.named(LOAD)
     assert {(r.kind, r.attribute, r.call) for r in seen.readings} == {("parameter", "data", call.seq)}
-    with observing(Demand(frozenset((SAVE,)))) as seen:
+    with observing(Demand.of_calls(SAVE)) as seen:
         run()
     assert len(seen.named(SAVE)) == 1 and seen.readings == []
 

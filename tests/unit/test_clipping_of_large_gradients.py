@@ -11,12 +11,12 @@ from torch import nn
 
 from observed_process import observing
 from traincheck.sources.gradients import clipping
-from traincheck.sources.tensors.call_summaries import EVERY, FIRST_STEPS
+from traincheck.sources.tensors.call_summaries import FIRST_STEPS, READ_INTERVAL
 from traincheck.vocab.events import Call
 from traincheck.vocab.facts import value_of
 
 CLIP = "torch.nn.utils.clip_grad_norm_"
-STEPS = EVERY * 2
+STEPS = READ_INTERVAL * 2
 LIMIT = 0.5
 
 Clips = Callable[..., torch.Tensor]
@@ -27,14 +27,14 @@ def clipped(clip: Clips | None, monkeypatch: pytest.MonkeyPatch) -> tuple[list[C
     gradients were added up for it."""
     torch.manual_seed(0)
     added: list[int] = []
-    exact = clipping.each_norm
+    exact = clipping.gradient_norms
     norms: list[float] = []
 
     def counting(gradients: list[torch.Tensor], norm_type: float) -> list[Any]:
         added.append(len(norms) + 1)
         return exact(gradients, norm_type)
 
-    monkeypatch.setattr(clipping, "each_norm", counting)
+    monkeypatch.setattr(clipping, "gradient_norms", counting)
     if clip is not None:
         monkeypatch.setattr(nn.utils, "clip_grad_norm_", clip)
     model = nn.Sequential(nn.Linear(256, 512), nn.Linear(512, 256))
@@ -62,7 +62,7 @@ def wrong_factor(parameters: Iterable[torch.Tensor], most: float) -> torch.Tenso
 def test_the_norm_is_true_and_seldom_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, norms, added = clipped(None, monkeypatch)
     assert [value_of(call.result, "norm_after") for call in calls] == pytest.approx(norms, rel=1e-5)
-    assert added == [step for step in range(1, STEPS + 1) if step <= FIRST_STEPS or step % EVERY == 0]
+    assert added == [step for step in range(1, STEPS + 1) if step <= FIRST_STEPS or step % READ_INTERVAL == 0]
 
 
 def test_a_factor_that_is_not_torchs_is_no_norm_told_by_guess(monkeypatch: pytest.MonkeyPatch) -> None:

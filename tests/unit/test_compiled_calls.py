@@ -16,7 +16,7 @@ from torch._dynamo import convert_frame
 
 from observed_process import observing
 from small_trainings import process_state
-from traincheck.sources.compile.compiled_callables import compiled
+from traincheck.sources.compile.compiled_callables import identify_target
 from traincheck.vocab.events import COMPILED, Window
 from traincheck.vocab.facts import value_of
 
@@ -53,8 +53,11 @@ def data(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def of_model() -> Callable[[int], object]:
     model = Net()
-    compiled, optimizer = torch.compile(model, backend="eager", fullgraph=True), torch.optim.Adam(model.parameters())
-    return lambda step: update(compiled, optimizer, step)
+    identify_target, optimizer = (
+        torch.compile(model, backend="eager", fullgraph=True),
+        torch.optim.Adam(model.parameters()),
+    )
+    return lambda step: update(identify_target, optimizer, step)
 
 
 def in_place() -> Callable[[int], object]:
@@ -96,10 +99,10 @@ def of_everything() -> Callable[[int], object]:
 
 
 def of_transforms() -> Callable[[int], object]:
-    each = torch.compile(
+    transformed = torch.compile(
         torch.func.vmap(torch.func.grad(lambda w, x: (w * x).sin().sum()), (None, 0)), backend="eager", fullgraph=True
     )
-    return lambda step: each(torch.ones(4), data(step)[0]).sum().item()
+    return lambda step: transformed(torch.ones(4), data(step)[0]).sum().item()
 
 
 PROGRAMS = [of_model, in_place, of_step, of_everything, of_transforms]
@@ -129,14 +132,14 @@ def test_what_was_compiled_before_is_not_compiled_again(program: Callable[[], Ca
     torch._dynamo.reset()
     torch.manual_seed(0)
     work = program()
-    found = [work(step) for step in range(2)]
+    losses = [work(step) for step in range(2)]
     count = compilations()
     assert count > 0
     with observing() as seen:
-        found += [work(step) for step in range(2, 4)]
-    found += [work(step) for step in range(4, 6)]
+        losses += [work(step) for step in range(2, 4)]
+    losses += [work(step) for step in range(4, 6)]
     assert compilations() == count
-    assert found == alone
+    assert losses == alone
     assert seen.faults == []
 
 
@@ -153,9 +156,9 @@ def test_nothing_is_compiled_again_where_not_every_step_is_watched(
     before = compilations()
     with observing(watches=lambda step: step % 4 in (1, 2)) as seen:
         work = program()
-        found = [work(step) for step in range(9)]
+        losses = [work(step) for step in range(9)]
     assert compilations() - before == count
-    assert found == alone
+    assert losses == alone
     assert seen.faults == []
 
 
@@ -224,16 +227,16 @@ def test_the_hooks_and_modes_of_the_program_keep_their_places() -> None:
 
     model = Net()
     called = torch.compile(model, backend="eager")
-    one = nn.modules.module.register_module_forward_pre_hook(first)
+    program_hook = nn.modules.module.register_module_forward_pre_hook(first)
     with observing() as seen, Mode() as mode:
-        two = nn.modules.module.register_module_forward_pre_hook(lambda module, args: order.append("second"))
+        second_hook = nn.modules.module.register_module_forward_pre_hook(lambda module, args: order.append("second"))
         keys = list(tables)
         called(torch.ones(2, 4))
         assert list(tables) == keys
         assert torch.overrides._get_current_function_mode_stack()[-1] is mode
         torch.ones(2).sum()
-        one.remove()
-        two.remove()
+        program_hook.remove()
+        second_hook.remove()
     assert order[:2] == ["first", "second"]
     assert seen.faults == [] and seen.named("torch.Tensor.sum")
 
@@ -261,12 +264,12 @@ def test_hooks_stay_where_another_thread_trains() -> None:
         @torch.compile(backend="eager")
         def looks(x: torch.Tensor) -> torch.Tensor:
             torch._dynamo.graph_break()
-            found.append(len(table))
+            hook_counts.append(len(table))
             return x + 1
 
-        found: list[int] = []
+        hook_counts: list[int] = []
         looks(torch.ones(2))
-        assert found[0] > 0
+        assert hook_counts[0] > 0
         work(1)
     assert seen.faults == [] and len(seen.named(STEP)) == 2
 
@@ -282,16 +285,16 @@ def plain_program() -> Callable[[int], object]:
 
 @pytest.mark.parametrize("program", [of_model, in_place, of_step])
 def test_models_and_steps_are_told_as_without_the_compiler(program: Callable[[], Callable[[int], object]]) -> None:
-    found = []
-    for one in (plain_program, program):
+    records = []
+    for build in (plain_program, program):
         torch.manual_seed(0)
         with observing() as seen:
-            work = one()
+            work = build()
             for step in range(3):
                 work(step)
         assert seen.faults == []
         outer = [call for call in seen.named(FORWARD) if call.receiver == "Net"]
-        found.append(
+        records.append(
             (
                 seen.stages,
                 [(call.levels, call.context, call.args, call.result) for call in (*outer, *seen.named(STEP))],
@@ -300,7 +303,7 @@ def test_models_and_steps_are_told_as_without_the_compiler(program: Callable[[],
                 [tensor[:4] for call in outer for tensor in call.tensors],
             )
         )
-    assert found[0] == found[1]
+    assert records[0] == records[1]
 
 
 def test_keyword_arguments_of_a_compiled_model_are_told() -> None:
@@ -389,54 +392,54 @@ def test_names_are_those_that_the_program_gave() -> None:
 
 def test_functions_that_only_step() -> None:
     model = Net()
-    one, two = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam(model.parameters())
-    schedule = torch.optim.lr_scheduler.ExponentialLR(one, 0.9)
+    first, second = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam(model.parameters())
+    schedule = torch.optim.lr_scheduler.ExponentialLR(first, 0.9)
 
     class Trainer:
-        optimizer = two
+        optimizer = second
 
         def __init__(self) -> None:
-            self.optimizer = two
+            self.optimizer = second
 
         def update(self) -> None:
             self.optimizer.step()
 
     def branches() -> None:
         if schedule.last_epoch:
-            two.step()
+            second.step()
 
     def guarded() -> None:
         with torch.no_grad():
-            two.step()
+            second.step()
 
     def more() -> None:
-        two.zero_grad()
-        two.step()
+        second.zero_grad()
+        second.step()
 
     def both() -> None:
-        two.step()
+        second.step()
         schedule.step()
 
     trainer = Trainer()
-    assert compiled(two.step, (), {}).optimizer is two
-    assert compiled(one.step, (), {}).optimizer is one, "which the scheduler has replaced"
-    assert compiled(lambda: two.step(), (), {}).optimizer is two
-    assert compiled(lambda optimizer: optimizer.step(), (two,), {}).optimizer is two
-    assert compiled(both, (), {})[2:4] == (two, (schedule,))
-    assert compiled(Trainer.update, (trainer,), {}).optimizer is two
-    assert compiled(lambda: model.forward(torch.ones(1, 4)), (), {}).optimizer is None
-    for function in (branches, guarded, more, lambda: (one.step(), two.step()), lambda: two.step(None)):
-        assert compiled(function, (), {}).optimizer is None
-    assert compiled(model._call_impl, (), {}).module is model
-    assert compiled(lambda x: model(x), (), {}).model is model
+    assert identify_target(second.step, (), {}).optimizer is second
+    assert identify_target(first.step, (), {}).optimizer is first, "which the scheduler has replaced"
+    assert identify_target(lambda: second.step(), (), {}).optimizer is second
+    assert identify_target(lambda optimizer: optimizer.step(), (second,), {}).optimizer is second
+    assert identify_target(both, (), {})[2:4] == (second, (schedule,))
+    assert identify_target(Trainer.update, (trainer,), {}).optimizer is second
+    assert identify_target(lambda: model.forward(torch.ones(1, 4)), (), {}).optimizer is None
+    for function in (branches, guarded, more, lambda: (first.step(), second.step()), lambda: second.step(None)):
+        assert identify_target(function, (), {}).optimizer is None
+    assert identify_target(model._call_impl, (), {}).module is model
+    assert identify_target(lambda x: model(x), (), {}).model is model
 
 
 def test_only_our_own_code_is_left_alone() -> None:
     from traincheck.sources.compile import skipped_code
     from traincheck.sources.recording import recorder
 
-    found: list[Any] = []
-    skipped_code.leave_alone(found.append)
-    files = {code.co_filename for code in found}
-    assert recorder.__file__ in files and len(found) > 300
+    skipped: list[Any] = []
+    skipped_code.skip_own_code(skipped.append)
+    files = {code.co_filename for code in skipped}
+    assert recorder.__file__ in files and len(skipped) > 300
     assert all("traincheck" in file for file in files), "contextlib's helper stands behind our context managers"

@@ -15,7 +15,7 @@ def message(worker: int, batch: int, *, workers: int = 2, turn: int = 0) -> Mess
     return Message(1, turn, worker, workers, batch, 0b0001, (100 * worker + batch, 0, 0, 0))
 
 
-def told(rounds: list[list[Message]]) -> list[list[tuple[int, int]]]:
+def positions(rounds: list[list[Message]]) -> list[list[tuple[int, int]]]:
     return [[(entry.worker, entry.batch) for entry in round_] for round_ in rounds]
 
 
@@ -34,7 +34,7 @@ def test_a_message_survives_the_pipe() -> None:
 
 def test_a_round_is_told_when_its_batches_were_fetched() -> None:
     rounds = rounds_of(*(message(worker, batch) for batch in range(3) for worker in range(2)))
-    assert [told(rounds.ready(fetched, over=False)) for fetched in range(1, 7)] == [
+    assert [positions(rounds.ready(fetched, exhausted=False)) for fetched in range(1, 7)] == [
         [],
         [[(0, 0), (1, 0)]],
         [],
@@ -46,33 +46,33 @@ def test_a_round_is_told_when_its_batches_were_fetched() -> None:
 
 def test_a_round_that_lost_a_message_is_left_out() -> None:
     rounds = rounds_of(message(0, 0), message(0, 1), message(1, 1), message(0, 2), message(1, 2))
-    assert told(rounds.ready(6, over=False)) == [[(0, 1), (1, 1)], [(0, 2), (1, 2)]]
+    assert positions(rounds.ready(6, exhausted=False)) == [[(0, 1), (1, 1)], [(0, 2), (1, 2)]]
     assert rounds.lost == 1
 
 
 def test_a_worker_that_ended_is_not_waited_for_at_the_end() -> None:
     rounds = rounds_of(message(0, 0), message(1, 0), message(0, 1), message(0, 2))
-    assert told(rounds.ready(4, over=False)) == [[(0, 0), (1, 0)]]
-    assert told(rounds.ready(4, over=True)) == [[(0, 1)], [(0, 2)]]
+    assert positions(rounds.ready(4, exhausted=False)) == [[(0, 0), (1, 0)]]
+    assert positions(rounds.ready(4, exhausted=True)) == [[(0, 1)], [(0, 2)]]
     assert rounds.lost == 0
 
 
 def test_a_worker_that_ended_long_ago_is_not_waited_for_either() -> None:
     rounds = Rounds(1, 2, 0)
-    found = []
+    complete = []
     for batch in range(10 * MOST_HELD):
         rounds.add(message(0, batch))
-        found += told(rounds.ready(batch + 1, over=False))
+        complete += positions(rounds.ready(batch + 1, exhausted=False))
         assert len(rounds._held) <= MOST_HELD
-    found += told(rounds.ready(10 * MOST_HELD, over=True))
-    assert found == [[(0, batch)] for batch in range(10 * MOST_HELD)]
+    complete += positions(rounds.ready(10 * MOST_HELD, exhausted=True))
+    assert complete == [[(0, batch)] for batch in range(10 * MOST_HELD)]
 
 
 def test_what_an_earlier_pass_fetched_ahead_is_not_of_this_one() -> None:
     rounds = Rounds(1, 2, turn=1)
     for entry in (message(0, 5), message(0, 0, turn=1), message(1, 0, turn=1)):
         rounds.add(entry)
-    assert told(rounds.ready(2, over=False)) == [[(0, 0), (1, 0)]]
+    assert positions(rounds.ready(2, exhausted=False)) == [[(0, 0), (1, 0)]]
     assert rounds.lost == 0
 
 
@@ -81,14 +81,14 @@ def test_how_far_workers_are_ahead_does_not_show(count: int, batches: int, seed:
     """In turn they fetch; whatever arrives beyond what has been fetched leaves what is told as it is."""
 
     def run(ahead: int) -> list[list[list[tuple[int, int]]]]:
-        rounds, sent, found = Rounds(1, count, 0), 0, []
+        rounds, sent, complete = Rounds(1, count, 0), 0, []
         for fetched in range(1, batches + 1):
             upto = min(batches, fetched + random.Random(f"{seed} {fetched}").randint(0, ahead))
             for number in range(sent, upto):
                 rounds.add(message(number % count, number // count, workers=count))
             sent = max(sent, upto)
-            found.append(told(rounds.ready(fetched, over=False)))
-        return [*found, told(rounds.ready(batches, over=True))]
+            complete.append(positions(rounds.ready(fetched, exhausted=False)))
+        return [*complete, positions(rounds.ready(batches, exhausted=True))]
 
     expected = run(0)
     assert run(data.draw(st.integers(0, 2 * count))) == expected

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Tens
 
 from loops import net, sgd, stages, train, work
 from observed_process import Seen, observing
-from traincheck.vocab.demand import READINGS, TENSORS, Demand
+from traincheck.vocab.demand import TENSORS, Demand
 from traincheck.vocab.events import FUNCTION, NO_CALL, Call, Reading, TensorSummary
 
 NEXT, ITER = "torch.utils.data.DataLoader.__next__", "torch.utils.data.DataLoader.__iter__"
@@ -30,11 +30,11 @@ def numbers(count: int = 6) -> TensorDataset:
 def readings(seen: Seen, kind: str = "loader", attribute: str = "") -> list[Reading]:
     """The readings of a kind, in order."""
     assert seen.faults == []
-    found = [reading for window in seen.windows for reading in window.readings]
-    return [reading for reading in found if reading.kind == kind and attribute in ("", reading.attribute)]
+    all_readings = [reading for window in seen.windows for reading in window.readings]
+    return [reading for reading in all_readings if reading.kind == kind and attribute in ("", reading.attribute)]
 
 
-def told(seen: Seen, attribute: str) -> list[tuple[str, object]]:
+def values_of(seen: Seen, attribute: str) -> list[tuple[str, object]]:
     return [(reading.variable, reading.value) for reading in readings(seen, attribute=attribute)]
 
 
@@ -49,8 +49,8 @@ class Halves(Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return 4
 
-    def __getitem__(self, place: int) -> torch.Tensor:
-        return torch.full((2,), place / 2)
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((2,), index / 2)
 
 
 def test_what_a_loader_computes_by_itself_is_its_own_affair() -> None:
@@ -58,10 +58,10 @@ def test_what_a_loader_computes_by_itself_is_its_own_affair() -> None:
         for data in (numbers(4), Halves()):
             for batch in DataLoader(data, batch_size=2):
                 batch = batch[0]
-    told = [call.name for call in seen.calls if call.kind == FUNCTION]
-    assert told.count("torch.full") == 4  # of the data set; the loader stacks what it returns
-    assert told.count("torch.Tensor.__getitem__") == 2  # not those of TensorDataset
-    assert "torch.stack" not in told
+    names = [call.name for call in seen.calls if call.kind == FUNCTION]
+    assert names.count("torch.full") == 4  # of the data set; the loader stacks what it returns
+    assert names.count("torch.Tensor.__getitem__") == 2  # not those of TensorDataset
+    assert "torch.stack" not in names
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
@@ -89,14 +89,14 @@ def test_iterators_that_take_turns_belong_to_their_loaders() -> None:
 class Counted(Dataset[torch.Tensor]):
     """A data set whose length is worked out by functions of the program and of torch."""
 
-    asked = 0
+    requests = 0
 
     def __len__(self) -> int:
-        self.asked += 1
+        self.requests += 1
         return int(torch.ones(4).sum())
 
-    def __getitem__(self, place: int) -> torch.Tensor:
-        return torch.tensor(float(place))
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(float(index))
 
 
 def test_what_a_data_set_does_because_we_ask_for_its_length_is_no_call() -> None:
@@ -104,9 +104,9 @@ def test_what_a_data_set_does_because_we_ask_for_its_length_is_no_call() -> None
     list(DataLoader(alone, batch_size=2))
     with observing() as seen:
         list(DataLoader(data, batch_size=2))
-    assert told(seen, "dataset_size") == [("DataLoader#1", 4)]
-    assert data.asked > alone.asked  # by us
-    assert len(seen.named("test_loaders.Counted.__len__")) == len(seen.named("torch.Tensor.sum")) == alone.asked
+    assert values_of(seen, "dataset_size") == [("DataLoader#1", 4)]
+    assert data.requests > alone.requests  # by us
+    assert len(seen.named("test_loaders.Counted.__len__")) == len(seen.named("torch.Tensor.sum")) == alone.requests
 
 
 def test_a_loader_that_is_built_anew_keeps_its_name() -> None:
@@ -135,7 +135,7 @@ def test_a_list_may_be_the_data_set() -> None:
         list(DataLoader(data, batch_size=2))  # type: ignore[arg-type]
         list(DataLoader(data, batch_size=4))  # type: ignore[arg-type]
     assert [call.receiver for call in seen.named(ITER)] == ["DataLoader#1", "DataLoader#2"]
-    assert told(seen, "dataset_size") == [("DataLoader#1", 4), ("DataLoader#2", 4)]
+    assert values_of(seen, "dataset_size") == [("DataLoader#1", 4), ("DataLoader#2", 4)]
 
 
 def test_an_iterator_from_before_has_no_length_to_fall_short_of() -> None:
@@ -156,9 +156,9 @@ def test_a_whole_pass_is_told_at_its_end() -> None:
         for _ in range(2):
             list(loader)
     begins, last = seen.named(ITER), [call for call in seen.named(NEXT) if dict(call.result)["last_batch"]]
-    assert told(seen, "length") == [("DataLoader#1", 4)] * 2
-    assert told(seen, "batch_size") == [("DataLoader#1", 2)] * 2
-    assert told(seen, "dataset_size") == [("DataLoader#1", 7)] * 2
+    assert values_of(seen, "length") == [("DataLoader#1", 4)] * 2
+    assert values_of(seen, "batch_size") == [("DataLoader#1", 2)] * 2
+    assert values_of(seen, "dataset_size") == [("DataLoader#1", 7)] * 2
     assert ends(seen) == [(4, True)] * 2
     assert {reading.role for reading in readings(seen, attribute="length")} == {"announced"}
     assert {reading.role for reading in readings(seen, attribute="batches")} == {"live"}
@@ -214,10 +214,10 @@ class Stream(IterableDataset[torch.Tensor]):
 def test_a_loader_over_a_stream_is_not_asked_for_its_length() -> None:
     with observing() as seen:
         assert sum(1 for _ in DataLoader(Stream(), batch_size=2)) == 3
-    assert told(seen, "length") == []
-    assert told(seen, "dataset_size") == [("DataLoader#1", 2)]
+    assert values_of(seen, "length") == []
+    assert values_of(seen, "dataset_size") == [("DataLoader#1", 2)]
     assert ends(seen) == [(3, True)]
-    assert len(told(seen, "order")) == 1
+    assert len(values_of(seen, "order")) == 1
 
 
 class Vague(Sampler[int]):
@@ -235,8 +235,8 @@ def test_what_is_not_known_is_not_told() -> None:
         for _ in DataLoader(numbers(), sampler=Vague(), batch_size=None):
             pass
         list(DataLoader(numbers(), batch_sampler=[[0, 1], [2]]))  # type: ignore[arg-type]
-    assert told(seen, "length") == [("DataLoader#2", 2)]
-    assert told(seen, "batch_size") == []
+    assert values_of(seen, "length") == [("DataLoader#2", 2)]
+    assert values_of(seen, "batch_size") == []
     assert ends(seen) == [(4, True), (2, True)]
 
 
@@ -268,7 +268,7 @@ def orders(**arguments: Any) -> list[object]:
         loader = DataLoader(numbers(64), batch_size=32, **arguments)
         for _ in range(3):
             list(loader)
-    return [value for _, value in told(seen, "order")]
+    return [value for _, value in values_of(seen, "order")]
 
 
 def test_the_order_of_a_pass() -> None:
@@ -299,7 +299,7 @@ def test_the_order_of_a_data_set_that_changes_its_samples_is_that_of_its_indices
         loader = DataLoader(Noise(), batch_size=4)
         for _ in range(2):
             list(loader)
-    assert len({value for _, value in told(seen, "order")}) == 1
+    assert len({value for _, value in values_of(seen, "order")}) == 1
     fingerprints = [call.tensors[0].fingerprint for call in seen.named(NEXT) if call.tensors]
     assert len(set(fingerprints)) == len(fingerprints) == 4
 
@@ -345,19 +345,19 @@ def test_a_graph_of_samples_is_told_in_part() -> None:
 
 def test_values_are_read_only_where_they_are_demanded() -> None:
     data = [torch.ones(2)] * 2
-    structure = Demand(apis=frozenset((NEXT,)), states=frozenset(((NEXT, TENSORS),)))
+    structure = Demand.of_calls(NEXT, values=(TENSORS,))
     assert first_batch(data, structure).tensors == (TensorSummary("result", "float32", (1, 2)),)
-    assert first_batch(data, Demand(apis=frozenset((NEXT,)))).tensors == ()
+    assert first_batch(data, Demand.of_calls(NEXT)).tensors == ()
 
 
 def test_only_what_is_demanded_is_read() -> None:
     np.random.seed(0)
-    demand = Demand(states=frozenset((("loader.batches", READINGS), ("random.numpy", READINGS))))
+    demand = Demand.of_readings("loader.batches", "random.numpy")
     with observing(demand) as seen:
         list(DataLoader(numbers(), batch_size=2))
-    found = [(reading.kind, reading.attribute) for window in seen.windows for reading in window.readings]
-    assert found == [("random", "numpy"), ("loader", "batches")]
-    with observing(Demand(apis=frozenset(("torch.optim.Optimizer.step",)))) as seen:
+    kinds = [(reading.kind, reading.attribute) for window in seen.windows for reading in window.readings]
+    assert kinds == [("random", "numpy"), ("loader", "batches")]
+    with observing(Demand.of_calls("torch.optim.Optimizer.step")) as seen:
         list(DataLoader(numbers(), batch_size=2))
     assert seen.calls == [] and not any(window.readings for window in seen.windows)
 
@@ -369,22 +369,22 @@ def test_random_states_are_told_when_a_pass_begins_and_are_not_touched() -> None
     def program() -> list[tuple[float, ...]]:
         random.seed(0), np.random.seed(0), torch.manual_seed(0)
         loader = DataLoader(numbers(), batch_size=2, shuffle=True)
-        found = []
+        drawn = []
         for _ in range(2):
-            found += [batch.sum().item() for (batch,) in loader]
-            found += [random.random(), np.random.rand()]
-        return [*found, random.gauss(0, 1), np.random.randn(), torch.rand(1).item()]  # type: ignore[return-value]
+            drawn += [batch.sum().item() for (batch,) in loader]
+            drawn += [random.random(), np.random.rand()]
+        return [*drawn, random.gauss(0, 1), np.random.randn(), torch.rand(1).item()]  # type: ignore[return-value]
 
     expected = program()
     states = []
     for _ in range(2):
         with observing() as seen:
             assert program() == expected
-        found = readings(seen, kind="random")
-        assert [reading.attribute for reading in found] == ["python", "numpy", "torch"] * 2
-        assert {reading.variable for reading in found} == {"process"}
-        assert {reading.call for reading in found} == {call.seq for call in seen.named(ITER)}
-        states.append([reading.value for reading in found])
+        states_read = readings(seen, kind="random")
+        assert [reading.attribute for reading in states_read] == ["python", "numpy", "torch"] * 2
+        assert {reading.variable for reading in states_read} == {"process"}
+        assert {reading.call for reading in states_read} == {call.seq for call in seen.named(ITER)}
+        states.append([reading.value for reading in states_read])
         assert len(set(states[-1])) == 6
     assert states[0] == states[1]
 
@@ -489,7 +489,7 @@ def test_a_subclass_that_iterates_by_itself() -> None:
     with observing() as seen:
         assert len(list(Wrapping(numbers(), batch_size=2))) == 3
     assert seen.named(ITER) == []
-    assert told(seen, "length") == [("DataLoader#1", 3)]
+    assert values_of(seen, "length") == [("DataLoader#1", 3)]
     assert [reading.call for reading in readings(seen, attribute="length")] == [NO_CALL]
     assert ends(seen) == [(3, True)]
 
@@ -500,10 +500,10 @@ def test_a_loader_that_accelerate_prepared() -> None:
     with observing() as seen:
         for _ in range(2):
             assert len(list(prepared)) == 3
-    assert told(seen, "length") == [("DataLoader#1", 3)] * 2
-    assert told(seen, "batch_size") == [("DataLoader#1", 2)] * 2
+    assert values_of(seen, "length") == [("DataLoader#1", 3)] * 2
+    assert values_of(seen, "batch_size") == [("DataLoader#1", 2)] * 2
     assert ends(seen) == [(3, True)] * 2
-    assert len({value for _, value in told(seen, "order")}) == 2
+    assert len({value for _, value in values_of(seen, "order")}) == 2
 
 
 def test_loaders_and_their_data_are_not_kept_alive() -> None:
@@ -512,7 +512,7 @@ def test_loaders_and_their_data_are_not_kept_alive() -> None:
         loader = DataLoader(data, batch_size=2, collate_fn=lambda samples: samples)
         batches = iter(loader)
         next(batches)
-        gone = [weakref.ref(thing) for thing in (data, loader, batches, loader.collate_fn)]
+        gone = [weakref.ref(value) for value in (data, loader, batches, loader.collate_fn)]
         del data, loader, batches
         gc.collect()
         assert [reference() for reference in gone] == [None] * 4

@@ -19,13 +19,13 @@ def windows_of(folder: Path) -> list[Window]:
 def test_steps_are_repeated_and_nothing_overlaps(tmp_path: Path) -> None:
     source = write_run(tmp_path / "source", "a.py", training(6))
     count = write_long(Long(tmp_path / "long", source, 5))
-    found = windows_of(tmp_path / "long")
-    assert count == sum(map(events_in, found)) == 5 * sum(map(events_in, windows_of(source)))
-    assert [window.index for window in found] == list(range(30))
-    assert [window.step for window in found] == list(range(1, 31))
-    ends = [(min(call.seq for call in window.calls), max(call.end for call in window.calls)) for window in found]
+    windows = windows_of(tmp_path / "long")
+    assert count == sum(map(events_in, windows)) == 5 * sum(map(events_in, windows_of(source)))
+    assert [window.index for window in windows] == list(range(30))
+    assert [window.step for window in windows] == list(range(1, 31))
+    ends = [(min(call.seq for call in window.calls), max(call.end for call in window.calls)) for window in windows]
     assert all(before[1] < after[0] for before, after in pairwise(ends))
-    assert all(window.by_seq.get(change.call) for window in found for change in window.changes)
+    assert all(window.by_seq.get(change.call) for window in windows for change in window.changes)
 
 
 def test_repetitions_of_one_recording_are_runs_of_their_own(tmp_path: Path) -> None:

@@ -21,23 +21,23 @@ from traincheck.trace.folder import RunFolder
 from traincheck.vocab.replayed_computations import KIND, SAME
 
 STEPS, EVERY = 20, 8
-DUE = {1, 2, 3, 11, 19}
+REPLAYED = {1, 2, 3, 11, 19}
 """Steps that are executed again: the first three, and one of `EVERY` after that."""
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captured_call, "has_compiled", lambda: False)
+    monkeypatch.setattr(captured_call, "has_compiled_code", lambda: False)
 
 
-class Told(NamedTuple):
+class Outcome(NamedTuple):
     """The steps in which something came out the same, by thing and part, and what is told not to be observed."""
 
     same: dict[str, set[int]]
     missed: list[str]
 
 
-def checked(folder: Path, steps: Callable[[], Iterator[None]], sample_every: int = 1) -> Told:
+def checked(folder: Path, steps: Callable[[], Iterator[None]], sample_every: int = 1) -> Outcome:
     torch.manual_seed(0)
     with traincheck.checked(
         folder / "run", packs="none", replay_every=EVERY, record="all", sample_every=sample_every, warm_up=1
@@ -52,7 +52,7 @@ def checked(folder: Path, steps: Callable[[], Iterator[None]], sample_every: int
                 if reading.kind == KIND:
                     assert reading.value == SAME
                     same[f"{reading.variable.partition('#')[0]}.{reading.attribute}"].add(window.step)
-    return Told(same, [why for why in report["not_observed"] if "executed again" in why])
+    return Outcome(same, [reason for reason in report["not_observed"] if "executed again" in reason])
 
 
 def test_models_that_take_turns(tmp_path: Path) -> None:
@@ -75,14 +75,14 @@ def test_models_that_take_turns(tmp_path: Path) -> None:
             of_generator.step()
             yield
 
-    told = checked(tmp_path, steps)
-    assert told.missed == []
-    assert told.same == {
-        "Generator.forward": DUE,
-        "Generator.backward": DUE,
-        "Critic.forward": DUE,  # its gradients are of several calls
-        "Adam.update": DUE,
-        "SGD.update": DUE,
+    outcome = checked(tmp_path, steps)
+    assert outcome.missed == []
+    assert outcome.same == {
+        "Generator.forward": REPLAYED,
+        "Generator.backward": REPLAYED,
+        "Critic.forward": REPLAYED,  # its gradients are of several calls
+        "Adam.update": REPLAYED,
+        "SGD.update": REPLAYED,
     }
 
 
@@ -106,9 +106,9 @@ def test_a_model_that_computes_its_loss(tmp_path: Path) -> None:
             optimizer.step()
             yield
 
-    told = checked(tmp_path, steps)
-    assert told.missed == []
-    assert told.same == {"Model.forward": DUE, "Model.backward": DUE, "SGD.update": DUE}
+    outcome = checked(tmp_path, steps)
+    assert outcome.missed == []
+    assert outcome.same == {"Model.forward": REPLAYED, "Model.backward": REPLAYED, "SGD.update": REPLAYED}
 
 
 def test_modules_that_are_called_one_after_the_other(tmp_path: Path) -> None:
@@ -128,10 +128,10 @@ def test_modules_that_are_called_one_after_the_other(tmp_path: Path) -> None:
             optimizer.step()
             yield
 
-    told = checked(tmp_path, steps)
-    assert told.missed == []
+    outcome = checked(tmp_path, steps)
+    assert outcome.missed == []
     parts = [f"{name}.{part}" for name in ("Body", "Head") for part in ("forward", "backward")]
-    assert told.same == {**dict.fromkeys(parts, DUE), "SGD.update": DUE}
+    assert outcome.same == {**dict.fromkeys(parts, REPLAYED), "SGD.update": REPLAYED}
 
 
 def test_what_no_backward_comes_through_is_not_tried_in_each_step(tmp_path: Path) -> None:
@@ -149,16 +149,16 @@ def test_what_no_backward_comes_through_is_not_tried_in_each_step(tmp_path: Path
         for step in range(1, STEPS + 1):
             x = torch.randn(8, 4)
             optimizer.zero_grad()
-            wanted = teacher(x)
-            F.mse_loss(student(x), wanted.detach()).backward()
-            captures.extend([step] * (wanted._backward_hooks is not None))
+            target = teacher(x)
+            F.mse_loss(student(x), target.detach()).backward()
+            captures.extend([step] * (target._backward_hooks is not None))
             optimizer.step()
             yield
 
-    told = checked(tmp_path, steps)
-    assert told.same.keys() == {"Student.forward", "Student.backward", "SGD.update"}
-    assert told.same["Student.forward"] == set(captures) == DUE
-    of_teacher, of_rules = told.missed
+    outcome = checked(tmp_path, steps)
+    assert outcome.same.keys() == {"Student.forward", "Student.backward", "SGD.update"}
+    assert outcome.same["Student.forward"] == set(captures) == REPLAYED
+    of_teacher, of_rules = outcome.missed
     assert of_rules == "what it is about could not be executed again"
     assert "Teacher was not executed again, as no backward" in of_teacher
 
@@ -169,9 +169,9 @@ def test_of_what_is_captured_nothing_is_left_where_steps_are_not_watched(tmp_pat
     left: list[int] = []
 
     def noting(given: Any) -> Any:
-        found = copied(given)
-        batches.extend(weakref.ref(leaf) for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor))
-        return found
+        copies = copied(given)
+        batches.extend(weakref.ref(leaf) for leaf in tree_leaves(copies) if isinstance(leaf, torch.Tensor))
+        return copies
 
     def steps() -> Iterator[None]:
         teacher, student = nn.Linear(4, 2), nn.Linear(4, 2)

@@ -13,8 +13,8 @@ from observed_process import TESTS
 from traincheck.sources.attachment import Attachment
 from traincheck.sources.checkpoints import snapshots
 from traincheck.sources.checkpoints.snapshots import write_snapshot
-from traincheck.sources.modules.variables import Catalog
-from traincheck.sources.recording.call_sites import Sites
+from traincheck.sources.modules.variables import VariableCatalog
+from traincheck.sources.recording.call_sites import CallSites
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.registry import build_all
 from traincheck.vocab.demand import EVERYTHING
@@ -38,9 +38,9 @@ class Observed:
 
     def __init__(self) -> None:
         self.windows: list[Window] = []
-        self.recorder = Recorder(Sites((TESTS,)), self.windows.append, lambda source, error: None)
+        self.recorder = Recorder(CallSites((TESTS,)), self.windows.append, lambda source, error: None)
         built = build_all(self.recorder, lambda: None)
-        self.catalog: Catalog = built.catalog
+        self.catalog: VariableCatalog = built.catalog
         self.attachment = Attachment(built.sources, EVERYTHING, self.recorder)
         torch.manual_seed(0)
         self.model = Net()
@@ -68,17 +68,17 @@ def test_it_holds_what_the_program_holds(observed: Observed, tmp_path: Path) -> 
     file = tmp_path / "snapshots" / "step-3-rank-1.pt"
     assert write_snapshot(file, observed.catalog, 3, 1) == ""
     observed.close()
-    told = torch.load(file, weights_only=True)
-    assert (told["step"], told["rank"], told["format"]) == (3, 1, 1)
+    snapshot = torch.load(file, weights_only=True)
+    assert (snapshot["step"], snapshot["rank"], snapshot["format"]) == (3, 1, 1)
     parameters = {f"Net.{name}": value for name, value in observed.model.named_parameters()}
-    assert told["parameters"].keys() == told["gradients"].keys() == parameters.keys()
+    assert snapshot["parameters"].keys() == snapshot["gradients"].keys() == parameters.keys()
     for name, value in parameters.items():
-        assert torch.equal(told["parameters"][name], value) and type(told["parameters"][name]) is torch.Tensor
-        assert value.grad is not None and torch.equal(told["gradients"][name], value.grad)
+        assert torch.equal(snapshot["parameters"][name], value) and type(snapshot["parameters"][name]) is torch.Tensor
+        assert value.grad is not None and torch.equal(snapshot["gradients"][name], value.grad)
     buffers = {f"Net.{name}": value for name, value in observed.model.named_buffers()}
-    assert told["buffers"].keys() == buffers.keys()
-    assert all(torch.equal(told["buffers"][name], value) for name, value in buffers.items())
-    state = told["optimizers"]["AdamW"]
+    assert snapshot["buffers"].keys() == buffers.keys()
+    assert all(torch.equal(snapshot["buffers"][name], value) for name, value in buffers.items())
+    state = snapshot["optimizers"]["AdamW"]
     own = observed.optimizer.state[observed.model.head.weight]
     assert torch.equal(state["state"]["Net.head.weight"]["exp_avg"], own["exp_avg"])
     assert state["param_groups"][0]["lr"] == 0.01
@@ -100,9 +100,9 @@ def test_nobody_sees_it_and_no_random_number_is_drawn(observed: Observed, tmp_pa
 
 def test_what_is_too_large_is_not_written(observed: Observed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "MOST_BYTES", 100)
-    told = write_snapshot(tmp_path / "one.pt", observed.catalog, 3, 0)
+    reason = write_snapshot(tmp_path / "one.pt", observed.catalog, 3, 0)
     observed.close()
-    assert told.startswith("a snapshot takes") and list(tmp_path.iterdir()) == []
+    assert reason.startswith("a snapshot takes") and list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(
@@ -113,14 +113,14 @@ def test_a_full_disk_is_told_and_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(snapshots, "_save", full)
-    told = write_snapshot(tmp_path / "one.pt", observed.catalog, 3, 0)
+    reason = write_snapshot(tmp_path / "one.pt", observed.catalog, 3, 0)
     observed.close()
-    assert told == "no snapshot was written: OSError: [Errno 28] No space left on device"
+    assert reason == "no snapshot was written: OSError: [Errno 28] No space left on device"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_place_that_cannot_be_written_is_told(observed: Observed, tmp_path: Path) -> None:
     (tmp_path / "snapshots").write_text("a file")
-    told = write_snapshot(tmp_path / "snapshots" / "one.pt", observed.catalog, 3, 0)
+    reason = write_snapshot(tmp_path / "snapshots" / "one.pt", observed.catalog, 3, 0)
     observed.close()
-    assert told.startswith("no snapshot was written: ")
+    assert reason.startswith("no snapshot was written: ")

@@ -18,7 +18,7 @@ from observed_process import Seen, observing
 from small_trainings import Model
 from traincheck.sources.functions.project_functions import MOST_CALLS
 from traincheck.vocab.call_kinds import LAYERED, NORMALISATION, taking
-from traincheck.vocab.demand import ARGUMENTS, TENSORS, VALUES, Demand
+from traincheck.vocab.demand import ARGUMENTS, TENSOR_VALUES, TENSORS, Demand
 from traincheck.vocab.events import NO_CALL, Call
 from traincheck.vocab.facts import value_of
 
@@ -48,9 +48,9 @@ class Speller(nn.Module):
     def forward(
         self, ids: torch.Tensor, mask: torch.Tensor | None = None, use_cache: bool = True, **rest: object
     ) -> dict[str, torch.Tensor]:
-        found = Output()
-        found["logits"] = self.embed(ids)
-        return found
+        output = Output()
+        output["logits"] = self.embed(ids)
+        return output
 
 
 def test_modules_tell_positional_and_keyword_arguments() -> None:
@@ -167,8 +167,7 @@ def longer(tokens: torch.Tensor, limit: int) -> torch.Tensor:
 
 def test_kinds_of_calls_can_be_demanded() -> None:
     kinds = (NORMALISATION, LAYERED, taking("limit"))
-    asked = frozenset((kind, what) for kind in kinds for what in (ARGUMENTS, TENSORS, *VALUES))
-    with observing(Demand(frozenset(kinds), asked)) as seen:
+    with observing(Demand.of_calls(*kinds, values=(ARGUMENTS, TENSORS, *TENSOR_VALUES))) as seen:
         model = Tower(num_layers=3)
         model.layers[0](torch.ones(2, 4))
         model.layers[0].requires_grad_(False).weight.fill_(2.0)
@@ -184,8 +183,8 @@ def test_kinds_of_calls_can_be_demanded() -> None:
 def test_modules_without_parameters_are_told_as_such() -> None:
     with observing() as seen:
         nn.Sequential(nn.Linear(4, 4), nn.ReLU())(torch.ones(2, 4))
-    told = [value_of(only(seen, f"torch.nn.{name}.forward").result, "parameters") for name in ("Linear", "ReLU")]
-    assert told == [None, False]
+    counts = [value_of(only(seen, f"torch.nn.{name}.forward").result, "parameters") for name in ("Linear", "ReLU")]
+    assert counts == [None, False]
 
 
 # -- functions of the project ----------------------------------------------------------------------------------------

@@ -65,8 +65,8 @@ def test_what_only_answers_other_ranks_is_no_call_of_this_one() -> None:
 
 def test_lists_of_tensors_have_a_length_and_roles() -> None:
     with observing() as seen:
-        found = [torch.zeros(2)]
-        dist.all_gather(found, torch.ones(2))
+        gathered = [torch.zeros(2)]
+        dist.all_gather(gathered, torch.ones(2))
         dist.all_to_all_single(torch.zeros(2), torch.ones(2))
     gather = only(seen, "all_gather")
     assert dict(gather.args)["len(tensor_list)"] == 1
@@ -102,8 +102,8 @@ def test_names_are_put_back_and_a_failure_is_the_programs_own() -> None:
 def test_only_what_is_demanded_is_wrapped_and_read() -> None:
     original = dist.broadcast
     api = "torch.distributed.all_reduce"
-    for what, length in ((TENSORS, 0), (NUMBERS, 3), (ROWS, 1)):
-        with observing(Demand(frozenset((api,)), frozenset(((api, what),)))) as seen:
+    for state, length in ((TENSORS, 0), (NUMBERS, 3), (ROWS, 1)):
+        with observing(Demand.of_calls(api, values=(state,))) as seen:
             assert dist.broadcast is original
             dist.all_reduce(torch.ones(4))
         call = only(seen, "all_reduce")
@@ -175,9 +175,12 @@ def test_a_collective_tells_what_it_is_for_and_in_which_group() -> None:
     with observing() as seen:
         norm_of("experts", 3)
         norm_of("no word", 3)
-    told = [value_of(call.result, "purpose") for call in seen.named("torch.distributed.all_reduce")]
+    purposes = [value_of(call.result, "purpose") for call in seen.named("torch.distributed.all_reduce")]
     name = "test_a_collective_tells_what_it_is_for_and_in_which_group"
-    assert [str(one).removeprefix(f"{name}.<locals>.") for one in told[:2]] == ["norm_of(group=experts)", "norm_of()"]
+    assert [str(purpose).removeprefix(f"{name}.<locals>.") for purpose in purposes[:2]] == [
+        "norm_of(group=experts)",
+        "norm_of()",
+    ]
 
 
 def test_the_names_of_a_module_are_left_alone() -> None:

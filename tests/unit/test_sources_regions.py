@@ -20,24 +20,24 @@ from traincheck.vocab.facts import value_of
 EXP = "torch.Tensor.exp"
 
 
-def found(home: str, name: str) -> Any:
-    thing: Any = importlib.import_module(home)
+def look_up(home: str, name: str) -> Any:
+    holder: Any = importlib.import_module(home)
     for part in name.split("."):
-        thing = getattr(thing, part)
-    return thing
+        holder = getattr(holder, part)
+    return holder
 
 
 @pytest.mark.parametrize(("home", "name", "told"), GENERATORS)
-def test_generator_functions_are_wrapped_and_put_back(home: str, name: str, told: str) -> None:
-    original = found(home, name)
+def test_generator_functions_are_wrapped_and_put_back(home: str, name: str, label: str) -> None:
+    original = look_up(home, name)
     generator = original.__wrapped__
     with observing():
-        assert found(home, name) is not original and found(home, name).__wrapped__ is generator
-    assert found(home, name) is original
+        assert look_up(home, name) is not original and look_up(home, name).__wrapped__ is generator
+    assert look_up(home, name) is original
 
 
 @pytest.mark.parametrize(("home", "name", "told"), CLASSES)
-def test_the_classes_are_there(home: str, name: str, told: str) -> None:
+def test_the_classes_are_there(home: str, name: str, label: str) -> None:
     assert {"__enter__", "__exit__"} <= vars(getattr(importlib.import_module(home), name)).keys()
 
 
@@ -137,8 +137,8 @@ def test_a_backward_without_synchronisation_is_told_as_such() -> None:
             model(torch.ones(3, 2)).sum().backward()
     finally:
         torch.distributed.destroy_process_group()
-    told = [value_of(call.context, "within") for call in seen.named("torch.autograd.backward")]
-    assert told == ["no_sync", ""]
+    regions = [value_of(call.context, "within") for call in seen.named("torch.autograd.backward")]
+    assert regions == ["no_sync", ""]
 
 
 def test_another_thread_is_in_none_of_them() -> None:
@@ -146,15 +146,15 @@ def test_another_thread_is_in_none_of_them() -> None:
     with observing() as seen:
         regions = next(source for source in seen.sources if source.name == "regions")
         with torch.random.fork_rng():
-            thread = threading.Thread(target=lambda: inside.append(regions._surroundings.within))  # type: ignore[attr-defined]
+            thread = threading.Thread(target=lambda: inside.append(regions._call_context.within))  # type: ignore[attr-defined]
             thread.start()
             thread.join()
-            inside.append(regions._surroundings.within)  # type: ignore[attr-defined]
+            inside.append(regions._call_context.within)  # type: ignore[attr-defined]
     assert inside == ["", "fork_rng"]
 
 
 def test_an_error_passes_through() -> None:
-    with observing(Demand(frozenset((EXP,)))) as seen:
+    with observing(Demand.of_calls(EXP)) as seen:
         with contextlib.suppress(ZeroDivisionError), torch.random.fork_rng(devices=[]):
             raise ZeroDivisionError
         with pytest.raises(KeyError) as caught, torch.random.fork_rng(devices=[]):

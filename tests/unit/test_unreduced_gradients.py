@@ -39,12 +39,12 @@ def test_a_backward_makes_gradients_that_are_reduced_later(low: bool) -> None:
             model(torch.full((2, 3), float(part))).sum().backward()
         optimizer.step()
 
-    def fates(changes: list[Change]) -> set[tuple[str, str, bool]]:
-        return {(one.before, one.after, one.changed) for one in changes if one.attribute == "grad"}
+    def outcomes(changes: list[Change]) -> set[tuple[str, str, bool]]:
+        return {(change.before, change.after, change.changed) for change in changes if change.attribute == "grad"}
 
     (window,) = [window for window in seen.windows if window.stage == "train"]
     calls = [call for call in window.calls if call.name == BACKWARD]
-    assert [fates(window.changes_of[call.seq]) for call in calls] == [
+    assert [outcomes(window.changes_of[call.seq]) for call in calls] == [
         {("none", "some", True)},
         {("some", "some", True)},
         {("some", "some", True)},

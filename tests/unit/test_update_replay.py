@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from traincheck.sources.replay import update_replay
-from traincheck.sources.replay.fingerprints import CannotRepeat
+from traincheck.sources.replay.fingerprints import CannotReplay
 from traincheck.sources.replay.update_replay import CapturedUpdate
 
 OPTIMIZERS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
@@ -39,7 +39,7 @@ def name_of(parameter: torch.Tensor) -> str:
     return "x".join(map(str, parameter.shape))
 
 
-@pytest.mark.parametrize(("cls", "settings"), OPTIMIZERS, ids=lambda each: getattr(each, "__name__", ""))
+@pytest.mark.parametrize(("cls", "settings"), OPTIMIZERS, ids=lambda case: getattr(case, "__name__", ""))
 def test_an_update_on_copies_is_the_real_one(cls: type[torch.optim.Optimizer], settings: dict[str, Any]) -> None:
     model, optimizer = ready(cls, settings)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -49,38 +49,38 @@ def test_an_update_on_copies_is_the_real_one(cls: type[torch.optim.Optimizer], s
     update = CapturedUpdate("optimizer", optimizer, name_of)
     first, second = update.execute(), update.execute()
     after = [*model.parameters(), *(p.grad for p in model.parameters())]
-    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    assert all(torch.equal(tensor, other) for tensor, other in zip(before, after, strict=True))
     assert not counted
     optimizer.step()
     scheduler.step()
     assert counted == [1]
-    left = update.left()
-    assert left.first_difference(first) is None and first.first_difference(second) is None
-    assert len(left.updates.all()) >= 4
+    real = update.real_result()
+    assert real.first_difference(first) is None and first.first_difference(second) is None
+    assert len(real.updates.resolve()) >= 4
     with torch.no_grad():
         model[0].weight.view(torch.int32)[0, 0] ^= 1
-    assert update.left().first_difference(first) == ("update", "4x4")
+    assert update.real_result().first_difference(first) == ("update", "4x4")
 
 
-@pytest.mark.parametrize(("cls", "settings"), OPTIMIZERS, ids=lambda each: getattr(each, "__name__", ""))
+@pytest.mark.parametrize(("cls", "settings"), OPTIMIZERS, ids=lambda case: getattr(case, "__name__", ""))
 def test_parameters_of_a_large_model_take_turns(
     cls: type[torch.optim.Optimizer], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(update_replay, "LEAST", 100)
     _, optimizer = ready(cls, settings)
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(50))], "lr": 0.2})
-    begin, told = 0, list[str]()
+    begin, updated = 0, list[str]()
     for _ in range(5):
         update = CapturedUpdate("optimizer", optimizer, name_of, begin)
         again = update.execute()
         optimizer.step()
-        assert update.left().first_difference(again) is None
-        names = [name for name in again.updates.all() if " of " not in name]
+        assert update.real_result().first_difference(again) is None
+        names = [name for name in again.updates.resolve() if " of " not in name]
         sizes = [math.prod(map(int, name.split("x"))) * 4 for name in names]
         assert len(names) == 1 or sum(sizes) <= 100
-        told += names
+        updated += names
         begin = update.next
-    assert {"4x4", "4", "2x4", "2", "50"} <= set(told)
+    assert {"4x4", "4", "2x4", "2", "50"} <= set(updated)
 
 
 def test_parameters_that_are_too_large_to_be_copied_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,9 +89,9 @@ def test_parameters_that_are_too_large_to_be_copied_are_left_out(monkeypatch: py
     update = CapturedUpdate("optimizer", optimizer, name_of)
     again = update.execute()
     optimizer.step()
-    assert set(again.updates.all()) == {"4", "2x4", "2"} and update.left().first_difference(again) is None
+    assert set(again.updates.resolve()) == {"4", "2x4", "2"} and update.real_result().first_difference(again) is None
     monkeypatch.setattr(update_replay, "LARGEST", 1)
-    with pytest.raises(CannotRepeat, match="too large to be copied"):
+    with pytest.raises(CannotReplay, match="too large to be copied"):
         CapturedUpdate("optimizer", optimizer, name_of)
 
 
@@ -101,9 +101,9 @@ def test_what_cannot_be_repeated_is_refused() -> None:
     class Own(torch.optim.SGD):
         pass
 
-    for optimizer, why in (
+    for optimizer, reason in (
         (Own(model.parameters(), lr=0.1), "not an optimizer of torch's"),
         (torch.optim.LBFGS(model.parameters()), "closure"),
     ):
-        with pytest.raises(CannotRepeat, match=why):
+        with pytest.raises(CannotReplay, match=reason):
             CapturedUpdate("optimizer", optimizer, name_of)

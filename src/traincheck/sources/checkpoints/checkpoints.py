@@ -15,20 +15,28 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from traincheck.sources.base import replace, replace_everywhere, wrapping
-from traincheck.sources.checkpoints.saved_state import StateReadings
-from traincheck.sources.checkpoints.state_dicts import Candidate, Owned, mappings, members, owners, under, wrapped
-from traincheck.sources.modules.live_modules import without_compiler
-from traincheck.sources.modules.variables import Catalog
+from traincheck.sources.checkpoints.saved_state import SavedStateReadings
+from traincheck.sources.checkpoints.state_dicts import (
+    Candidate,
+    ModuleState,
+    match_modules,
+    members,
+    module_state,
+    state_mappings,
+    unwrapped,
+)
+from traincheck.sources.modules.live_modules import unwrap_compiled
+from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.optimizers.hyperparameters import OptimizerReadings, settings
 from traincheck.sources.recording.api_names import levels
-from traincheck.sources.recording.context_facts import circumstances
-from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.context_facts import context_facts
+from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
-from traincheck.sources.tensors.reading import unseen
+from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE, LOADED, SAVED
 
-MOST_ASKED = 16
+MOST_STATE_DICT_MODULES = 16
 """Modules kept in mind as having been asked for their state: more are layers of one that is saved piece by piece."""
 
 SAVE = ("torch.save",)
@@ -40,7 +48,7 @@ class _Depth(threading.local):
     value = 0
 
 
-class _Given(NamedTuple):
+class _ReturnedState(NamedTuple):
     """A state dict that a module has given out, after so many updates of all optimizers."""
 
     state: weakref.ref[Any]
@@ -58,12 +66,12 @@ class CheckpointSource:
 
     name = "checkpoints"
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: VariableCatalog) -> None:
         self._catalog = catalog
         self._depth = _Depth()
         self._updates = 0
-        self._given: dict[int, _Given] = {}
-        self._asked: dict[int, weakref.ref[nn.Module]] = {}
+        self._returned: dict[int, _ReturnedState] = {}
+        self._state_dict_modules: dict[int, weakref.ref[nn.Module]] = {}
         self._safetensors = False
 
     def offers(self) -> str | None:
@@ -72,22 +80,22 @@ class CheckpointSource:
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._demand = demand
         self._recorder = recorder
-        self._states = StateReadings(self._catalog, demand, recorder)
+        self._states = SavedStateReadings(self._catalog, demand, recorder)
         self._settings = OptimizerReadings(self._catalog, demand, recorder)
-        self._undo = undo = Undo()
+        self._undo = undo = UndoStack()
         self._safetensors = False
-        if demand.wants_call(SAVE):
+        if demand.records_call(SAVE):
             replace_everywhere(undo, "torch", "save", self._around(self._save_begins, self._ends))
-        if demand.everything or any(api.endswith(".state_dict") for api in demand.apis) or self._wants_saves():
+        if demand.everything or any(api.endswith(".state_dict") for api in demand.calls) or self._wants_saves():
             replace(undo, nn.Module, "state_dict", self._around_state_dict())
-            replace(undo, Optimizer, "state_dict", self._around(self._optimizer_begins, self._optimizer_gave))
-        if demand.everything or any(api.endswith(".load_state_dict") for api in demand.apis):
+            replace(undo, Optimizer, "state_dict", self._around(self._optimizer_begins, self._optimizer_state_ends))
+        if demand.everything or any(api.endswith(".load_state_dict") for api in demand.calls):
             replace(undo, nn.Module, "load_state_dict", self._around(self._load_begins, self._load_ends))
             replace(
                 undo,
                 Optimizer,
                 "load_state_dict",
-                self._around(self._optimizer_load_begins, self._optimizer_loaded),
+                self._around(self._optimizer_load_begins, self._optimizer_load_ends),
             )
         if self._wants_saves():
             stepped = recorder.guarded(self.name, self._stepped, always=True)
@@ -96,7 +104,7 @@ class CheckpointSource:
         return undo
 
     def _wants_saves(self) -> bool:
-        return self._demand.wants_call(SAVE) or self._demand.wants_call(SAVE_FILE)
+        return self._demand.records_call(SAVE) or self._demand.records_call(SAVE_FILE)
 
     def _around(
         self, begins: Callable[..., Any], ends: Callable[[Any, Any], None]
@@ -118,28 +126,28 @@ class CheckpointSource:
     # -- saving ----------------------------------------------------------------------------------------------------
 
     def _save_begins(self, saved: Any = None, *args: Any, **kwargs: Any) -> tuple[OpenCall, None]:
-        call = self._recorder.enter(LIFECYCLE, SAVE, "", circumstances())
-        self._tell_saved(call, kwargs.get("obj", saved))
+        call = self._recorder.enter(LIFECYCLE, SAVE, "", context_facts())
+        self._record_saved(call, kwargs.get("obj", saved))
         return call, None
 
-    def _tell_saved(self, call: OpenCall, saved: Any) -> None:
+    def _record_saved(self, call: OpenCall, saved: Any) -> None:
         """Tell of each state of a living module in `saved`."""
-        if not self._states.wanted:
+        if not self._states.should_read:
             return
-        with unseen():
+        with hidden_from_modes():
             others = []
-            for mapping in mappings(saved):
-                given = self._given.get(id(mapping))
-                module = given.module() if given is not None and given.state() is mapping else None
-                if given is not None and module is not None:
-                    fresh = True if given.updates == self._updates else None
-                    self._states.tell(call.seq, under(module, mapping), SAVED, fresh=fresh)
+            for mapping in state_mappings(saved):
+                returned = self._returned.get(id(mapping))
+                module = returned.module() if returned is not None and returned.state() is mapping else None
+                if returned is not None and module is not None:
+                    fresh = True if returned.updates == self._updates else None
+                    self._states.record(call.seq, module_state(module, mapping), SAVED, fresh=fresh)
                 else:
                     others.append(mapping)
-            for owned in self._owned(others):
-                self._states.tell(call.seq, owned, SAVED)
+            for matched in self._match_modules(others):
+                self._states.record(call.seq, matched, SAVED)
 
-    def _owned(self, others: list[Mapping[str, Any]]) -> Iterator[Owned]:
+    def _match_modules(self, others: list[Mapping[str, Any]]) -> Iterator[ModuleState]:
         """The states of living modules among mappings that no module is known to have given out.
 
         The program is searched anew where a module fits whose memory a mapping does not hold: it may be another's.
@@ -147,18 +155,20 @@ class CheckpointSource:
         candidates = self._candidates() if others else []
         searched = False
         for mapping in others:
-            found, certain = owners(mapping, candidates)
-            if not searched and not certain and (found or not candidates):
+            matches, certain = match_modules(mapping, candidates)
+            if not searched and not certain and (matches or not candidates):
                 searched = True
                 self._catalog.refresh_modules()
                 candidates = self._candidates()
-                found, _ = owners(mapping, candidates)
-            yield from found
+                matches, _ = match_modules(mapping, candidates)
+            yield from matches
 
     def _candidates(self) -> list[Candidate]:
         """The outermost modules with what they wrap, and those that were asked for their state."""
-        asked = [module for reference in list(self._asked.values()) if (module := reference()) is not None]
-        every = [inner for module in (*self._catalog.outermost(), *asked) for inner in wrapped(module)]
+        modules = [
+            module for reference in list(self._state_dict_modules.values()) if (module := reference()) is not None
+        ]
+        every = [inner for module in (*self._catalog.outermost(), *modules) for inner in unwrapped(module)]
         return [Candidate(module, members(module)) for module in {id(module): module for module in every}.values()]
 
     def _look_for_safetensors(self) -> None:
@@ -167,7 +177,7 @@ class CheckpointSource:
         Programs bind `save_file` itself when they are imported, so a replacement of it would come too late for them.
         """
         module = sys.modules.get(SAFETENSORS)
-        if self._safetensors or module is None or not self._demand.wants_call(SAVE_FILE):
+        if self._safetensors or module is None or not self._demand.records_call(SAVE_FILE):
             return
         if getattr(module, "save_file", None) is None:
             return  # it is being imported
@@ -182,8 +192,8 @@ class CheckpointSource:
             if frame.f_back is None:
                 return None  # called by something else
             frame = frame.f_back
-        call = self._recorder.enter(LIFECYCLE, SAVE_FILE, "", circumstances())
-        self._tell_saved(call, frame.f_locals.get("tensors"))
+        call = self._recorder.enter(LIFECYCLE, SAVE_FILE, "", context_facts())
+        self._record_saved(call, frame.f_locals.get("tensors"))
         return call, None
 
     # -- state dicts of modules ------------------------------------------------------------------------------------
@@ -213,11 +223,11 @@ class CheckpointSource:
 
     def _state_begins(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[OpenCall | None, Any]:
         self._look_for_safetensors()
-        call_levels = levels(type(without_compiler(module)), "state_dict", nn.Module)
+        call_levels = levels(type(unwrap_compiled(module)), "state_dict", nn.Module)
         prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
         call = None
-        if self._demand.wants_call(call_levels):
-            call = self._recorder.enter(LIFECYCLE, call_levels, self._catalog.module_name(module), circumstances())
+        if self._demand.records_call(call_levels):
+            call = self._recorder.enter(LIFECYCLE, call_levels, self._catalog.module_name(module), context_facts())
         return call, (module, prefix)
 
     def _state_ends(self, token: tuple[OpenCall | None, Any], state: Any) -> None:
@@ -226,41 +236,43 @@ class CheckpointSource:
             return
         self._remember(state, module)
         if call is not None:
-            if self._states.wanted:
-                with unseen():
-                    owned = under(module, state, prefix)
-                    if any(pair.other is not None for pair in owned.pairs()):  # not so for a module that is sharded
-                        self._states.tell(call.seq, owned, SAVED, fresh=True)
+            if self._states.should_read:
+                with hidden_from_modes():
+                    matched = module_state(module, state, prefix)
+                    if any(pair.other is not None for pair in matched.pairs()):  # not so for a module that is sharded
+                        self._states.record(call.seq, matched, SAVED, fresh=True)
             self._recorder.leave(call)
 
     def _remember(self, state: Any, module: nn.Module) -> None:
         """Keep in mind, without keeping it alive, that `module` gave this state; the mapping of torch allows it."""
-        self._asked.pop(id(module), None)
-        self._asked[id(module)] = weakref.ref(module)
-        if len(self._asked) > MOST_ASKED:
-            del self._asked[next(iter(self._asked))]
-        self._given = {key: given for key, given in list(self._given.items()) if given.state() is not None}
+        self._state_dict_modules.pop(id(module), None)
+        self._state_dict_modules[id(module)] = weakref.ref(module)
+        if len(self._state_dict_modules) > MOST_STATE_DICT_MODULES:
+            del self._state_dict_modules[next(iter(self._state_dict_modules))]
+        self._returned = {
+            key: returned for key, returned in list(self._returned.items()) if returned.state() is not None
+        }
         try:
-            self._given[id(state)] = _Given(weakref.ref(state), weakref.ref(module), self._updates)
+            self._returned[id(state)] = _ReturnedState(weakref.ref(state), weakref.ref(module), self._updates)
         except TypeError:
             return  # a plain dict, as some modules of libraries give
 
     def _load_begins(
         self, module: nn.Module, state: Any = None, *args: Any, **kwargs: Any
     ) -> tuple[OpenCall, tuple[nn.Module, Any]] | None:
-        call_levels = levels(type(without_compiler(module)), "load_state_dict", nn.Module)
+        call_levels = levels(type(unwrap_compiled(module)), "load_state_dict", nn.Module)
         state = kwargs.get("state_dict", state)
-        if not isinstance(state, dict) or not self._demand.wants_call(call_levels):
+        if not isinstance(state, dict) or not self._demand.records_call(call_levels):
             return None
-        call = self._recorder.enter(LIFECYCLE, call_levels, self._catalog.module_name(module), circumstances())
+        call = self._recorder.enter(LIFECYCLE, call_levels, self._catalog.module_name(module), context_facts())
         return call, (module, dict(state))
 
     def _load_ends(self, token: tuple[OpenCall, tuple[nn.Module, Any]], result: Any) -> None:
         call, (module, state) = token
-        if self._states.wanted:
+        if self._states.should_read:
             missing = getattr(result, "missing_keys", None)
-            with unseen():
-                self._states.tell(call.seq, under(module, state), LOADED, missing=missing)
+            with hidden_from_modes():
+                self._states.record(call.seq, module_state(module, state), LOADED, missing=missing)
         self._recorder.leave(call)
 
     # -- state dicts of optimizers ---------------------------------------------------------------------------------
@@ -268,7 +280,7 @@ class CheckpointSource:
     def _optimizer_begins(self, optimizer: Any) -> tuple[OpenCall, Any] | None:
         return self._optimizer_call(optimizer, "state_dict", ())
 
-    def _optimizer_gave(self, token: tuple[OpenCall, Any], state: Any) -> None:
+    def _optimizer_state_ends(self, token: tuple[OpenCall, Any], state: Any) -> None:
         call, (optimizer, _) = token
         self._settings.saved(optimizer, call.receiver, call.seq, _groups(state))
         self._recorder.leave(call)
@@ -276,21 +288,21 @@ class CheckpointSource:
     def _optimizer_load_begins(self, optimizer: Any, state_dict: Any) -> tuple[OpenCall, Any] | None:
         return self._optimizer_call(optimizer, "load_state_dict", _groups(state_dict))
 
-    def _optimizer_loaded(self, token: tuple[OpenCall, Any], result: Any) -> None:
-        call, (optimizer, handed) = token
-        self._settings.loaded(optimizer, call.receiver, call.seq, handed)
+    def _optimizer_load_ends(self, token: tuple[OpenCall, Any], result: Any) -> None:
+        call, (optimizer, loaded_groups) = token
+        self._settings.loaded(optimizer, call.receiver, call.seq, loaded_groups)
         self._recorder.leave(call)
 
-    def _optimizer_call(self, optimizer: Any, method: str, handed: Any) -> tuple[OpenCall, Any] | None:
+    def _optimizer_call(self, optimizer: Any, method: str, loaded_groups: Any) -> tuple[OpenCall, Any] | None:
         call_levels = levels(type(optimizer), method, Optimizer)
-        if not self._demand.wants_call(call_levels):
+        if not self._demand.records_call(call_levels):
             return None
         name = self._catalog.add_optimizer(optimizer)
-        return self._recorder.enter(LIFECYCLE, call_levels, name, circumstances()), (optimizer, handed)
+        return self._recorder.enter(LIFECYCLE, call_levels, name, context_facts()), (optimizer, loaded_groups)
 
 
 def _groups(state: Any) -> Sequence[Mapping[str, Any]]:
     """The settings of the parameter groups in an optimizer's state dict."""
     groups = state.get("param_groups", ()) if isinstance(state, dict) else ()
-    with unseen():
+    with hidden_from_modes():
         return [settings(group) for group in groups if isinstance(group, dict)]

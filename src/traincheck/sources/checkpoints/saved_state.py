@@ -11,17 +11,17 @@ from traincheck.sources.checkpoints.state_dicts import (
     BUFFER,
     PARAMETER,
     Member,
-    Owned,
+    ModuleState,
     Pair,
-    compared,
+    fingerprint_pairs,
     is_fresh,
     sharded,
 )
-from traincheck.sources.modules.variables import NOBODY, THIS, Catalog
+from traincheck.sources.modules.variables import NOBODY, THIS, VariableCatalog
 from traincheck.sources.optimizers.hyperparameters import dtype_name
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import shape_of
-from traincheck.vocab.bounded_cache import Kept
+from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, SAVED, Reading
 from traincheck.vocab.facts import Facts, FactValue, facts, merged
@@ -32,59 +32,66 @@ ATTRIBUTES = (DATA, DTYPE, SHAPE, REQUIRES_GRAD, PRESENT)
 Prints = tuple["int | None", "int | None"]
 
 
-class StateReadings:
+class SavedStateReadings:
     """Tells, for each parameter and persistent buffer of a module, how it is live and how it is in a state of it.
 
     The attributes are data (a fingerprint), dtype, shape; requires_grad of the live one; `present` of the copy. One
     that is missing from the copy has no other reading there.
     """
 
-    def __init__(self, catalog: Catalog, demand: Demand, recorder: Recorder) -> None:
+    def __init__(self, catalog: VariableCatalog, demand: Demand, recorder: Recorder) -> None:
         self._catalog = catalog
         self._recorder = recorder
-        self._told: Kept[tuple[Any, ...], Facts] = Kept()
+        self._contexts: BoundedCache[tuple[Any, ...], Facts] = BoundedCache()
         self._attributes = {
-            kind: frozenset(name for name in ATTRIBUTES if demand.wants_reading(kind, name))
+            kind: frozenset(name for name in ATTRIBUTES if demand.takes_reading(kind, name))
             for kind in (PARAMETER, BUFFER)
         }
 
     @property
-    def wanted(self) -> bool:
+    def should_read(self) -> bool:
         """Whether any of these readings is to be taken."""
         return any(self._attributes.values())
 
-    def tell(
+    def record(
         self,
         call: int,
-        owned: Owned,
+        matched: ModuleState,
         role: str,
         *,
         fresh: bool | None = None,
         missing: Sequence[str] | None = None,
     ) -> None:
-        """Tell of every member of `owned`, taken in `call`; call under `unseen`.
+        """Tell of every member of `owned`, taken in `call`; call under `hidden_from_modes`.
 
         `role` is that of the copy, saved or loaded. Whether what is saved is fresh is found out where it is not given.
         `missing` are the names that `load_state_dict` reported as missing: all others were there, under any name.
         """
-        pairs = list(owned.pairs())
-        if any(self._catalog.find(member.tensor) is None for member in owned.members if member.kind == PARAMETER):
+        pairs = list(matched.pairs())
+        if any(self._catalog.find(member.tensor) is None for member in matched.members if member.kind == PARAMETER):
             self._catalog.refresh_modules()
         held = [self._held(pair.member) for pair in pairs]
         values: list[Prints] = [(None, None)] * len(pairs)
-        if (role == SAVED and fresh is None) or any(DATA in wanted for wanted in self._attributes.values()):
-            values = compared(pairs)
+        if (role == SAVED and fresh is None) or any(DATA in attributes for attributes in self._attributes.values()):
+            values = fingerprint_pairs(pairs)
         if role == SAVED and fresh is None:
             fresh = is_fresh(pairs, held, values)
-        for place, pair in enumerate(pairs):
-            variable = self._name(owned, pair)
-            context = self._context(pair.member, held[place], fresh if role == SAVED else None)
+        for index, pair in enumerate(pairs):
+            variable = self._name(matched, pair)
+            context = self._context(pair.member, held[index], fresh if role == SAVED else None)
             there = pair.other is not None or (missing is not None and not set(pair.member.names) & set(missing))
-            for attribute, value, of in _readings(pair, values[place], role, present=there):
+            for attribute, value, reading_role in _readings(pair, values[index], role, present=there):
                 if attribute in self._attributes[pair.member.kind]:
-                    self._recorder.reading(
+                    self._recorder.record_reading(
                         Reading(
-                            self._recorder.next_seq(), call, variable, pair.member.kind, attribute, value, of, context
+                            self._recorder.next_seq(),
+                            call,
+                            variable,
+                            pair.member.kind,
+                            attribute,
+                            value,
+                            reading_role,
+                            context,
                         )
                     )
 
@@ -92,11 +99,11 @@ class StateReadings:
         variable = self._catalog.find(member.tensor)
         return variable is not None and bool(variable.holders)
 
-    def _name(self, owned: Owned, pair: Pair) -> str:
+    def _name(self, matched: ModuleState, pair: Pair) -> str:
         variable = self._catalog.find(pair.member.tensor)
         if variable is not None and pair.name == pair.member.names[0]:
             return variable.name
-        return f"{self._catalog.module_name(owned.module)}.{pair.name}"
+        return f"{self._catalog.module_name(matched.module)}.{pair.name}"
 
     def _context(self, member: Member, held: bool, fresh: bool | None) -> Facts:
         """The facts of the variable, with its kind and whether the copy is fresh; equal ones are the same object."""
@@ -107,15 +114,15 @@ class StateReadings:
             base = facts(
                 requires_grad=member.tensor.requires_grad,
                 held=THIS if held else NOBODY,
-                owned=True,
+                matched=True,
                 tied=len(member.names) > 1,
             )
         key = (base, member.kind, fresh)
-        found = self._told.get(key)
-        if found is None:
+        context = self._contexts.get(key)
+        if context is None:
             extra: dict[str, FactValue] = {} if fresh is None else {"fresh": fresh}
-            found = self._told.put(key, merged(base, kind=member.kind, **extra))
-        return found
+            context = self._contexts.put(key, merged(base, kind=member.kind, **extra))
+        return context
 
 
 def _readings(pair: Pair, prints: Prints, role: str, *, present: bool) -> Iterator[tuple[str, FactValue, str]]:
@@ -124,19 +131,19 @@ def _readings(pair: Pair, prints: Prints, role: str, *, present: bool) -> Iterat
     live = member.tensor
     yield PRESENT, present, role
     yield REQUIRES_GRAD, live.requires_grad, LIVE
-    whole = other is None or not _of_another_part(live, other)
-    for tensor, value, of in ((live, prints[0], LIVE), (other, prints[1], role)):
+    whole = other is None or not _may_be_shard(live, other)
+    for tensor, value, reading_role in ((live, prints[0], LIVE), (other, prints[1], role)):
         if tensor is not None:
-            yield DTYPE, dtype_name(tensor.dtype), of
+            yield DTYPE, dtype_name(tensor.dtype), reading_role
             if whole:
                 shape = shape_of(tensor)
                 if shape is not None:
-                    yield SHAPE, "x".join(map(str, shape)) or "scalar", of
+                    yield SHAPE, "x".join(map(str, shape)) or "scalar", reading_role
                 if value is not None:
-                    yield DATA, value, of
+                    yield DATA, value, reading_role
 
 
-def _of_another_part(live: torch.Tensor, other: torch.Tensor) -> bool:
+def _may_be_shard(live: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether one of the two may be a shard: in a group of processes, tensors of other sizes are no copies."""
     if sharded(live) is not sharded(other):
         return True

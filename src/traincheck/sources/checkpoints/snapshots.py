@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from traincheck import redaction
-from traincheck.sources.modules.variables import Catalog
+from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.optimizers.hyperparameters import plain, settings
-from traincheck.sources.tensors.reading import local, unseen
+from traincheck.sources.tensors.reading import hidden_from_modes, local_tensor
 
 _save = torch.save  # as it was when we were imported, before a source of ours wraps it
 
@@ -24,7 +24,7 @@ MOST_OF_DISK = 0.5
 """Nor one that takes more than this part of the space that is left: the checkpoints of the program come first."""
 
 
-def write_snapshot(path: Path, catalog: Catalog, step: int, rank: int) -> str:
+def write_snapshot(path: Path, catalog: VariableCatalog, step: int, rank: int) -> str:
     """Write the state of the program to `path`; why it was not written, empty where it was.
 
     It is a dict of `parameters`, `gradients` and `buffers` (each by name), and `optimizers` (by name: `state` by the
@@ -34,16 +34,16 @@ def write_snapshot(path: Path, catalog: Catalog, step: int, rank: int) -> str:
     """
     unfinished = path.with_name(f".{path.name}.partial")
     try:
-        with unseen():
-            told = {"format": FORMAT, "step": step, "rank": rank, **_state_of(catalog)}
-            needed = sum(_sizes(told))
+        with hidden_from_modes():
+            snapshot = {"format": FORMAT, "step": step, "rank": rank, **_state_of(catalog)}
+            needed = sum(_sizes(snapshot))
             path.parent.mkdir(parents=True, exist_ok=True)
             left = shutil.disk_usage(path.parent).free
             if needed > min(MOST_BYTES, MOST_OF_DISK * left):
                 most = min(MOST_BYTES, MOST_OF_DISK * left) / 1e9
                 return f"a snapshot takes {needed / 1e9:.1f} GB, and at most {most:.1f} GB are written here"
             with unfinished.open("wb") as file:
-                _save(_on_host(told), file)
+                _save(_on_host(snapshot), file)
             unfinished.replace(path)
     except Exception as error:  # a full disk, memory, a tensor that cannot be read: the training goes on without it
         with contextlib.suppress(OSError):
@@ -52,7 +52,7 @@ def write_snapshot(path: Path, catalog: Catalog, step: int, rank: int) -> str:
     return ""
 
 
-def _state_of(catalog: Catalog) -> dict[str, Any]:
+def _state_of(catalog: VariableCatalog) -> dict[str, Any]:
     catalog.refresh_modules()
     catalog.refresh_holders()
     parameters: dict[str, torch.Tensor] = {}
@@ -64,16 +64,16 @@ def _state_of(catalog: Catalog) -> dict[str, Any]:
         if tensor.grad is not None:
             _put(gradients, variable.name, tensor.grad)
     buffers: dict[str, torch.Tensor] = {}
-    for module in catalog.known.living():
+    for module in catalog.live_modules.living():
         for name, buffer in list(module.__dict__.get("_buffers", {}).items()):
             if isinstance(buffer, torch.Tensor):
                 _put(buffers, f"{catalog.module_name(module)}.{name}", buffer)
-    optimizers = {name: _optimizer(one, names) for name, one in catalog.optimizers()}
+    optimizers = {name: _optimizer(optimizer, names) for name, optimizer in catalog.optimizers()}
     return {"parameters": parameters, "gradients": gradients, "buffers": buffers, "optimizers": optimizers}
 
 
 def _put(into: dict[str, torch.Tensor], name: str, tensor: torch.Tensor) -> None:
-    dense = local(tensor)
+    dense = local_tensor(tensor)
     if dense is not None:
         into[name] = dense.detach()
 
@@ -92,7 +92,7 @@ def _optimizer(optimizer: Any, names: Mapping[int, str]) -> dict[str, Any]:
                     own[str(name)] = redaction.value(str(name), plain(value))
     groups = [
         {
-            **{name: redaction.value(name, told) for name, told in settings(group).items()},
+            **{name: redaction.value(name, value) for name, value in settings(group).items()},
             "params": [names.get(id(parameter), "") for parameter in group["params"]],
         }
         for group in optimizer.param_groups
@@ -104,14 +104,14 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
-        for one in value.values():
-            yield from _tensors(one)
+        for entry in value.values():
+            yield from _tensors(entry)
 
 
-def _sizes(told: dict[str, Any]) -> Iterator[int]:
+def _sizes(snapshot: dict[str, Any]) -> Iterator[int]:
     """The bytes of each storage, which several tensors may share."""
     seen = set()
-    for tensor in _tensors(told):
+    for tensor in _tensors(snapshot):
         storage = tensor.untyped_storage()
         if storage._cdata not in seen:
             seen.add(storage._cdata)
@@ -123,5 +123,5 @@ def _on_host(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.cpu()
     if isinstance(value, dict):
-        return {key: _on_host(one) for key, one in value.items()}
+        return {key: _on_host(entry) for key, entry in value.items()}
     return value

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from traincheck.sources.tensors.reading import fingerprints, local, shape_of
+from traincheck.sources.tensors.reading import fingerprints, local_tensor, shape_of
 
 PARAMETER, BUFFER = "parameter", "buffer"
 
@@ -52,7 +52,7 @@ class Pair(NamedTuple):
     other: Any
 
 
-class Owned(NamedTuple):
+class ModuleState(NamedTuple):
     """A mapping that is a state of `module`: its entries under the module's own names (without `prefix`)."""
 
     module: nn.Module
@@ -63,26 +63,28 @@ class Owned(NamedTuple):
     def pairs(self) -> Iterator[Pair]:
         """Each member with its counterpart; a tied one whose names hold different tensors is told for each of them."""
         for member in self.members:
-            told: list[Any] = []
+            distinct: list[Any] = []
             for name in member.names:
                 other = self.entries.get(name)
-                if other is not None and not any(other is one or same_memory(other, one) for one in told):
-                    told.append(other)
+                if other is not None and not any(
+                    other is earlier or same_memory(other, earlier) for earlier in distinct
+                ):
+                    distinct.append(other)
                     yield Pair(member, name, other)
-            if not told:
+            if not distinct:
                 yield Pair(member, member.names[0], None)
 
 
 def members(module: nn.Module) -> list[Member]:
     """What a state dict of `module` should hold. Buffers that are declared not to persist are left out."""
-    found: dict[int, tuple[str, list[str], torch.Tensor]] = {}
+    by_id: dict[int, tuple[str, list[str], torch.Tensor]] = {}
     for prefix, inner in _tree(module, ""):
         transient = _own(inner, "_non_persistent_buffers_set")
         for kind, holder in ((PARAMETER, "_parameters"), (BUFFER, "_buffers")):
             for name, tensor in _own(inner, holder).items():
                 if isinstance(tensor, torch.Tensor) and name not in transient and not nn.parameter.is_lazy(tensor):
-                    found.setdefault(id(tensor), (kind, [], tensor))[1].append(prefix + name)
-    return [Member(kind, tuple(names), tensor) for kind, names, tensor in found.values()]
+                    by_id.setdefault(id(tensor), (kind, [], tensor))[1].append(prefix + name)
+    return [Member(kind, tuple(names), tensor) for kind, names, tensor in by_id.values()]
 
 
 def _own(module: nn.Module, attribute: str) -> Any:
@@ -97,7 +99,7 @@ def _tree(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
             yield from _tree(child, f"{prefix}{name}.")
 
 
-def mappings(saved: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+def state_mappings(saved: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
     """Every mapping of names to tensors in `saved`; of a whole module the mapping that its state is."""
     if isinstance(saved, nn.Module):
         yield {name: member.tensor for member in members(saved) for name in member.names}
@@ -109,13 +111,13 @@ def mappings(saved: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
             yield saved
         if depth < _DEEPEST:
             for _, value in entries:
-                yield from mappings(value, depth + 1)
+                yield from state_mappings(value, depth + 1)
     elif isinstance(saved, (list, tuple)) and len(saved) <= _LONGEST and depth < _DEEPEST:
         for value in saved:
-            yield from mappings(value, depth + 1)
+            yield from state_mappings(value, depth + 1)
 
 
-def wrapped(module: nn.Module) -> Iterator[nn.Module]:
+def unwrapped(module: nn.Module) -> Iterator[nn.Module]:
     """`module` and what it wraps: a wrapper has no parameters of its own and one child that has any."""
     seen: set[int] = set()
     while id(module) not in seen:
@@ -133,19 +135,19 @@ def _parametric(module: nn.Module) -> bool:
     return any(entry is not None for _, inner in _tree(module, "") for entry in _own(inner, "_parameters").values())
 
 
-def under(
-    module: nn.Module, mapping: Mapping[str, Any], prefix: str = "", known: Sequence[Member] | None = None
-) -> Owned:
+def module_state(
+    module: nn.Module, mapping: Mapping[str, Any], prefix: str = "", expected: Sequence[Member] | None = None
+) -> ModuleState:
     """`mapping` as a state of `module` whose keys begin with `prefix`; `known` are its members where they are known."""
     entries = {
         key[len(prefix) :]: value
         for key, value in mapping.items()
         if isinstance(key, str) and key.startswith(prefix) and isinstance(value, torch.Tensor)
     }
-    return Owned(module, prefix, members(module) if known is None else known, entries)
+    return ModuleState(module, prefix, members(module) if expected is None else expected, entries)
 
 
-def owner(mapping: Mapping[str, Any], candidates: Iterable[Candidate]) -> tuple[Owned, bool] | None:
+def best_match(mapping: Mapping[str, Any], candidates: Iterable[Candidate]) -> tuple[ModuleState, bool] | None:
     """The module among `candidates` that `mapping` is a state of, and whether that is certain.
 
     It is the one of which at least half of the names occur, possibly behind a prefix that all of them share; of
@@ -153,50 +155,50 @@ def owner(mapping: Mapping[str, Any], candidates: Iterable[Candidate]) -> tuple[
     mapping of fewer names, all of them of one module, is a part of its state: nothing is said of the other members.
     """
     names = [key for key, value in mapping.items() if isinstance(key, str) and isinstance(value, torch.Tensor)]
-    best: tuple[tuple[int, int], Owned] | None = None
+    best: tuple[tuple[int, int], ModuleState] | None = None
     for module, expected in candidates:
         if not expected or not names:
             continue
-        found = under(module, mapping, _prefix(expected, names), expected)
-        present = [pair for pair in found.pairs() if pair.other is not None]
+        state = module_state(module, mapping, _prefix(expected, names), expected)
+        present = [pair for pair in state.pairs() if pair.other is not None]
         fitting = sum(shape_of(pair.member.tensor) == shape_of(pair.other) for pair in present)
         if 2 * len(present) < len(expected):
             if not present or fitting < len(names):
                 continue
-            found = found._replace(members=[pair.member for pair in present])
+            state = state._replace(members=[pair.member for pair in present])
         shared = sum(shares_memory(pair.member.tensor, pair.other) for pair in present)
         if best is None or (shared, fitting) > best[0]:
-            best = (shared, fitting), found
+            best = (shared, fitting), state
     return None if best is None else (best[1], best[0][0] > 0)
 
 
-def owners(mapping: Mapping[str, Any], candidates: Sequence[Candidate]) -> tuple[list[Owned], bool]:
+def match_modules(mapping: Mapping[str, Any], candidates: Sequence[Candidate]) -> tuple[list[ModuleState], bool]:
     """The modules that `mapping` is a state of, each of other entries, and whether all of it is certain."""
-    found: list[Owned] = []
+    states: list[ModuleState] = []
     certain = True
     rest = dict(mapping)
-    while (one := owner(rest, candidates)) is not None:
-        owned, sure = one
-        found.append(owned)
+    while (match := best_match(rest, candidates)) is not None:
+        state, sure = match
+        states.append(state)
         certain = certain and sure
-        for member in owned.members:
+        for member in state.members:
             for name in member.names:
-                rest.pop(owned.prefix + name, None)
-    return found, certain and bool(found)
+                rest.pop(state.prefix + name, None)
+    return states, certain and bool(states)
 
 
 def _prefix(expected: Sequence[Member], names: Sequence[str]) -> str:
     """What the most of `names` have before the names of the members: nothing, or text that ends in a dot."""
-    known = set(names)
-    tried = [member.names[0] for member in expected]
-    tried = tried[:: max(1, len(tried) // _TRIED)]
+    available = set(names)
+    samples = [member.names[0] for member in expected]
+    samples = samples[:: max(1, len(samples) // _TRIED)]
     prefixes = {""}
-    for wanted in tried:
-        prefixes.update(name[: -len(wanted)] for name in names if name.endswith(f".{wanted}"))
+    for suffix in samples:
+        prefixes.update(name[: -len(suffix)] for name in names if name.endswith(f".{suffix}"))
     if len(prefixes) == 1:
         return ""
     count = {
-        prefix: sum(any(prefix + name in known for name in member.names) for member in expected)
+        prefix: sum(any(prefix + name in available for name in member.names) for member in expected)
         for prefix in sorted(prefixes, key=lambda prefix: (len(prefix), prefix))[: 2 * _TRIED]
     }
     return max(count, key=lambda prefix: (count[prefix], -len(prefix)))
@@ -205,20 +207,20 @@ def _prefix(expected: Sequence[Member], names: Sequence[str]) -> str:
 # -- comparing -------------------------------------------------------------------------------------------------------
 
 
-def shares_memory(one: torch.Tensor, other: Any) -> bool:
-    """Whether two tensors lie in the same memory, wholly or in part. Call under `unseen`."""
-    first, second = _dense(one), _dense(other)
+def shares_memory(tensor: torch.Tensor, other: Any) -> bool:
+    """Whether two tensors lie in the same memory, wholly or in part. Call under `hidden_from_modes`."""
+    first, second = _dense(tensor), _dense(other)
     if first is None or second is None or first.numel() == 0:
         return False
     pointer: int = first.untyped_storage().data_ptr()
     return pointer != 0 and first.device == second.device and bool(pointer == second.untyped_storage().data_ptr())
 
 
-def same_memory(one: Any, other: Any) -> bool:
-    """Whether two tensors are the same elements of the same memory in the same order. Call under `unseen`."""
-    if not isinstance(one, torch.Tensor) or not shares_memory(one, other):
+def same_memory(tensor: Any, other: Any) -> bool:
+    """Whether two tensors are the same elements of the same memory in the same order. Call under `hidden_from_modes`."""
+    if not isinstance(tensor, torch.Tensor) or not shares_memory(tensor, other):
         return False
-    return (one.dtype, one.shape, one.stride(), one.storage_offset()) == (
+    return (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()) == (
         other.dtype,
         other.shape,
         other.stride(),
@@ -227,7 +229,7 @@ def same_memory(one: Any, other: Any) -> bool:
 
 
 def _dense(tensor: Any) -> torch.Tensor | None:
-    return local(tensor) if isinstance(tensor, torch.Tensor) else None
+    return local_tensor(tensor) if isinstance(tensor, torch.Tensor) else None
 
 
 def sharded(tensor: torch.Tensor) -> bool:
@@ -235,40 +237,40 @@ def sharded(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "_local_tensor")
 
 
-def compared(pairs: Sequence[Pair]) -> list[tuple[int | None, int | None]]:
+def fingerprint_pairs(pairs: Sequence[Pair]) -> list[tuple[int | None, int | None]]:
     """Fingerprints of each member and of its counterpart, made so that the two can be compared; None if unreadable.
 
     A fingerprint made on an accelerator is never compared with one made on the CPU: where the two lie on different
     devices, they are copied to the CPU, one at a time. A shard and a whole tensor cannot be compared.
     """
-    found: list[tuple[int | None, int | None]] = [(None, None)] * len(pairs)
+    prints: list[tuple[int | None, int | None]] = [(None, None)] * len(pairs)
     together: list[int] = []
-    for place, (member, _, other) in enumerate(pairs):
+    for index, (member, _, other) in enumerate(pairs):
         live = member.tensor
         if not isinstance(other, torch.Tensor):
-            together.append(place)
+            together.append(index)
         elif sharded(live) is not sharded(other):
             continue
         elif live.device != other.device:
-            one, two = fingerprints([_on_cpu(live)])[0], fingerprints([_on_cpu(other)])[0]
-            found[place] = (one, two)
+            live_value, other_value = fingerprints([_on_cpu(live)])[0], fingerprints([_on_cpu(other)])[0]
+            prints[index] = (live_value, other_value)
         else:
-            together.append(place)
-    lives = fingerprints([pairs[place].member.tensor for place in together])
-    apart = [
-        place
-        for place in together
-        if pairs[place].other is not None and not same_memory(pairs[place].member.tensor, pairs[place].other)
+            together.append(index)
+    lives = fingerprints([pairs[index].member.tensor for index in together])
+    separate = [
+        index
+        for index in together
+        if pairs[index].other is not None and not same_memory(pairs[index].member.tensor, pairs[index].other)
     ]
-    others = dict(zip(apart, fingerprints([pairs[place].other for place in apart]), strict=True))
-    for place, live_print in zip(together, lives, strict=True):
-        missing = pairs[place].other is None
-        found[place] = (live_print, None if missing else others.get(place, live_print))
-    return found
+    others = dict(zip(separate, fingerprints([pairs[index].other for index in separate]), strict=True))
+    for index, live_print in zip(together, lives, strict=True):
+        missing = pairs[index].other is None
+        prints[index] = (live_print, None if missing else others.get(index, live_print))
+    return prints
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    dense = local(tensor)
+    dense = local_tensor(tensor)
     return tensor if dense is None or dense.device.type == "cpu" else dense.cpu()
 
 
@@ -277,17 +279,17 @@ def is_fresh(pairs: Sequence[Pair], held: Sequence[bool], values: Sequence[tuple
 
     See Note [What a saved state is compared with].
     """
-    present = [place for place, pair in enumerate(pairs) if isinstance(pair.other, torch.Tensor)]
+    present = [index for index, pair in enumerate(pairs) if isinstance(pair.other, torch.Tensor)]
     trainable = [
-        place for place in present if pairs[place].member.kind == PARAMETER and pairs[place].member.tensor.requires_grad
+        index for index in present if pairs[index].member.kind == PARAMETER and pairs[index].member.tensor.requires_grad
     ]
-    deciding = [place for place in trainable if held[place]] or trainable or present
-    shared = sum(shares_memory(pairs[place].member.tensor, pairs[place].other) for place in deciding)
+    deciding = [index for index in trainable if held[index]] or trainable or present
+    shared = sum(shares_memory(pairs[index].member.tensor, pairs[index].other) for index in deciding)
     if 2 * shared >= len(deciding):
         return bool(deciding)
-    alike = sum(
-        shares_memory(pairs[place].member.tensor, pairs[place].other)
-        or (values[place][0] is not None and values[place][0] == values[place][1])
-        for place in deciding
+    equal = sum(
+        shares_memory(pairs[index].member.tensor, pairs[index].other)
+        or (values[index][0] is not None and values[index][0] == values[index][1])
+        for index in deciding
     )
-    return 2 * alike > len(deciding)
+    return 2 * equal > len(deciding)

@@ -23,7 +23,7 @@ _DEEPEST = 4
 """Wrappers that are looked through: those of torch itself (for a layer of torch, for a scheduler) are two deep."""
 
 
-class Compiled(NamedTuple):
+class CompiledTarget(NamedTuple):
     """What a compiled callable is: a module, or steps of an optimizer and of schedulers, or any other function.
 
     `model` is a module with parameters that such a function was given or refers to.
@@ -41,29 +41,29 @@ class Compiled(NamedTuple):
         return self.module is not None or self.optimizer is not None or bool(self.schedulers)
 
 
-def compiled(function: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> Compiled:
+def identify_target(function: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> CompiledTarget:
     """What `function` is, which is about to be called with these arguments."""
     name = str(getattr(function, "__qualname__", type(function).__name__)).replace("<locals>.", "")
     for _ in range(_DEEPEST):
         if isinstance(function, nn.Module):
-            return Compiled(type(function).__name__, function)
+            return CompiledTarget(type(function).__name__, function)
         owner = getattr(function, "__self__", None)
         called = getattr(function, "__name__", "")
         if isinstance(owner, nn.Module) and called in _CALLS_OF_MODULE:
-            return Compiled(type(owner).__name__, owner)
+            return CompiledTarget(type(owner).__name__, owner)
         if isinstance(owner, Optimizer) and called == "step" and not args and not keywords:
-            return Compiled(name, optimizer=owner)
+            return CompiledTarget(name, optimizer=owner)
         if isinstance(owner, nn.Module):
-            return Compiled(name, model=_model(owner))
+            return CompiledTarget(name, model=_model(owner))
         if isinstance(function, FunctionType):
             optimizer, schedulers = _steps(function, args)
             if optimizer is not None or schedulers:
-                return Compiled(name, optimizer=optimizer, schedulers=schedulers)
+                return CompiledTarget(name, optimizer=optimizer, schedulers=schedulers)
         inside = getattr(function, "__wrapped__", None)
         if inside is None:
             break
         function = inside
-    return Compiled(name, model=_model_of(function, args, keywords))
+    return CompiledTarget(name, model=_model_of(function, args, keywords))
 
 
 # -- models that a function uses ---------------------------------------------------------------------------------------
@@ -133,10 +133,10 @@ _chains: dict[CodeType, tuple[tuple[str, ...], ...]] = {}
 def _called(code: CodeType) -> tuple[tuple[str, ...], ...]:
     """What a function that runs straight through calls, without arguments, as names: `("self", "optimizer", "step")`.
     Nothing for any other function."""
-    found = _chains.get(code)
-    if found is None:
-        found = _chains[code] = tuple(_read_calls(code))
-    return found
+    chains = _chains.get(code)
+    if chains is None:
+        chains = _chains[code] = tuple(_read_calls(code))
+    return chains
 
 
 def _read_calls(code: CodeType) -> list[tuple[str, ...]]:
@@ -173,6 +173,6 @@ def _value_of(name: str, function: FunctionType, args: Sequence[Any]) -> Any:
         except (ValueError, IndexError):
             return _UNKNOWN
     if name in code.co_varnames[: code.co_argcount]:
-        place = code.co_varnames.index(name)
-        return args[place] if place < len(args) else _UNKNOWN
+        index = code.co_varnames.index(name)
+        return args[index] if index < len(args) else _UNKNOWN
     return function.__globals__.get(name, _UNKNOWN)

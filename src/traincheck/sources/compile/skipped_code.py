@@ -11,7 +11,7 @@ from typing import Any
 _OURS = str(Path(__file__).parents[2])
 
 
-def leave_alone(skip: Callable[[CodeType], None] | None) -> None:
+def skip_own_code(skip: Callable[[CodeType], None] | None) -> None:
     """Tell the compiler not to compile our functions where a program calls them between two graphs."""
     if skip is None:
         return
@@ -37,5 +37,10 @@ def _codes_of(value: Any, module: str) -> list[CodeType]:
 
 
 def _with_inner(code: CodeType) -> list[CodeType]:
-    inner = [found for constant in code.co_consts if isinstance(constant, CodeType) for found in _with_inner(constant)]
+    inner = [
+        inner_code
+        for constant in code.co_consts
+        if isinstance(constant, CodeType)
+        for inner_code in _with_inner(constant)
+    ]
     return [code, *inner]

@@ -16,9 +16,9 @@ import torch
 
 from traincheck.sources.distributed.replica_readings import several_ranks
 from traincheck.sources.recording.recorder import Recorder
-from traincheck.sources.tensors.call_summaries import MOST_INSIDE, in_schedule
+from traincheck.sources.tensors.call_summaries import MAX_NESTED_TENSORS, in_schedule
 from traincheck.sources.tensors.device_transfers import NextSeq
-from traincheck.sources.tensors.reading import computed, fingerprints, unseen
+from traincheck.sources.tensors.reading import deferred_fingerprints, fingerprints, hidden_from_modes
 from traincheck.sources.tensors.value_facts import readable
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Reading
@@ -39,40 +39,42 @@ class BatchReadings:
 
     def __init__(self, demand: Demand, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._known: dict[str, tuple[int, Facts]] = {}  # by model: what is frozen in it, and the facts of its batches
-        self.ask(demand)
+        self._models: dict[str, tuple[int, Facts]] = {}  # by model: what is frozen in it, and the facts of its batches
+        self.set_demand(demand)
 
-    def ask(self, demand: Demand) -> None:
+    def set_demand(self, demand: Demand) -> None:
         """From now on take the readings that `demand` asks for."""
-        self._wanted = demand.wants_reading(KIND, BATCH)
+        self._enabled = demand.takes_reading(KIND, BATCH)
 
     @property
-    def wanted(self) -> bool:
+    def should_read(self) -> bool:
         """Whether what goes into the model is to be read now."""
-        coming = self._recorder.steps.coming
-        return self._wanted and in_schedule(coming) and several_ranks()
+        coming = self._recorder.steps.window_step
+        return self._enabled and in_schedule(coming) and several_ranks()
 
     def read(
         self, call: int, name: str, model: torch.nn.Module, args: Sequence[Any], keywords: Mapping[str, Any]
     ) -> None:
         """Read all tensors that `call` gives the model, as one value; nothing where one cannot be read."""
-        with unseen():
+        with hidden_from_modes():
             batch = list(_tensors((*args, *keywords.values())))
             if sum(tensor.numel() for tensor in batch) < LEAST_ELEMENTS or not all(map(readable, batch)):
                 return
-            values = computed(batch)
-            if name not in self._known:
+            values = deferred_fingerprints(batch)
+            if name not in self._models:
                 parameters = [parameter for parameter in model.parameters() if not parameter.requires_grad]
                 context = _OF_GATHERED if _is_gathered(model) else _CONTEXT
-                self._known[name] = _together(fingerprints(parameters)), context
-            frozen, context = self._known[name]
+                self._models[name] = _combined(fingerprints(parameters)), context
+            frozen, context = self._models[name]
 
-            def conclude(known: list[int | None], next_seq: NextSeq) -> None:
-                if None not in known:
-                    for what, value in ((BATCH, _together(known)), (FROZEN, frozen)):
-                        self._recorder.reading(Reading(next_seq(), call, name, KIND, what, value, context=context))
+            def conclude(resolved: list[int | None], next_seq: NextSeq) -> None:
+                if None not in resolved:
+                    for attribute, value in ((BATCH, _combined(resolved)), (FROZEN, frozen)):
+                        self._recorder.record_reading(
+                            Reading(next_seq(), call, name, KIND, attribute, value, context=context)
+                        )
 
-            self._recorder.transfers.when(SOURCE, values, conclude, events=2)
+            self._recorder.transfers.when_ready(SOURCE, values, conclude, events=2)
 
 
 def _is_gathered(model: torch.nn.Module) -> bool:
@@ -87,7 +89,7 @@ def _is_gathered(model: torch.nn.Module) -> bool:
     return "FSDPModule" in names and all(whole)
 
 
-def _together(values: Sequence[int | None]) -> int:
+def _combined(values: Sequence[int | None]) -> int:
     """Several fingerprints as one number; it is the same in each process."""
     return hash(tuple(value or 0 for value in values)) & 0x7FFFFFFFFFFFFFFF
 
@@ -99,4 +101,4 @@ def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
             yield value
         elif type(value) in (list, tuple, dict):
             inner = value.values() if type(value) is dict else value
-            yield from (item for item in islice(inner, MOST_INSIDE) if isinstance(item, torch.Tensor))
+            yield from (item for item in islice(inner, MAX_NESTED_TENSORS) if isinstance(item, torch.Tensor))

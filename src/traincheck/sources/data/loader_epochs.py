@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from traincheck.sources.data.loader_workers import Rounds
 from traincheck.sources.data.random_states import combined
-from traincheck.sources.tensors.reading import fingerprints, unseen
+from traincheck.sources.tensors.reading import fingerprints, hidden_from_modes
 from traincheck.vocab.facts import Facts, FactValue
 
 UNKNOWN = "DataLoader"
@@ -25,7 +25,7 @@ MOST_INDICES = 4096
 """Indices of a batch that count for its fingerprint."""
 
 
-class Pass:
+class LoaderEpoch:
     """One pass over a loader: `batches` were fetched so far; `order` is a fingerprint of which came first; `args` tells
     of how many samples a batch is to be, `foreign` that no code of the program's runs in it."""
 
@@ -33,14 +33,14 @@ class Pass:
         "__weakref__",
         "args",
         "batches",
-        "foreign",
+        "exhausted",
+        "from_start",
         "number",
         "order",
-        "over",
         "receiver",
         "rounds",
+        "torch_only",
         "turn",
-        "whole",
         "workers",
     )
 
@@ -51,42 +51,42 @@ class Pass:
         workers: int = 0,
         size: int | None = None,
         *,
-        whole: bool = True,
-        foreign: bool = False,
+        from_start: bool = True,
+        torch_only: bool = False,
     ) -> None:
         self.receiver = receiver
         self.number = number  # of its iterator
         self.workers = workers
         self.args: Facts = () if size is None else (("batch_size", size),)
-        self.whole = whole  # seen from its beginning
-        self.foreign = foreign
+        self.from_start = from_start  # seen from its beginning
+        self.torch_only = torch_only
         self.turn = 0  # passes that the same iterator made before
         self.rounds: Rounds | None = None
-        self.again()
+        self.restart()
         self.turn = 0
 
-    def again(self) -> None:
+    def restart(self) -> None:
         """Another pass begins with the same iterator (of workers that persist)."""
         self.turn += 1
         self.batches = 0
         self.order: int | None = None
-        self.over = False
+        self.exhausted = False
 
 
-def is_foreign(loader: DataLoader[Any]) -> bool:
+def is_torch_only(loader: DataLoader[Any]) -> bool:
     """Whether a loader is made of torch's own parts: nothing of the program's runs while it fetches a batch."""
     dataset = loader.dataset
     while type(dataset) is Subset:
         dataset = dataset.dataset
     samplers = (type(loader), type(loader.sampler), type(loader.batch_sampler), loader.collate_fn)
-    return type(dataset) is TensorDataset and all(_is_torchs(part) for part in samplers)
+    return type(dataset) is TensorDataset and all(_is_from_torch(part) for part in samplers)
 
 
-def _is_torchs(part: Any) -> bool:
+def _is_from_torch(part: Any) -> bool:
     return part is type(None) or str(getattr(part, "__module__", "")).startswith("torch.utils.data")
 
 
-class _Named(NamedTuple):
+class _NamedLoader(NamedTuple):
     name: str
     loader: weakref.ref[Any]
     dataset: weakref.ref[Any] | None
@@ -102,43 +102,43 @@ class LoaderNames:
     """
 
     def __init__(self) -> None:
-        self._known: list[_Named] = []
+        self._entries: list[_NamedLoader] = []
         self._count = 0
 
-    def of(self, loader: DataLoader[Any]) -> str:
+    def name_of(self, loader: DataLoader[Any]) -> str:
         """The name of `loader`, given at first sight."""
-        for known in self._known:
-            if known.loader() is loader:
-                return known.name
+        for entry in self._entries:
+            if entry.loader() is loader:
+                return entry.name
         made_of = (
             loader.batch_size,
             loader.drop_last,
-            *map(_kind, (type(loader), type(loader.sampler), type(loader.batch_sampler), loader.collate_fn)),
+            *map(_type_name, (type(loader), type(loader.sampler), type(loader.batch_sampler), loader.collate_fn)),
         )
         name = ""
-        for known in list(self._known):
-            if known.loader() is not None:
+        for entry in list(self._entries):
+            if entry.loader() is not None:
                 continue
-            gone = known.dataset is None or known.dataset() is None
-            if known.dataset is not None and known.dataset() is loader.dataset and known.made_of == made_of:
-                name, gone = name or known.name, True
+            gone = entry.dataset is None or entry.dataset() is None
+            if entry.dataset is not None and entry.dataset() is loader.dataset and entry.made_of == made_of:
+                name, gone = name or entry.name, True
             if gone:
-                self._known.remove(known)
+                self._entries.remove(entry)
         if not name:
             self._count += 1
             name = f"DataLoader#{self._count}"
-        self._known.append(_Named(name, weakref.ref(loader), _weakly(loader.dataset), made_of))
+        self._entries.append(_NamedLoader(name, weakref.ref(loader), _weak_reference(loader.dataset), made_of))
         return name
 
 
-def _kind(thing: Any) -> str:
+def _type_name(value: Any) -> str:
     """The name of a class or function; of anything else that of its class."""
-    return str(getattr(thing, "__qualname__", type(thing).__qualname__))
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
-def _weakly(thing: Any) -> weakref.ref[Any] | None:
+def _weak_reference(value: Any) -> weakref.ref[Any] | None:
     try:
-        return weakref.ref(thing)
+        return weakref.ref(value)
     except TypeError:
         return None
 
@@ -158,10 +158,10 @@ def dataset_size(loader: DataLoader[Any]) -> int | None:
 
 def batch_size(loader: DataLoader[Any]) -> int | None:
     """Samples in a batch, None where the loader does not batch, or batches vary."""
-    found = loader.batch_size
-    if found is None:
-        found = getattr(loader.batch_sampler, "batch_size", None)
-    return found if type(found) is int else None
+    size = loader.batch_size
+    if size is None:
+        size = getattr(loader.batch_sampler, "batch_size", None)
+    return size if type(size) is int else None
 
 
 def _length(sized: Any) -> int | None:
@@ -185,18 +185,18 @@ def tensors_in(batch: Any, role: str, depth: int = 0) -> Iterator[tuple[str, tor
             for key, value in batch.items():
                 yield from tensors_in(value, f"{role}[{key}]", depth + 1)
         elif isinstance(batch, (list, tuple)):
-            for place, value in enumerate(batch[:MOST_TENSORS]):
-                yield from tensors_in(value, f"{role}[{place}]", depth + 1)
+            for index, value in enumerate(batch[:MOST_TENSORS]):
+                yield from tensors_in(value, f"{role}[{index}]", depth + 1)
 
 
 def order_of_indices(indices: Any) -> int | None:
     """A fingerprint of the indices that a sampler chose for a batch, None where they are nothing that could be told."""
     try:
-        with unseen():
-            told = repr(_plain(indices))
+        with hidden_from_modes():
+            text = repr(_plain(indices))
     except TypeError:
         return None
-    return xxhash.xxh3_64_intdigest(told.encode())
+    return xxhash.xxh3_64_intdigest(text.encode())
 
 
 def _plain(index: Any, depth: int = 0) -> FactValue | list[Any]:
@@ -209,7 +209,7 @@ def _plain(index: Any, depth: int = 0) -> FactValue | list[Any]:
 
 def order_of_batch(batch: Any) -> int | None:
     """A fingerprint of the tensors of a batch, None where it has none that could be read."""
-    found = [tensor for _, tensor in tensors_in(batch, "")][:MOST_TENSORS]
-    with unseen():
-        told = [value for value in fingerprints(found) if value is not None]
-    return combined(told) if told else None
+    tensors = [tensor for _, tensor in tensors_in(batch, "")][:MOST_TENSORS]
+    with hidden_from_modes():
+        values = [value for value in fingerprints(tensors) if value is not None]
+    return combined(values) if values else None

@@ -25,14 +25,14 @@ from torch.utils.data._utils import fetch
 
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.data.random_states import STREAMS, combined, fingerprint, generators_in, stream_fingerprint
-from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Reading
 
 KIND = "worker"
-OF_DATASET = "dataset"
-STATES = (*STREAMS, OF_DATASET)
+DATASET = "dataset"
+STATES = (*STREAMS, DATASET)
 ATTRIBUTES = tuple(f"random.{state}" for state in STATES)
 """What is read of a worker. `random.dataset`: the generators that the data set holds and drew from for this batch."""
 
@@ -51,7 +51,7 @@ class Message(NamedTuple):
     worker: int
     workers: int
     batch: int
-    told: int
+    mask: int
     states: tuple[int, ...]
 
     def pack(self) -> bytes:
@@ -59,8 +59,8 @@ class Message(NamedTuple):
 
     @classmethod
     def unpack(cls, values: tuple[int, ...]) -> Message:
-        iterator, turn, worker, workers, batch, told, *states = values
-        return cls(iterator, turn, worker, workers, batch, told, tuple(states))
+        iterator, turn, worker, workers, batch, mask, *states = values
+        return cls(iterator, turn, worker, workers, batch, mask, tuple(states))
 
 
 class Pipe:
@@ -78,13 +78,13 @@ class Pipe:
     @staticmethod
     def _identify(end: int) -> tuple[int, int] | None:
         try:
-            found = os.fstat(end)
+            status = os.fstat(end)
         except OSError:
             return None
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
-    def _intact(self, which: int) -> bool:
-        return self._identity[which] is not None and self._identify(self.ends[which]) == self._identity[which]
+    def _intact(self, index: int) -> bool:
+        return self._identity[index] is not None and self._identify(self.ends[index]) == self._identity[index]
 
     def write(self, data: bytes) -> None:
         """Write all of `data` (at most PIPE_BUF bytes) or, where it does not fit, nothing."""
@@ -102,8 +102,8 @@ class Pipe:
             return b""
 
     def close(self) -> None:
-        for which, end in enumerate(self.ends):
-            if self._intact(which):
+        for index, end in enumerate(self.ends):
+            if self._intact(index):
                 os.close(end)
 
 
@@ -125,24 +125,24 @@ class Rounds:
             self.lost += message.batch - self._next.get(message.worker, 0)
             self._next[message.worker] = message.batch + 1
 
-    def ready(self, fetched: int, over: bool) -> list[list[Message]]:
+    def ready(self, fetched: int, exhausted: bool) -> list[list[Message]]:
         """The rounds that can be told once `fetched` batches were, or the pass is over; each by worker.
 
         A round that a worker ended before is told without it; one in which a message was lost is left out.
         """
-        found = []
+        complete = []
         for number in sorted(self._held):
-            round_ = self._held[number]
-            missing = set(range(self._workers)) - round_.keys()
-            lost = any(self._next.get(worker, 0) > number for worker in missing)
-            if not over and not lost:
+            messages = self._held[number]
+            absent = set(range(self._workers)) - messages.keys()
+            lost = any(self._next.get(worker, 0) > number for worker in absent)
+            if not exhausted and not lost:
                 early = fetched < (number + 1) * self._workers
-                if early if not missing else len(self._held) <= MOST_HELD:
+                if early if not absent else len(self._held) <= MOST_HELD:
                     break
             del self._held[number]
             if not lost:
-                found.append([round_[worker] for worker in sorted(round_)])
-        return found
+                complete.append([messages[worker] for worker in sorted(messages)])
+        return complete
 
 
 class _InWorker(threading.local):
@@ -155,7 +155,7 @@ class _InWorker(threading.local):
     busy = False
 
 
-class Workers:
+class LoaderWorkers:
     """Follows the workers of all loaders of this process."""
 
     def __init__(self) -> None:
@@ -163,19 +163,19 @@ class Workers:
         self._pid = os.getpid()
         self._pipe: Pipe | None = None
         self._rounds: weakref.WeakValueDictionary[int, Rounds] = weakref.WeakValueDictionary()
-        self._wanted: tuple[str, ...] = ()
+        self._states: tuple[str, ...] = ()
         self._off = False
         self._lost = 0
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         """Have workers that are forked from now on tell their random states, where they are demanded."""
-        undo = Undo()
+        undo = UndoStack()
         self._recorder = recorder
-        self._wanted = tuple(state for state in STATES if demand.wants_reading(KIND, f"random.{state}"))
-        recorder.when_over(undo, self._close)
-        if not self._wanted:
+        self._states = tuple(state for state in STATES if demand.takes_reading(KIND, f"random.{state}"))
+        recorder.on_detach(undo, self._close_pipe)
+        if not self._states:
             return undo
-        watching = wrapping(self._quiet(self._fetch_begins), self._quiet(self._fetch_ends), self._fetch_fails)
+        watching = wrapping(self._silenced(self._fetch_begins), self._silenced(self._fetch_ends), self._fetch_fails)
         for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
             replace(undo, fetcher, "fetch", watching)
         return undo
@@ -184,11 +184,13 @@ class Workers:
 
     def about_to_fork(self, iterator: int, turn: int, workers: int, context: Any) -> Rounds | None:
         """A loader's iterator starts its workers, or a new pass (`turn`) with those it has; None if unseen."""
-        if not self._wanted:
+        if not self._states:
             return None
         method = _start_method(context)
         if method != "fork":
-            self._recorder.miss(f"workers: data loader workers that are started by {method} are not seen inside")
+            self._recorder.report_unobservable(
+                f"workers: data loader workers that are started by {method} are not seen inside"
+            )
             return None
         if self._pipe is None:
             self._pipe = Pipe()
@@ -196,29 +198,29 @@ class Workers:
         rounds = self._rounds[iterator] = Rounds(iterator, workers, turn)
         return rounds
 
-    def tell(self, rounds: Rounds, name: str, fetched: int, over: bool, call: int) -> None:
+    def record(self, rounds: Rounds, name: str, fetched: int, exhausted: bool, call: int) -> None:
         """Note the readings of the rounds that are ready, in `call`; `name` is the loader's."""
         self._receive()
-        for messages in rounds.ready(fetched, over):
+        for messages in rounds.ready(fetched, exhausted):
             # An attribute that only some workers tell (one did not draw) would not be compared with its like.
-            common = messages[0].told
+            common = messages[0].mask
             for message in messages:
-                common &= message.told
+                common &= message.mask
             for message in messages:
-                for place, attribute in enumerate(ATTRIBUTES):
-                    if common >> place & 1:
-                        self._read(f"{name} worker {message.worker}", attribute, message.states[place], call)
+                for bit, attribute in enumerate(ATTRIBUTES):
+                    if common >> bit & 1:
+                        self._read(f"{name} worker {message.worker}", attribute, message.states[bit], call)
         self._lost, rounds.lost = self._lost + rounds.lost, 0
 
-    def pass_over(self, rounds: Rounds, fetched: int, over: bool) -> None:
+    def discard(self, rounds: Rounds, fetched: int, exhausted: bool) -> None:
         """Let go of the rounds that are ready; nobody asks for them."""
         self._receive()
-        rounds.ready(fetched, over)
+        rounds.ready(fetched, exhausted)
         rounds.lost = 0
 
     def _read(self, variable: str, attribute: str, value: int, call: int) -> None:
         recorder = self._recorder
-        recorder.reading(Reading(recorder.next_seq(), call, variable, KIND, attribute, value))
+        recorder.record_reading(Reading(recorder.next_seq(), call, variable, KIND, attribute, value))
 
     def _receive(self) -> None:
         """Empty the pipe; a message is for the loader it names, whoever reads it."""
@@ -232,16 +234,18 @@ class Workers:
     def at_end(self) -> None:
         """Say how many messages were lost, if any were."""
         if self._lost:
-            self._recorder.miss(f"workers: {self._lost} random states of data loader workers were lost on the way")
+            self._recorder.report_unobservable(
+                f"workers: {self._lost} random states of data loader workers were lost on the way"
+            )
 
-    def _close(self) -> None:
+    def _close_pipe(self) -> None:
         pipe, self._pipe = self._pipe, None
         if pipe is not None and os.getpid() == self._pid:
             pipe.close()
 
     # -- in a worker -----------------------------------------------------------------------------------------------
 
-    def _quiet(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _silenced(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, which after a fault says nothing more: nobody would hear a complaint from in here."""
 
         def safe(*args: Any) -> Any:
@@ -268,23 +272,23 @@ class Workers:
         me.busy = True
         streams = {}
         for stream in STREAMS:
-            found = stream_fingerprint(stream) if stream in self._wanted else None
-            if found is not None:
-                streams[stream] = found
-        held = generators_in(fetcher.dataset, fetcher.collate_fn) if OF_DATASET in self._wanted else []
-        return streams, [(one, found) for one in held if (found := fingerprint(one)) is not None]
+            state = stream_fingerprint(stream) if stream in self._states else None
+            if state is not None:
+                streams[stream] = state
+        held = generators_in(fetcher.dataset, fetcher.collate_fn) if DATASET in self._states else []
+        return streams, [(generator, state) for generator in held if (state := fingerprint(generator)) is not None]
 
     def _fetch_ends(self, token: tuple[dict[str, int], list[tuple[Any, int]]], batch: Any) -> None:
         states, held = token
         # A generator that is not drawn from may well be the same everywhere.
         drawn = [before for generator, before in held if fingerprint(generator) != before]
         if drawn:
-            states[OF_DATASET] = combined(drawn)
+            states[DATASET] = combined(drawn)
         me, info, pipe = self._me, get_worker_info(), self._pipe
-        told = sum(1 << place for place, state in enumerate(STATES) if state in states)
+        mask = sum(1 << bit for bit, state in enumerate(STATES) if state in states)
         if pipe is not None and info is not None:
             values = tuple(states.get(state, 0) for state in STATES)
-            pipe.write(Message(me.iterator, me.turn, info.id, info.num_workers, me.batch, told, values).pack())
+            pipe.write(Message(me.iterator, me.turn, info.id, info.num_workers, me.batch, mask, values).pack())
         me.batch += 1
         me.busy = False
 
@@ -294,6 +298,6 @@ class Workers:
 
 def _start_method(context: Any) -> str:
     """How a loader's workers are started. (Asking the usual way would settle the method for the whole program.)"""
-    asked = context if context is not None else multiprocessing
-    found = asked.get_start_method(allow_none=True)
-    return str(found or multiprocessing.get_all_start_methods()[0])
+    multiprocessing_context = context if context is not None else multiprocessing
+    method = multiprocessing_context.get_start_method(allow_none=True)
+    return str(method or multiprocessing.get_all_start_methods()[0])

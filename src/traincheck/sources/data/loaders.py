@@ -17,25 +17,25 @@ from traincheck.sources.base import replace, wrapping
 from traincheck.sources.data.loader_epochs import (
     MOST_TENSORS,
     UNKNOWN,
+    LoaderEpoch,
     LoaderNames,
-    Pass,
     announced_length,
     batch_size,
     dataset_size,
-    is_foreign,
+    is_torch_only,
     order_of_batch,
     order_of_indices,
     tensors_in,
 )
 from traincheck.sources.data.loader_workers import KIND as WORKER
-from traincheck.sources.data.loader_workers import Workers
+from traincheck.sources.data.loader_workers import LoaderWorkers
 from traincheck.sources.data.random_states import STREAMS, stream_fingerprint
-from traincheck.sources.recording.context_facts import circumstances
-from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.context_facts import context_facts
+from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.device_transfers import NextSeq
-from traincheck.sources.tensors.reading import computed, shape_of, unseen
-from traincheck.sources.tensors.value_facts import Reads, readable_memory, values_in
+from traincheck.sources.tensors.reading import deferred_fingerprints, hidden_from_modes, shape_of
+from traincheck.sources.tensors.value_facts import ValueRequest, readable_memory, value_facts
 from traincheck.vocab.demand import TENSORS, Demand
 from traincheck.vocab.events import ANNOUNCED, LIFECYCLE, LIVE, NO_CALL, RESULT, Reading, TensorSummary
 from traincheck.vocab.facts import Facts, FactValue, facts
@@ -65,7 +65,7 @@ class _Fetch(NamedTuple):
 
     began: int
     call: OpenCall | None
-    of: Pass
+    epoch: LoaderEpoch
     outer: str | None
     watched: bool = True
 
@@ -87,10 +87,10 @@ class LoaderSource:
 
     def __init__(self) -> None:
         self._names = LoaderNames()
-        self._passes: dict[int, tuple[weakref.ref[Any], Pass]] = {}
+        self._epochs: dict[int, tuple[weakref.ref[Any], LoaderEpoch]] = {}
         self._numbers = itertools.count(1)
         self._opened = _Opened()
-        self._workers = Workers()
+        self._workers = LoaderWorkers()
         self._summaries: dict[tuple[Any, ...], TensorSummary] = {}
 
     def offers(self) -> str | None:
@@ -98,31 +98,31 @@ class LoaderSource:
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
-        self._sizes = [name for name in SIZES if demand.wants_reading(LOADER, name)]
-        self._results = [name for name in (BATCHES, ORDER) if demand.wants_reading(LOADER, name)]
-        self._streams = [name for name in STREAMS if demand.wants_reading(RANDOM, name)]
-        self._reads = Reads.of(demand, NEXT)
-        self._tensors = bool(self._reads) or demand.wants_state(NEXT, TENSORS)
-        read_at_next = self._results or self._tensors or demand.wants_readings(WORKER)
-        self._next_wanted = demand.wants_call(NEXT) or bool(read_at_next)
-        self._iter_wanted = demand.wants_call(ITER) or bool(self._sizes or self._streams)
-        undo = Undo()
+        self._sizes = [name for name in SIZES if demand.takes_reading(LOADER, name)]
+        self._results = [name for name in (BATCHES, ORDER) if demand.takes_reading(LOADER, name)]
+        self._streams = [name for name in STREAMS if demand.takes_reading(RANDOM, name)]
+        self._reads = ValueRequest.of(demand, NEXT)
+        self._tensors = bool(self._reads) or demand.reads_values(NEXT, TENSORS)
+        read_at_next = self._results or self._tensors or demand.takes_readings(WORKER)
+        self._next_wanted = demand.records_call(NEXT) or bool(read_at_next)
+        self._iter_wanted = demand.records_call(ITER) or bool(self._sizes or self._streams)
+        undo = UndoStack()
         undo.enter_context(self._workers.attach(demand, recorder))
         # A pass is followed from its beginning to its end, through steps that are watched and others.
         wrap, iterator = self._wrap, _BaseDataLoaderIter
         wrap(undo, DataLoader, "__iter__", self._iter_begins, self._iter_ends, self._iter_fails)
-        wrap(undo, iterator, "__init__", self._pass_begins, self._about_to_fork, _nothing, always=True)
-        wrap(undo, iterator, "_reset", self._pass_begins_again, _nothing, _nothing, always=True)
+        wrap(undo, iterator, "__init__", self._epoch_begins, self._about_to_fork, _no_op, always=True)
+        wrap(undo, iterator, "_reset", self._epoch_restarts, _no_op, _no_op, always=True)
         wrap(undo, iterator, "__next__", self._next_begins, self._next_ends, self._next_fails, always=True)
         if ORDER in self._results:
-            wrap(undo, iterator, "_next_index", self._index_begins, self._index_ends, _nothing)
+            wrap(undo, iterator, "_next_index", self._index_begins, self._index_ends, _no_op)
         recorder.after_gap(self.name, self._forget)
         recorder.at_end(recorder.guarded(self.name, self._at_end))
         return undo
 
     def _wrap(
         self,
-        undo: Undo,
+        undo: UndoStack,
         holder: type,
         method: str,
         begins: Callable[..., Any],
@@ -138,18 +138,20 @@ class LoaderSource:
         self._opened = _Opened()
 
     def _name(self, loader: Any) -> str:
-        return self._names.of(loader)
+        return self._names.name_of(loader)
 
-    def _read(self, of: str, kind: str, attribute: str, value: FactValue, role: str, call: int, told: Facts) -> None:
+    def _read(
+        self, variable: str, kind: str, attribute: str, value: FactValue, role: str, call: int, context: Facts
+    ) -> None:
         recorder = self._recorder
-        recorder.reading(Reading(recorder.next_seq(), call, of, kind, attribute, value, role, told))
+        recorder.record_reading(Reading(recorder.next_seq(), call, variable, kind, attribute, value, role, context))
 
     # -- a pass begins ---------------------------------------------------------------------------------------------
 
     def _iter_begins(self, loader: Any) -> OpenCall | None:
         if not self._iter_wanted:
             return None
-        call = self._recorder.enter(LIFECYCLE, ITER, self._name(loader), circumstances())
+        call = self._recorder.enter(LIFECYCLE, ITER, self._name(loader), context_facts())
         self._opened.call = call
         return call
 
@@ -161,35 +163,35 @@ class LoaderSource:
         self._opened.call = None
         self._recorder.abandon(call)
 
-    def _pass_begins(self, iterator: Any, loader: Any) -> tuple[Any, Pass] | None:
+    def _epoch_begins(self, iterator: Any, loader: Any) -> tuple[Any, LoaderEpoch] | None:
         """An iterator is being made. (What makes it is not always `DataLoader.__iter__`: a subclass may do it.)"""
         receiver = self._name(loader)
-        self._leave_others(receiver)
+        self._leave_other_epochs(receiver)
         self._read_loader(loader, receiver)
-        with self._recorder.asking():
-            number, foreign = next(self._numbers), is_foreign(loader)
-            made = Pass(receiver, number, loader.num_workers, batch_size(loader), foreign=foreign)
+        with self._recorder.querying_program():
+            number, torch_only = next(self._numbers), is_torch_only(loader)
+            epoch = LoaderEpoch(receiver, number, loader.num_workers, batch_size(loader), torch_only=torch_only)
         key = id(iterator)
-        gone = self._recorder.guarded(self.name, lambda _: self._gone(key), always=True)
-        self._passes[key] = weakref.ref(iterator, gone), made
-        return (loader.multiprocessing_context, made) if made.workers else None
+        gone = self._recorder.guarded(self.name, lambda _: self._iterator_deleted(key), always=True)
+        self._epochs[key] = weakref.ref(iterator, gone), epoch
+        return (loader.multiprocessing_context, epoch) if epoch.workers else None
 
-    def _about_to_fork(self, token: tuple[Any, Pass], result: Any) -> None:
+    def _about_to_fork(self, token: tuple[Any, LoaderEpoch], result: Any) -> None:
         """The iterator is made, as far as its base class does it; workers start next."""
-        context, made = token
-        made.rounds = self._workers.about_to_fork(made.number, made.turn, made.workers, context)
+        context, epoch = token
+        epoch.rounds = self._workers.about_to_fork(epoch.number, epoch.turn, epoch.workers, context)
 
-    def _pass_begins_again(self, iterator: Any, loader: Any = None, first_iter: bool = False) -> None:
+    def _epoch_restarts(self, iterator: Any, loader: Any = None, first_iter: bool = False) -> None:
         """An iterator is used again for another pass (or, as part of its making, for the first)."""
-        found = self._pass_of(iterator)
-        if loader is None or found is None or first_iter:
+        epoch = self._epoch_of(iterator)
+        if loader is None or epoch is None or first_iter:
             return
-        self._abandoned(found)
-        self._read_loader(loader, found.receiver)
-        found.again()
-        if found.rounds is not None:
+        self._record_unfinished(epoch)
+        self._read_loader(loader, epoch.receiver)
+        epoch.restart()
+        if epoch.rounds is not None:
             context = loader.multiprocessing_context
-            found.rounds = self._workers.about_to_fork(found.number, found.turn, found.workers, context)
+            epoch.rounds = self._workers.about_to_fork(epoch.number, epoch.turn, epoch.workers, context)
 
     def _read_loader(self, loader: Any, receiver: str) -> None:
         if not self._recorder.watching:
@@ -202,154 +204,154 @@ class LoaderSource:
                 self._read(PROCESS, RANDOM, attribute, state, LIVE, call, ())
         for attribute in self._sizes:
             role, read = SIZES[attribute]
-            with self._recorder.asking():
+            with self._recorder.querying_program():
                 size = read(loader)
             if size is not None:
                 self._read(receiver, LOADER, attribute, size, role, call, ())
 
-    def _pass_of(self, iterator: Any) -> Pass | None:
-        found = self._passes.get(id(iterator))
-        return found[1] if found is not None and found[0]() is iterator else None
+    def _epoch_of(self, iterator: Any) -> LoaderEpoch | None:
+        entry = self._epochs.get(id(iterator))
+        return entry[1] if entry is not None and entry[0]() is iterator else None
 
     # -- a pass goes on --------------------------------------------------------------------------------------------
 
-    def _index_begins(self, iterator: Any) -> Pass | None:
+    def _index_begins(self, iterator: Any) -> LoaderEpoch | None:
         """The first indices of a pass tell its order; those of an iterable data set are none."""
-        found = self._pass_of(iterator)
-        return found if found is not None and found.order is None and not found.batches else None
+        epoch = self._epoch_of(iterator)
+        return epoch if epoch is not None and epoch.order is None and not epoch.batches else None
 
-    def _index_ends(self, found: Pass, indices: Any) -> None:
-        if found.order is None:
-            found.order = order_of_indices(indices)
+    def _index_ends(self, epoch: LoaderEpoch, indices: Any) -> None:
+        if epoch.order is None:
+            epoch.order = order_of_indices(indices)
 
     def _next_begins(self, iterator: Any) -> _Fetch:
         recorder = self._recorder
         began = recorder.next_seq()
         recorder.steps.fetch_begins(began)
-        found = self._pass_of(iterator)
-        if found is None:
-            found = Pass(UNKNOWN, 0, whole=False)
-            self._passes[id(iterator)] = weakref.ref(iterator), found
+        epoch = self._epoch_of(iterator)
+        if epoch is None:
+            epoch = LoaderEpoch(UNKNOWN, 0, from_start=False)
+            self._epochs[id(iterator)] = weakref.ref(iterator), epoch
         if not recorder.watching:
-            return _Fetch(began, None, found, None, watched=False)
+            return _Fetch(began, None, epoch, None, watched=False)
         call = (
-            recorder.enter(LIFECYCLE, NEXT, found.receiver, circumstances(), found.args) if self._next_wanted else None
+            recorder.enter(LIFECYCLE, NEXT, epoch.receiver, context_facts(), epoch.args) if self._next_wanted else None
         )
-        outer, recorder.fetching = recorder.fetching, recorder.sites.here()
-        if found.foreign:
-            recorder.aside.begin()
-        return _Fetch(began, call, found, outer)
+        outer, recorder.fetch_site = recorder.fetch_site, recorder.sites.here()
+        if epoch.torch_only:
+            recorder.suppression.begin()
+        return _Fetch(began, call, epoch, outer)
 
     def _next_ends(self, fetch: _Fetch, batch: Any) -> None:
-        found, call = fetch.of, fetch.call
+        epoch, call = fetch.epoch, fetch.call
         self._fetched(fetch)
-        found.batches += 1
-        if call is not None and found.batches == 1 and found.order is None and ORDER in self._results:
-            found.order = order_of_batch(batch)
+        epoch.batches += 1
+        if call is not None and epoch.batches == 1 and epoch.order is None and ORDER in self._results:
+            epoch.order = order_of_batch(batch)
         if call is not None:
             if self._tensors:
-                self._tell_batch(call, batch)
-            self._tell_workers(found, call.seq)
-            self._recorder.leave(call, _FETCHED[found.whole and found.batches == 1])
+                self._record_batch(call, batch)
+            self._record_workers(epoch, call.seq)
+            self._recorder.leave(call, _FETCHED[epoch.from_start and epoch.batches == 1])
         self._recorder.steps.fetch_ends(fetch.began)
         self._recorder.at_rest()
 
     def _next_fails(self, fetch: _Fetch) -> None:
-        recorder, call, found = self._recorder, fetch.call, fetch.of
+        recorder, call, epoch = self._recorder, fetch.call, fetch.epoch
         self._fetched(fetch)
         if not isinstance(sys.exc_info()[1], StopIteration):
-            recorder.steps.fetch_fails(fetch.began)
+            recorder.steps.fetch_failed(fetch.began)
             if call is not None:
                 recorder.abandon(call)
             return
-        first, found.over = not found.over, True
+        first, epoch.exhausted = not epoch.exhausted, True
         if call is not None:
             if first:
-                self._tell_workers(found, call.seq)
-                self._tell_pass(found, call.seq)
+                self._record_workers(epoch, call.seq)
+                self._record_epoch(epoch, call.seq)
             recorder.leave(call, _LAST[True])
         recorder.steps.fetch_ends(fetch.began, exhausted_at=recorder.next_seq())
 
     def _fetched(self, fetch: _Fetch) -> None:
         if fetch.watched:
-            self._recorder.aside.end()
-            self._recorder.fetching = fetch.outer
-        elif fetch.of.rounds is not None:
-            self._workers.pass_over(fetch.of.rounds, fetch.of.batches + 1, fetch.of.over)
+            self._recorder.suppression.end()
+            self._recorder.fetch_site = fetch.outer
+        elif fetch.epoch.rounds is not None:
+            self._workers.discard(fetch.epoch.rounds, fetch.epoch.batches + 1, fetch.epoch.exhausted)
 
-    def _tell_workers(self, found: Pass, call: int) -> None:
-        if found.rounds is not None:
-            self._workers.tell(found.rounds, found.receiver, found.batches, found.over, call)
+    def _record_workers(self, epoch: LoaderEpoch, call: int) -> None:
+        if epoch.rounds is not None:
+            self._workers.record(epoch.rounds, epoch.receiver, epoch.batches, epoch.exhausted, call)
 
-    def _tell_batch(self, call: OpenCall, batch: Any) -> None:
+    def _record_batch(self, call: OpenCall, batch: Any) -> None:
         """Tell the tensors of a batch; equal summaries are the same object where no values are told."""
         entries = list(itertools.islice(tensors_in(batch, RESULT), MOST_TENSORS))
-        with unseen():
+        with hidden_from_modes():
             entries = [(role, tensor) for role, tensor in entries if shape_of(tensor) is not None]
-            call.tensors = told = tuple(self._summary(role, tensor) for role, tensor in entries)
+            call.tensors = summaries = tuple(self._summary(role, tensor) for role, tensor in entries)
             if not self._reads:
                 return
             tensors = [tensor for _, tensor in entries]
-            digests = computed(tensors) if self._reads.contents else [None] * len(tensors)
-            values = values_in([readable_memory(tensor) for tensor in tensors], self._reads)
+            digests = deferred_fingerprints(tensors) if self._reads.contents else [None] * len(tensors)
+            values = value_facts([readable_memory(tensor) for tensor in tensors], self._reads)
 
-            def conclude(known: list[Any], _: NextSeq) -> None:
+            def conclude(resolved: list[Any], _: NextSeq) -> None:
                 call.tensors = tuple(
                     summary._replace(fingerprint=digest, facts=tuple(sorted(facts.items())))
-                    for summary, digest, facts in zip(told, known, known[len(told) :], strict=False)
+                    for summary, digest, facts in zip(summaries, resolved, resolved[len(summaries) :], strict=False)
                 )
 
-            self._recorder.transfers.when(self.name, [*digests, *values], conclude, call=call)
+            self._recorder.transfers.when_ready(self.name, [*digests, *values], conclude, call=call)
 
     def _summary(self, role: str, tensor: Any) -> TensorSummary:
         key = (role, tensor.dtype, tensor.shape, tensor.requires_grad)
-        found = self._summaries.get(key)
-        if found is None:
+        summary = self._summaries.get(key)
+        if summary is None:
             if len(self._summaries) >= MOST_SUMMARIES:
                 self._summaries.clear()
             dtype = str(tensor.dtype).removeprefix("torch.")
-            found = self._summaries[key] = TensorSummary(role, dtype, tuple(tensor.shape), tensor.requires_grad)
-        return found
+            summary = self._summaries[key] = TensorSummary(role, dtype, tuple(tensor.shape), tensor.requires_grad)
+        return summary
 
     # -- a pass ends -----------------------------------------------------------------------------------------------
 
-    def _tell_pass(self, found: Pass, call: int) -> None:
+    def _record_epoch(self, epoch: LoaderEpoch, call: int) -> None:
         """How far the pass came and in what order; one that was not seen from its beginning tells neither."""
-        if found.whole:
-            told = _LAST[found.over]
+        if epoch.from_start:
+            context = _LAST[epoch.exhausted]
             if BATCHES in self._results:
-                self._read(found.receiver, LOADER, BATCHES, found.batches, LIVE, call, told)
-            if ORDER in self._results and found.order is not None:
-                self._read(found.receiver, LOADER, ORDER, found.order, LIVE, call, told)
+                self._read(epoch.receiver, LOADER, BATCHES, epoch.batches, LIVE, call, context)
+            if ORDER in self._results and epoch.order is not None:
+                self._read(epoch.receiver, LOADER, ORDER, epoch.order, LIVE, call, context)
 
-    def _abandoned(self, found: Pass) -> None:
+    def _record_unfinished(self, epoch: LoaderEpoch) -> None:
         """Nothing more comes of this pass. One without a batch was only prepared."""
-        if not found.over and found.batches:
-            self._tell_pass(found, NO_CALL)
+        if not epoch.exhausted and epoch.batches:
+            self._record_epoch(epoch, NO_CALL)
 
-    def _leave_others(self, receiver: str) -> None:
+    def _leave_other_epochs(self, receiver: str) -> None:
         """Report the unfinished passes over a loader when another pass over it begins.
 
         A program may keep an iterator long after its last batch (`batches = iter(loader); first = next(batches)`). It
         has left that pass by now, and the end of the iterator says nothing about the passes since.
         """
-        for _, found in list(self._passes.values()):
-            if found.receiver == receiver:
-                self._abandoned(found)
-                found.whole = found.whole and not found.batches
+        for _, epoch in list(self._epochs.values()):
+            if epoch.receiver == receiver:
+                self._record_unfinished(epoch)
+                epoch.from_start = epoch.from_start and not epoch.batches
 
-    def _gone(self, key: int) -> None:
+    def _iterator_deleted(self, key: int) -> None:
         """The program let go of an iterator."""
-        entry = self._passes.get(key)
+        entry = self._epochs.get(key)
         if entry is not None and entry[0]() is None:
-            del self._passes[key]
-            self._abandoned(entry[1])
+            del self._epochs[key]
+            self._record_unfinished(entry[1])
 
     def _at_end(self) -> None:
-        for _, found in list(self._passes.values()):
-            self._abandoned(found)
+        for _, epoch in list(self._epochs.values()):
+            self._record_unfinished(epoch)
         self._workers.at_end()
 
 
-def _nothing(*_: Any) -> None:
+def _no_op(*_: Any) -> None:
     """For what needs no word when it ends."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import xxhash
 
-from traincheck.sources.tensors.reading import fingerprints, unseen
+from traincheck.sources.tensors.reading import fingerprints, hidden_from_modes
 
 PYTHON, NUMPY, TORCH = "python", "numpy", "torch"
 STREAMS = (PYTHON, NUMPY, TORCH)
@@ -48,9 +48,9 @@ def fingerprint(generator: Any) -> int | None:
         return None
 
 
-def combined(found: Iterable[int]) -> int:
+def combined(values: Iterable[int]) -> int:
     """One fingerprint of several."""
-    return xxhash.xxh3_64_intdigest(array("Q", found).tobytes())
+    return xxhash.xxh3_64_intdigest(array("Q", values).tobytes())
 
 
 def _of_python(state: tuple[Any, ...]) -> int:
@@ -62,7 +62,7 @@ def _of_python(state: tuple[Any, ...]) -> int:
 def _of_torch(generator: torch.Generator) -> int | None:
     if generator.device.type != "cpu":
         return None  # a worker must not touch an accelerator
-    with unseen():
+    with hidden_from_modes():
         return fingerprints([generator.get_state()])[0]
 
 
@@ -95,24 +95,24 @@ def generators_in(*roots: Any) -> list[Any]:
     closure. No code of the program is run. Known limitations: local variables (of an `__iter__` that makes its own
     generator) are not seen, nor is what lies deeper than `DEPTH` or in large containers.
     """
-    found: dict[int, Any] = {}
+    generators: dict[int, Any] = {}
     seen: set[int] = set()
     is_generator = _generator_test()
     level = list(roots)
     for _ in range(DEPTH + 1):
         below: list[Any] = []
-        for thing in level:
+        for holder in level:
             if len(seen) >= MOST_LOOKED_AT:
-                return list(found.values())
-            if id(thing) not in seen:
-                seen.add(id(thing))
-                for value in _held_by(thing):
+                return list(generators.values())
+            if id(holder) not in seen:
+                seen.add(id(holder))
+                for value in _held_by(holder):
                     if is_generator(value):
-                        found.setdefault(id(value), value)
+                        generators.setdefault(id(value), value)
                     elif _may_hold(value):
                         below.append(value)
         level = below
-    return list(found.values())
+    return list(generators.values())
 
 
 def _generator_test() -> Callable[[Any], bool]:
@@ -131,24 +131,24 @@ def _may_hold(value: Any) -> bool:
     return not isinstance(value, _PLAIN)
 
 
-def _held_by(thing: Any) -> Iterator[Any]:
+def _held_by(holder: Any) -> Iterator[Any]:
     """What an object holds, as far as it can be told without running code of the program."""
-    if isinstance(thing, MethodType):
-        yield thing.__self__
-        thing = thing.__func__
-    if isinstance(thing, FunctionType):
-        yield from _held_by_function(thing)
-    elif isinstance(thing, (list, tuple, dict)):
-        if len(thing) <= MOST_ENTRIES:
-            yield from thing.values() if isinstance(thing, dict) else thing
+    if isinstance(holder, MethodType):
+        yield holder.__self__
+        holder = holder.__func__
+    if isinstance(holder, FunctionType):
+        yield from _held_by_function(holder)
+    elif isinstance(holder, (list, tuple, dict)):
+        if len(holder) <= MOST_ENTRIES:
+            yield from holder.values() if isinstance(holder, dict) else holder
     else:
         try:
-            attributes = object.__getattribute__(thing, "__dict__")
+            attributes = object.__getattribute__(holder, "__dict__")
         except AttributeError:
             attributes = {}
         yield from list(attributes.values())
         for name in _METHODS:
-            method = next((vars(cls)[name] for cls in type(thing).__mro__ if name in vars(cls)), None)
+            method = next((vars(cls)[name] for cls in type(holder).__mro__ if name in vars(cls)), None)
             if isinstance(method, FunctionType) and not str(method.__module__).startswith("torch."):
                 yield from _held_by_function(method)
 

@@ -18,11 +18,11 @@ import torch
 import torch.distributed
 
 from traincheck.sources.base import replace, wrapping
-from traincheck.sources.recording.context_facts import Surroundings, circumstances_amid
-from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.context_facts import CallContext, call_context_facts
+from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.device_transfers import NextSeq
-from traincheck.sources.tensors.reading import Computed, computed, unseen
+from traincheck.sources.tensors.reading import Fingerprint, deferred_fingerprints, hidden_from_modes
 from traincheck.sources.tensors.value_facts import readable
 from traincheck.vocab.collectives import STARTED, WAIT
 from traincheck.vocab.demand import CONTENTS, TENSORS, Demand
@@ -50,21 +50,21 @@ class _Pending(NamedTuple):
         return self.started.tensors[0].fingerprint if self.sends and self.started.tensors else None
 
 
-class Requests:
+class AsyncMessages:
     """Follows requests and tells of each wait for one, as a call of `WAIT`."""
 
     name = "collectives"
 
-    def __init__(self, surroundings: Surroundings) -> None:
-        self._surroundings = surroundings
+    def __init__(self, call_context: CallContext) -> None:
+        self._call_context = call_context
         self._pending: dict[int, _Pending] = {}
         self._recorder: Recorder | None = None
 
-    def attach(self, demand: Demand, recorder: Recorder, undo: Undo) -> None:
+    def attach(self, demand: Demand, recorder: Recorder, undo: UndoStack) -> None:
         """Watch waits, as far as they are asked for."""
-        kind = getattr(torch.distributed, "Work", None)
-        asked = any(demand.wants_state(_LEVELS, what) for what in (TENSORS, CONTENTS))
-        if kind is None or not demand.wants_call(_LEVELS) or not asked:
+        work = getattr(torch.distributed, "Work", None)
+        observed = any(demand.reads_values(_LEVELS, state) for state in (TENSORS, CONTENTS))
+        if work is None or not demand.records_call(_LEVELS) or not observed:
             return
         self._recorder = recorder
         recorder.after_gap(self.name, self._pending.clear)
@@ -74,10 +74,10 @@ class Requests:
             guarded(self.name, lambda opened, _: self._wait_ends(*opened)),
             guarded(self.name, lambda opened: recorder.abandon(opened[0])),
         )
-        polling = wrapping(guarded(self.name, self._pending_of), guarded(self.name, self._polled), _nothing)
-        replace(undo, kind, "wait", waiting)
-        replace(undo, kind, "is_completed", polling)
-        recorder.when_over(undo, self._pending.clear)
+        polling = wrapping(guarded(self.name, self._pending_of), guarded(self.name, self._polled), _no_op)
+        replace(undo, work, "wait", waiting)
+        replace(undo, work, "is_completed", polling)
+        recorder.on_detach(undo, self._pending.clear)
 
     def follow(self, request: Any, call: OpenCall, tensor: Any, *, sends: bool, read: bool) -> None:
         """Follow a message that `call` has started; `read` is True where values are read of this call."""
@@ -90,8 +90,8 @@ class Requests:
         self._pending[key] = _Pending(gone, weakref.ref(tensor), summary, sends, read, call)
 
     def _pending_of(self, request: Any) -> _Pending | None:
-        found = self._pending.get(id(request))
-        return found if found is not None and found.request() is request else None
+        pending = self._pending.get(id(request))
+        return pending if pending is not None and pending.request() is request else None
 
     def _polled(self, pending: _Pending, ended: object) -> None:
         request = pending.request()
@@ -104,28 +104,28 @@ class Requests:
         if pending is None or self._recorder is None:
             return None
         del self._pending[id(request)]
-        call = self._recorder.enter(LIFECYCLE, _LEVELS, "", circumstances_amid(self._surroundings))
+        call = self._recorder.enter(LIFECYCLE, _LEVELS, "", call_context_facts(self._call_context))
         return call, pending
 
     def _wait_ends(self, call: OpenCall, pending: _Pending) -> None:
         if self._recorder is None:
             return
         tensor = pending.tensor()
-        now: Computed = None
+        now: Fingerprint = None
 
-        def conclude(known: list[int | None], _: NextSeq) -> None:
-            told: Facts = ()
-            if known[0] is not None and (sent := pending.fingerprint()) is not None:
-                told = (("changed", known[0] != sent),)
+        def conclude(resolved: list[int | None], _: NextSeq) -> None:
+            comparison: Facts = ()
+            if resolved[0] is not None and (sent := pending.fingerprint()) is not None:
+                comparison = (("changed", resolved[0] != sent),)
             role = "sent" if pending.sends else "received"
-            call.tensors = (pending.summary._replace(role=role, fingerprint=known[0], facts=told),)
+            call.tensors = (pending.summary._replace(role=role, fingerprint=resolved[0], facts=comparison),)
 
-        with unseen():
+        with hidden_from_modes():
             if tensor is not None and pending.read and readable(tensor):
-                now = computed([tensor])[0]
-            self._recorder.transfers.when(self.name, [now], conclude, call=call)
+                now = deferred_fingerprints([tensor])[0]
+            self._recorder.transfers.when_ready(self.name, [now], conclude, call=call)
         self._recorder.leave(call, ((STARTED, pending.started.seq),))
 
 
-def _nothing(_: Any) -> None:
+def _no_op(_: Any) -> None:
     """A poll that raises leaves all as it was."""

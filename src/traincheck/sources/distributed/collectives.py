@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 import torch.distributed
 
 from traincheck.sources.base import replace, replace_everywhere, wrapping
-from traincheck.sources.distributed.async_messages import Requests
-from traincheck.sources.distributed.process_groups import end_without_the_lock
+from traincheck.sources.distributed.async_messages import AsyncMessages
+from traincheck.sources.distributed.process_groups import destroy_without_gil
 from traincheck.sources.recording.api_names import parameter_names
-from traincheck.sources.recording.call_sites import Sites, qualified_name
-from traincheck.sources.recording.context_facts import LONGEST_TEXT, Surroundings, circumstances_amid, result_facts
+from traincheck.sources.recording.call_sites import CallSites, qualified_name
+from traincheck.sources.recording.context_facts import MAX_TEXT_LENGTH, CallContext, call_context_facts, result_facts
 from traincheck.sources.recording.frames import argument_names, local_values
-from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
-from traincheck.sources.tensors.call_summaries import Asked, Before, Summaries, asked
+from traincheck.sources.tensors.call_summaries import CallRequest, CallSummaries, StateBeforeCall, call_request
 from traincheck.vocab.collectives import GROUP, NUMBER, PEER, PURPOSE, ranks_as_text
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE
@@ -70,25 +70,25 @@ STARTERS = ("isend", "irecv", "batch_isend_irecv")
 _SENDS, _RECEIVES, _BLOCKING = ("send", "isend"), ("recv", "irecv"), (f"{HOME}.send", f"{HOME}.recv")
 
 
-_ASKS_WHO_TRAINS = "_get_num_nonjoined_procs"
+_JOIN_ROUND_METHOD = "_get_num_nonjoined_procs"
 """The method of `Join` that a rank calls before each round in which it answers the others."""
 
 
-class _Open(NamedTuple):
+class _OpenCollective(NamedTuple):
     """A call under way: its arguments as they were, and those that its result is written into. `told` says between
     which ranks it is, `message` is what a request sends or receives. One that is not watched has no `call`."""
 
     call: OpenCall | None
-    before: Before | None
+    before: StateBeforeCall | None
     written: Any
-    told: Facts = ()
+    peer_facts: Facts = ()
     message: Any = None
 
 
 class _Messaging(threading.local):
     """Whether a thread is in a function that sends or receives."""
 
-    now = False
+    active = False
 
 
 class CollectiveSource:
@@ -100,118 +100,122 @@ class CollectiveSource:
 
     name = "collectives"
 
-    def __init__(self, summaries: Summaries, surroundings: Surroundings) -> None:
+    def __init__(self, summaries: CallSummaries, call_context: CallContext) -> None:
         self._summaries = summaries
-        self._surroundings = surroundings
-        self._requests = Requests(surroundings)
+        self._call_context = call_context
+        self._messages_in_flight = AsyncMessages(call_context)
         self._messages: Counter[tuple[bool, int, object]] = Counter()
-        self._mirrors = threading.local()
+        self._join = threading.local()
         self._messaging = _Messaging()
 
     def offers(self) -> str | None:
         return None if torch.distributed.is_available() else "this build of torch has no torch.distributed"
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
-        undo = Undo()
+        undo = UndoStack()
         # The compiler knows collectives by identity: the table in which it looks is to hold the originals.
         importlib.import_module(f"{HOME}._functional_collectives")
         for name in WRITTEN:
             function = getattr(torch.distributed, name, None)
-            if function is not None and demand.wants_call((f"{HOME}.{name}",)):
-                replace_everywhere(undo, HOME, name, self._watching(demand, recorder, name, function))
+            if function is not None and demand.records_call((f"{HOME}.{name}",)):
+                replace_everywhere(undo, HOME, name, self._wrap_collective(demand, recorder, name, function))
         # A rank whose data has come to an end answers the calls of the others when it leaves its `Join`.
         join = importlib.import_module(f"{HOME}.algorithms.join").Join
-        replace(undo, join, "__exit__", functools.partial(self._mirroring, recorder))
-        if hasattr(join, _ASKS_WHO_TRAINS):
-            replace(undo, join, _ASKS_WHO_TRAINS, self._counting_rounds)
-        self._requests.attach(demand, recorder, undo)
-        end_without_the_lock(self.name, recorder, undo)
+        replace(undo, join, "__exit__", functools.partial(self._wrap_join, recorder))
+        if hasattr(join, _JOIN_ROUND_METHOD):
+            replace(undo, join, _JOIN_ROUND_METHOD, self._count_rounds)
+        self._messages_in_flight.attach(demand, recorder, undo)
+        destroy_without_gil(self.name, recorder, undo)
         return undo
 
-    def _mirroring(self, recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_join(self, recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, in which a rank without data answers the others: its collectives, and the steps that it makes of
         an optimizer whose state is divided among the ranks, are no part of a training step of its own."""
-        mirrors, hooks = self._mirrors, recorder.hooks
+        join_state, hooks = self._join, recorder.hooks
 
         def joined() -> None:
             seq = recorder.next_seq()
-            recorder.steps.ranks_join(seq, mirrors.rounds)
-            if mirrors.rounds:
-                recorder.lose_sight(seq)
+            recorder.steps.join_ends(seq, join_state.rounds)
+            if join_state.rounds:
+                recorder.mark_unseen_training(seq)
 
         counts = recorder.guarded(self.name, joined, always=True)
 
         @functools.wraps(function)
         def wrapper(join: Any, *args: Any, **kwargs: Any) -> Any:
-            mirrors.here, mirrors.rounds = True, 0
-            place = hooks.step_aside(methods=False)  # a method of ours counts the rounds
+            join_state.here, join_state.rounds = True, 0
+            suspended = hooks.suspend(methods=False)  # a method of ours counts the rounds
             try:
                 result = function(join, *args, **kwargs)
             finally:
-                hooks.come_back(place)
-                mirrors.here = False
+                hooks.resume(suspended)
+                join_state.here = False
             counts()
             return result
 
         return wrapper
 
-    def _counting_rounds(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _count_rounds(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, which asks before each round how many ranks still train: a step of theirs, if there are any."""
-        mirrors = self._mirrors
+        join_state = self._join
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             training = function(*args, **kwargs)
-            if training > 0 and getattr(mirrors, "here", False):
-                mirrors.rounds += 1
+            if training > 0 and getattr(join_state, "here", False):
+                join_state.rounds += 1
             return training
 
         return wrapper
 
-    def _watching(self, demand: Demand, recorder: Recorder, name: str, function: Callable[..., Any]) -> Any:
-        summaries, surroundings, requests = self._summaries, self._surroundings, self._requests
+    def _wrap_collective(self, demand: Demand, recorder: Recorder, name: str, function: Callable[..., Any]) -> Any:
+        summaries, call_context, in_flight = self._summaries, self._call_context, self._messages_in_flight
         levels, names = (f"{HOME}.{name}",), parameter_names(function)
-        what: Asked | None = asked(demand, levels, names)
+        request: CallRequest | None = call_request(demand, levels, names)
         counted, messaging = name in (*_SENDS, *_RECEIVES), self._messaging
 
-        def begins(*args: Any, **kwargs: Any) -> _Open | None:
+        def begins(*args: Any, **kwargs: Any) -> _OpenCollective | None:
             if not recorder.watching:
-                if messaging.now:
+                if messaging.active:
                     return None
-                self._between(name, names, args, kwargs)
-                messaging.now = True
-                return _Open(None, None, None)
+                self._message_facts(name, names, args, kwargs)
+                messaging.active = True
+                return _OpenCollective(None, None, None)
             around = recorder.innermost()
             if around is not None and around.levels is levels:
                 return None  # torch asks the modes of the program first, and they call the function once more
-            call = recorder.enter(LIFECYCLE, levels, "", circumstances_amid(surroundings))
+            call = recorder.enter(LIFECYCLE, levels, "", call_context_facts(call_context))
             nested = around is not None and around.levels[0] in _BLOCKING
             if not counted:
-                told = (*_group(names, args, kwargs), (PURPOSE, _purpose(recorder.sites)))
+                peer_facts = (*_group(names, args, kwargs), (PURPOSE, _purpose(recorder.sites)))
             else:
-                told = () if nested else self._between(name, names, args, kwargs)
-            if what is None:
-                return _Open(call, None, None, told)
-            before = summaries.begins(call, what, args, kwargs, later=name in STARTERS)
+                peer_facts = () if nested else self._message_facts(name, names, args, kwargs)
+            if request is None:
+                return _OpenCollective(call, None, None, peer_facts)
+            before = summaries.record_arguments(call, request, args, kwargs, is_async=name in STARTERS)
             message = None
             if name in ("isend", "irecv") and not nested:
                 message = _argument("tensor", names, args, kwargs)
-            return _Open(call, before, _argument(WRITTEN[name], names, args, kwargs), told, message)
+            return _OpenCollective(call, before, _argument(WRITTEN[name], names, args, kwargs), peer_facts, message)
 
-        def ends(opened: _Open, result: Any) -> None:
-            call, before, written, told, message = opened
+        def ends(opened: _OpenCollective, result: Any) -> None:
+            call, before, written, peer_facts, message = opened
             if call is None:
-                messaging.now = False
+                messaging.active = False
                 return
-            found = result_facts(result) if what is None else summaries.ends(call, what, before, result, written)
+            outcome = (
+                result_facts(result)
+                if request is None
+                else summaries.record_result(call, request, before, result, written)
+            )
             if message is not None:
-                requests.follow(
-                    result, call, message, sends=name == "isend", read=before is not None and before.read.contents
+                in_flight.follow(
+                    result, call, message, sends=name == "isend", read=before is not None and before.request.contents
                 )
-            recorder.leave(call, merged(found, **dict(told)) if told else found)
+            recorder.leave(call, merged(outcome, **dict(peer_facts)) if peer_facts else outcome)
 
-        def failed(opened: _Open) -> None:
-            messaging.now = False
+        def failed(opened: _OpenCollective) -> None:
+            messaging.active = False
             if opened.call is not None:
                 recorder.abandon(opened.call)
 
@@ -219,7 +223,9 @@ class CollectiveSource:
         guarded = partial(recorder.guarded, self.name, always=counted)
         return wrapping(guarded(begins), guarded(ends), guarded(failed))
 
-    def _between(self, name: str, names: tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Facts:
+    def _message_facts(
+        self, name: str, names: tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Facts:
         """The other rank of a message, and the message's number."""
         peer = _peer("dst" if name in _SENDS else "src", names, args, kwargs)
         if peer is None:
@@ -231,8 +237,8 @@ class CollectiveSource:
 
 def _argument(name: str, names: tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What was passed for the parameter `name`, None when nothing was."""
-    place = names.index(name) if name in names else len(args)
-    return args[place] if place < len(args) else kwargs.get(name)
+    index = names.index(name) if name in names else len(args)
+    return args[index] if index < len(args) else kwargs.get(name)
 
 
 def _group(names: tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Facts:
@@ -249,30 +255,30 @@ def _group(names: tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any
 
 def _peer(other: str, names: tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
     """The number of the other rank among all ranks, None for any rank."""
-    peer, place, group = (_argument(name, names, args, kwargs) for name in (other, f"group_{other}", "group"))
+    peer, group_rank, group = (_argument(name, names, args, kwargs) for name in (other, f"group_{other}", "group"))
     try:
-        if peer is None and place is not None:
-            peer = torch.distributed.get_global_rank(group or torch.distributed.group.WORLD, place)
+        if peer is None and group_rank is not None:
+            peer = torch.distributed.get_global_rank(group or torch.distributed.group.WORLD, group_rank)
     except (LookupError, ValueError, TypeError, RuntimeError):
         return None
     return peer if type(peer) is int else None
 
 
-_FRAMES_LET_GO = sys.version_info >= (3, 11)
+_CAN_READ_LOCALS = sys.version_info >= (3, 11)
 """Whether the arguments of a frame can be looked at without keeping them alive, see Note [Borrowed locals]."""
 
 
-def _purpose(sites: Sites) -> str:
+def _purpose(sites: CallSites) -> str:
     """The function of the user's that makes the call, with the words among its arguments: `norm_of(group=experts)`."""
     frame = sys._getframe(2)
     while frame is not None and not sites.file_of(frame.f_code):
         frame = frame.f_back  # type: ignore[assignment]
     if frame is None:
         return ""
-    values = local_values(frame, argument_names(frame.f_code)) if _FRAMES_LET_GO else {}
+    values = local_values(frame, argument_names(frame.f_code)) if _CAN_READ_LOCALS else {}
     words = [f"{name}={value}" for name, value in values.items() if type(value) is str and _is_word(value)]
     return f"{qualified_name(frame.f_code)}({', '.join(words)})"
 
 
 def _is_word(text: str) -> bool:
-    return len(text) <= LONGEST_TEXT and text.isidentifier()
+    return len(text) <= MAX_TEXT_LENGTH and text.isidentifier()

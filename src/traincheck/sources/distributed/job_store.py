@@ -32,11 +32,11 @@ class JobStore:
         """Set a key."""
         self._store.set(key, value)
 
-    def get(self, keys: Sequence[str], seconds: float, given_up: Callable[[], bool]) -> list[bytes] | None:
+    def get(self, keys: Sequence[str], seconds: float, is_cancelled: Callable[[], bool]) -> list[bytes] | None:
         """The values of `keys` once all are set; None where that takes too long, or `given_up` says so meanwhile."""
         deadline = time.monotonic() + seconds
         while not self._store.check(list(keys)):
-            if time.monotonic() > deadline or given_up():
+            if time.monotonic() > deadline or is_cancelled():
                 return None
             time.sleep(PAUSE)
         return [bytes(self._store.get(key)) for key in keys]
@@ -53,10 +53,10 @@ def connect(job: str, seconds: float) -> JobStore:
         base = base.underlying_store
     if isinstance(base, TCPStore):
         limit = timedelta(seconds=seconds)
-        found: Any = TCPStore(base.host, base.port, None, False, limit, wait_for_workers=False)
+        connection: Any = TCPStore(base.host, base.port, None, False, limit, wait_for_workers=False)
         host = base.host
     elif isinstance(base, FileStore):
-        found, host = FileStore(base.path, get_world_size()), "localhost"
+        connection, host = FileStore(base.path, get_world_size()), "localhost"
     else:
         raise LookupError(f"a {type(base).__name__} cannot be reached over a second connection")
-    return JobStore(PrefixStore(f"{PREFIX}/{job}", found), host)
+    return JobStore(PrefixStore(f"{PREFIX}/{job}", connection), host)

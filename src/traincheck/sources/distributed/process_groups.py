@@ -20,13 +20,13 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from traincheck.sources.base import replace
-from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 
 _OWNERS = ("reducer", "logger")
 
 
-def end_without_the_lock(source: str, recorder: Recorder, undo: Undo) -> None:
+def destroy_without_gil(source: str, recorder: Recorder, undo: UndoStack) -> None:
     """Let groups end without Python's lock where their model is the last to own them.
 
     Known limitations: models made before this call are not known, nor are reducers that a program makes itself.
@@ -49,8 +49,8 @@ def _keep_group(model: Any) -> None:
     for owner in (getattr(model, name, None) for name in _OWNERS):
         if group is not None and owner is not None:
             # (When Python ends, all is left to it.)
-            weakref.finalize(owner, _dropped, group).atexit = False
+            weakref.finalize(owner, _release_group, group).atexit = False
 
 
-def _dropped(group: Any) -> None:
+def _release_group(group: Any) -> None:
     """The owner is gone; the reference goes with the arguments of this call."""

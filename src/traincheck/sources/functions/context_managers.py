@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from traincheck.sources.base import around_block, replace, replace_everywhere, wrapping
-from traincheck.sources.recording.context_facts import Surroundings
-from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.context_facts import CallContext
+from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.vocab.demand import Demand
 
@@ -52,7 +52,7 @@ class _Entered(threading.local):
         self.regions: set[int] = set()
 
 
-class RegionSource:
+class ContextManagerSource:
     """Watches context managers while calls are observed whose context they belong to.
 
     Known limitations: not seen are functions that are decorated with the context manager of a generator function, and
@@ -61,32 +61,32 @@ class RegionSource:
 
     name = "regions"
 
-    def __init__(self, surroundings: Surroundings) -> None:
-        self._surroundings = surroundings
+    def __init__(self, call_context: CallContext) -> None:
+        self._call_context = call_context
         self._entered = _Entered()
 
     def offers(self) -> str | None:
         return None
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
-        undo = Undo()
-        if not (demand.everything or demand.apis or demand.states):
+        undo = UndoStack()
+        if demand.is_empty:
             return undo
-        for home, name, told in GENERATORS:
-            wrap_in(undo, home, name, self._watching_generator(recorder, told))
-        for home, name, told in CLASSES:
+        for home, name, label in GENERATORS:
+            wrap_in(undo, home, name, self._watching_generator(recorder, label))
+        for home, name, label in CLASSES:
             cls = getattr(importlib.import_module(home), name, None)
             if cls is not None:
-                self._watch_class(undo, recorder, cls, told)
+                self._watch_class(undo, recorder, cls, label)
         return undo
 
-    def _watching_generator(self, recorder: Recorder, told: str) -> Callable[[Any], Any]:
-        around = self._surroundings
+    def _watching_generator(self, recorder: Recorder, label: str) -> Callable[[Any], Any]:
+        around = self._call_context
 
         def made(manager: Any) -> None:
             inner = getattr(manager, "gen", None)
             if inner is not None:
-                manager.gen = _watched(inner, around, told)
+                manager.gen = _watched(inner, around, label)
 
         safe_made = recorder.guarded(self.name, made, always=True)  # a region may outlast the step that enters it
         watching = wrapping(lambda *args, **kwargs: True, lambda token, manager: safe_made(manager), lambda token: None)
@@ -99,23 +99,23 @@ class RegionSource:
 
         return decorate
 
-    def _watch_class(self, undo: Undo, recorder: Recorder, cls: type, told: str) -> None:
-        around, entered = self._surroundings, self._entered
+    def _watch_class(self, undo: UndoStack, recorder: Recorder, cls: type, label: str) -> None:
+        around, entered = self._call_context, self._entered
 
         def enters(region: Any) -> None:
             entered.regions.add(id(region))
-            around.enters(told)
+            around.enter_region(label)
 
         def leaves(region: Any) -> None:
             if id(region) in entered.regions:
                 entered.regions.remove(id(region))
-                around.leaves(told)
+                around.exit_region(label)
 
         guarded = functools.partial(recorder.guarded, self.name, always=True)
         around_block(undo, cls, guarded(enters), guarded(leaves))
 
 
-def wrap_in(undo: Undo, home: str, name: str, make: Callable[[Any], Any]) -> None:
+def wrap_in(undo: UndoStack, home: str, name: str, make: Callable[[Any], Any]) -> None:
     """Replace the function or method `name` of the module `home`, wherever torch holds it."""
     module: Any = importlib.import_module(home)
     owner, _, attribute = name.rpartition(".")
@@ -129,9 +129,9 @@ def wrap_in(undo: Undo, home: str, name: str, make: Callable[[Any], Any]) -> Non
         replace_everywhere(undo, home, name, make)
 
 
-def _watched(inner: Iterator[Any], around: Surroundings, told: str) -> Iterator[Any]:
-    around.enters(told)
+def _watched(inner: Iterator[Any], around: CallContext, label: str) -> Iterator[Any]:
+    around.enter_region(label)
     try:
         yield from inner
     finally:
-        around.leaves(told)
+        around.exit_region(label)

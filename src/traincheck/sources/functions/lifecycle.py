@@ -16,14 +16,14 @@ import torch
 
 from traincheck.sources.base import around_block, replace, replace_everywhere, wrapping
 from traincheck.sources.gradients.gradients import Gradients, Snapshot
-from traincheck.sources.modules.variables import Catalog
+from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.optimizers.schedulers import ScheduleReadings
 from traincheck.sources.recording.api_names import levels
-from traincheck.sources.recording.context_facts import circumstances
-from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.context_facts import context_facts
+from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
-from traincheck.sources.tensors.deferred_values import Pending, lies_here
-from traincheck.sources.tensors.reading import local, unseen
+from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host
+from traincheck.sources.tensors.reading import hidden_from_modes, local_tensor
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE, REGION
 from traincheck.vocab.facts import FactValue, facts
@@ -52,7 +52,7 @@ class _Scaling(NamedTuple):
 
     call: OpenCall | None
     before: Snapshot | None
-    scale: float | Pending
+    scale: float | DeferredValue
     optimizer: str
 
 
@@ -61,7 +61,7 @@ class LifecycleSource:
 
     name = "lifecycle"
 
-    def __init__(self, catalog: Catalog, gradients: Gradients) -> None:
+    def __init__(self, catalog: VariableCatalog, gradients: Gradients) -> None:
         self._catalog = catalog
         self._gradients = gradients
         self._regions: dict[int, OpenCall] = {}
@@ -75,29 +75,29 @@ class LifecycleSource:
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._demand = demand
         self._recorder = recorder
-        undo = Undo()
+        undo = UndoStack()
         for home, name in FUNCTIONS:
-            if demand.wants_call((f"{home}.{name}",)):
+            if demand.records_call((f"{home}.{name}",)):
                 self._wrap_function(undo, home, name)
-        for home, name, told in REGIONS:
-            if demand.wants_call((told,)):
-                self._wrap_region(undo, home, name, told)
+        for home, name, api in REGIONS:
+            if demand.records_call((api,)):
+                self._wrap_region(undo, home, name, api)
         self._wrap_schedulers(undo)
         self._wrap_scaler(undo)
         for key, call in list(self._regions.items()):
-            if not demand.wants_call(call.levels):  # entered while more was asked for
-                recorder.let_go(self._regions.pop(key))
+            if not demand.records_call(call.levels):  # entered while more was asked for
+                recorder.drop_call(self._regions.pop(key))
         recorder.after_gap(self.name, self._regions.clear)
         return undo
 
     # -- functions -------------------------------------------------------------------------------------------------
 
-    def _wrap_function(self, undo: Undo, home: str, name: str) -> None:
+    def _wrap_function(self, undo: UndoStack, home: str, name: str) -> None:
         call_levels = (f"{home}.{name}",)
         recorder = self._recorder
 
         def begins(*args: Any, **kwargs: Any) -> OpenCall:
-            return recorder.enter(LIFECYCLE, call_levels, "", circumstances(), _flags(kwargs))
+            return recorder.enter(LIFECYCLE, call_levels, "", context_facts(), _flags(kwargs))
 
         def ends(call: OpenCall, result: Any) -> None:
             recorder.leave(call)
@@ -108,13 +108,13 @@ class LifecycleSource:
 
     # -- regions ---------------------------------------------------------------------------------------------------
 
-    def _wrap_region(self, undo: Undo, home: str, name: str, told: str) -> None:
+    def _wrap_region(self, undo: UndoStack, home: str, name: str, api: str) -> None:
         cls = getattr(importlib.import_module(home), name)
         recorder, regions = self._recorder, self._regions
 
         def entered(region: Any) -> None:
             if not recorder.updating:
-                regions[id(region)] = recorder.enter(REGION, (told,), "", circumstances())
+                regions[id(region)] = recorder.enter(REGION, (api,), "", context_facts())
 
         def left(region: Any) -> None:
             call = regions.pop(id(region), None)
@@ -125,13 +125,13 @@ class LifecycleSource:
 
     # -- schedulers ------------------------------------------------------------------------------------------------
 
-    def _wrap_schedulers(self, undo: Undo) -> None:
+    def _wrap_schedulers(self, undo: UndoStack) -> None:
         from torch.optim import lr_scheduler
 
         base = lr_scheduler.LRScheduler
         recorder = self._recorder
         if recorder.changing:
-            self._schedules.ask(self._demand)
+            self._schedules.update_demand(self._demand)
         else:
             self._schedules = ScheduleReadings(self._demand, recorder)
         readings = self._schedules
@@ -140,9 +140,9 @@ class LifecycleSource:
             call_levels = levels(type(scheduler), "step", base)
             optimizer = getattr(scheduler, "optimizer", None)
             # The step that a scheduler takes on itself when it is built is not one of the training loop's.
-            if optimizer is None or not self._demand.wants_call(call_levels) or not _built(scheduler):
+            if optimizer is None or not self._demand.records_call(call_levels) or not _built(scheduler):
                 return None
-            call = recorder.enter(LIFECYCLE, call_levels, self._name_of(scheduler), circumstances())
+            call = recorder.enter(LIFECYCLE, call_levels, self._name_of(scheduler), context_facts())
             return call, scheduler
 
         def ends(token: tuple[OpenCall, Any], result: Any) -> None:
@@ -161,21 +161,21 @@ class LifecycleSource:
         guarded = recorder.guarded
         recorder.after_schedule = guarded(self.name, after)
         decorate = wrapping(guarded(self.name, begins), guarded(self.name, ends), guarded(self.name, failed))
-        for cls in _family(base):
+        for cls in _classes_with_step(base):
             replace(undo, cls, "step", decorate)
 
-    def _name_of(self, thing: Any) -> str:
+    def _name_of(self, instance: Any) -> str:
         """A name for a scheduler or scaler: its class, numbered from the second on."""
-        name = self._names.get(thing)
+        name = self._names.get(instance)
         if name is None:
-            base = type(thing).__name__
+            base = type(instance).__name__
             self._counts[base] = count = self._counts.get(base, 0) + 1
-            name = self._names[thing] = base if count == 1 else f"{base}#{count}"
+            name = self._names[instance] = base if count == 1 else f"{base}#{count}"
         return name
 
     # -- gradient scaler -------------------------------------------------------------------------------------------
 
-    def _wrap_scaler(self, undo: Undo) -> None:
+    def _wrap_scaler(self, undo: UndoStack) -> None:
         scaler_class = torch.amp.GradScaler
         recorder, gradients = self._recorder, self._gradients
         for method in SCALER_METHODS:
@@ -183,7 +183,7 @@ class LifecycleSource:
 
             def ends(scaling: _Scaling, result: Any) -> None:
                 if scaling.call is not None and scaling.before is not None and recorder.watching:
-                    with unseen():
+                    with hidden_from_modes():
                         gradients.compare(scaling.before, scaling.call.seq, scale=scaling.scale)
                 if scaling.call is not None:
                     recorder.leave(scaling.call)
@@ -194,7 +194,7 @@ class LifecycleSource:
                 if scaling.call is not None:
                     recorder.abandon(scaling.call)
                 if scaling.optimizer:
-                    recorder.steps.update_fails()
+                    recorder.steps.update_failed()
 
             guarded = functools.partial(recorder.guarded, self.name, always=True)
             replace(undo, scaler_class, method, wrapping(guarded(begins), guarded(ends), guarded(failed)))
@@ -202,18 +202,18 @@ class LifecycleSource:
     def _scaler_begins(
         self, method: str, scaler: Any, optimizer: Any = None, *args: Any, **kwargs: Any
     ) -> _Scaling | None:
-        recorder, told = self._recorder, (f"torch.amp.GradScaler.{method}",)
+        recorder, api = self._recorder, (f"torch.amp.GradScaler.{method}",)
         name, call, before = "", None, None
-        scale: float | Pending = UNKNOWN_SCALE
+        scale: float | DeferredValue = UNKNOWN_SCALE
         if method == "step":  # steps are counted whatever is demanded
             name = self._catalog.add_optimizer(optimizer)
             recorder.steps.update_begins(name, recorder.next_seq())
-        if recorder.watching and _scales(scaler) and self._demand.wants_call(told):
-            if method == "unscale_" and self._demand.wants_state(told, "parameter.grad"):
-                with unseen():
+        if recorder.watching and _scales(scaler) and self._demand.records_call(api):
+            if method == "unscale_" and self._demand.observes_state(api, "parameter.grad"):
+                with hidden_from_modes():
                     before = self._gradients.read(self._gradients.trainable(), values=True, scaled=True)
                     scale = _scale_of(scaler)
-            call = recorder.enter(LIFECYCLE, told, self._name_of(scaler), circumstances())
+            call = recorder.enter(LIFECYCLE, api, self._name_of(scaler), context_facts())
         return _Scaling(call, before, scale, name) if call or name else None
 
 
@@ -222,12 +222,12 @@ def _scales(scaler: Any) -> bool:
     return bool(getattr(scaler, "_enabled", True))
 
 
-def _scale_of(scaler: Any) -> float | Pending:
-    """The factor of the scaler now, `UNKNOWN_SCALE` where it has none. Call under `unseen`."""
+def _scale_of(scaler: Any) -> float | DeferredValue:
+    """The factor of the scaler now, `UNKNOWN_SCALE` where it has none. Call under `hidden_from_modes`."""
     scale = getattr(scaler, "_scale", None)
-    if not isinstance(scale, torch.Tensor) or local(scale) is None or scale.numel() != 1:
+    if not isinstance(scale, torch.Tensor) or local_tensor(scale) is None or scale.numel() != 1:
         return UNKNOWN_SCALE
-    return float(scale) if lies_here(scale) else Pending((scale.detach().clone(),), float)
+    return float(scale) if is_on_host(scale) else DeferredValue((scale.detach().clone(),), float)
 
 
 def _built(scheduler: Any) -> bool:
@@ -235,15 +235,15 @@ def _built(scheduler: Any) -> bool:
     return int(getattr(scheduler, "_step_count", 1)) > 0
 
 
-def _family(base: type) -> list[type]:
+def _classes_with_step(base: type) -> list[type]:
     """`base` and all its subclasses that define `step` themselves."""
-    found, pending = [], [base]
+    classes, pending = [], [base]
     while pending:
         cls = pending.pop()
         if "step" in vars(cls):
-            found.append(cls)
+            classes.append(cls)
         pending.extend(cls.__subclasses__())
-    return found
+    return classes
 
 
 def _flags(kwargs: dict[str, Any]) -> tuple[tuple[str, FactValue], ...]:

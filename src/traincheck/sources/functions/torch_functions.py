@@ -28,12 +28,12 @@ from traincheck.sources.recording.api_names import (
     parameter_names,
     torch_parameter_names,
 )
-from traincheck.sources.recording.context_facts import Surroundings, circumstances_amid, context_with, result_facts
-from traincheck.sources.recording.global_hooks import taken_off
-from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.context_facts import CallContext, call_context_facts, result_facts, with_fact
+from traincheck.sources.recording.global_hooks import remove_mode
+from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
-from traincheck.sources.tensors.call_summaries import Asked, Before, Summaries, asked
-from traincheck.vocab.bounded_cache import Kept
+from traincheck.sources.tensors.call_summaries import CallRequest, CallSummaries, StateBeforeCall, call_request
+from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.call_kinds import BY_LIBRARY, FILLS
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import FUNCTION
@@ -50,7 +50,7 @@ ENGINE = ("torch.autograd.graph", "_engine_run_backward")
 """What `backward` and `grad` come down to; below it no mode is asked about the call itself any more."""
 
 
-class FunctionSource:
+class TorchFunctionSource:
     """Observes torch functions called by the thread it is attached from.
 
     Known limitations: other threads and the inside of compiled regions are not seen; of a function that calls others
@@ -60,10 +60,10 @@ class FunctionSource:
 
     name = "functions"
 
-    def __init__(self, summaries: Summaries, surroundings: Surroundings) -> None:
+    def __init__(self, summaries: CallSummaries, call_context: CallContext) -> None:
         self._summaries = summaries
-        self._surroundings = surroundings
-        self._mode: _Mode | None = None
+        self._call_context = call_context
+        self._mode: _RecordingMode | None = None
         # torch keeps these tables once they were asked for: they are to hold its own functions, not what replaces them.
         for table in ("get_ignored_functions", "get_testing_overrides", "get_overridable_functions"):
             getattr(torch.overrides, table)()
@@ -72,20 +72,20 @@ class FunctionSource:
         return None
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
-        undo = Undo()
-        if demand.everything or any(_is_function(api) for api in demand.apis):
+        undo = UndoStack()
+        if demand.everything or any(_is_function(api) for api in demand.calls):
             self._wrap_init(demand, recorder, undo)
             if self._mode is None:
-                self._mode = _Mode(demand, recorder, self._summaries, self._surroundings, self.name)
+                self._mode = _RecordingMode(demand, recorder, self._summaries, self._call_context, self.name)
                 self._mode.__enter__()
                 recorder.hooks.mode = self._mode
-                recorder.gaps.costly.append(self._mode)
+                recorder.sampling_gate.costly.append(self._mode)
             else:
-                self._mode.ask(demand)  # it keeps its place among those of the program
+                self._mode.set_demand(demand)  # it keeps its place among those of the program
             mode = self._mode
-            replace_everywhere(undo, *ENGINE, lambda function: _amid(mode, function))
-            fast_paths.keep(undo, mode)
-            recorder.when_over(undo, self._leave)
+            replace_everywhere(undo, *ENGINE, lambda function: _with_mode_on(mode, function))
+            fast_paths.preserve(undo, mode)
+            recorder.on_detach(undo, self._leave)
         else:
             self._leave()
         return undo
@@ -95,38 +95,40 @@ class FunctionSource:
         if mode is not None:
             _leave(mode)
 
-    def _wrap_init(self, demand: Demand, recorder: Recorder, undo: Undo) -> None:
+    def _wrap_init(self, demand: Demand, recorder: Recorder, undo: UndoStack) -> None:
         """Wrap the functions that fill a tensor and that no mode is asked about."""
         seen_by_modes = torch.overrides.get_testing_overrides()
         for name, function in vars(torch.nn.init).items():
             levels = (f"{INIT}.{name}",)
             public = name.endswith("_") and not name.startswith("_") and callable(function)
-            if public and function not in seen_by_modes and demand.wants_call(levels):
-                what = asked(demand, levels, parameter_names(function))
-                replace_everywhere(undo, INIT, name, self._watching(recorder, levels, what))
+            if public and function not in seen_by_modes and demand.records_call(levels):
+                request = call_request(demand, levels, parameter_names(function))
+                replace_everywhere(undo, INIT, name, self._wrap_init_function(recorder, levels, request))
 
-    def _watching(self, recorder: Recorder, levels: tuple[str, ...], what: Asked | None) -> Any:
-        summaries, surroundings, fills = self._summaries, self._surroundings, levels[0] in FILLS
+    def _wrap_init_function(self, recorder: Recorder, levels: tuple[str, ...], request: CallRequest | None) -> Any:
+        summaries, call_context, fills = self._summaries, self._call_context, levels[0] in FILLS
 
-        def begins(*args: Any, **kwargs: Any) -> tuple[OpenCall, Before | None]:
-            call = recorder.enter(FUNCTION, levels, "", _context(recorder, surroundings, fills=fills))
-            return call, summaries.begins(call, what, args, kwargs) if what else None
+        def begins(*args: Any, **kwargs: Any) -> tuple[OpenCall, StateBeforeCall | None]:
+            call = recorder.enter(FUNCTION, levels, "", _context(recorder, call_context, fills=fills))
+            return call, summaries.record_arguments(call, request, args, kwargs) if request else None
 
-        def ends(token: tuple[OpenCall, Before | None], result: Any) -> None:
+        def ends(token: tuple[OpenCall, StateBeforeCall | None], result: Any) -> None:
             call, before = token
-            recorder.leave(call, summaries.ends(call, what, before, result) if what else result_facts(result))
+            recorder.leave(
+                call, summaries.record_result(call, request, before, result) if request else result_facts(result)
+            )
 
-        def failed(token: tuple[OpenCall, Before | None]) -> None:
+        def failed(token: tuple[OpenCall, StateBeforeCall | None]) -> None:
             recorder.abandon(token[0])
 
         guarded = recorder.guarded
         return wrapping(guarded(self.name, begins), guarded(self.name, ends), guarded(self.name, failed))
 
 
-def _context(recorder: Recorder, surroundings: Surroundings, *, fills: bool) -> Facts:
+def _context(recorder: Recorder, call_context: CallContext, *, fills: bool) -> Facts:
     """The context of a call; of one that fills memory, also whether a library makes it."""
-    context = circumstances_amid(surroundings)
-    return context_with(context, BY_LIBRARY, True) if fills and recorder.sites.is_library_calling() else context
+    context = call_context_facts(call_context)
+    return with_fact(context, BY_LIBRARY, True) if fills and recorder.sites.is_library_calling() else context
 
 
 def _is_function(api: str) -> bool:
@@ -142,13 +144,13 @@ def _is_function(api: str) -> bool:
     )
 
 
-def _leave(mode: _Mode) -> None:
+def _leave(mode: _RecordingMode) -> None:
     """Take the mode off the stack of this thread; those of the program's that lie above it stay as they are."""
     mode.off = True
-    taken_off(mode)  # where it was entered in another thread, it stays there
+    remove_mode(mode)  # where it was entered in another thread, it stays there
 
 
-def _amid(mode: _Mode, backward: Any) -> Any:
+def _with_mode_on(mode: _RecordingMode, backward: Any) -> Any:
     """`backward` with the mode on. A mode is off while it is asked about a function, as it is about `Tensor.backward`;
     but what runs in a backward is part of the training, and not of how a function is made."""
 
@@ -179,7 +181,7 @@ def _in_backward() -> bool:
     return frame is not None
 
 
-class _Known(NamedTuple):
+class _ObservedFunction(NamedTuple):
     """A function that is recorded: its name, and what is told of its calls.
 
     `packed` is asked of the calls of a recurrent function that are given a packed sequence: there the second argument
@@ -188,8 +190,8 @@ class _Known(NamedTuple):
     """
 
     levels: tuple[str, ...]
-    asked: Asked | None
-    packed: Asked | None = None
+    request: CallRequest | None
+    packed: CallRequest | None = None
     native: bool = False
     fills: bool = False
 
@@ -197,15 +199,15 @@ class _Known(NamedTuple):
 _NATIVE = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
 _CALLS_BACK = frozenset(("torch.Tensor.apply_", "torch.Tensor.map_", "torch.Tensor.map2_"))
 
-_REPLACED = _Known((), None)
+_REPLACED = _ObservedFunction((), None)
 """Stands for a function of the program's in the place of one of torch's."""
 
-_OF_OTHERS = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, traincheck.sources.__file__))
+_TORCH_AND_OURS = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, traincheck.sources.__file__))
 """Where the code of torch's functions lies, and of what we replace them by."""
 
 
 def _is_replacement(func: Any) -> bool:
-    return type(func) is FunctionType and not func.__code__.co_filename.startswith(_OF_OTHERS)
+    return type(func) is FunctionType and not func.__code__.co_filename.startswith(_TORCH_AND_OURS)
 
 
 def _original(func: Any) -> Any:
@@ -215,17 +217,17 @@ def _original(func: Any) -> Any:
     program has put one of its own there, which calls torch's, that one would be called again by the one it has called,
     only because there is a mode. So what is called is the function of torch that asks.
     """
-    asked = sys._getframe(2)
-    asking = asked.f_back
-    if asked.f_code is not _ASKS or asking is None or asking.f_code is func.__code__ or asking.f_code.co_freevars:
+    handler = sys._getframe(2)
+    caller = handler.f_back
+    if handler.f_code is not _ASKS or caller is None or caller.f_code is func.__code__ or caller.f_code.co_freevars:
         return func
-    return FunctionType(asking.f_code, asking.f_globals)
+    return FunctionType(caller.f_code, caller.f_globals)
 
 
 _ASKS = torch.overrides.handle_torch_function.__code__
 
 
-class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
+class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     """Records each torch function as a call.
 
     The path of a call is kept short: nothing is built for functions that nobody demanded, and equal summaries are one
@@ -233,33 +235,33 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     """
 
     def __init__(
-        self, demand: Demand, recorder: Recorder, summaries: Summaries, surroundings: Surroundings, name: str
+        self, demand: Demand, recorder: Recorder, summaries: CallSummaries, call_context: CallContext, name: str
     ) -> None:
         super().__init__()
         self.off = False
         self._recorder = recorder
-        self._silent = recorder.absences.silent
+        self._silent = recorder.availability.disabled
         self._profiler = recorder.profiler
         self._updates = recorder.steps.updates
         self._summaries = summaries
-        self._surroundings = surroundings
+        self._call_context = call_context
         self._name = name
-        self._known: Kept[Any, _Known | None] = Kept()
+        self._functions: BoundedCache[Any, _ObservedFunction | None] = BoundedCache()
         self._thread = threading.get_ident()
         self._backwards = 0  # under way, of tensors
         self._below: list[Any] | None = None  # the modes that were below this one where it was taken off
         self._meter = recorder.meter
         self._spent = recorder.meter.of(name)
-        self.ask(demand)
+        self.set_demand(demand)
 
-    def ask(self, demand: Demand) -> None:
+    def set_demand(self, demand: Demand) -> None:
         """From now on record the calls that `demand` asks for."""
         self._demand = demand
-        self.tells_clearing = demand.wants_call(CLEARING)
-        self._known.clear()
+        self.records_clearing = demand.records_call(CLEARING)
+        self._functions.clear()
 
-    def take_off(self) -> None:
-        """See `Costly`. It stays where a mode of the program's own lies above it, and in a backward of a tensor."""
+    def suspend(self) -> None:
+        """See `Suspendable`. It stays where a mode of the program's own lies above it, and in a backward of a tensor."""
         if self._below is None and not self._backwards and self.is_of_this_thread():
             stack = _get_current_function_mode_stack()
             if stack and stack[-1] is self:
@@ -283,17 +285,17 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         finally:
             self._backwards -= 1
 
-    def may_put_on(self) -> bool:
-        """See `Costly`. Not in the midst of a function that it would have been asked about."""
+    def can_resume(self) -> bool:
+        """See `Suspendable`. Not in the midst of a function that it would have been asked about."""
         return self._below is None or (self.is_of_this_thread() and not _in_backward())
 
-    def put_on(self) -> None:
-        """See `Costly`. Modes that the program has entered since stay above, as torch itself does it for devices."""
+    def resume(self) -> None:
+        """See `Suspendable`. Modes that the program has entered since stay above, as torch itself does it for devices."""
         below, self._below = self._below, None
         if below is not None and not self.off:
             above = []
             stack = _get_current_function_mode_stack()
-            while stack and not isinstance(stack[-1], DeviceContext) and all(stack[-1] is not one for one in below):
+            while stack and not isinstance(stack[-1], DeviceContext) and all(stack[-1] is not mode for mode in below):
                 above.append(_pop_mode())
                 stack.pop()
             for mode in (self, *reversed(above)):
@@ -303,30 +305,30 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
         if is_traced() or FLAGS.get(EXPORTS):
             return func(*args, **kwargs) if kwargs else func(*args)
         try:
-            known = self._known[func]
+            observed = self._functions[func]
         except KeyError:
-            known = self._learn(func)
-        if known is None:
+            observed = self._learn(func)
+        if observed is None:
             return func(*args, **kwargs) if kwargs else func(*args)
-        if known is _REPLACED:
+        if observed is _REPLACED:
             return _original(func)(*args, **(kwargs or {}))
         recorder = self._recorder
-        if self._profiler.aside or not recorder.watching:
+        if self._profiler.suppressed or not recorder.watching:
             return func(*args, **kwargs) if kwargs else func(*args)
         # Of an update only what the closure's modules compute is recorded; the rest is the optimizer's own affair. So
         # it is with a helper of the project that was told of often enough.
-        aside = (self._updates or self._profiler.helpers) and not recorder.amid_module()
+        aside = (self._updates or self._profiler.helpers) and not recorder.inside_module_call()
         if aside or self.off or not recorder.active or self._name in self._silent:
             return func(*args, **kwargs) if kwargs else func(*args)
-        return self._recorded(known, func, args, kwargs, quiet=known.native and not types)
+        return self._recorded(observed, func, args, kwargs, quiet=observed.native and not types)
 
-    def _recorded(self, known: _Known, func: Any, args: Any, kwargs: Any, *, quiet: bool) -> Any:
+    def _recorded(self, observed: _ObservedFunction, func: Any, args: Any, kwargs: Any, *, quiet: bool) -> Any:
         """Call a function and tell of it. The profiler rests meanwhile, also in a `quiet` one: nothing of the project's
         runs inside."""
         recorder, profiler = self._recorder, self._profiler
-        paused = profiler.ours is not None and profiler.pause()
+        paused = profiler.callback is not None and profiler.pause()
         try:
-            call, before = self._begins(known, args, kwargs)
+            call, before = self._begins(observed, args, kwargs)
             if paused and not quiet:
                 profiler.resume()
                 paused = False
@@ -338,31 +340,33 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
                 recorder.abandon(call)
                 raise
             if recorder.watching:
-                paused = paused or (profiler.ours is not None and profiler.pause())
-                self._ends(known, call, before, result)
+                paused = paused or (profiler.callback is not None and profiler.pause())
+                self._ends(observed, call, before, result)
             return result
         finally:
             if paused:
                 profiler.resume()
 
-    def _begins(self, known: _Known, args: Any, kwargs: Any) -> tuple[OpenCall | None, Before | None]:
+    def _begins(
+        self, observed: _ObservedFunction, args: Any, kwargs: Any
+    ) -> tuple[OpenCall | None, StateBeforeCall | None]:
         recorder = self._recorder
         call = before = None
         meter = self._meter
         began, outer = meter.clock(), meter.inside
         meter.inside = 0.0
         try:
-            levels, what, packed, _, fills = known
+            levels, request, packed, _, fills = observed
             site = recorder.sites.here()
-            if site == recorder.fetching:
+            if site == recorder.fetch_site:
                 return None, None
             if packed is not None and len(args) > 1 and isinstance(args[1], torch.Tensor):
-                what = packed
-            call = recorder.enter(FUNCTION, levels, "", _context(recorder, self._surroundings, fills=fills), site=site)
-            if what is not None:
-                before = self._summaries.begins(call, what, args, kwargs)
+                request = packed
+            call = recorder.enter(FUNCTION, levels, "", _context(recorder, self._call_context, fills=fills), site=site)
+            if request is not None:
+                before = self._summaries.record_arguments(call, request, args, kwargs)
         except Exception as error:
-            self._fails(error)
+            self._disable(error)
         finally:
             took = meter.clock() - began
             own = took - meter.inside
@@ -371,16 +375,20 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             meter.inside = outer + took
         return call, before
 
-    def _ends(self, known: _Known, call: OpenCall, before: Before | None, result: Any) -> None:
+    def _ends(self, observed: _ObservedFunction, call: OpenCall, before: StateBeforeCall | None, result: Any) -> None:
         meter = self._meter
         began, outer = meter.clock(), meter.inside
         meter.inside = 0.0
         try:
-            what = known.asked
-            told = result_facts(result) if what is None else self._summaries.ends(call, what, before, result)
-            self._recorder.leave(call, told)
+            request = observed.request
+            outcome = (
+                result_facts(result)
+                if request is None
+                else self._summaries.record_result(call, request, before, result)
+            )
+            self._recorder.leave(call, outcome)
         except Exception as error:
-            self._fails(error)
+            self._disable(error)
         finally:
             took = meter.clock() - began
             own = took - meter.inside
@@ -388,19 +396,19 @@ class _Mode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
             meter.total += own
             meter.inside = outer + took
 
-    def _learn(self, func: Any) -> _Known | None:
-        known = _REPLACED if _is_replacement(func) else None
+    def _learn(self, func: Any) -> _ObservedFunction | None:
+        observed = _REPLACED if _is_replacement(func) else None
         try:
-            name = function_name(func) if known is None else None
-            if name is not None and self._demand.wants_call((name,)):
-                what = asked(self._demand, (name,), torch_parameter_names(func, name))
-                packed = what._replace(names=PACKED) if what is not None and name in RECURRENT else None
+            name = function_name(func) if observed is None else None
+            if name is not None and self._demand.records_call((name,)):
+                request = call_request(self._demand, (name,), torch_parameter_names(func, name))
+                packed = request._replace(names=PACKED) if request is not None and name in RECURRENT else None
                 native = isinstance(func, _NATIVE) and name not in _CALLS_BACK
-                known = _Known((name,), what, packed, native, name in FILLS)
+                observed = _ObservedFunction((name,), request, packed, native, name in FILLS)
         except Exception as error:
-            self._fails(error)
-        return self._known.put(func, known)
+            self._disable(error)
+        return self._functions.put(func, observed)
 
-    def _fails(self, error: Exception) -> None:
+    def _disable(self, error: Exception) -> None:
         self.off = True
         self._recorder.fault(self._name, error)

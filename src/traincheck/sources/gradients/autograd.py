@@ -12,11 +12,11 @@ from traincheck.sources.base import replace, wrapping
 from traincheck.sources.gradients.gradients import Gradients, Snapshot
 from traincheck.sources.optimizers.manual_updates import ManualUpdates, is_followed
 from traincheck.sources.recording.api_names import parameter_names
-from traincheck.sources.recording.context_facts import Surroundings, circumstances_with
-from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.context_facts import CallContext, context_facts_with
+from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
-from traincheck.sources.tensors.call_summaries import Asked, Before, Summaries, asked
-from traincheck.sources.tensors.reading import NONE, unseen
+from traincheck.sources.tensors.call_summaries import CallRequest, CallSummaries, StateBeforeCall, call_request
+from traincheck.sources.tensors.reading import NONE, hidden_from_modes
 from traincheck.vocab.demand import SCALE, Demand
 from traincheck.vocab.events import LIFECYCLE
 from traincheck.vocab.facts import Facts, facts, merged
@@ -29,17 +29,17 @@ _LONGEST_CHAIN = 4
 """Multiplications and divisions by numbers that a loss goes through at the end: by a scale and by how many add up."""
 
 
-class _Open(NamedTuple):
+class _OpenBackward(NamedTuple):
     """A backward under way: the gradients and its arguments as they were."""
 
     call: OpenCall
     gradients: Snapshot | None
-    asked: Asked | None
-    before: Before | None
+    request: CallRequest | None
+    before: StateBeforeCall | None
     loss: Facts = ()
 
 
-_UNRECORDED = _Open(OpenCall(-1, -1, "", (), "", "", (), ()), None, None, None)
+_UNRECORDED = _OpenBackward(OpenCall(-1, -1, "", (), "", "", (), ()), None, None, None)
 """Stands for a backward that is not recorded, but whose end matters."""
 
 
@@ -51,14 +51,14 @@ class AutogradSource:
     def __init__(
         self,
         gradients: Gradients,
-        summaries: Summaries,
-        surroundings: Surroundings,
+        summaries: CallSummaries,
+        call_context: CallContext,
         may_step: Callable[[], None] = lambda: None,
     ) -> None:
         self._may_step = may_step
         self._gradients = gradients
         self._summaries = summaries
-        self._surroundings = surroundings
+        self._call_context = call_context
         self._manual = ManualUpdates(gradients)
 
     def offers(self) -> str | None:
@@ -66,17 +66,17 @@ class AutogradSource:
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
-        self._states = demand.wants_state(BACKWARD, PARAMETER_GRAD) or demand.wants_state(
+        self._states = demand.observes_state(BACKWARD, PARAMETER_GRAD) or demand.observes_state(
             ("torch.optim.Optimizer.step",), PARAMETER_GRAD
         )
-        self._states = self._states or demand.wants_state(("torch.optim.Optimizer.step",), "parameter.data")
-        self._values = demand.wants_state(BACKWARD, SCALE)
-        self._calls = self._states or demand.wants_call(BACKWARD)
-        self._asked: dict[tuple[str, ...], Asked | None] = {
-            levels: asked(demand, levels, parameter_names(function))
+        self._states = self._states or demand.observes_state(("torch.optim.Optimizer.step",), "parameter.data")
+        self._values = demand.reads_values(BACKWARD, SCALE)
+        self._calls = self._states or demand.records_call(BACKWARD)
+        self._requests: dict[tuple[str, ...], CallRequest | None] = {
+            levels: call_request(demand, levels, parameter_names(function))
             for levels, function in ((BACKWARD, torch.autograd.backward), (GRAD, torch.autograd.grad))
         }
-        undo = Undo()
+        undo = UndoStack()
         guarded = recorder.guarded
         self._manual.attach(undo, demand, recorder)
         replace(
@@ -89,7 +89,7 @@ class AutogradSource:
                 guarded(self.name, self._failed),
             ),
         )
-        if demand.wants_call(GRAD):
+        if demand.records_call(GRAD):
             replace(
                 undo,
                 torch.autograd,
@@ -113,7 +113,7 @@ class AutogradSource:
 
         return ends_and_may_step
 
-    def _begins(self, *args: Any, **kwargs: Any) -> _Open | None:
+    def _begins(self, *args: Any, **kwargs: Any) -> _OpenBackward | None:
         recorder = self._recorder
         recorder.at_rest()
         recorder.steps.backward(recorder.next_seq())
@@ -122,22 +122,22 @@ class AutogradSource:
             return _UNRECORDED if is_followed(recorder.steps) else None
         snapshot = None
         if self._states:
-            with unseen():
-                snapshot = self._gradients.read(self._gradients.trainable(), values=True, kept=True)
+            with hidden_from_modes():
+                snapshot = self._gradients.read(self._gradients.trainable(), values=True, unreduced=True)
         half, self._gradients.half = self._gradients.half, False
         retain_graph, create_graph = _graph_flags(*args, **kwargs)
-        context = circumstances_with(
+        context = context_facts_with(
             half=half,
             grads=NONE,
             retain_graph=retain_graph,
             create_graph=create_graph,
-            within=self._surroundings.within,
+            within=self._call_context.within,
         )
         loss = facts(scaled=is_scaled(*args, **kwargs)) if self._values else ()
         return self._enter(BACKWARD, context, snapshot, args, kwargs, loss)
 
-    def _grad_begins(self, *args: Any, **kwargs: Any) -> _Open:
-        context = circumstances_with(create_graph=bool(kwargs.get("create_graph")), within=self._surroundings.within)
+    def _grad_begins(self, *args: Any, **kwargs: Any) -> _OpenBackward:
+        context = context_facts_with(create_graph=bool(kwargs.get("create_graph")), within=self._call_context.within)
         return self._enter(GRAD, context, None, args, kwargs)
 
     def _enter(
@@ -148,32 +148,34 @@ class AutogradSource:
         args: Any,
         kwargs: Any,
         loss: Facts = (),
-    ) -> _Open:
+    ) -> _OpenBackward:
         call = self._recorder.enter(LIFECYCLE, levels, "", context)
         if snapshot is not None:
-            self._gradients.tell_states(call, snapshot)
-        what = self._asked[levels]
-        before = self._summaries.begins(call, what, args, kwargs) if what is not None else None
-        return _Open(call, snapshot, what, before, loss)
+            self._gradients.record_states(call, snapshot)
+        request = self._requests[levels]
+        before = self._summaries.record_arguments(call, request, args, kwargs) if request is not None else None
+        return _OpenBackward(call, snapshot, request, before, loss)
 
-    def _ends(self, opened: _Open, result: Any) -> None:
-        call, snapshot, what, before, loss = opened
+    def _ends(self, opened: _OpenBackward, result: Any) -> None:
+        call, snapshot, request, before, loss = opened
         followed = is_followed(self._recorder.steps)
         if call.seq < 0 or not self._recorder.watching:
             if followed:
                 self._manual.backward_ends("")
             return
         if snapshot is not None:
-            with unseen():
+            with hidden_from_modes():
                 self._gradients.compare(snapshot, call.seq, backward=True)
-        if what is None:
+        if request is None:
             self._recorder.leave(call, loss)
         else:
-            self._recorder.leave(call, merged(self._summaries.ends(call, what, before, result), **dict(loss)))
+            self._recorder.leave(
+                call, merged(self._summaries.record_result(call, request, before, result), **dict(loss))
+            )
         if followed and call.levels is BACKWARD:
             self._manual.backward_ends(call.site)
 
-    def _failed(self, opened: _Open) -> None:
+    def _failed(self, opened: _OpenBackward) -> None:
         if opened.call.seq >= 0:
             self._recorder.abandon(opened.call)
 
@@ -208,12 +210,12 @@ def is_scaled(tensors: Any = None, *args: Any, **kwargs: Any) -> bool:
 def _number(node: Any, name: str) -> float:
     """What a multiplication has kept of one factor, where it is a number that no gradient flows to; else 0."""
     try:
-        kept = getattr(node, name, None)
+        saved = getattr(node, name, None)
     except RuntimeError:
         return 0.0  # freed by an earlier backward
-    if not isinstance(kept, torch.Tensor) or kept.numel() != 1 or kept.requires_grad or kept.grad_fn is not None:
-        return float(kept) if isinstance(kept, (int, float)) else 0.0
-    if kept.device.type != "cpu":
+    if not isinstance(saved, torch.Tensor) or saved.numel() != 1 or saved.requires_grad or saved.grad_fn is not None:
+        return float(saved) if isinstance(saved, (int, float)) else 0.0
+    if saved.device.type != "cpu":
         return 2.0  # to read it would make the program wait; what is kept as a tensor there is the scale of a scaler
-    with unseen():
-        return abs(float(kept))
+    with hidden_from_modes():
+        return abs(float(saved))

@@ -23,14 +23,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from traincheck.sources.gradients.clipping import HOME, each_norm, norm_over
+from traincheck.sources.gradients.clipping import HOME, gradient_norms, total_norm
 from traincheck.sources.gradients.gradients import Gradients, Held
-from traincheck.sources.recording.context_facts import circumstances
+from traincheck.sources.recording.context_facts import context_facts
 from traincheck.sources.recording.frames import argument_names, local_values
 from traincheck.sources.recording.recorder import Recorder
-from traincheck.sources.tensors.deferred_values import fetched
-from traincheck.sources.tensors.reading import unseen
-from traincheck.sources.tensors.spot_checks import Look, changed, look
+from traincheck.sources.tensors.deferred_values import fetch_values
+from traincheck.sources.tensors.reading import hidden_from_modes
+from traincheck.sources.tensors.spot_checks import Probe, changed, probe
 from traincheck.vocab.call_kinds import words_of
 from traincheck.vocab.events import LIFECYCLE
 from traincheck.vocab.facts import FactValue, facts, merged
@@ -49,23 +49,23 @@ _OBJECT = "self"
 _PARAMETERS = nn.Module.parameters.__code__
 
 
-class Begun(NamedTuple):
+class OpenCustomClipping(NamedTuple):
     """A call under way: its limit, the parameters whose gradients it may clip with what these are and their norms,
     whether its arguments say that it is those, and what had been done until then."""
 
     limit: float
     held: list[Held]
-    before: list[Look]
+    before: list[Probe]
     norms: list[float | None]
-    told: bool
-    done: tuple[int, ...]
+    from_arguments: bool
+    counts: tuple[int, ...]
 
     def gradients(self) -> list[torch.Tensor]:
         """Those that are there now."""
         return [tensor.grad for _, tensor in self.held if tensor.grad is not None]
 
 
-class OwnClipping:
+class CustomClipping:
     """Looks at the gradients around calls of functions that have a limit among their arguments."""
 
     def __init__(self, gradients: Gradients) -> None:
@@ -74,12 +74,12 @@ class OwnClipping:
     @staticmethod
     def limit_of(code: CodeType) -> str:
         """The argument that is the limit, or the object that may have it; empty for a function that does not clip."""
-        found = [name for name in argument_names(code) if name in LIMITS]
-        if not found and code.co_varnames[: code.co_argcount][:1] == (_OBJECT,) and "clip" in words_of(code.co_name):
+        limits = [name for name in argument_names(code) if name in LIMITS]
+        if not limits and code.co_varnames[: code.co_argcount][:1] == (_OBJECT,) and "clip" in words_of(code.co_name):
             return _OBJECT
-        return found[0] if len(found) == 1 else ""
+        return limits[0] if len(limits) == 1 else ""
 
-    def begins(self, limit: object, arguments: Mapping[str, Any]) -> Begun | None:
+    def begins(self, limit: object, arguments: Mapping[str, Any]) -> OpenCustomClipping | None:
         """Read the gradients before the call; None where there is nothing to clip, or no limit.
 
         `limit` is what `limit_of` named, `arguments` are all others.
@@ -88,36 +88,38 @@ class OwnClipping:
             limit = _limit_within(limit)
         if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 < limit < math.inf:
             return None
-        with unseen():
+        with hidden_from_modes():
             living = [(variable, tensor) for variable, tensor in self._gradients.trainable() if tensor.grad is not None]
-            by_id = {id(one): held for held in living for one in (held[1], held[1].grad)}
-            handed = {id(one): one for value in arguments.values() for one in _tensors(value)}
-            told = [by_id[key] for key in handed if key in by_id]
-            begun = Begun(float(limit), told or living, [], [], bool(told), self._gradients.done())
-            if not begun.held:
+            by_id = {id(tensor): held for held in living for tensor in (held[1], held[1].grad)}
+            parameters = {id(tensor): tensor for value in arguments.values() for tensor in _tensors(value)}
+            trainable = [by_id[key] for key in parameters if key in by_id]
+            opened = OpenCustomClipping(
+                float(limit), trainable or living, [], [], bool(trainable), self._gradients.counts()
+            )
+            if not opened.held:
                 return None
-            now = begun.gradients()
-            return begun._replace(before=look(now), norms=fetched(each_norm(now, 2.0)))
+            now = opened.gradients()
+            return opened._replace(before=probe(now), norms=fetch_values(gradient_norms(now, 2.0)))
 
-    def ends(self, begun: Begun, result: Any, recorder: Recorder) -> None:
+    def ends(self, opened: OpenCustomClipping, result: Any, recorder: Recorder) -> None:
         """Tell the call, with the norm after it."""
-        if isinstance(result, bool) or self._gradients.done() != begun.done:
+        if isinstance(result, bool) or self._gradients.counts() != opened.counts:
             return
-        with unseen():
-            now = begun.gradients()
-            if len(now) < len(begun.held):
+        with hidden_from_modes():
+            now = opened.gradients()
+            if len(now) < len(opened.held):
                 return  # it does more than to clip
-            after = fetched(each_norm(now, 2.0))
-            told = zip(fetched(changed(begun.before, now)), begun.norms, after, strict=True)
-            different = [so or _is_other(old, new) for so, old, new in told]
-            counts = [place for place, so in enumerate(different) if so or begun.told]
-            shards = any(hasattr(now[place], "_local_tensor") for place in counts)
-            norm = norm_over([after[place] for place in counts], 2.0) if counts and not shards else None
-            scaled = _scaled(begun, different, after)
+            after = fetch_values(gradient_norms(now, 2.0))
+            changes = zip(fetch_values(changed(opened.before, now)), opened.norms, after, strict=True)
+            different = [is_changed or _is_other(old, new) for is_changed, old, new in changes]
+            clipped = [index for index, is_changed in enumerate(different) if is_changed or opened.from_arguments]
+            shards = any(hasattr(now[index], "_local_tensor") for index in clipped)
+            norm = total_norm([after[index] for index in clipped], 2.0) if clipped and not shards else None
+            scaled = _scaled(opened, different, after)
         if norm is None:
             return
-        context = merged(circumstances(), exceeds=any(different))
-        call = recorder.enter(LIFECYCLE, (CLIP,), "", context, facts(max_norm=begun.limit, norm_type=2.0))
+        context = merged(context_facts(), exceeds=any(different))
+        call = recorder.enter(LIFECYCLE, (CLIP,), "", context, facts(max_norm=opened.limit, norm_type=2.0))
         finite = math.isfinite(norm)
         recorder.leave(call, facts(finite=True, norm_after=norm, **scaled) if finite else facts(finite=False))
 
@@ -129,24 +131,24 @@ def _is_other(old: float | None, new: float | None) -> bool:
 
 def _limit_within(value: Any) -> object:
     """The limit that an object has as its attribute, None where it has none or several. No code of it is run."""
-    found = [attribute for name, attribute in getattr(value, "__dict__", {}).items() if name in LIMITS]
-    return found[0] if len(found) == 1 else None
+    limits = [attribute for name, attribute in getattr(value, "__dict__", {}).items() if name in LIMITS]
+    return limits[0] if len(limits) == 1 else None
 
 
-def _scaled(begun: Begun, changed: list[bool], after: list[float | None]) -> dict[str, FactValue]:
+def _scaled(opened: OpenCustomClipping, changed: list[bool], after: list[float | None]) -> dict[str, FactValue]:
     """Whether all gradients of the optimizers of which one was changed were scaled by one factor, and which were not.
 
     Nothing where none was changed, and where each was bounded by itself, which leaves those that were at the limit.
     """
-    told = list(zip(begun.held, begun.norms, after, changed, strict=True))
-    optimizers = set[str]().union(*(variable.holders for (variable, _), _, _, so in told if so))
-    bounded = [new for _, _, new, so in told if so and new is not None]
+    gradients = list(zip(opened.held, opened.norms, after, changed, strict=True))
+    optimizers = set[str]().union(*(variable.holders for (variable, _), _, _, is_changed in gradients if is_changed))
+    bounded = [new for _, _, new, is_changed in gradients if is_changed and new is not None]
     factors = {
         variable.name: new / old
-        for (variable, _), old, new, _ in told
+        for (variable, _), old, new, _ in gradients
         if variable.holders & optimizers and old and new is not None
     }
-    if not factors or all(abs(new - begun.limit) <= SLACK * begun.limit for new in bounded):
+    if not factors or all(abs(new - opened.limit) <= SLACK * opened.limit for new in bounded):
         return {}
     if max(factors.values()) - min(factors.values()) <= SLACK * max(factors.values()):
         return {"alike": True}
@@ -164,7 +166,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, torch.optim.Optimizer):
         yield from (tensor for group in value.param_groups for tensor in group["params"])
     elif type(value) in (list, tuple):
-        yield from (one for one in value if isinstance(one, torch.Tensor))
+        yield from (entry for entry in value if isinstance(entry, torch.Tensor))
     elif isinstance(value, GeneratorType) and value.gi_code is _PARAMETERS and value.gi_frame is not None:
-        told = local_values(value.gi_frame, ("self", "recurse"))
-        yield from told["self"].parameters(told.get("recurse", True))
+        frame_locals = local_values(value.gi_frame, ("self", "recurse"))
+        yield from frame_locals["self"].parameters(frame_locals.get("recurse", True))

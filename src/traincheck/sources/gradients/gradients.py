@@ -30,14 +30,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from traincheck.sources.gradients.unreduced_gradients import KeptGradients
-from traincheck.sources.modules.variables import SLACK, Catalog, Variable
-from traincheck.sources.recording.context_facts import autocast_dtype, context_with
+from traincheck.sources.gradients.unreduced_gradients import UnreducedGradients
+from traincheck.sources.modules.variables import MAX_STALE, Variable, VariableCatalog
+from traincheck.sources.recording.context_facts import autocast_dtype, with_fact
 from traincheck.sources.recording.recorder import OpenCall, Recorder
-from traincheck.sources.tensors.deferred_values import Pending, unlike
+from traincheck.sources.tensors.deferred_values import DeferredValue, not_equal
 from traincheck.sources.tensors.device_transfers import NextSeq
-from traincheck.sources.tensors.reading import NONE, PLAIN, SOME, ZERO, computed, computed_states
-from traincheck.sources.tensors.spot_checks import Look, changed, look
+from traincheck.sources.tensors.reading import NONE, PLAIN, SOME, ZERO, deferred_fingerprints, deferred_states
+from traincheck.sources.tensors.spot_checks import Probe, changed, probe
 from traincheck.vocab.events import NO_CALL, Change
 from traincheck.vocab.facts import Facts
 
@@ -59,24 +59,24 @@ class Snapshot:
 
     held: Sequence[Held]
     states: list[Any]
-    looks: dict[int, Look]
-    kept: bool = False
+    looks: dict[int, Probe]
+    unreduced: bool = False
     scaled: bool = False
 
 
 class Gradients:
-    """Reads the states of gradients and tells how they changed. Call its methods under `unseen`."""
+    """Reads the states of gradients and tells how they changed. Call its methods under `hidden_from_modes`."""
 
-    def __init__(self, catalog: Catalog, recorder: Recorder) -> None:
+    def __init__(self, catalog: VariableCatalog, recorder: Recorder) -> None:
         self._catalog = catalog
         self._recorder = recorder
-        self._kept = KeptGradients(catalog)
+        self._unreduced = UnreducedGradients(catalog)
         self._last: dict[Variable, str] = {}
         self._thread = threading.get_ident()  # the first one
         self._several = False
         self._threads: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
         self._steps: dict[str, int] = {}  # the thread in which an optimizer stepped last
-        self._known = 0  # entries of it when those of what is gone were let go last
+        self._last_size = 0  # entries of it when those of what is gone were let go last
         self._backwards = 0
         self._clips = 0
         self._updates = 0
@@ -103,7 +103,7 @@ class Gradients:
         """Note that a function of torch clips gradients."""
         self._clips += 1
 
-    def done(self) -> tuple[int, int, int]:
+    def counts(self) -> tuple[int, int, int]:
         """How many backwards, calls that clip and updates there were."""
         return self._backwards, self._clips, self._updates
 
@@ -113,23 +113,27 @@ class Gradients:
             self._called.clear()
         me = threading.get_ident()
         if self._several or me != self._thread:
-            self._meet_thread(module, me)
+            self._note_thread(module, me)
         self._called[id(module)] = self._updates
         self.half = self.half or autocast_dtype() == "float16"
 
-    def _meet_thread(self, module: nn.Module, me: int) -> None:
+    def _note_thread(self, module: nn.Module, me: int) -> None:
         """Note who calls a module, see Note [Threads that train]."""
         self._several = True
         if "_is_replica" in module.__dict__:
             return  # made anew for every call by DataParallel, in threads of its own
         if len(self._threads) > _MOST_MODULES:
             self._threads.clear()
-        known = self._threads.get(id(module))
-        if known is None or known[0]() is not module:
-            found = (self._catalog.find(one) for one in module._parameters.values() if one is not None)
-            trained = any(variable is not None and variable.graded for variable in found)  # before there were several
-            known = self._threads[id(module)] = weakref.ref(module), self._thread if trained else me
-        if known[1] != me:
+        entry = self._threads.get(id(module))
+        if entry is None or entry[0]() is not module:
+            variables = (
+                self._catalog.find(parameter) for parameter in module._parameters.values() if parameter is not None
+            )
+            trained = any(
+                variable is not None and variable.graded for variable in variables
+            )  # before there were several
+            entry = self._threads[id(module)] = weakref.ref(module), self._thread if trained else me
+        if entry[1] != me:
             self._recorder.fault(SOURCE, RuntimeError("several threads train one module, which cannot be followed"))
             self._recorder.active = False
 
@@ -138,30 +142,30 @@ class Gradients:
         if not self._several:
             return True
         module = None if variable.module is None else variable.module()
-        known = self._threads.get(id(module))
-        if module is None or known is None or known[0]() is not module:
-            who = next((self._steps[name] for name in tuple(variable.holders) if name in self._steps), self._thread)
+        entry = self._threads.get(id(module))
+        if module is None or entry is None or entry[0]() is not module:
+            thread = next((self._steps[name] for name in tuple(variable.holders) if name in self._steps), self._thread)
         else:
-            who = known[1]
-        return who == threading.get_ident()
+            thread = entry[1]
+        return thread == threading.get_ident()
 
     def step_ends(self, optimizer: str) -> None:
         """Note that an optimizer has used its gradients."""
         self._updates += 1
         self._steps[optimizer] = threading.get_ident()
         self._seen[optimizer] = (self._backwards, self._updates)
-        self._recorder.transfers.when(SOURCE, (), lambda *_: self.fresh.clear())
+        self._recorder.transfers.when_ready(SOURCE, (), lambda *_: self.fresh.clear())
 
     def used(
-        self, optimizer: str, held: Sequence[Held], found: Sequence[str | Pending], *, closure: bool
-    ) -> list[str | Pending]:
+        self, optimizer: str, held: Sequence[Held], states: Sequence[str | DeferredValue], *, closure: bool
+    ) -> list[str | DeferredValue]:
         """The states `found` of gradients as a step of `optimizer` sees them, see Note [Unused parameters]. (What is
         pending is there.)"""
         backwards, updates = self._seen.get(optimizer, (0, 0))
         others_since = updates if optimizer in self._seen else -1  # at its first step it waits for no other one
-        if closure or NONE not in found:
-            return list(found)
-        own = [state for (variable, _), state in zip(held, found, strict=True) if optimizer in variable.holders]
+        if closure or NONE not in states:
+            return list(states)
+        own = [state for (variable, _), state in zip(held, states, strict=True) if optimizer in variable.holders]
         idle = self._backwards == backwards and bool(own) and all(state == NONE for state in own)
 
         def is_unused(variable: Variable) -> bool:
@@ -169,7 +173,7 @@ class Gradients:
 
         return [
             UNUSED if state == NONE and (idle or is_unused(variable)) else state
-            for (variable, _), state in zip(held, found, strict=True)
+            for (variable, _), state in zip(held, states, strict=True)
         ]
 
     def _is_of_another(self, variable: Variable, optimizer: str, since: int) -> bool:
@@ -191,67 +195,69 @@ class Gradients:
     def trainable(self) -> list[Held]:
         """All living variables that require a gradient or are held by an optimizer."""
         self._catalog.refresh_holders()
-        if len(self._last) > 2 * self._known + SLACK:
-            self._let_go()
-        found = [(v, t) for v, t in self._catalog.living() if t.requires_grad or v.holders]
-        return [(v, t) for v, t in found if self.may_look(v)] if self._several else found
+        if len(self._last) > 2 * self._last_size + MAX_STALE:
+            self._drop_dead()
+        held = [(v, t) for v, t in self._catalog.living() if t.requires_grad or v.holders]
+        return [(v, t) for v, t in held if self.may_look(v)] if self._several else held
 
-    def _let_go(self) -> None:
+    def _drop_dead(self) -> None:
         """Forget variables and optimizers that are gone: a program may make new ones all the time."""
         self._last = {variable: state for variable, state in list(self._last.items()) if variable.tensor() is not None}
         living = {name for name, _ in self._catalog.optimizers()}
         self._seen = {name: seen for name, seen in list(self._seen.items()) if name in living}
-        self._known = len(self._last)
+        self._last_size = len(self._last)
 
-    def read(self, held: Sequence[Held], *, values: bool, kept: bool = False, scaled: bool = False) -> Snapshot:
+    def read(self, held: Sequence[Held], *, values: bool, unreduced: bool = False, scaled: bool = False) -> Snapshot:
         """States of the gradients now; with `values` also what those are that are not zero: their fingerprints, or,
         where the call can only scale them (`scaled`), as much as shows that.
 
         What changed since the last reading is told as a change between calls. `kept` says that a gradient is one also
         where ranks have not reduced it yet: a backward makes it, no update can use it.
         """
-        gradients = self._all_of(held, kept)
-        now = computed_states(gradients)
-        looks: dict[int, Look] = {}
+        gradients = self._all_of(held, unreduced)
+        now = deferred_states(gradients)
+        looks: dict[int, Probe] = {}
         if values:
-            some = {place: g for place, g in enumerate(gradients) if g is not None and now[place] != ZERO}
-            looks = dict(zip(some, (look if scaled else computed)([*some.values()]), strict=True))
+            some = {index: g for index, g in enumerate(gradients) if g is not None and now[index] != ZERO}
+            looks = dict(zip(some, (probe if scaled else deferred_fingerprints)([*some.values()]), strict=True))
         variables = [variable for variable, _ in held]
 
-        def conclude(known: list[str], next_seq: NextSeq) -> None:
-            now[:] = known
-            told = []
-            for variable, state in zip(variables, known, strict=True):
+        def conclude(resolved: list[str], next_seq: NextSeq) -> None:
+            now[:] = resolved
+            changes = []
+            for variable, state in zip(variables, resolved, strict=True):
                 before = self._last.get(variable, state)
                 if before != state:
                     tensor = variable.tensor()
                     if tensor is not None:
                         context = variable.facts(tensor, variable.owner)
-                        told.append(_change(next_seq(), NO_CALL, variable, before, state, True, context))
+                        changes.append(_change(next_seq(), NO_CALL, variable, before, state, True, context))
                     self._last[variable] = state
-            self._recorder.changed(told)
+            self._recorder.record_changes(changes)
 
-        self._recorder.transfers.when(SOURCE, now, conclude, events=len(held))
-        return Snapshot(held, now, looks, kept, scaled)
+        self._recorder.transfers.when_ready(SOURCE, now, conclude, events=len(held))
+        return Snapshot(held, now, looks, unreduced, scaled)
 
-    def tell_states(self, call: OpenCall, snapshot: Snapshot) -> None:
+    def record_states(self, call: OpenCall, snapshot: Snapshot) -> None:
         """Add to the circumstances of a call what the gradients were before it."""
         states = snapshot.states
 
         def conclude(*_: object) -> None:
-            call.context = context_with(call.context, "grads", summary(states))
+            call.context = with_fact(call.context, "grads", summary(states))
 
-        self._recorder.transfers.when(SOURCE, (), conclude, call=call)
+        self._recorder.transfers.when_ready(SOURCE, (), conclude, call=call)
 
-    def _all_of(self, held: Sequence[Held], kept: bool) -> list[torch.Tensor | None]:
-        return [tensor.grad if not kept or type(tensor) in PLAIN else self._kept.of(tensor) for _, tensor in held]
+    def _all_of(self, held: Sequence[Held], unreduced: bool) -> list[torch.Tensor | None]:
+        return [
+            tensor.grad if not unreduced or type(tensor) in PLAIN else self._unreduced.of(tensor) for _, tensor in held
+        ]
 
     def compare(
         self,
         before: Snapshot,
         call: int,
         viewer: str = "",
-        scale: float | Pending = 0.0,
+        scale: float | DeferredValue = 0.0,
         *,
         backward: bool = False,
     ) -> None:
@@ -262,56 +268,58 @@ class Gradients:
         so those that did not change are left out.
         """
         held, states = before.held, before.states
-        gradients = self._all_of(held, before.kept)
-        now = computed_states(gradients)
-        alike = {
-            place: gradient
-            for place, gradient in enumerate(gradients)
-            if gradient is not None and before.looks.get(place) is not None and _may_be_alike(before, place, now[place])
+        gradients = self._all_of(held, before.unreduced)
+        now = deferred_states(gradients)
+        maybe_same = {
+            index: gradient
+            for index, gradient in enumerate(gradients)
+            if gradient is not None
+            and before.looks.get(index) is not None
+            and _may_be_unchanged(before, index, now[index])
         }
-        looks = [before.looks[place] for place in alike]
+        looks = [before.looks[index] for index in maybe_same]
         if before.scaled:
-            differ = changed(looks, [*alike.values()])
+            differ = changed(looks, [*maybe_same.values()])
         else:
-            differ = list(map(unlike, looks, computed([*alike.values()])))
+            differ = list(map(not_equal, looks, deferred_fingerprints([*maybe_same.values()])))
         # What is put off must hold neither gradients, which autograd would copy, nor parameters.
-        places, variables = list(alike), [variable for variable, _ in held]
+        places, variables = list(maybe_same), [variable for variable, _ in held]
         contexts = [variable.facts(tensor, viewer or variable.owner) for variable, tensor in held]
 
-        def conclude(known: list[Any], next_seq: NextSeq) -> None:
-            by_one = known.pop() == 1
-            differs = dict(zip(places, known[len(variables) :], strict=True))
-            told = []
-            for place, variable in enumerate(variables):
-                old, new = str(states[place]), known[place]
-                so = old != new or (new == SOME and differs.get(place, False))
-                if so or not by_one:
-                    told.append(_change(next_seq(), call, variable, old, new, so, contexts[place]))
+        def conclude(resolved: list[Any], next_seq: NextSeq) -> None:
+            by_one = resolved.pop() == 1
+            differs = dict(zip(places, resolved[len(variables) :], strict=True))
+            changes = []
+            for index, variable in enumerate(variables):
+                old, new = str(states[index]), resolved[index]
+                is_changed = old != new or (new == SOME and differs.get(index, False))
+                if is_changed or not by_one:
+                    changes.append(_change(next_seq(), call, variable, old, new, is_changed, contexts[index]))
                 self._last[variable] = new
-                if backward and so and new == SOME:
+                if backward and is_changed and new == SOME:
                     self.fresh.add(variable)
                     variable.graded = True
-            self._recorder.changed(told)
+            self._recorder.record_changes(changes)
 
-        self._recorder.transfers.when(SOURCE, [*now, *differ, scale], conclude, events=len(held))
+        self._recorder.transfers.when_ready(SOURCE, [*now, *differ, scale], conclude, events=len(held))
 
 
-def _change(seq: int, call: int, variable: Variable, old: str, new: str, so: bool, context: Facts) -> Change:
+def _change(seq: int, call: int, variable: Variable, old: str, new: str, is_changed: bool, context: Facts) -> Change:
     """What a gradient was before and after a call; `so` says whether it is another one."""
-    return Change(seq, call, variable.name, "parameter", "grad", old, new, so, variable.owner, context)
+    return Change(seq, call, variable.name, "parameter", "grad", old, new, is_changed, variable.owner, context)
 
 
-def _may_be_alike(before: Snapshot, place: int, now: str | Pending) -> bool:
+def _may_be_unchanged(before: Snapshot, index: int, now: str | DeferredValue) -> bool:
     """Whether a gradient that was read before a call may have been left as it was."""
-    if type(now) is Pending:
+    if type(now) is DeferredValue:
         return True
-    return now == SOME and before.states[place] == SOME
+    return now == SOME and before.states[index] == SOME
 
 
-def summary(found: Sequence[str | Pending]) -> str:
+def summary(states: Sequence[str | DeferredValue]) -> str:
     """none, zero, some or unused when all gradients agree, mixed when some are there and others are not. (None may be
     pending.)"""
-    kinds = set(found)
+    kinds = set(states)
     if not kinds:
         return NONE
     if kinds == {NONE, UNUSED}:

@@ -12,43 +12,51 @@ from typing import Any
 
 import torch
 
-from traincheck.sources.modules.variables import Catalog
+from traincheck.sources.modules.variables import VariableCatalog
 
 
-class KeptGradients:
-    """Finds the gradient that is kept for a parameter. Call its methods under `unseen`."""
+class UnreducedGradients:
+    """Finds the gradient that is kept for a parameter. Call its methods under `hidden_from_modes`."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: VariableCatalog) -> None:
         self._catalog = catalog
-        self._keepers: dict[int, weakref.ref[Any]] = {}  # by the parameter's identity
+        self._fsdp_params: dict[int, weakref.ref[Any]] = {}  # by the parameter's identity
         self._modules = -1  # how many were known when keepers were looked for
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The gradient of `tensor`, or else the one that is kept for it."""
         if tensor.grad is not None or not hasattr(tensor, "_local_tensor"):
             return tensor.grad
-        keeper = self._keeper_of(tensor)
-        if keeper is None:
+        fsdp_param = self._fsdp_param_of(tensor)
+        if fsdp_param is None:
             return None
-        kept = getattr(keeper, "unsharded_accumulated_grad", None)
-        return kept if kept is not None else getattr(getattr(keeper, "_unsharded_param", None), "grad", None)
+        accumulated = getattr(fsdp_param, "unsharded_accumulated_grad", None)
+        return (
+            accumulated
+            if accumulated is not None
+            else getattr(getattr(fsdp_param, "_unsharded_param", None), "grad", None)
+        )
 
-    def _keeper_of(self, tensor: torch.Tensor) -> Any:
-        found = self._look_up(tensor)
-        modules = self._catalog.known.living() if found is None else []
-        if found is None and len(modules) != self._modules:
+    def _fsdp_param_of(self, tensor: torch.Tensor) -> Any:
+        param = self._look_up(tensor)
+        modules = self._catalog.live_modules.living() if param is None else []
+        if param is None and len(modules) != self._modules:
             self._modules = len(modules)
-            self._keepers = {id(one.sharded_param): weakref.ref(one) for module in modules for one in _keepers(module)}
-            found = self._look_up(tensor)
-        return found
+            self._fsdp_params = {
+                id(sharded.sharded_param): weakref.ref(sharded)
+                for module in modules
+                for sharded in _fsdp_params(module)
+            }
+            param = self._look_up(tensor)
+        return param
 
     def _look_up(self, tensor: torch.Tensor) -> Any:
-        reference = self._keepers.get(id(tensor))
-        keeper = None if reference is None else reference()
-        return keeper if getattr(keeper, "sharded_param", None) is tensor else None
+        reference = self._fsdp_params.get(id(tensor))
+        fsdp_param = None if reference is None else reference()
+        return fsdp_param if getattr(fsdp_param, "sharded_param", None) is tensor else None
 
 
-def _keepers(module: torch.nn.Module) -> Iterator[Any]:
+def _fsdp_params(module: torch.nn.Module) -> Iterator[Any]:
     """What `fully_shard` has put beside a module for each of its parameters; nothing for other modules."""
     if not hasattr(type(module), "_get_fsdp_state"):
         return

@@ -21,18 +21,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from traincheck.sources.modules.live_modules import plain_name, without_compiler
+from traincheck.sources.modules.live_modules import plain_name, unwrap_compiled
 from traincheck.sources.recording.frames import local_values
-from traincheck.sources.replay.fingerprints import Bits, CannotRepeat, Executed, Handed
+from traincheck.sources.replay.fingerprints import CannotReplay, ExecutionResult, Fingerprints, PeerCall
 from traincheck.sources.replay.state_snapshot import (
-    Attributes,
+    ModuleAttributes,
     RandomStates,
-    autocasts,
-    has_compiled,
-    is_plain,
+    autocast_settings,
+    has_compiled_code,
+    has_only_torch_hooks,
     without_hooks,
 )
-from traincheck.sources.tensors.reading import fingerprints, is_copyable, unseen
+from traincheck.sources.tensors.reading import fingerprints, hidden_from_modes, is_copyable
 
 Guarded = Callable[[Callable[..., Any]], Callable[..., Any]]
 ROOT = "the result"
@@ -51,26 +51,26 @@ class CapturedCall:
         self.site = ""
         self._called = _compiled_around(inner) or inner
         if self._called is not inner and inner is not module:
-            raise CannotRepeat("it is distributed inside of what is compiled")
+            raise CannotReplay("it is distributed inside of what is compiled")
         self.modules = list(inner.modules())
-        _refuse(inner, self.modules)
-        self._given = _copied((tuple(args), dict(keywords)))
+        _check_replayable(inner, self.modules)
+        self._arguments = _copied((tuple(args), dict(keywords)))
         self._random = RandomStates()
-        self._autocast = autocasts()
-        self._attributes = Attributes(self.modules)
+        self._autocast = autocast_settings()
+        self._attributes = ModuleAttributes(self.modules)
         self._buffers = [
-            (each, key, buffer.detach().clone())
-            for each in self.modules
-            for key, buffer in each._buffers.items()
+            (inner_module, key, buffer.detach().clone())
+            for inner_module in self.modules
+            for key, buffer in inner_module._buffers.items()
             if buffer is not None
         ]
-        self._names = {id(each): plain_name(key) or ROOT for key, each in inner.named_modules()}
+        self._names = {id(inner_module): plain_name(key) or ROOT for key, inner_module in inner.named_modules()}
         self._parameters = {plain_name(key): p for key, p in inner.named_parameters() if p.requires_grad}
-        self._hooked = {key for key, parameter in self._parameters.items() if not is_plain(parameter)}
+        self._hooked = {key for key, parameter in self._parameters.items() if not has_only_torch_hooks(parameter)}
         self.versions = {id(parameter): parameter._version for parameter in inner.parameters()}
-        self.seen = Executed()
+        self.seen = ExecutionResult()
         self.returned = False
-        self.others = 0
+        self.shared_calls = 0
         self._output_grads: list[torch.Tensor | None] = []
         self._fired: dict[str, int] = {}
         self._guarded = guarded
@@ -82,42 +82,42 @@ class CapturedCall:
         """Take in what a module inside returned."""
         name = self._names.get(id(module))
         if name is not None:
-            _take(self.seen.results, name, output)
+            _add_outputs(self.seen.results, name, output)
 
     def returns(self, output: Any) -> None:
         """The call has ended: follow the gradients that come to its result and to the parameters."""
         self.returned = True
         if not self.seen.results:  # nothing inside is told of, as where all of it is compiled
-            _take(self.seen.results, ROOT, output)
-        for place, tensor in enumerate(_trained(output)):
+            _add_outputs(self.seen.results, ROOT, output)
+        for index, tensor in enumerate(_differentiable(output)):
             self._output_grads.append(None)
-            self._undo.callback(tensor.register_hook(self._guarded(self._output_hook(place))).remove)
+            self._undo.callback(tensor.register_hook(self._guarded(self._output_hook(index))).remove)
         for name, parameter in self._parameters.items():
             if name not in self._hooked:
                 self._undo.callback(parameter.register_hook(self._guarded(self._parameter_hook(name))).remove)
 
-    def _output_hook(self, place: int) -> Callable[[torch.Tensor | None], None]:
-        def came(grad: torch.Tensor | None) -> None:
+    def _output_hook(self, index: int) -> Callable[[torch.Tensor | None], None]:
+        def on_gradient(grad: torch.Tensor | None) -> None:
             if grad is None:  # another result of the same function has one
                 return
-            known = self._output_grads[place]
-            with unseen():
-                self._output_grads[place] = grad.detach().clone() if known is None else known
-            self._fired[ROOT] = max(self._fired.get(ROOT, 0), 1 if known is None else 2)
+            first_grad = self._output_grads[index]
+            with hidden_from_modes():
+                self._output_grads[index] = grad.detach().clone() if first_grad is None else first_grad
+            self._fired[ROOT] = max(self._fired.get(ROOT, 0), 1 if first_grad is None else 2)
 
-        return came
+        return on_gradient
 
     def _parameter_hook(self, name: str) -> Callable[[torch.Tensor | None], None]:
-        def came(grad: torch.Tensor | None) -> None:
+        def on_gradient(grad: torch.Tensor | None) -> None:
             if grad is None:
                 return
             self._fired[name] = self._fired.get(name, 0) + 1
             if self._fired[name] == 1:
                 self.seen.gradients.add(name, grad)
 
-        return came
+        return on_gradient
 
-    def let_go(self) -> None:
+    def remove_hooks(self) -> None:
         """Take the hooks back."""
         self._undo.close()
 
@@ -129,39 +129,39 @@ class CapturedCall:
     @property
     def one_backward(self) -> bool:
         """Whether the gradients are those of this call alone: of a single backward, and of no other call in it."""
-        return self.has_gradients and not self.others and max(self._fired.values()) == 1
+        return self.has_gradients and not self.shared_calls and max(self._fired.values()) == 1
 
     @property
     def unchanged(self) -> bool:
         """Whether nothing has written to the parameters since the call began."""
-        return all(self.versions.get(id(each)) == each._version for each in self.module.parameters())
+        return all(self.versions.get(id(parameter)) == parameter._version for parameter in self.module.parameters())
 
     # -- again -----------------------------------------------------------------------------------------------------
 
-    def execute(self, several_ranks: bool, inside: bool = False) -> Executed:
+    def execute(self, several_ranks: bool, observe_modules: bool = False) -> ExecutionResult:
         """Execute the call once more; nothing of it stays. What modules inside return is taken in where it is asked
         for, and where no backward shows what is wrong with it. Raises CannotRepeat."""
-        found, now = Executed(), RandomStates()
-        attributes = Attributes(self.modules)
+        result, now = ExecutionResult(), RandomStates()
+        attributes = ModuleAttributes(self.modules)
         try:
             with without_hooks(self.modules, self._parameters.values()), self._buffers_as_they_were():
-                self._attributes.put()
-                self._random.put()
-                self._execute(found, several_ranks, inside or not self.one_backward)
-        except CannotRepeat:
+                self._attributes.restore()
+                self._random.restore()
+                self._execute(result, several_ranks, observe_modules or not self.one_backward)
+        except CannotReplay:
             raise
         except Exception as error:
-            raise CannotRepeat(f"{type(error).__name__}: {error}") from error
+            raise CannotReplay(f"{type(error).__name__}: {error}") from error
         finally:
-            now.put()
-            attributes.put()
-        return found
+            now.restore()
+            attributes.restore()
+        return result
 
-    def handed(self) -> Handed:
+    def for_peer(self) -> PeerCall:
         """The call as another rank can execute it. Raises CannotRepeat where it is given what cannot be handed on."""
-        with unseen():
-            return Handed(
-                tree_map(_on_cpu, self._given),
+        with hidden_from_modes():
+            return PeerCall(
+                tree_map(_on_cpu, self._arguments),
                 self._random.streams,
                 [_on_cpu(buffer) for _, _, buffer in self._buffers],
                 [_on_cpu(grad) for grad in self._output_grads],
@@ -170,43 +170,43 @@ class CapturedCall:
                 **self.seen.prints(),
             )
 
-    def execute_for(self, handed: Handed, parameters: Sequence[torch.Tensor]) -> Executed | None:
+    def execute_peer_call(self, peer_call: PeerCall, parameters: Sequence[torch.Tensor]) -> ExecutionResult | None:
         """Execute what another rank handed over, with these parameters, which are this model's of that step; None where
         they are not those of the other rank. Raises CannotRepeat."""
-        with unseen():
-            if fingerprints(list(parameters)) != handed.parameters or len(handed.buffers) != len(self._buffers):
+        with hidden_from_modes():
+            if fingerprints(list(parameters)) != peer_call.parameters or len(peer_call.buffers) != len(self._buffers):
                 return None
         device = parameters[0].device
-        other = copy.copy(self)
-        other._given = _moved(handed.given, device)
-        other._random = self._random.with_streams(handed.streams)
-        pairs = zip(self._buffers, handed.buffers, strict=True)
-        other._buffers = [(each, key, value.to(mine.device)) for (each, key, mine), value in pairs]
-        other._output_grads = [None if grad is None else grad.to(device) for grad in handed.output_grads]
-        other._fired = {ROOT: 1} if handed.one_backward else {}
-        other.others = 0
+        replica = copy.copy(self)
+        replica._arguments = _moved(peer_call.arguments, device)
+        replica._random = self._random.with_streams(peer_call.streams)
+        pairs = zip(self._buffers, peer_call.buffers, strict=True)
+        replica._buffers = [(inner, key, value.to(own_buffer.device)) for (inner, key, own_buffer), value in pairs]
+        replica._output_grads = [None if grad is None else grad.to(device) for grad in peer_call.output_grads]
+        replica._fired = {ROOT: 1} if peer_call.one_backward else {}
+        replica.shared_calls = 0
         own = list(self.module.parameters())
         now = [parameter.data for parameter in own]
         try:
             for parameter, value in zip(own, parameters, strict=True):
                 parameter.data = value
-            return other.execute(several_ranks=True, inside=True)
+            return replica.execute(several_ranks=True, observe_modules=True)
         finally:
             for parameter, data in zip(own, now, strict=True):
                 parameter.data = data
 
-    def _execute(self, found: Executed, several_ranks: bool, inside: bool) -> None:
-        args, keywords = _copied(self._given)
+    def _execute(self, result: ExecutionResult, several_ranks: bool, observe_modules: bool) -> None:
+        args, keywords = _copied(self._arguments)
 
-        def note(module: nn.Module, given: Any, output: Any) -> None:
+        def note(module: nn.Module, arguments: Any, output: Any) -> None:
             name = self._names.get(id(module))
             if name is not None:
-                _take(found.results, name, output)
+                _add_outputs(result.results, name, output)
 
         with ExitStack() as stack:
-            compiled = has_compiled()
-            inside = inside and not compiled
-            if inside:
+            compiled = has_compiled_code()
+            observe_modules = observe_modules and not compiled
+            if observe_modules:
                 stack.callback(register_module_forward_hook(note).remove)
             if several_ranks and not compiled:
                 stack.enter_context(_NoCollectives())
@@ -214,30 +214,30 @@ class CapturedCall:
                 stack.enter_context(torch.autocast(**autocast))
             with torch.enable_grad():
                 output = self._called(*args, **keywords)
-            if not inside:
-                _take(found.results, ROOT, output)
+            if not observe_modules:
+                _add_outputs(result.results, ROOT, output)
             if self.one_backward:
-                self._backward(found, _trained(output))
+                self._backward(result, _differentiable(output))
 
-    def _backward(self, found: Executed, outputs: Sequence[torch.Tensor]) -> None:
+    def _backward(self, result: ExecutionResult, outputs: Sequence[torch.Tensor]) -> None:
         if len(outputs) != len(self._output_grads):
-            raise CannotRepeat("its result has another form")
+            raise CannotReplay("its result has another form")
         pairs = [(o, grad) for o, grad in zip(outputs, self._output_grads, strict=True) if grad is not None]
-        wanted = {name: p for name, p in self._parameters.items() if name not in self._hooked}
-        if not wanted:
+        parameters = {name: p for name, p in self._parameters.items() if name not in self._hooked}
+        if not parameters:
             return
         grads = torch.autograd.grad(
-            [output for output, _ in pairs], list(wanted.values()), [grad for _, grad in pairs], allow_unused=True
+            [output for output, _ in pairs], list(parameters.values()), [grad for _, grad in pairs], allow_unused=True
         )
-        for name, grad in zip(wanted, grads, strict=True):
+        for name, grad in zip(parameters, grads, strict=True):
             if grad is not None:
-                found.gradients.hold(name, grad)
+                result.gradients.hold(name, grad)
 
     @contextmanager
     def _buffers_as_they_were(self) -> Iterator[None]:
         """Have copies in place of the buffers. What is compiled knows them by identity: there memory is exchanged."""
         now = [(module, key, module._buffers[key]) for module, key, _ in self._buffers]
-        compiled, memory = has_compiled(), []
+        compiled, memory = has_compiled_code(), []
         try:
             for (module, key, before), (_, _, buffer) in zip(self._buffers, now, strict=True):
                 if compiled and buffer is not None:
@@ -253,7 +253,7 @@ class CapturedCall:
                 module._buffers[key] = buffer
 
 
-_DEEPEST = 40
+_MOST_FRAMES = 40
 """Frames between the call of what `torch.compile` has made and us."""
 
 
@@ -262,12 +262,12 @@ def _compiled_around(module: nn.Module) -> nn.Module | None:
     if "torch._dynamo.eval_frame" not in sys.modules:
         return None
     frame: FrameType | None = sys._getframe(1)
-    for _ in range(_DEEPEST):
+    for _ in range(_MOST_FRAMES):
         if frame is None:
             return None
         if frame.f_code.co_name == "_call_impl":
             caller = local_values(frame, ("self",)).get("self")
-            if caller is not module and isinstance(caller, nn.Module) and without_compiler(caller) is module:
+            if caller is not module and isinstance(caller, nn.Module) and unwrap_compiled(caller) is module:
                 return caller
         frame = frame.f_back
     return None
@@ -278,40 +278,40 @@ class _NoCollectives(TorchDispatchMode):  # type: ignore[misc]  # torch does not
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in _COLLECTIVES:
-            raise CannotRepeat(f"it waits for other ranks ({func})")
+            raise CannotReplay(f"it waits for other ranks ({func})")
         return func(*args, **(kwargs or {}))
 
 
-def _refuse(module: nn.Module, modules: Sequence[nn.Module]) -> None:
-    for each in modules:
-        if isinstance(each, nn.SyncBatchNorm):
-            raise CannotRepeat("its layers wait for other ranks (SyncBatchNorm)")
-        if type(each).__name__.startswith(("FullyShardedDataParallel", "FSDP")):
-            raise CannotRepeat("its parameters are sharded")
-    with unseen():
+def _check_replayable(module: nn.Module, modules: Sequence[nn.Module]) -> None:
+    for inner in modules:
+        if isinstance(inner, nn.SyncBatchNorm):
+            raise CannotReplay("its layers wait for other ranks (SyncBatchNorm)")
+        if type(inner).__name__.startswith(("FullyShardedDataParallel", "FSDP")):
+            raise CannotReplay("its parameters are sharded")
+    with hidden_from_modes():
         for tensor in (*module.parameters(), *module.buffers()):
             if not is_copyable(tensor):
-                raise CannotRepeat(f"it holds a {type(tensor).__name__} that cannot be copied")
+                raise CannotReplay(f"it holds a {type(tensor).__name__} that cannot be copied")
 
 
-def _take(bits: Bits, name: str, output: Any) -> None:
+def _add_outputs(prints: Fingerprints, name: str, output: Any) -> None:
     tensors = _tensors(output)
-    for place, tensor in enumerate(tensors):
-        bits.add(name if len(tensors) == 1 else f"{name}[{place}]", tensor)
+    for index, tensor in enumerate(tensors):
+        prints.add(name if len(tensors) == 1 else f"{name}[{index}]", tensor)
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(output) if type(leaf) in (torch.Tensor, nn.Parameter)]
 
 
-def _trained(output: Any) -> list[torch.Tensor]:
+def _differentiable(output: Any) -> list[torch.Tensor]:
     """The tensors in a result that gradients come to from outside; of a loss and the logits it is computed from, the
     loss: what comes to the logits from it is a part of the backward that is executed again. So it is with a parameter
     that is given back as it is."""
-    found = [tensor for tensor in _tensors(output) if tensor.requires_grad]
-    if len(found) < 2:
-        return found
-    functions = [tensor.grad_fn for tensor in found if tensor.grad_fn is not None]
+    tensors = [tensor for tensor in _tensors(output) if tensor.requires_grad]
+    if len(tensors) < 2:
+        return tensors
+    functions = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     inside, seen = set(), set(functions)
     while functions:
         for function, number in functions.pop().next_functions:
@@ -319,30 +319,30 @@ def _trained(output: Any) -> list[torch.Tensor]:
             if function is not None and function not in seen:
                 seen.add(function)
                 functions.append(function)
-    return [tensor for tensor in found if not tensor.is_leaf and (tensor.grad_fn, tensor.output_nr) not in inside]
+    return [tensor for tensor in tensors if not tensor.is_leaf and (tensor.grad_fn, tensor.output_nr) not in inside]
 
 
-def _copied(given: Any) -> Any:
+def _copied(value: Any) -> Any:
     def copied(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         if not is_copyable(leaf):
-            raise CannotRepeat(f"it is given a {type(leaf).__name__} that cannot be copied")
+            raise CannotReplay(f"it is given a {type(leaf).__name__} that cannot be copied")
         return leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
-    with unseen():
-        return tree_map(copied, given)
+    with hidden_from_modes():
+        return tree_map(copied, value)
 
 
 def _on_cpu(leaf: Any) -> Any:
     if leaf is None or isinstance(leaf, (bool, int, float, str, bytes)):
         return leaf
     if not isinstance(leaf, torch.Tensor):
-        raise CannotRepeat(f"it is given a {type(leaf).__name__}")
+        raise CannotReplay(f"it is given a {type(leaf).__name__}")
     return leaf.detach().cpu().requires_grad_(leaf.requires_grad)
 
 
-def _moved(given: Any, device: torch.device) -> Any:
+def _moved(value: Any, device: torch.device) -> Any:
     """What was handed over, on the device where it is to be executed."""
 
     def moved(leaf: Any) -> Any:
@@ -350,5 +350,5 @@ def _moved(given: Any, device: torch.device) -> Any:
             return leaf
         return leaf.detach().to(device).requires_grad_(leaf.requires_grad)
 
-    with unseen():
-        return tree_map(moved, given)
+    with hidden_from_modes():
+        return tree_map(moved, value)

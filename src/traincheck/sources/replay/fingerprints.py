@@ -8,23 +8,23 @@ from typing import Any, NamedTuple
 
 import torch
 
-from traincheck.sources.tensors.deferred_values import fetched
-from traincheck.sources.tensors.reading import Computed, computed, same_bits, unseen
+from traincheck.sources.tensors.deferred_values import fetch_values
+from traincheck.sources.tensors.reading import Fingerprint, deferred_fingerprints, hidden_from_modes, same_bits
 from traincheck.vocab.replayed_computations import BACKWARD, FORWARD, UPDATE
 
 
-class CannotRepeat(Exception):
+class CannotReplay(Exception):
     """A call cannot be executed again, with the reason why not."""
 
 
-class Bits:
+class Fingerprints:
     """The bits of tensors by name, in the order in which they came: fingerprints, which stay on an accelerator until
     they are compared, for one transfer; and tensors that stay as they are, of which it is cheaper to compare all bits.
     """
 
     def __init__(self) -> None:
         self._held: dict[str, torch.Tensor] = {}
-        self._prints: dict[str, Computed] = {}
+        self._prints: dict[str, Fingerprint] = {}
         self._last: tuple[weakref.ref[torch.Tensor], int, str] | None = None
         """What was taken in last. It is not held: autograd copies gradients that somebody else holds."""
 
@@ -33,48 +33,48 @@ class Bits:
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Take in a tensor, as it is now; what comes again under a name has a number."""
-        told = self._new(name)
+        key = self._unique_name(name)
         version = -1 if tensor.is_inference() else tensor._version
         if self._last is not None and self._last[0]() is tensor and self._last[1] == version >= 0:
             last = self._last[2]  # a container returns what its last module did
-            self._prints[told] = self._prints[last]
+            self._prints[key] = self._prints[last]
             return
-        self._last = weakref.ref(tensor), version, told
-        with unseen():
-            (self._prints[told],) = computed([tensor])
+        self._last = weakref.ref(tensor), version, key
+        with hidden_from_modes():
+            (self._prints[key],) = deferred_fingerprints([tensor])
 
     def hold(self, name: str, tensor: torch.Tensor) -> None:
         """The same of a tensor that nobody writes to as long as it is compared."""
-        name = self._new(name)
+        name = self._unique_name(name)
         self._prints[name] = None
         self._held[name] = tensor
 
-    def _new(self, name: str) -> str:
-        count, told = 1, name
-        while told in self._prints:
+    def _unique_name(self, name: str) -> str:
+        count, key = 1, name
+        while key in self._prints:
             count += 1
-            told = f"{name} (call {count})"
-        return told
+            key = f"{name} (call {count})"
+        return key
 
-    def put(self, told: Mapping[str, int | None]) -> None:
+    def update(self, prints: Mapping[str, int | None]) -> None:
         """Take over fingerprints that were taken elsewhere."""
-        self._prints.update(told)
+        self._prints.update(prints)
 
-    def all(self, but: Collection[str] = ()) -> dict[str, int | None]:
+    def resolve(self, but: Collection[str] = ()) -> dict[str, int | None]:
         """The fingerprints, those with the names `but` left out."""
         names = [name for name in self._prints if name not in but]
         held = [name for name in names if name in self._held and self._prints[name] is None]
-        with unseen():
-            self._prints.update(zip(held, computed([self._held[name] for name in held]), strict=True))
-            found = dict(zip(names, fetched([self._prints[name] for name in names]), strict=True))
-        self._prints.update(found)
-        return found
+        with hidden_from_modes():
+            self._prints.update(zip(held, deferred_fingerprints([self._held[name] for name in held]), strict=True))
+            resolved = dict(zip(names, fetch_values([self._prints[name] for name in names]), strict=True))
+        self._prints.update(resolved)
+        return resolved
 
-    def first_unlike(self, other: Bits) -> str | None:
+    def first_mismatch(self, other: Fingerprints) -> str | None:
         """The name of the first that has other bits, of those that both have."""
         held = self._held.keys() & other._held.keys()
-        mine, theirs = self.all(but=held), other.all(but=held)
-        with unseen():
+        mine, theirs = self.resolve(but=held), other.resolve(but=held)
+        with hidden_from_modes():
             for name in self._prints:
                 if name in held:
                     if not same_bits(self._held[name], other._held[name]):
@@ -84,42 +84,42 @@ class Bits:
         return None
 
 
-class Executed:
+class ExecutionResult:
     """What an execution gave: of modules in the forward, of parameters in the backward and in the update."""
 
     def __init__(self) -> None:
-        self.results, self.gradients, self.updates = Bits(), Bits(), Bits()
+        self.results, self.gradients, self.updates = Fingerprints(), Fingerprints(), Fingerprints()
 
     @classmethod
-    def told(cls, results: Mapping[str, int | None], gradients: Mapping[str, int | None]) -> Executed:
+    def from_prints(cls, results: Mapping[str, int | None], gradients: Mapping[str, int | None]) -> ExecutionResult:
         """One that took place in another process, by its fingerprints."""
-        found = cls()
-        found.results.put(results)
-        found.gradients.put(gradients)
-        return found
+        result = cls()
+        result.results.update(results)
+        result.gradients.update(gradients)
+        return result
 
     def prints(self) -> dict[str, dict[str, int | None]]:
         """Fingerprints to tell another process of: what `told` is given."""
-        return {"results": self.results.all(), "gradients": self.gradients.all()}
+        return {"results": self.results.resolve(), "gradients": self.gradients.resolve()}
 
-    def first_difference(self, other: Executed) -> tuple[str, str] | None:
+    def first_difference(self, other: ExecutionResult) -> tuple[str, str] | None:
         """The part in which two executions differ first, and the name of what does; None where they are the same."""
         for part, mine, theirs in (
             (FORWARD, self.results, other.results),
             (BACKWARD, self.gradients, other.gradients),
             (UPDATE, self.updates, other.updates),
         ):
-            found = mine.first_unlike(theirs)
-            if found is not None:
-                return part, found
+            mismatch = mine.first_mismatch(theirs)
+            if mismatch is not None:
+                return part, mismatch
         return None
 
 
-class Handed(NamedTuple):
+class PeerCall(NamedTuple):
     """A call as it is handed to another rank: what it was given, and fingerprints of what it gave. It holds nothing
     but tensors, texts, numbers and containers of these."""
 
-    given: Any
+    arguments: Any
     streams: dict[str, torch.Tensor]
     buffers: list[torch.Tensor]
     output_grads: list[torch.Tensor | None]
@@ -128,6 +128,6 @@ class Handed(NamedTuple):
     results: dict[str, int | None]
     gradients: dict[str, int | None]
 
-    def executed(self) -> Executed:
+    def executed(self) -> ExecutionResult:
         """What it gave where it came from."""
-        return Executed.told(self.results, self.gradients)
+        return ExecutionResult.from_prints(self.results, self.gradients)

@@ -24,7 +24,7 @@ import torch.distributed
 from traincheck.background_threads import background
 from traincheck.sources.distributed.job_store import JobStore, connect
 from traincheck.sources.replay.captured_call import CapturedCall
-from traincheck.sources.replay.fingerprints import CannotRepeat, Executed, Handed
+from traincheck.sources.replay.fingerprints import CannotReplay, ExecutionResult, PeerCall
 
 CONNECT = 20.0
 LARGEST = 64 << 20
@@ -32,17 +32,17 @@ LARGEST = 64 << 20
 LINGER = 2.0
 
 
-class Case(NamedTuple):
+class PeerCase(NamedTuple):
     """A call to be judged: whose, in which step, what it gave there; for an appeal also what the first judge got."""
 
     origin: int
     step: int
-    handed: Handed
+    call: PeerCall
     judge: int = -1
     other: dict[str, Any] | None = None
 
 
-class Judged(NamedTuple):
+class PeerResult(NamedTuple):
     """What a judge found: the ranks that differ (one where it is known which is odd, none where all agree), of how many
     that were compared, and the part and name of what differs first."""
 
@@ -54,94 +54,98 @@ class Judged(NamedTuple):
     first: str = ""
 
 
-class Neighbours:
+class PeerCheck:
     """This rank's part. It starts with the first call that it is given, and never raises."""
 
     def __init__(self, on_fault: Callable[[str], None]) -> None:
         self._on_fault = on_fault
         self._rank, self._ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self._out: queue.Queue[tuple[str, bytes]] = queue.Queue(8)
-        self._wanted: queue.Queue[tuple[str, int]] = queue.Queue(8)
-        self._arrived: queue.Queue[Case] = queue.Queue(8)
-        self._kept: dict[int, tuple[CapturedCall, list[torch.Tensor]]] = {}
+        self._expected: queue.Queue[tuple[str, int]] = queue.Queue(8)
+        self._cases: queue.Queue[PeerCase] = queue.Queue(8)
+        self._retained: dict[int, tuple[CapturedCall, list[torch.Tensor]]] = {}
         self._closing = threading.Event()
         self._thread = background(self._work, "traincheck-neighbours")
 
     @property
-    def arrived(self) -> bool:
+    def has_case(self) -> bool:
         """Whether there is something to judge."""
-        return not self._arrived.empty()
+        return not self._cases.empty()
 
-    def hand_over(self, step: int, call: CapturedCall) -> None:
+    def send(self, step: int, call: CapturedCall) -> None:
         """Give a call that was repeated here to the next rank, and expect that of the one before. The parameters have
         to be those that it was executed with."""
         try:
-            told = _bytes({"step": step, "handed": call.handed()._asdict()})
-        except CannotRepeat:
+            payload = _bytes({"step": step, "call": call.for_peer()._asdict()})
+        except CannotReplay:
             return
-        if len(told) > LARGEST:
-            self._on_fault(f"a call of {len(told) >> 20} MB is not handed to other ranks (at most {LARGEST >> 20} MB)")
+        if len(payload) > LARGEST:
+            self._on_fault(
+                f"a call of {len(payload) >> 20} MB is not handed to other ranks (at most {LARGEST >> 20} MB)"
+            )
             return
-        call.seen = Executed()  # it has been told
-        self._kept = {step: (call, [each.detach().clone() for each in call.module.parameters()])}
+        call.seen = ExecutionResult()  # it has been told
+        self._retained = {step: (call, [parameter.detach().clone() for parameter in call.module.parameters()])}
         with suppress(queue.Full):
-            self._out.put_nowait((f"call/{step}/{self._rank}", told))
-            self._wanted.put_nowait((f"call/{step}/{(self._rank - 1) % self._ranks}", (self._rank - 1) % self._ranks))
+            self._out.put_nowait((f"call/{step}/{self._rank}", payload))
+            self._expected.put_nowait((f"call/{step}/{(self._rank - 1) % self._ranks}", (self._rank - 1) % self._ranks))
         if self._ranks > 2:
             before = (self._rank - 2) % self._ranks
             with suppress(queue.Full):
-                self._wanted.put_nowait((f"appeal/{step}/{before}", before))
+                self._expected.put_nowait((f"appeal/{step}/{before}", before))
 
-    def judge(self) -> Judged | None:
+    def judge(self) -> PeerResult | None:
         """Execute what has arrived, if anything has. Call on the thread that trains, aside."""
         try:
-            case = self._arrived.get_nowait()
+            case = self._cases.get_nowait()
         except queue.Empty:
             return None
-        kept = self._kept.get(case.step)
-        if kept is None:
+        retained = self._retained.get(case.step)
+        if retained is None:
             return None
-        call, parameters = kept
-        theirs = case.handed.executed()
+        call, parameters = retained
+        theirs = case.call.executed()
         try:
-            mine = call.execute_for(case.handed, parameters)
+            mine = call.execute_peer_call(case.call, parameters)
             if mine is None:
                 return None
             differs = theirs.first_difference(mine)
             if case.judge < 0 and differs is None:
-                return Judged(case.step, call.name)
-            again = call.execute_for(case.handed, parameters)
-        except CannotRepeat:
+                return PeerResult(case.step, call.name)
+            again = call.execute_peer_call(case.call, parameters)
+        except CannotReplay:
             return None
         if again is None or mine.first_difference(again) is not None:
             return None  # what repeats nowhere is found by those who repeat their own
         if case.judge < 0 and differs is not None:
             if self._ranks > 2:
-                appeal = {"step": case.step, "handed": case.handed._asdict(), "judge": self._rank}
-                told = _bytes({**appeal, "other": mine.prints()})
+                appeal = {"step": case.step, "call": case.call._asdict(), "judge": self._rank}
+                payload = _bytes({**appeal, "other": mine.prints()})
                 with suppress(queue.Full):
-                    self._out.put_nowait((f"appeal/{case.step}/{case.origin}", told))
+                    self._out.put_nowait((f"appeal/{case.step}/{case.origin}", payload))
                 return None  # it is for the third rank to say
-            return _apart(case, call.name, self._rank, differs)
-        return self._arbitrated(case, call.name, theirs, mine)
+            return _disagreement(case, call.name, self._rank, differs)
+        return self._arbitrate(case, call.name, theirs, mine)
 
-    def _arbitrated(self, case: Case, name: str, theirs: Executed, mine: Executed) -> Judged | None:
+    def _arbitrate(
+        self, case: PeerCase, name: str, theirs: ExecutionResult, mine: ExecutionResult
+    ) -> PeerResult | None:
         if case.other is None:
             return None
-        first_judge = Executed.told(**case.other)
+        first_judge = ExecutionResult.from_prints(**case.other)
         with_origin, with_judge = theirs.first_difference(mine), first_judge.first_difference(mine)
         differs = theirs.first_difference(first_judge)
         if differs is None:
             return None
         if (with_origin is None) == (with_judge is None):
-            return _apart(case, name, case.judge, differs)
+            return _disagreement(case, name, case.judge, differs)
         odd = case.origin if with_judge is None else case.judge
-        return Judged(case.step, name, (odd,), 3, *differs)
+        return PeerResult(case.step, name, (odd,), 3, *differs)
 
     def close(self) -> None:
         """Give up what is under way."""
         self._closing.set()
-        self._kept.clear()
+        self._retained.clear()
         self._thread.join(LINGER)
 
     # -- on a thread of its own ------------------------------------------------------------------------------------
@@ -156,7 +160,7 @@ class Neighbours:
                         store.put(*self._out.get_nowait())
                 with suppress(queue.Empty):
                     while True:
-                        key, origin = self._wanted.get_nowait()
+                        key, origin = self._expected.get_nowait()
                         waiting[key] = origin
                 for key, origin in list(waiting.items()):
                     if self._fetch(store, key, origin) or len(waiting) > 16:
@@ -166,22 +170,24 @@ class Neighbours:
                 self._on_fault(f"calls are no longer handed to other ranks: {type(error).__name__}: {error}")
 
     def _fetch(self, store: JobStore, key: str, origin: int) -> bool:
-        found = store.get([key], 0.0, lambda: True)
-        if found is None:
+        values = store.get([key], 0.0, lambda: True)
+        if values is None:
             return False
-        told = torch.load(io.BytesIO(found[0]), weights_only=True)
-        handed = Handed(**told["handed"])
+        payload = torch.load(io.BytesIO(values[0]), weights_only=True)
+        peer_call = PeerCall(**payload["call"])
         with suppress(queue.Full):
-            self._arrived.put_nowait(Case(origin, told["step"], handed, told.get("judge", -1), told.get("other")))
+            self._cases.put_nowait(
+                PeerCase(origin, payload["step"], peer_call, payload.get("judge", -1), payload.get("other"))
+            )
         return True
 
 
-def _apart(case: Case, name: str, judge: int, differs: tuple[str, str]) -> Judged:
+def _disagreement(case: PeerCase, name: str, judge: int, differs: tuple[str, str]) -> PeerResult:
     """Two ranks differ, and nobody can say which of them is odd."""
-    return Judged(case.step, name, tuple(sorted((case.origin, judge))), 2, *differs)
+    return PeerResult(case.step, name, tuple(sorted((case.origin, judge))), 2, *differs)
 
 
-def _bytes(told: dict[str, Any]) -> bytes:
-    into = io.BytesIO()
-    torch.save(told, into)
-    return into.getvalue()
+def _bytes(payload: dict[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(payload, buffer)
+    return buffer.getvalue()

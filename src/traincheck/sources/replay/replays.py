@@ -30,16 +30,16 @@ from traincheck.sources.base import replace, wrapping
 from traincheck.sources.distributed.replica_readings import several_ranks
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.modules import keywords_of_call
-from traincheck.sources.modules.variables import Catalog
+from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.optimizers.running_updates import closure_of
-from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.replay.captured_call import CapturedCall
-from traincheck.sources.replay.fingerprints import CannotRepeat, Executed
-from traincheck.sources.replay.peer_check import Judged, Neighbours
+from traincheck.sources.replay.fingerprints import CannotReplay, ExecutionResult
+from traincheck.sources.replay.peer_check import PeerCheck, PeerResult
 from traincheck.sources.replay.state_snapshot import without_modes
 from traincheck.sources.replay.update_replay import CapturedUpdate
-from traincheck.sources.replay.verdicts import TRUSTED, Odd, Standing, Tried, Verdict
+from traincheck.sources.replay.verdicts import TRUSTED, Attempt, OddOneOut, ReplayHistory, Verdict
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import NO_CALL, Reading
 from traincheck.vocab.facts import facts
@@ -60,31 +60,31 @@ class ReplaySource:
 
     name = "replays"
 
-    def __init__(self, calls: ModuleCalls, catalog: Catalog, every: int) -> None:
+    def __init__(self, calls: ModuleCalls, catalog: VariableCatalog, every: int) -> None:
         self._calls = calls
         self._catalog = catalog
         self._every = every
-        self._standings: dict[str, Standing] = {}
-        self._known: dict[str, weakref.ref[Any]] = {}
+        self._histories: dict[str, ReplayHistory] = {}
+        self._subjects: dict[str, weakref.ref[Any]] = {}
         self._step = 0  # the last that was repeated
         self._done: set[str] = set()  # what was repeated in it
         self._first = 0
-        self._asked = False
+        self._requested = False
         self._captured: list[CapturedCall] = []  # no backward has come through them yet; the last may be under way
         self._thread = 0
         self._update: CapturedUpdate | None = None
-        self._again: list[Executed] = []
-        self._turns: dict[str, int] = {}  # by optimizer, the place of the parameter whose update comes next
-        self._neighbours: Neighbours | None = None
-        self._handed = 0
+        self._repetition: list[ExecutionResult] = []
+        self._next_index: dict[str, int] = {}  # by optimizer, the place of the parameter whose update comes next
+        self._peers: PeerCheck | None = None
+        self._last_sent = 0
 
     def offers(self) -> str | None:
         return None
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
-        undo = Undo()
-        if not demand.wants_readings(KIND) or demand.everything:
+        undo = UndoStack()
+        if not demand.takes_readings(KIND) or demand.everything:
             return undo
 
         def guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,30 +95,30 @@ class ReplaySource:
 
             return recorder.guarded(name, quiet)
 
-        recorder.when_over(undo, self._over)
-        recorder.suspect = self._ask
+        recorder.on_detach(undo, self._stop)
+        recorder.suspect = self._request
         capture, returned = guarded(self.name, self._capture), guarded(self.name, self._returned)
 
         def begins(module: nn.Module, args: Any) -> None:
             if torch._C._get_tracing_state() is not None:
                 return
             if self._captured and not recorder.watching:
-                self._let_go()  # what is guarded is not called until a step is watched again
-            if self._calls.depth == 1 and (self._captured or (torch.is_grad_enabled() and self._due())):
+                self._release()  # what is guarded is not called until a step is watched again
+            if self._calls.depth == 1 and (self._captured or (torch.is_grad_enabled() and self._should_replay())):
                 capture(module, args)
 
         def ends(module: nn.Module, args: Any, output: Any) -> None:
             if self._captured and not self._captured[-1].returned and torch._C._get_tracing_state() is None:
                 returned(module, output)
 
-        self._calls.listen(begins, ends)
+        self._calls.add_listener(begins, ends)
         over = guarded(self.name, self._backward_over)
-        follow: Callable[..., Any] = lambda *args, **kwargs: self._followed()  # noqa: E731
+        follow: Callable[..., Any] = lambda *args, **kwargs: self._needs_backward_end()  # noqa: E731
         replace(undo, torch.autograd, "backward", wrapping(follow, lambda token, _: over(), lambda token: None))
         begin, end = guarded(self.name, self._update_begins), guarded(self.name, self._update_ends)
 
         def update_begins(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if recorder.steps.coming == self._step and threading.get_ident() == self._thread:
+            if recorder.steps.window_step == self._step and threading.get_ident() == self._thread:
                 begin(optimizer, args, kwargs)
 
         def update_ends(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -129,71 +129,71 @@ class ReplaySource:
         recorder.hooks.add(undo, register_optimizer_step_post_hook(update_ends), update_ends)
         return undo
 
-    def _over(self) -> None:
-        self._let_go()
-        neighbours, self._neighbours = self._neighbours, None
-        if neighbours is not None:
-            neighbours.close()
+    def _stop(self) -> None:
+        self._release()
+        peers, self._peers = self._peers, None
+        if peers is not None:
+            peers.close()
 
-    def _ask(self) -> None:
+    def _request(self) -> None:
         """Something wrong was found: repeat the next step."""
-        self._asked = True
+        self._requested = True
 
     # -- the call --------------------------------------------------------------------------------------------------
 
-    def _due(self) -> bool:
+    def _should_replay(self) -> bool:
         recorder = self._recorder
         if not (recorder.watching and recorder.hooks.in_one_thread):  # streams are those of all threads
             return False
-        step = recorder.steps.coming
+        step = recorder.steps.window_step
         if step == self._step:
             return True
         self._first = self._first or step
         warms = step < self._first + WARMING
-        return warms or self._asked or step - self._step >= self._every or self._confirms()
+        return warms or self._requested or step - self._step >= self._every or self._has_suspicion()
 
-    def _standing(self, name: str, thing: Any) -> Standing:
+    def _history_of(self, name: str, subject: Any) -> ReplayHistory:
         """What is known of a thing; nothing of another one that has taken its name."""
-        known = self._known.get(name)
-        if known is None or known() is not thing:
-            self._known[name] = weakref.ref(thing)
-            self._standings[name] = Standing()
-        return self._standings[name]
+        reference = self._subjects.get(name)
+        if reference is None or reference() is not subject:
+            self._subjects[name] = weakref.ref(subject)
+            self._histories[name] = ReplayHistory()
+        return self._histories[name]
 
-    def _confirms(self) -> bool:
-        return any(standing.confirming for standing in self._standings.values())
+    def _has_suspicion(self) -> bool:
+        return any(history.confirming for history in self._histories.values())
 
     def _capture(self, module: nn.Module, args: Any) -> None:
         """A call begins, while one is captured or is to be."""
-        step = self._recorder.steps.coming
+        step = self._recorder.steps.window_step
         if self._captured and threading.get_ident() != self._thread:
             return
         if torch._C._current_graph_task_id() >= 0:  # it is computed anew for a backward
             return
-        self._let_go(lambda call: not call.returned or step != self._step)  # interrupted, or nobody came through it
+        self._release(lambda call: not call.returned or step != self._step)  # interrupted, or nobody came through it
         for call in self._captured:
-            call.others += any(id(parameter) in call.versions for parameter in module.parameters())
-        if not (module.training and torch.is_grad_enabled() and self._due()):
+            call.shared_calls += any(id(parameter) in call.versions for parameter in module.parameters())
+        if not (module.training and torch.is_grad_enabled() and self._should_replay()):
             return
         if next(module.parameters(), None) is None:
             return
         name = self._catalog.module_name(module)
-        standing = self._standing(name, module)
+        history = self._history_of(name, module)
         if step != self._step:
-            self._step, self._asked = step, False
+            self._step, self._requested = step, False
             self._done.clear()
-        if standing.given_up or name in self._done:
+        if history.given_up or name in self._done:
             return
         self._done.add(name)
         self._thread = threading.get_ident()
-        if not standing.begins():
-            self._recorder.miss(
+        if not history.begin_attempt():
+            self._recorder.report_unobservable(
                 f"replays: {name} was not executed again, as no backward came through what it gave "
                 "before its parameters changed"
             )
         try:
             call = CapturedCall(name, module, args, keywords_of_call(self._recorder), self._guarded)
-        except CannotRepeat as error:
+        except CannotReplay as error:
             self._give_up(name, str(error))
         else:
             call.site = self._recorder.sites.here()
@@ -210,42 +210,44 @@ class ReplaySource:
         if module is call.outermost:
             call.returns(output)
 
-    def _followed(self) -> bool | None:
+    def _needs_backward_end(self) -> bool | None:
         """A token where the end of a backward is to be told: for a call that it may come through, or a neighbour."""
         if threading.get_ident() != self._thread or not self._recorder.hooks.in_one_thread:
             return None
-        return bool(self._captured) or self._arrived or None
+        return bool(self._captured) or self._has_peer_case or None
 
     @property
-    def _arrived(self) -> bool:
+    def _has_peer_case(self) -> bool:
         """Whether there is something to judge for a neighbour."""
-        return self._neighbours is not None and self._neighbours.arrived
+        return self._peers is not None and self._peers.has_case
 
     def _backward_over(self) -> None:
-        if self._neighbours is not None and self._arrived:
-            with self._aside():
-                self._tell_of_ranks(self._neighbours.judge())
-        for call in self._let_go(lambda call: call.has_gradients):
+        if self._peers is not None and self._has_peer_case:
+            with self._suspended():
+                self._record_peer_result(self._peers.judge())
+        for call in self._release(lambda call: call.has_gradients):
             if call.unchanged:
                 self._repeat(call)
 
     def _repeat(self, call: CapturedCall) -> None:
         ranks = several_ranks()
-        with self._aside():
-            verdict = self._try(call.name, call.site, call.seen, lambda inside: call.execute(ranks, inside))
-        self._tell(call.name, verdict, (FORWARD, BACKWARD) if call.one_backward else (FORWARD,))
-        trusted = verdict is not None and verdict.kind == SAME and self._standings[call.name].same >= TRUSTED
-        if ranks and trusted and (not self._handed or self._step - self._handed >= max(self._every, SPACED)):
-            self._handed = self._step
-            self._neighbours = self._neighbours or Neighbours(lambda why: self._recorder.miss(f"replays: {why}"))
-            self._neighbours.hand_over(self._step, call)
+        with self._suspended():
+            verdict = self._replay(call.name, call.site, call.seen, lambda inside: call.execute(ranks, inside))
+        self._record_verdict(call.name, verdict, (FORWARD, BACKWARD) if call.one_backward else (FORWARD,))
+        trusted = verdict is not None and verdict.kind == SAME and self._histories[call.name].same >= TRUSTED
+        if ranks and trusted and (not self._last_sent or self._step - self._last_sent >= max(self._every, SPACED)):
+            self._last_sent = self._step
+            self._peers = self._peers or PeerCheck(
+                lambda reason: self._recorder.report_unobservable(f"replays: {reason}")
+            )
+            self._peers.send(self._step, call)
 
-    def _let_go(self, which: Callable[[CapturedCall], bool] = lambda call: True) -> list[CapturedCall]:
+    def _release(self, which: Callable[[CapturedCall], bool] = lambda call: True) -> list[CapturedCall]:
         """Follow these calls no longer; they are returned."""
         gone = [call for call in self._captured if which(call)]
         self._captured = [call for call in self._captured if call not in gone]
         for call in gone:
-            call.let_go()
+            call.remove_hooks()
         return gone
 
     # -- the update ------------------------------------------------------------------------------------------------
@@ -254,32 +256,34 @@ class ReplaySource:
         if not self._recorder.hooks.in_one_thread or closure_of(args, kwargs) is not None:
             return
         name = self._catalog.add_optimizer(optimizer)
-        standing = self._standing(name, optimizer)
-        if standing.given_up or name in self._done:
+        history = self._history_of(name, optimizer)
+        if history.given_up or name in self._done:
             return
         self._done.add(name)
-        standing.begins()
+        history.begin_attempt()
         self._update = None
         try:
             with self._silent():
-                update = CapturedUpdate(name, optimizer, self._name_of, self._turns.get(name, 0))
-                self._again = [update.execute()]
+                update = CapturedUpdate(name, optimizer, self._name_of, self._next_index.get(name, 0))
+                self._repetition = [update.execute()]
             update.site = self._recorder.sites.here()
             self._update = update
-        except CannotRepeat as error:
+        except CannotReplay as error:
             self._give_up(name, str(error))
 
     def _update_ends(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         update, self._update = self._update, None
         if update is None or not update.is_of(optimizer):
             return
-        made = iter(self._again)
-        self._again = []
+        made = iter(self._repetition)
+        self._repetition = []
         with self._silent():
-            verdict = self._try(update.name, update.site, update.left(), lambda _: next(made, None) or update.execute())
-        if not self._standings[update.name].suspicion:  # otherwise the same ones are tried again
-            self._turns[update.name] = update.next
-        self._tell(update.name, verdict, (UPDATE,))
+            verdict = self._replay(
+                update.name, update.site, update.real_result(), lambda _: next(made, None) or update.execute()
+            )
+        if not self._histories[update.name].suspicion:  # otherwise the same ones are tried again
+            self._next_index[update.name] = update.next
+        self._record_verdict(update.name, verdict, (UPDATE,))
 
     def _name_of(self, parameter: torch.Tensor) -> str:
         variable = self._catalog.find(parameter)
@@ -287,92 +291,96 @@ class ReplaySource:
 
     # -- verdicts --------------------------------------------------------------------------------------------------
 
-    def _try(self, name: str, site: str, original: Executed, execute: Callable[[bool], Executed]) -> Verdict | None:
-        standing = self._standings[name]
+    def _replay(
+        self, name: str, site: str, original: ExecutionResult, execute: Callable[[bool], ExecutionResult]
+    ) -> Verdict | None:
+        history = self._histories[name]
         try:
-            tried = _tried(self._step, site, original, execute)
-            verdict = standing.judge(tried, lambda: _nondeterministic(lambda: execute(False)))
-        except CannotRepeat as error:
+            attempt = _compare_executions(self._step, site, original, execute)
+            verdict = history.judge(attempt, lambda: _nondeterministic(lambda: execute(False)))
+        except CannotReplay as error:
             self._give_up(name, str(error))
             return None
-        if standing.given_up:
-            self._give_up(name, standing.given_up)
+        if history.given_up:
+            self._give_up(name, history.given_up)
         return verdict
 
-    def _give_up(self, name: str, why: str) -> None:
-        self._standings[name].given_up = why
-        self._recorder.miss(f"replays: {name} cannot be executed again and compared: {why}")
+    def _give_up(self, name: str, reason: str) -> None:
+        self._histories[name].given_up = reason
+        self._recorder.report_unobservable(f"replays: {name} cannot be executed again and compared: {reason}")
 
-    def _tell(self, name: str, verdict: Verdict | None, parts: tuple[str, ...]) -> None:
+    def _record_verdict(self, name: str, verdict: Verdict | None, parts: tuple[str, ...]) -> None:
         if verdict is None:
             return
-        kind, tried = verdict
-        context = () if kind == SAME else facts(first=tried.first, step=tried.step, site=tried.site)
-        for part in parts if kind == SAME else (tried.part,):
+        kind, attempt = verdict
+        context = () if kind == SAME else facts(first=attempt.first, step=attempt.step, site=attempt.site)
+        for part in parts if kind == SAME else (attempt.part,):
             seq = self._recorder.next_seq()
-            self._recorder.reading(Reading(seq, NO_CALL, name, KIND, part, kind, context=context))
+            self._recorder.record_reading(Reading(seq, NO_CALL, name, KIND, part, kind, context=context))
 
-    def _tell_of_ranks(self, judged: Judged | None) -> None:
-        if judged is None:
+    def _record_peer_result(self, result: PeerResult | None) -> None:
+        if result is None:
             return
-        told = facts(
-            first=judged.first,
-            part=judged.part,
-            step=judged.step,
-            ranks="+".join(map(str, judged.ranks)),
-            compared=judged.compared,
+        details = facts(
+            first=result.first,
+            part=result.part,
+            step=result.step,
+            ranks="+".join(map(str, result.ranks)),
+            compared=result.compared,
         )
-        kind, context = (DIFFERS, told) if judged.ranks else (SAME, ())
+        kind, context = (DIFFERS, details) if result.ranks else (SAME, ())
         seq = self._recorder.next_seq()
-        self._recorder.reading(Reading(seq, NO_CALL, judged.name, KIND, ELSEWHERE, kind, context=context))
+        self._recorder.record_reading(Reading(seq, NO_CALL, result.name, KIND, ELSEWHERE, kind, context=context))
 
     # -- unseen by ourselves ---------------------------------------------------------------------------------------
 
     @contextmanager
-    def _aside(self) -> Iterator[None]:
+    def _suspended(self) -> Iterator[None]:
         """Have no hooks and functions of ours meanwhile."""
         hooks = self._recorder.hooks
-        place = hooks.step_aside(methods=True)
+        token = hooks.suspend(methods=True)
         try:
             yield
         finally:
-            hooks.come_back(place)
+            hooks.resume(token)
 
     @contextmanager
     def _silent(self) -> Iterator[None]:
         """As `_aside`, where torch goes through its table of hooks just now, which has to stay as it is."""
-        here = self._recorder.hooks.here
-        here.aside = True
+        here = self._recorder.hooks.thread
+        here.suspended = True
         try:
             yield
         finally:
-            here.aside = False
+            here.suspended = False
 
 
-def _tried(step: int, site: str, original: Executed, execute: Callable[[bool], Executed]) -> Tried:
+def _compare_executions(
+    step: int, site: str, original: ExecutionResult, execute: Callable[[bool], ExecutionResult]
+) -> Attempt:
     """What comes of executing something again: `execute` is told whether to look inside. That is paid for only where
     something differs."""
     again = execute(False)
     differs = original.first_difference(again)
     if differs is None:
-        return Tried(step, Odd.NONE, site=site)
+        return Attempt(step, OddOneOut.NONE, site=site)
     third = execute(True)
     same = again.first_difference(third) is None
     inside = original.first_difference(third)
     if inside is None:
-        return Tried(step, Odd.REPETITION, *differs, site)
-    return Tried(step, Odd.ORIGINAL if same else Odd.EACH, *inside, site)
+        return Attempt(step, OddOneOut.REPETITION, *differs, site)
+    return Attempt(step, OddOneOut.ORIGINAL if same else OddOneOut.ALL, *inside, site)
 
 
-def _nondeterministic(execute: Callable[[], Executed]) -> str:
+def _nondeterministic(execute: Callable[[], ExecutionResult]) -> str:
     """The operation in a computation of which torch says that it has no deterministic implementation, if any."""
     enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             torch.use_deterministic_algorithms(True, warn_only=True)
             execute()
         finally:
             torch.use_deterministic_algorithms(enabled, warn_only=warns)
-    found = (_NOT_DETERMINISTIC.search(str(each.message)) for each in told)
-    return next((each.group(1) for each in found if each), "")
+    matches = (_NOT_DETERMINISTIC.search(str(warning.message)) for warning in caught)
+    return next((warning.group(1) for warning in matches if warning), "")

@@ -23,11 +23,11 @@ from torch import nn, overrides
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes
 
-from traincheck.sources.tensors.reading import is_copyable, unseen
+from traincheck.sources.tensors.reading import hidden_from_modes, is_copyable
 
 _OURS = ("torch.", "traincheck.sdc.")
 """Modules whose hooks belong to what is computed."""
-_OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
+_MODULE_INTERNALS = frozenset(vars(nn.Module())) - {"training"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CONTAINERS = (list, dict, set, deque, OrderedDict)
 
@@ -50,14 +50,14 @@ class RandomStates:
 
     def with_streams(self, streams: Mapping[str, torch.Tensor]) -> RandomStates:
         """These states, with torch's streams as another process had them."""
-        found = copy.copy(self)
-        found._torch = streams["cpu"]
-        if found._cuda and "cuda" in streams:
-            found._cuda = list(self._cuda)
-            found._cuda[torch.cuda.current_device()] = streams["cuda"]
-        return found
+        states = copy.copy(self)
+        states._torch = streams["cpu"]
+        if states._cuda and "cuda" in streams:
+            states._cuda = list(self._cuda)
+            states._cuda[torch.cuda.current_device()] = streams["cuda"]
+        return states
 
-    def put(self) -> None:
+    def restore(self) -> None:
         """Have the streams go on from here."""
         random.setstate(self._python)
         if self._numpy is not None:
@@ -67,7 +67,7 @@ class RandomStates:
             torch.cuda.set_rng_state_all(self._cuda)
 
 
-class Attributes:
+class ModuleAttributes:
     """What modules keep in attributes of their own: the values, and what lists, tensors and the like among them hold.
 
     What these hold in turn is not looked at.
@@ -75,20 +75,20 @@ class Attributes:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._values = [
-            (module, {name: value for name, value in vars(module).items() if name not in _OF_MODULES})
+            (module, {name: value for name, value in vars(module).items() if name not in _MODULE_INTERNALS})
             for module in modules
         ]
         held = [value for _, values in self._values for value in values.values()]
         self._contents = [(value, value.copy()) for value in held if type(value) in _CONTAINERS]
-        with unseen():
+        with hidden_from_modes():
             tensors = [t for t in held if type(t) is torch.Tensor and is_copyable(t)]
         self._tensors = [(t, t._version, t.detach().clone()) for t in tensors]
 
-    def put(self) -> None:
+    def restore(self) -> None:
         """Have the modules keep this again."""
         for module, values in self._values:
             own = vars(module)
-            for name in [name for name in own if name not in values and name not in _OF_MODULES]:
+            for name in [name for name in own if name not in values and name not in _MODULE_INTERNALS]:
                 del own[name]
             own.update(values)
         for held, content in self._contents:
@@ -110,7 +110,7 @@ def without_hooks(modules: Sequence[nn.Module], parameters: Iterable[torch.Tenso
     try:
         for table, entries in before:
             for key, hook in entries.items():
-                if not _belongs(hook):
+                if not _is_torch_hook(hook):
                     del table[key]
         yield
     finally:
@@ -124,15 +124,15 @@ def without_modes() -> Iterator[None]:
     """Have no modes of the program's meanwhile, as they may count; those that say where tensors are made stay."""
     stack = overrides._get_current_function_mode_stack()
     kept = [mode for mode in stack if isinstance(mode, DeviceContext)]
-    _exchange(stack, kept)
+    _swap_modes(stack, kept)
     try:
         with _disable_current_modes():
             yield
     finally:
-        _exchange(kept, stack)
+        _swap_modes(kept, stack)
 
 
-def _exchange(old: Sequence[Any], new: Sequence[Any]) -> None:
+def _swap_modes(old: Sequence[Any], new: Sequence[Any]) -> None:
     """Have the modes `new` in place of `old` on the stack of this thread."""
     if len(old) != len(new):
         for _ in old:
@@ -141,12 +141,12 @@ def _exchange(old: Sequence[Any], new: Sequence[Any]) -> None:
             overrides._push_mode(mode)
 
 
-def is_plain(parameter: torch.Tensor) -> bool:
+def has_only_torch_hooks(parameter: torch.Tensor) -> bool:
     """Whether no hook of the program's changes the gradient of a parameter."""
-    return all(map(_belongs, (parameter._backward_hooks or {}).values()))
+    return all(map(_is_torch_hook, (parameter._backward_hooks or {}).values()))
 
 
-def _belongs(hook: Any) -> bool:
+def _is_torch_hook(hook: Any) -> bool:
     function = getattr(hook, "func", hook)  # of a partial
     home = getattr(function, "__module__", None) or type(function).__module__
     return f"{home}.".startswith(_OURS)
@@ -156,14 +156,14 @@ def _same_content(held: Any, content: Any) -> bool:
     if len(held) != len(content):
         return False
     pairs = zip(held, content, strict=True) if not isinstance(held, set) else ()
-    if not all(one is other for one, other in pairs):
+    if not all(mine is theirs for mine, theirs in pairs):
         return False
     if isinstance(held, dict):
-        return all(one is other for one, other in zip(held.values(), content.values(), strict=True))
+        return all(mine is theirs for mine, theirs in zip(held.values(), content.values(), strict=True))
     return not isinstance(held, set) or held == content
 
 
-def autocasts() -> list[dict[str, Any]]:
+def autocast_settings() -> list[dict[str, Any]]:
     """How autocast is set, for each kind of device that may be used."""
     kinds = ["cpu"] + (["cuda"] if torch.cuda.is_initialized() else [])
     return [
@@ -177,7 +177,7 @@ def autocasts() -> list[dict[str, Any]]:
     ]
 
 
-def has_compiled() -> bool:
+def has_compiled_code() -> bool:
     """Whether anything was compiled in this process: then no hook may be there that was not there before."""
     utils = sys.modules.get("torch._dynamo.utils")
     return utils is not None and bool(utils.counters["stats"].get("unique_graphs"))

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.optim import LBFGS, Optimizer
 
-from traincheck.sources.replay.fingerprints import CannotRepeat, Executed
-from traincheck.sources.tensors.reading import is_copyable, unseen
+from traincheck.sources.replay.fingerprints import CannotReplay, ExecutionResult
+from traincheck.sources.tensors.reading import hidden_from_modes, is_copyable
 
 SHARE, LEAST, LARGEST = 32, 2 << 20, 1 << 30
 """One execution copies a 32nd of the parameters, gradients and state, about, but not less and not more than so many
@@ -29,41 +29,41 @@ class CapturedUpdate:
     """
 
     def __init__(self, name: str, optimizer: Optimizer, name_of: Callable[[torch.Tensor], str], begin: int = 0) -> None:
-        _refuse(optimizer)
+        _check_replayable(optimizer)
         self.name, self.site = name, ""
         self._optimizer = optimizer
         self._parameters, self.next = _some_of(optimizer, begin)
         self._names = [name_of(parameter) for parameter in self._parameters]
         self._before = _copy_of(optimizer, self._parameters)
 
-    def execute(self) -> Executed:
+    def execute(self) -> ExecutionResult:
         """Make the update on copies; the optimizer and its parameters are not touched. Raises CannotRepeat."""
-        taken = _copy_of(self._before, _parameters_of(self._before))
+        copied = _copy_of(self._before, _parameters_of(self._before))
         try:
-            function: Any = type(taken).step
+            function: Any = type(copied).step
             while getattr(function, "hooked", False):  # it is what calls the hooks
                 function = function.__wrapped__
-            function(taken)
+            function(copied)
         except Exception as error:
-            raise CannotRepeat(f"{type(error).__name__}: {error}") from error
-        return self._left(taken, _parameters_of(taken))
+            raise CannotReplay(f"{type(error).__name__}: {error}") from error
+        return self._result_of(copied, _parameters_of(copied))
 
     def is_of(self, optimizer: Optimizer) -> bool:
         """Whether it is an update of this one."""
         return optimizer is self._optimizer
 
-    def left(self) -> Executed:
+    def real_result(self) -> ExecutionResult:
         """What the real update has left."""
-        return self._left(self._optimizer, self._parameters)
+        return self._result_of(self._optimizer, self._parameters)
 
-    def _left(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> Executed:
-        found = Executed()
+    def _result_of(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> ExecutionResult:
+        result = ExecutionResult()
         for name, parameter in zip(self._names, parameters, strict=True):
-            found.updates.hold(name, parameter)
+            result.updates.hold(name, parameter)
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
-                    found.updates.hold(f"{key} of {name}", value)
-        return found
+                    result.updates.hold(f"{key} of {name}", value)
+        return result
 
 
 def _parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
@@ -72,76 +72,82 @@ def _parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
 
 def _some_of(optimizer: Optimizer, begin: int) -> tuple[list[torch.Tensor], int]:
     """Parameters for one execution, in their order, and the place after them. Raises CannotRepeat."""
-    every = _parameters_of(optimizer)
-    sizes = [_size_of(optimizer, each) for each in every]
+    parameters = _parameters_of(optimizer)
+    sizes = [_size_of(optimizer, parameter) for parameter in parameters]
     most = min(max(sum(sizes) // SHARE, LEAST), LARGEST)
     chosen: list[int] = []
-    total = place = 0
-    for place in range(begin, begin + len(every)):
-        size = sizes[place % len(every)]
+    total = position = 0
+    for position in range(begin, begin + len(parameters)):
+        size = sizes[position % len(parameters)]
         if size > LARGEST:
             continue
         if chosen and total + size > most:
             break
-        chosen.append(place % len(every))
+        chosen.append(position % len(parameters))
         total += size
     else:
-        place += 1
+        position += 1
     if not chosen:
-        raise CannotRepeat("its parameters are too large to be copied")
-    return [every[each] for each in sorted(chosen)], place % len(every)
+        raise CannotReplay("its parameters are too large to be copied")
+    return [parameters[index] for index in sorted(chosen)], position % len(parameters)
 
 
 def _size_of(optimizer: Optimizer, parameter: torch.Tensor) -> int:
     state = optimizer.state.get(parameter, {}).values()
-    held = [parameter, parameter.grad, *(value for value in state if isinstance(value, torch.Tensor))]
-    return sum(each.numel() * each.element_size() for each in held if each is not None)
+    tensors = [parameter, parameter.grad, *(value for value in state if isinstance(value, torch.Tensor))]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
 
 
 def _copy_of(optimizer: Optimizer, parameters: Iterable[torch.Tensor]) -> Optimizer:
     """An optimizer that holds copies of these parameters, their gradients and state, and calls no hooks of its own."""
-    found: Optimizer = object.__new__(type(optimizer))  # to copy it in Python's way would convert the state
-    vars(found).update(vars(optimizer))
+    replica: Optimizer = object.__new__(type(optimizer))  # to copy it in Python's way would convert the state
+    vars(replica).update(vars(optimizer))
     for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-        setattr(found, name, OrderedDict())
-    vars(found).pop("step", None)  # what a scheduler has put there counts the calls
-    with unseen():
-        copies = {each: _parameter(each) for each in parameters}
-        found.param_groups = [
-            {**_copied(group), "params": [copies[each] for each in group["params"] if each in copies]}
+        setattr(replica, name, OrderedDict())
+    vars(replica).pop("step", None)  # what a scheduler has put there counts the calls
+    with hidden_from_modes():
+        copies = {parameter: _copy_parameter(parameter) for parameter in parameters}
+        replica.param_groups = [
+            {**_copied(group), "params": [copies[parameter] for parameter in group["params"] if parameter in copies]}
             for group in optimizer.param_groups
         ]
-        state = {copies[each]: _copied(optimizer.state[each]) for each in copies if each in optimizer.state}
-    found.state = defaultdict(dict, state)
-    return found
+        state = {
+            copies[parameter]: _copied(optimizer.state[parameter])
+            for parameter in copies
+            if parameter in optimizer.state
+        }
+    replica.state = defaultdict(dict, state)
+    return replica
 
 
-def _parameter(parameter: torch.Tensor) -> torch.Tensor:
-    found = parameter.detach().clone().requires_grad_(parameter.requires_grad)
-    found.grad = None if parameter.grad is None else parameter.grad.detach().clone()
-    return found
+def _copy_parameter(parameter: torch.Tensor) -> torch.Tensor:
+    replica = parameter.detach().clone().requires_grad_(parameter.requires_grad)
+    replica.grad = None if parameter.grad is None else parameter.grad.detach().clone()
+    return replica
 
 
 def _copied(value: Any) -> Any:
-    """Tensors as copies, dicts and lists with copies inside, anything else as it is. Call under `unseen`."""
+    """Tensors as copies, dicts and lists with copies inside, anything else as it is. Call under `hidden_from_modes`."""
     if isinstance(value, torch.Tensor):
         if not is_copyable(value):
-            raise CannotRepeat(f"it keeps a {type(value).__name__} that cannot be copied")
+            raise CannotReplay(f"it keeps a {type(value).__name__} that cannot be copied")
         return value.detach().clone()
     if isinstance(value, dict):
-        return {key: _copied(each) for key, each in value.items() if key != "params"}
+        return {key: _copied(entry) for key, entry in value.items() if key != "params"}
     if isinstance(value, list):
-        return [_copied(each) for each in value]
+        return [_copied(entry) for entry in value]
     return value
 
 
-def _refuse(optimizer: Optimizer) -> None:
+def _check_replayable(optimizer: Optimizer) -> None:
     if not type(optimizer).__module__.startswith("torch.optim."):
-        raise CannotRepeat("it is not an optimizer of torch's")
+        raise CannotReplay("it is not an optimizer of torch's")
     if isinstance(optimizer, LBFGS):
-        raise CannotRepeat("it calls a closure")
-    with unseen():
-        for each in _parameters_of(optimizer):
-            kept = [value for value in optimizer.state.get(each, {}).values() if isinstance(value, torch.Tensor)]
-            if not all(map(is_copyable, [each, *kept, *(() if each.grad is None else (each.grad,))])):
-                raise CannotRepeat("its parameters, their gradients or its state are sharded, sparse or not in memory")
+        raise CannotReplay("it calls a closure")
+    with hidden_from_modes():
+        for parameter in _parameters_of(optimizer):
+            tensors = [
+                value for value in optimizer.state.get(parameter, {}).values() if isinstance(value, torch.Tensor)
+            ]
+            if not all(map(is_copyable, [parameter, *tensors, *(() if parameter.grad is None else (parameter.grad,))])):
+                raise CannotReplay("its parameters, their gradients or its state are sharded, sparse or not in memory")

@@ -29,20 +29,20 @@ HOPELESS = 3
 is tried no more often than it has to be."""
 
 
-class Odd(Enum):
+class OddOneOut(Enum):
     """Which of three computations differed."""
 
     NONE = "none"
     ORIGINAL = "original"
     REPETITION = "repetition"
-    EACH = "each"
+    ALL = "all"
 
 
-class Tried(NamedTuple):
+class Attempt(NamedTuple):
     """What came of repeating a computation in a step: which was odd, and the part and name that differed first."""
 
     step: int
-    odd: Odd
+    odd_one_out: OddOneOut
     part: str = ""
     first: str = ""
     site: str = ""
@@ -52,53 +52,53 @@ class Verdict(NamedTuple):
     """What is to be told: SAME, TRANSIENT, PERSISTENT or UNDECIDED, and of which step."""
 
     kind: str
-    tried: Tried
+    attempt: Attempt
 
 
 @dataclass
-class Standing:
+class ReplayHistory:
     """What is known of one computation: a model's call, or the updates of an optimizer."""
 
     same: int = 0
-    odd: int = 0
+    differences: int = 0
     given_up: str = ""
-    begun: int = 0
+    attempts: int = 0
     """Attempts of which nothing has come since it was judged last."""
-    suspicion: list[Tried] = field(default_factory=list)
+    suspicion: list[Attempt] = field(default_factory=list)
 
     @property
     def confirming(self) -> bool:
         """Whether the next step is to be repeated because of a suspicion, or for want of trust."""
-        return not self.given_up and self.begun < HOPELESS and (bool(self.suspicion) or self.same < TRUSTED)
+        return not self.given_up and self.attempts < HOPELESS and (bool(self.suspicion) or self.same < TRUSTED)
 
-    def begins(self) -> bool:
+    def begin_attempt(self) -> bool:
         """Take in that it is to be repeated. False where nothing has ever come of it so far, once."""
-        self.begun += 1
-        return self.begun != HOPELESS + 1 or bool(self.same or self.odd)
+        self.attempts += 1
+        return self.attempts != HOPELESS + 1 or bool(self.same or self.differences)
 
-    def judge(self, tried: Tried, nondeterministic: Callable[[], str]) -> Verdict | None:
+    def judge(self, attempt: Attempt, nondeterministic: Callable[[], str]) -> Verdict | None:
         """Take in a step that was repeated; what is to be told by now. `nondeterministic` names an operation of which
         torch says that it is not deterministic, and is asked only where that matters."""
-        self.begun = 0
-        if tried.odd is Odd.NONE:
+        self.attempts = 0
+        if attempt.odd_one_out is OddOneOut.NONE:
             self.same += 1
             if self.suspicion:
                 first, self.suspicion = self.suspicion[0], []
-                return Verdict(PERSISTENT if first.odd is Odd.EACH else TRANSIENT, first)
-            return Verdict(SAME, tried)
+                return Verdict(PERSISTENT if first.odd_one_out is OddOneOut.ALL else TRANSIENT, first)
+            return Verdict(SAME, attempt)
         name = nondeterministic()
         if name:
             self.given_up = f"{name} is not deterministic"
             return None
         if self.same < TRUSTED:
-            self.odd += 1
-            if self.odd >= HOPELESS:
-                self.given_up = f"it never gave the same again ({tried.part}: {tried.first} differed first)"
+            self.differences += 1
+            if self.differences >= HOPELESS:
+                self.given_up = f"it never gave the same again ({attempt.part}: {attempt.first} differed first)"
             return None
-        self.suspicion.append(tried)
+        self.suspicion.append(attempt)
         if len(self.suspicion) <= CONFIRMING:
             return None
-        first, kinds = self.suspicion[0], {each.odd for each in self.suspicion}
+        first, kinds = self.suspicion[0], {suspect.odd_one_out for suspect in self.suspicion}
         self.suspicion = []
         if len(kinds) == 1:
             self.given_up = f"since step {first.step} it gives something else each time ({first.first} differs first)"
