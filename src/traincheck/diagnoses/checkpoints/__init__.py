@@ -1,0 +1,3 @@
+"""Diagnoses about checkpoints and restarts."""
+
+TITLE = "Checkpoints and restarts"

@@ -1,0 +1,20 @@
+"""The diagnosis that loading did not restore the saved values."""
+
+from __future__ import annotations
+
+from traincheck.diagnoses.diagnosis import Diagnosis, Match
+
+DIAGNOSIS = Diagnosis(
+    slug="load-did-not-restore",
+    title="Loading did not restore the saved values",
+    problem="After the load, the model holds other values than the loaded checkpoint, or lacks some of its values.",
+    advice=("Compare the names in the checkpoint with the model's. Does strict=False hide a mismatch?",),
+    explains=(Match(verb=("live equals loaded", "is loaded")),),
+    priority=7,
+    priority_reason="A defect in training itself matters more than what it loaded.",
+    example="""\
+model.load_state_dict(torch.load(path))
+model.apply(init_weights)  # overwrites the loaded values
+""",
+    former_titles=("Loading did not restore what was saved",),
+)

@@ -1,0 +1,24 @@
+"""The diagnosis that a computation ignores autocast."""
+
+from __future__ import annotations
+
+from traincheck.diagnoses.diagnosis import Diagnosis, Match
+
+DIAGNOSIS = Diagnosis(
+    slug="autocast-not-applied",
+    title="A computation ignores autocast",
+    problem="Inside an autocast region, a call returned another dtype than autocast asks for, although its "
+    "inputs had to be cast.",
+    advice=("Look for a nested region that disables autocast, or a custom kernel that autocast does not know.",),
+    explains=(
+        Match(verb="returns dtype"),
+        Match(verb="gives back", object="matrix products of autocast"),
+    ),
+    priority=11,
+    priority_reason="It changes speed and precision, not whether the model learns.",
+    example="""\
+with torch.autocast("cuda", torch.bfloat16):
+    y = my_linear(x, weight)  # a custom kernel: computes in float32
+""",
+    former_titles=("Autocast does not reach a computation",),
+)

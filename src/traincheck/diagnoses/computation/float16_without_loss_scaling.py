@@ -1,0 +1,23 @@
+"""The diagnosis that float16 training runs without loss scaling."""
+
+from __future__ import annotations
+
+from traincheck.diagnoses.diagnosis import Diagnosis, Match
+
+DIAGNOSIS = Diagnosis(
+    slug="float16-without-loss-scaling",
+    title="float16 training runs without loss scaling",
+    problem="The forward pass ran under float16 autocast, but the loss went into the backward pass unscaled. "
+    "Gradients below 6e-8 become zero in float16 (underflow), so parts of the model learn little or "
+    "nothing.",
+    advice=("Use torch.amp.GradScaler (scale, step, update), or autocast to bfloat16, which needs no scaler.",),
+    explains=(Match(verb="argument is scaled"),),
+    priority=3,
+    priority_reason="Zero gradients follow from it.",
+    example="""\
+with torch.autocast("cuda", torch.float16):
+    loss = model(batch).mean()
+loss.backward()  # scaler.scale(loss).backward()
+""",
+    former_titles=("Half precision without loss scaling",),
+)

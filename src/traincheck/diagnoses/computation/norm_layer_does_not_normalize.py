@@ -1,0 +1,21 @@
+"""The diagnosis that a normalization layer does not normalize."""
+
+from __future__ import annotations
+
+from traincheck.diagnoses.diagnosis import Diagnosis, Match
+
+DIAGNOSIS = Diagnosis(
+    slug="norm-layer-does-not-normalize",
+    title="A normalization layer does not normalize",
+    problem="The root mean square of the layer's result is far from that of its weight. The layer divides by "
+    "something else than the deviation or root mean square (an L2 norm, a sum), or over another "
+    "dimension.",
+    advice=("Check the forward method of this layer: what does it divide by, and over which dimension?",),
+    explains=(Match(verb="gives back", object="the scale of its weight"),),
+    priority=10,
+    priority_reason="The model trains; other defects stop it from learning.",
+    example="""\
+return weight * x / x.norm(dim=-1, keepdim=True)  # the root mean square needs sqrt(width)
+""",
+    former_titles=("A normalising layer does not normalise",),
+)

@@ -1,0 +1,22 @@
+"""The diagnosis that a result is longer or shorter than requested."""
+
+from __future__ import annotations
+
+from traincheck.diagnoses.diagnosis import Diagnosis, Match
+
+DIAGNOSIS = Diagnosis(
+    slug="result-exceeds-limit",
+    title="A result is longer or shorter than requested",
+    problem="The length of the result is beyond the bound that you passed to the call.",
+    advice=("Check how the limit is computed, and what is cut off before and after that.",),
+    explains=(
+        Match(verb=("returns length", "returns width", "returns more")),
+        Match(verb="gives back", object="no more than is asked for"),
+    ),
+    priority=11,
+    priority_reason="It concerns a single result; defects of training matter more.",
+    example="""\
+tokens = generate(prompt, max_new_tokens=12)  # returns 44 new tokens
+""",
+    former_titles=("A result is longer or shorter than was asked for",),
+)

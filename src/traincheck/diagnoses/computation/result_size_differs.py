@@ -1,0 +1,19 @@
+"""The diagnosis that a result has another size than its input."""
+
+from __future__ import annotations
+
+from traincheck.diagnoses.diagnosis import Diagnosis, Match
+
+DIAGNOSIS = Diagnosis(
+    slug="result-size-differs",
+    title="A result has another size than its input",
+    problem="In good runs, the result has a size of one of its inputs. Here, samples were lost or merged on the way.",
+    advice=("Check how your code batches and splits the samples.",),
+    explains=(Match(verb="returns size"),),
+    priority=11,
+    priority_reason="Wrong data or a wrong mode explain it.",
+    example="""\
+scores = model(batch).squeeze()  # drops the batch dimension of a single sample
+""",
+    former_titles=("A result has another size than what it was made from",),
+)

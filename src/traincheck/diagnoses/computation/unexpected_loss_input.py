@@ -1,0 +1,20 @@
+"""The diagnosis that the loss gets another kind of input than in good runs."""
+
+from __future__ import annotations
+
+from traincheck.diagnoses.diagnosis import Diagnosis, Match
+
+DIAGNOSIS = Diagnosis(
+    slug="unexpected-loss-input",
+    title="The loss gets another kind of input than in good runs",
+    problem="The prediction that goes into the loss is of another kind than in good runs. Rows that sum to one "
+    "are probabilities; the loss may expect scores (logits), or the other way round.",
+    advice=("Check which function you apply to the model output before the loss; cross_entropy expects raw scores.",),
+    explains=(Match(verb="argument values"),),
+    priority=10,
+    priority_reason="It changes how well a model learns; a broken loop matters more.",
+    example="""\
+loss = F.cross_entropy(model(x).softmax(dim=-1), labels)  # expects logits
+""",
+    former_titles=("The loss is given what it does not expect",),
+)

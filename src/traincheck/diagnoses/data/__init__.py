@@ -1,0 +1,3 @@
+"""Diagnoses about data loading."""
+
+TITLE = "Data loading"

@@ -1,0 +1,3 @@
+"""Diagnoses about gradients."""
+
+TITLE = "Gradients"

@@ -1,0 +1,21 @@
+"""The diagnosis that gradients stop at a call."""
+
+from __future__ import annotations
+
+from traincheck.diagnoses.diagnosis import Diagnosis, Match
+
+DIAGNOSIS = Diagnosis(
+    slug="gradient-flow-stops",
+    title="Gradients stop at a call",
+    problem="An input of the call requires a gradient, but its result does not. The autograd graph ends here "
+    "(detach, .item(), .data, no_grad).",
+    advice=("Look for the code that takes the result out of the graph.",),
+    explains=(Match(verb="returns", object="requires_grad"),),
+    priority=5,
+    priority_reason="Training in the wrong mode or with frozen parameters explains it.",
+    example="""\
+scale = norm(x).item()  # a number: no gradient flows through it
+loss = (x / scale).sum()
+""",
+    former_titles=("Gradients no longer flow through a call",),
+)

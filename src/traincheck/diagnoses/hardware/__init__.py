@@ -1,0 +1,3 @@
+"""Diagnoses about hardware."""
+
+TITLE = "Hardware"

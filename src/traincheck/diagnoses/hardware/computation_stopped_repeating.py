@@ -1,0 +1,28 @@
+"""The diagnosis that steps no longer repeat exactly."""
+
+from __future__ import annotations
+
+from traincheck.diagnoses.diagnosis import Diagnosis, Match
+from traincheck.relations.consistent.replayed_steps import DECIDED
+
+DIAGNOSIS = Diagnosis(
+    slug="computation-stopped-repeating",
+    title="Steps no longer repeat exactly",
+    problem="Repeated steps gave the same bits so far, and from this step on none does. Either the program now "
+    "does something that TrainCheck cannot execute again, or the device is permanently defective. "
+    "(Examples are a loss that uses the parameters outside the model call, or random numbers from a "
+    "separate generator.)",
+    advice=(
+        "Check what changes in the program at this step: a phase, a schedule, a term of the loss.",
+        "Screen the device against fingerprints from a healthy one: traincheck sdc screen.",
+        "Look for errors that the machine logged (ECC, Xid, machine checks). Remove the device if they recur.",
+    ),
+    explains=(Match(verb=DECIDED.verb, object=DECIDED.object),),
+    priority=1,
+    priority_reason="Every later value depends on the wrong result.",
+    example="""\
+if epoch >= 3:
+    loss = loss + model.weight.square().sum()  # outside the model call
+""",
+    former_titles=("A computation does not repeat any more",),
+)

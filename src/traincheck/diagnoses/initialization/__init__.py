@@ -1,0 +1,3 @@
+"""Diagnoses about initialization."""
+
+TITLE = "Initialization"

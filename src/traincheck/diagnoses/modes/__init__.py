@@ -1,0 +1,3 @@
+"""Diagnoses about training and evaluation mode."""
+
+TITLE = "Training and evaluation mode"

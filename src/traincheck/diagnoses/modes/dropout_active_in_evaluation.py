@@ -1,0 +1,20 @@
+"""The diagnosis that dropout is active in evaluation mode."""
+
+from __future__ import annotations
+
+from traincheck.diagnoses.diagnosis import Diagnosis, Match
+
+DIAGNOSIS = Diagnosis(
+    slug="dropout-active-in-evaluation",
+    title="Dropout is active in evaluation mode",
+    problem="A module in evaluation mode passes a nonzero dropout rate to this call. In good runs, the rate is "
+    "zero there. Evaluation results are random, and worse than they should be.",
+    advice=("Pass a rate of 0.0 unless self.training is True.",),
+    explains=(Match(verb="argument agrees", detail="zero in evaluation"),),
+    priority=10,
+    priority_reason="A model in the wrong mode explains it.",
+    example="""\
+out = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout)  # in evaluation, too
+""",
+    former_titles=("A function is told another mode than its module is in",),
+)

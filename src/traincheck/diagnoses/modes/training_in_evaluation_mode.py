@@ -1,0 +1,28 @@
+"""The diagnosis that training runs in evaluation mode."""
+
+from __future__ import annotations
+
+from traincheck.diagnoses.diagnosis import Diagnosis, Match
+
+DIAGNOSIS = Diagnosis(
+    slug="training-in-evaluation-mode",
+    title="Training runs in evaluation mode",
+    problem="The model was called with gradients enabled but in evaluation mode: after eval(), nothing called "
+    "train() again. Dropout is off and batch norm statistics are no longer updated.",
+    advice=(
+        "Call model.train() at the start of every epoch, or right after validation.",
+        "Look for the last model.eval() before this step.",
+    ),
+    explains=(
+        Match(verb="contains call", object="*.forward", detail="training=*", evidence="here *"),
+        Match(verb="preceded by", object="*.forward", detail="training=*"),
+    ),
+    priority=1,
+    priority_reason="The mode changes what a model computes, so other differences follow from it.",
+    example="""\
+model.eval()
+validate(model)
+for batch in loader:  # model.train() is missing
+    train_step(model, batch)
+""",
+)

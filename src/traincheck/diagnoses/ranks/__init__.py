@@ -1,0 +1,3 @@
+"""Diagnoses about several ranks."""
+
+TITLE = "Several ranks"

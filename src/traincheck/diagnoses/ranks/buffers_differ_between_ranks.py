@@ -1,0 +1,23 @@
+"""The diagnosis that buffers of replicas differ between ranks."""
+
+from __future__ import annotations
+
+from traincheck.diagnoses.diagnosis import Diagnosis, Match
+
+DIAGNOSIS = Diagnosis(
+    slug="buffers-differ-between-ranks",
+    title="Buffers of replicas differ between ranks",
+    problem="A buffer, such as the running statistics of batch norm, is not the same on all ranks when the "
+    "model is used. Each rank evaluates with its own buffer, and only the rank that saves keeps its "
+    "values.",
+    advice=(
+        "Check that you call the model through its distributed wrapper, and that the wrapper broadcasts"
+        " buffers. Use SyncBatchNorm for statistics over all ranks.",
+    ),
+    explains=(Match(verb="same on ranks", object="buffer.used_data"),),
+    priority=2,
+    priority_reason="Different data on the ranks can explain it.",
+    example="""\
+model = DistributedDataParallel(net, broadcast_buffers=False)
+""",
+)

@@ -1,0 +1,25 @@
+"""The diagnosis that gradients of replicas differ between ranks."""
+
+from __future__ import annotations
+
+from traincheck.diagnoses.diagnosis import Diagnosis, Match
+
+DIAGNOSIS = Diagnosis(
+    slug="gradients-differ-between-ranks",
+    title="Gradients of replicas differ between ranks",
+    problem="The parameter is the same on all ranks, but the update uses different gradients. Either the "
+    "gradients were not reduced over the ranks, or one rank changed the reduced result. From this "
+    "update on, the replicas drift apart.",
+    advice=(
+        "Check that you call the model through its distributed wrapper, and not the module inside. If "
+        "its parameters were replaced or moved after wrapping, its hooks are lost.",
+        "Check the collective that reduces these gradients, and how each rank uses its result.",
+    ),
+    explains=(Match(verb="same on ranks", object="parameter.used_grad"),),
+    priority=2,
+    priority_reason="Different data or settings on the ranks can explain it.",
+    example="""\
+model = DistributedDataParallel(net)
+loss = model.module(batch).mean()  # bypasses the wrapper, so nothing reduces
+""",
+)

@@ -1,0 +1,3 @@
+"""Diagnoses about learning rate schedules and run length."""
+
+TITLE = "Learning rate schedules and run length"

@@ -1,0 +1,18 @@
+"""The diagnosis that the learning rate schedule does not fit the length of the run."""
+
+from __future__ import annotations
+
+from traincheck.diagnoses.diagnosis import Diagnosis, Match
+
+DIAGNOSIS = Diagnosis(
+    slug="schedule-does-not-fit-run",
+    title="The learning rate schedule does not fit the length of the run",
+    problem="The scheduler was built for another number of steps than the run makes.",
+    advice=("Compare the number of steps that the scheduler was built for with the number of optimizer steps.",),
+    explains=(Match(object="scheduler.total"),),
+    priority=8,
+    priority_reason="It changes how well a model learns, not whether it learns.",
+    example="""\
+scheduler = OneCycleLR(optimizer, 0.1, total_steps=1000)  # the run makes 300 steps
+""",
+)

@@ -1,0 +1,3 @@
+"""Diagnoses about setup and configuration."""
+
+TITLE = "Setup and configuration"

@@ -1,0 +1,3 @@
+"""Diagnoses about parameter updates."""
+
+TITLE = "Parameter updates"

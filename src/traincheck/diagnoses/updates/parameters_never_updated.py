@@ -1,0 +1,22 @@
+"""The diagnosis that some parameters with a gradient are never updated."""
+
+from __future__ import annotations
+
+from traincheck.diagnoses.diagnosis import Diagnosis, Match
+
+DIAGNOSIS = Diagnosis(
+    slug="parameters-never-updated",
+    title="Some parameters with a gradient are never updated",
+    problem="These parameters require a gradient and got one, but the optimizer step left them unchanged. "
+    "Either no optimizer holds them, or the optimizer that does skips them.",
+    advice=(
+        "Check that every trainable parameter is in a parameter group of the optimizer.",
+        "If they should be frozen, set requires_grad to False.",
+    ),
+    explains=(Match(object="parameter.data", detail="changes", grain="parameter.data"),),
+    priority=4,
+    priority_reason="A step that changes nothing at all explains it.",
+    example="""\
+optimizer = torch.optim.Adam(model.encoder.parameters())  # the decoder trains, too
+""",
+)
