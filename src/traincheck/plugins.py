@@ -1,6 +1,6 @@
-"""Registries: name -> "module:Class" for the extension points, imported on use.
+"""The extension points: a registry of each, as `name -> "module:NAME"`, which is imported on use.
 
-Packages add their own through entry points of the same group names, such as `traincheck.relations`.
+Packages add relations, sources, sinks and trackers through entry points of the same group names.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from traincheck.errors import PluginError
+from traincheck.vocab.source_declaration import SourceDeclaration
 
 RELATIONS = {
     "EventContain": "traincheck.relations.event_contain.relation:EventContain",
@@ -37,70 +38,135 @@ TRACKERS = {
     "mlflow": "traincheck.reporting.trackers.mlflow:MLflow",
 }
 
+SOURCES = {
+    "regions": "traincheck.sources.functions.declaration:REGIONS",
+    "optimizers": "traincheck.sources.optimizers.declaration:OPTIMIZERS",
+    "modules": "traincheck.sources.modules.declaration:MODULES",
+    "autograd": "traincheck.sources.gradients.declaration:AUTOGRAD",
+    "lifecycle": "traincheck.sources.functions.declaration:LIFECYCLE",
+    "loaders": "traincheck.sources.data.declaration:LOADERS",
+    "compiled": "traincheck.sources.compile.declaration:COMPILED",
+    "module_state": "traincheck.sources.modules.declaration:MODULE_STATE",
+    "buffers": "traincheck.sources.modules.declaration:BUFFERS",
+    "clipping": "traincheck.sources.gradients.declaration:CLIPPING",
+    "checkpoints": "traincheck.sources.checkpoints.declaration:CHECKPOINTS",
+    "collectives": "traincheck.sources.distributed.declaration:COLLECTIVES",
+    "functions": "traincheck.sources.functions.declaration:FUNCTIONS",
+    "run": "traincheck.sources.recording.declaration:RUN",
+    "project": "traincheck.sources.functions.declaration:PROJECT",
+    "replays": "traincheck.sources.replay.declaration:REPLAYS",
+    "summaries": "traincheck.sources.tensors.declaration:SUMMARIES",
+}
+"""Declarations, which import no torch; sources/registry.py builds the sources themselves."""
+
+SOURCE_GROUP = "traincheck.sources"
+DIAGNOSIS_GROUP = "traincheck.diagnoses"
+"""Its extensions are objects; those that come with TrainCheck are files in the folders of `diagnoses`."""
+
 GROUPS: dict[str, dict[str, str]] = {
     "traincheck.relations": RELATIONS,
+    SOURCE_GROUP: SOURCES,
     "traincheck.sinks": SINKS,
     "traincheck.trackers": TRACKERS,
+    DIAGNOSIS_GROUP: {},
 }
 
 MEMBERS: dict[str, tuple[str, ...]] = {
-    "traincheck.relations": ("occasions", "needs", "is_habit", "is_setting", "argument_of", "implied", "describe"),
+    "traincheck.relations": (
+        "occasions",
+        "needs",
+        "is_optional_practice",
+        "is_setting",
+        "argument_of",
+        "implied",
+        "describe",
+    ),
+    SOURCE_GROUP: ("offers", "attach"),
     "traincheck.sinks": ("open", "show", "close"),
     "traincheck.trackers": ("open", "show", "measure", "close"),
 }
-"""The methods that a class must have to be an extension of a group, whatever they do."""
+"""The methods that each class of a group must have."""
 
 
 def check(group: str) -> None:
-    """See to it that what installed packages add to an extension point can be used, if any does. Raises as `load`."""
-    if _added(group):
-        load(group)
+    """Import everything that installed packages add to an extension point. Raises PluginError as `load` does.
+
+    Of sources it imports the classes as well.
+    """
+    if not added(group):
+        return
+    extensions = load(group)
+    if group == SOURCE_GROUP:
+        for name, _ in added(group):
+            source_class(extensions[name])
 
 
 def names(group: str) -> list[str]:
-    """The names of an extension point's classes, none of which is imported."""
-    return list(dict.fromkeys([*GROUPS[group], *(name for name, _ in _added(group))]))
+    """The names of an extension point's extensions; nothing is imported."""
+    return list(dict.fromkeys([*GROUPS[group], *(name for name, _ in added(group))]))
 
 
 def load(group: str, only: Iterable[str] | None = None) -> dict[str, Any]:
-    """The classes of an extension point by name: built-in ones first, then those of installed packages.
+    """The extensions of a group by name: built-in ones first, then those of installed packages.
 
-    With `only` those of them that have these names: where all of these are built in, no package is looked at.
-    (`check` has told of those that claim such a name, too.)
+    They are classes, and declarations in the group of sources. With `only`, those that have one of these names. If all
+    of these are built in, no installed package is looked at. (`check` has found the packages that claim such a name.)
 
-    Raises PluginError for a name that two claim, for a class that cannot be imported, for one whose own `name` is
-    another, and for one that lacks a method.
+    Raises PluginError if two extensions claim one name, or one cannot be imported, has another `name`, or lacks a
+    method.
     """
     places = dict(GROUPS[group])
-    names = None if only is None else set(only)
-    if names is not None and names <= places.keys():
-        return {name: _class(group, name, place) for name, place in places.items() if name in names}
-    for name, place in _added(group):
+    wanted = None if only is None else set(only)
+    if wanted is not None and wanted <= places.keys():
+        return {name: _extension(group, name, place) for name, place in places.items() if name in wanted}
+    for name, place in added(group):
         if name in places:
             raise PluginError(group, name, f"both {places[name]} and {place} claim it")
         places[name] = place
-    return {name: _class(group, name, place) for name, place in places.items() if names is None or name in names}
+    return {name: _extension(group, name, place) for name, place in places.items() if wanted is None or name in wanted}
 
 
-@functools.cache  # a file of every installed package is read for it, which takes as long as judging some windows
-def _added(group: str) -> tuple[tuple[str, str], ...]:
-    """What installed packages add to an extension point, as a name and a place each."""
+@functools.cache  # reading a file of every installed package takes as long as judging some windows
+def added(group: str) -> tuple[tuple[str, str], ...]:
+    """What installed packages add to an extension point: the name and `module:NAME` of each."""
     return tuple((entry.name, entry.value) for entry in entry_points(group=group))
 
 
-def _class(group: str, name: str, place: str) -> Any:
+def source_class(declaration: SourceDeclaration) -> Any:
+    """The class of a source that an installed package adds. Raises PluginError as `load` does."""
+    return _checked_class(SOURCE_GROUP, declaration.name, declaration.source)
+
+
+def _extension(group: str, name: str, place: str) -> Any:
+    if group == DIAGNOSIS_GROUP:
+        return _imported(group, name, place)  # diagnoses/catalogue.py checks it
+    if group != SOURCE_GROUP:
+        return _checked_class(group, name, place)
+    declaration = _imported(group, name, place)
+    if not isinstance(declaration, SourceDeclaration):
+        raise PluginError(group, name, f"{place} is no SourceDeclaration but {type(declaration).__name__}")
+    if declaration.name != name:
+        raise PluginError(group, name, f"{place} calls itself {declaration.name!r}")
+    return declaration
+
+
+def _checked_class(group: str, name: str, place: str) -> Any:
+    extension = _imported(group, name, place)
+    if not isinstance(extension, type):
+        raise PluginError(group, name, f"{place} is no class but {type(extension).__name__}")
+    if getattr(extension, "name", None) != name:
+        raise PluginError(group, name, f"{place} calls itself {getattr(extension, 'name', None)!r}")
+    missing = [member for member in MEMBERS[group] if not callable(getattr(extension, member, None))]
+    if missing:
+        raise PluginError(group, name, f"{place} has no {', '.join(missing)}")
+    return extension
+
+
+def _imported(group: str, name: str, place: str) -> Any:
     module, _, attribute = place.partition(":")
     if not attribute:
         raise PluginError(group, name, f"{place!r} names no class; write it as `module:Class`")
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # it is somebody else's code, and whatever it raises has to be told with its name
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # code of another package may raise anything
         raise PluginError(group, name, f"{place} cannot be imported ({type(error).__name__}: {error})") from error
-    if not isinstance(found, type):
-        raise PluginError(group, name, f"{place} is no class but {type(found).__name__}")
-    if getattr(found, "name", None) != name:
-        raise PluginError(group, name, f"{place} calls itself {getattr(found, 'name', None)!r}")
-    missing = [member for member in MEMBERS.get(group, ()) if not callable(getattr(found, member, None))]
-    if missing:
-        raise PluginError(group, name, f"{place} has no {', '.join(missing)}")
-    return found

@@ -10,9 +10,10 @@ import torch.distributed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from traincheck import plugins
 from traincheck.testing.availability import check_absence
-from traincheck.vocab.availability import CORE, OTHERS, serves, touched
-from traincheck.vocab.demand import EVERYTHING, NOTHING, READINGS, Demand
+from traincheck.vocab.availability import needed_source
+from traincheck.vocab.demand import EVERYTHING, NOTHING, Demand
 
 TESTS = str(Path(__file__).parents[1])
 
@@ -77,29 +78,39 @@ def alone(tmp_path: Path) -> object:
     torch.distributed.destroy_process_group()
 
 
-TELLING = [source for source in OTHERS if source != "buffers"]  # buffers are read where there are other ranks
+DECLARED = plugins.load(plugins.SOURCE_GROUP, plugins.SOURCES)
+REQUIRED = [name for name, declaration in DECLARED.items() if declaration.required]
+SWITCHABLE = [name for name, declaration in DECLARED.items() if declaration.can_be_switched_off]
 
 
-@pytest.mark.parametrize("source", TELLING)
-def test_what_a_source_does_not_serve_is_told_without_it(source: str, tmp_path: Path, alone: object) -> None:
+@pytest.mark.parametrize("source", [name for name in SWITCHABLE if name != "buffers"])  # buffers need other ranks
+def test_the_rest_is_recorded_alike_without_a_source(source: str, tmp_path: Path, alone: object) -> None:
     assert check_absence(source, lambda: train(tmp_path), TESTS) > 100
 
 
 def test_a_check_that_proves_nothing_is_no_check(tmp_path: Path, alone: object) -> None:
-    with pytest.raises(ValueError, match="tells of nothing"):
+    with pytest.raises(ValueError, match="reports nothing"):
         check_absence("buffers", lambda: train(tmp_path), TESTS)
 
 
+def serving(demand: Demand) -> list[str]:
+    """The sources that a demand rests on, besides those that every demand rests on."""
+    return [name for name, declaration in DECLARED.items() if declaration.serves(demand) and not declaration.required]
+
+
 def test_a_demand_rests_on_some_sources_only() -> None:
-    relu = Demand(frozenset(("torch.relu",)))
-    assert [source for source in OTHERS if serves(source, relu)] == ["functions"]
-    steps = Demand(states=frozenset((("run.steps", READINGS),)))
-    assert [source for source in OTHERS if serves(source, steps)] == ["run"]
-    assert not any(serves(source, NOTHING) for source in OTHERS)
-    assert all(serves(source, EVERYTHING) for source in OTHERS)
+    assert serving(Demand.of_calls("torch.relu")) == ["functions"]
+    assert serving(Demand.of_calls("torch.relu", values=("tensors",))) == ["functions", "summaries"]
+    assert serving(Demand.of_readings("run.steps")) == serving(Demand.of_readings("run.*")) == ["run"]
+    assert serving(Demand.of_readings("module.*")) == ["module_state"]
+    assert serving(Demand.of_calls("torch.optim.Optimizer.state_dict")) == ["checkpoints"]
+    assert serving(Demand.of_calls("torch.distributed.all_reduce")) == ["collectives"]
+    assert serving(NOTHING) == []
+    assert serving(EVERYTHING) == [name for name in DECLARED if name not in REQUIRED]
 
 
-def test_all_rests_on_the_core_and_on_what_is_not_known() -> None:
-    relu = Demand(frozenset(("torch.relu",)))
-    assert all(touched((source,), relu) for source in (*CORE, "a source of later"))
-    assert not touched(("project", "collectives"), relu)
+def test_every_demand_rests_on_required_and_on_unknown_sources() -> None:
+    relu = Demand.of_calls("torch.relu")
+    assert all(needed_source((source,), relu, DECLARED) for source in (*REQUIRED, "a source of later"))
+    assert not needed_source(("project", "collectives"), relu, DECLARED)
+    assert needed_source(("project", "functions"), relu, DECLARED) == "functions"

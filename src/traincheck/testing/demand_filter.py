@@ -1,83 +1,84 @@
-"""Selective: what would have been observed of a window if only a demand had been asked for."""
+"""Reduces a window that was recorded in full to what the sources would have observed under a smaller demand."""
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 
 from traincheck.vocab.call_kinds import kinds_of
-from traincheck.vocab.demand import CONTENTS, NUMBERS, ROWS, TENSORS, Demand
+from traincheck.vocab.demand import CONTENTS, NUMBERS, ROWS, TENSORS, Demand, ValueKind
 from traincheck.vocab.events import NO_CALL, Call, Change, Window
 
-_FACTS = {NUMBERS: ("finite", "norm", "zero"), ROWS: ("rows_sum_to_one",), CONTENTS: ("changed",)}
-"""What is told of tensors where it is asked for."""
+_FACTS: dict[ValueKind, tuple[str, ...]] = {
+    NUMBERS: ("finite", "norm", "zero"),
+    ROWS: ("rows_sum_to_one",),
+    CONTENTS: ("changed",),
+}
+"""The facts of a tensor for which each kind of value is read."""
 
 
 def observed(window: Window, demand: Demand) -> Window:
-    """`window` with the calls, changes and readings that `demand` asks for; what is left keeps its position.
+    """`window` with the calls, changes and readings in `demand`; each event keeps its position.
 
-    A call is kept where it is asked for, or where something is to be observed around it.
+    A call is kept if it is recorded, or if something is observed around it.
     """
     if demand.everything:
         return window
-    kept = {call.seq for call in window.calls if _wanted(call, demand)}
-    # Readings are taken in calls that other things ask for; without these they hang on no call.
+    apis = demand.named_apis()
+    attributes = {attribute for _, attribute in demand.state_changes}
+    kept = {call.seq for call in window.calls if not apis.isdisjoint(_names(call))}
+    # Readings are taken in calls that are recorded for other rules; without these, readings belong to no call.
     return replace(
         window,
-        calls=tuple(_stripped(_moved(call, window, kept), demand) for call in window.calls if call.seq in kept),
+        calls=tuple(_without_values(_moved(call, window, kept), demand) for call in window.calls if call.seq in kept),
         changes=tuple(
-            _noticed(change, window, demand, kept) for change in window.changes if _looked_for(change, demand)
+            _reassigned(change, window, demand, kept)
+            for change in window.changes
+            if f"{change.kind}.{change.attribute}" in attributes
         ),
         readings=tuple(
             reading if reading.call in kept else reading._replace(call=NO_CALL)
             for reading in window.readings
-            if demand.wants_reading(reading.kind, reading.attribute)
+            if demand.takes_reading(reading.kind, reading.attribute)
         ),
     )
 
 
-def _wanted(call: Call, demand: Demand) -> bool:
-    names = _names(call)
-    return demand.wants_call(names) or any(api in names for api, _ in demand.states)
-
-
 def _names(call: Call) -> tuple[str, ...]:
-    """All that a call can be demanded under."""
+    """All names under which a call can be demanded."""
     return (*call.levels, *kinds_of(call))
 
 
-def _moved(call: Call, window: Window, kept: set[int]) -> Call:
-    """The call under the nearest call around it that is left."""
-    around = next((other.seq for other in window.ancestors(call) if other.seq in kept), NO_CALL)
-    return call if around == call.parent else call._replace(parent=around)
+def _moved(call: Call, window: Window, kept: Set[int]) -> Call:
+    """The call as a child of the nearest call around it that is kept."""
+    parent = next((outer.seq for outer in window.ancestors(call) if outer.seq in kept), NO_CALL)
+    return call if parent == call.parent else call._replace(parent=parent)
 
 
-def _looked_for(change: Change, demand: Demand) -> bool:
-    return any(what == f"{change.kind}.{change.attribute}" for _, what in demand.states)
-
-
-def _noticed(change: Change, window: Window, demand: Demand, kept: set[int]) -> Change:
-    """A change that is not looked for around its own call is noticed by the next one around which it is."""
+def _reassigned(change: Change, window: Window, demand: Demand, kept: Set[int]) -> Change:
+    """A change belongs to no call if its attribute is not observed around its own call: a later comparison finds it."""
     call = window.by_seq.get(change.call)
-    if call is not None and call.seq in kept and demand.wants_state(call.levels, f"{change.kind}.{change.attribute}"):
+    attribute = f"{change.kind}.{change.attribute}"
+    if call is not None and call.seq in kept and demand.observes_state(call.levels, attribute):
         return change
     return change._replace(call=NO_CALL)
 
 
-def _stripped(call: Call, demand: Demand) -> Call:
-    """The call without what nobody asked for of its tensors. (Arguments are few, and some are told in any case.)"""
+def _without_values(call: Call, demand: Demand) -> Call:
+    """The call without values of its tensors that are not read. (Arguments stay: some are recorded in any case.)"""
     if not call.tensors:
         return call
     names = _names(call)
-    read = {what for what in _FACTS if demand.wants_state(names, what)}
-    if not read and not demand.wants_state(names, TENSORS):
+    kinds = {kind for kind in _FACTS if demand.reads_values(names, kind)}
+    if not kinds and not demand.reads_values(names, TENSORS):
         return call._replace(tensors=())
-    told = {name for what in read for name in _FACTS[what]}
+    facts = {name for kind in kinds for name in _FACTS[kind]}
     return call._replace(
         tensors=tuple(
-            one._replace(
-                fingerprint=one.fingerprint if CONTENTS in read else None,
-                facts=tuple(fact for fact in one.facts if fact[0] in told),
+            tensor._replace(
+                fingerprint=tensor.fingerprint if CONTENTS in kinds else None,
+                facts=tuple(fact for fact in tensor.facts if fact[0] in facts),
             )
-            for one in call.tensors
+            for tensor in call.tensors
         )
     )

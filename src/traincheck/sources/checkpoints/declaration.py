@@ -1,0 +1,12 @@
+"""What the source about checkpoints serves."""
+
+from __future__ import annotations
+
+from traincheck.vocab.source_declaration import SourceDeclaration
+
+CHECKPOINTS = SourceDeclaration(
+    name="checkpoints",
+    observes="saved and loaded state, compared with the live model and optimizer",
+    absence="Rules about checkpoints are not judged.",
+    apis=("*.save", "*.save_file", "*.state_dict", "*.load_state_dict"),
+)

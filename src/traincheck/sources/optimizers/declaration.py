@@ -1,0 +1,13 @@
+"""What the source about optimizers serves."""
+
+from __future__ import annotations
+
+from traincheck.vocab.source_declaration import SourceDeclaration
+
+OPTIMIZERS = SourceDeclaration(
+    name="optimizers",
+    observes="construction, `step` and `zero_grad` of optimizers, with parameters and optimizer state around them",
+    absence="No rule is judged: updates end training steps.",
+    cost="step",
+    required=True,
+)
