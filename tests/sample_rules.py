@@ -22,5 +22,5 @@ def make_invariant(
     support: Support = SUPPORT,
     **others: object,
 ) -> Invariant:
-    told = {"confidence": 0.99987, "severity": "error", "scope": "general", "origin": ("mnist.py",), **others}
-    return Invariant(relation, subject, prop, Precondition(clauses), support, sentence=sentence, **told)  # type: ignore[arg-type]
+    fields = {"confidence": 0.99987, "severity": "error", "scope": "general", "origin": ("mnist.py",), **others}
+    return Invariant(relation, subject, prop, Precondition(clauses), support, sentence=sentence, **fields)  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ SCHEDULE = "torch.optim.lr_scheduler.LRScheduler.step"
 FORWARD = "torch.nn.Module.forward"
 ITER, NEXT = "torch.utils.data.DataLoader.__iter__", "torch.utils.data.DataLoader.__next__"
 
-Told = tuple[str, str, FactValue] | tuple[str, str, FactValue, str] | tuple[str, str, FactValue, str, Facts]
+ReadingFields = tuple[str, str, FactValue] | tuple[str, str, FactValue, str] | tuple[str, str, FactValue, str, Facts]
 """A reading: what (`hyperparameter.lr`), variable, value, and where it is not live the role, and the context."""
 
 
@@ -38,19 +38,19 @@ class Script:
     def __init__(self, *, rank: int = 0) -> None:
         self._rank = rank
         self._seq = 0
-        self._told: list[tuple[str, int, list[Call], list[Change], list[Reading]]] = []
+        self._windows: list[tuple[str, int, list[Call], list[Change], list[Reading]]] = []
         self._steps = 0
 
     def window(self, stage: str = "train") -> Script:
         self._steps += stage == "train"
-        self._told.append((stage, self._steps, [], [], []))
+        self._windows.append((stage, self._steps, [], [], []))
         return self
 
     def call(
         self,
         *levels: str,
         receiver: str = "",
-        reads: Iterable[Told] = (),
+        reads: Iterable[ReadingFields] = (),
         changes: Iterable[dict[str, Any]] = (),
         inside: int = NO_CALL,
         kind: str = LIFECYCLE,
@@ -62,55 +62,57 @@ class Script:
     ) -> int:
         """Add a call; its position. What it reads and changes comes after its start and before its end."""
         seq = self._next()
-        for told in reads:
-            self.read(*told, call=seq)
-        for told in changes:
-            self._told[-1][3].append(Change(seq=self._next(), call=seq, **{**CHANGED, **told}))
+        for fields in reads:
+            self.read(*fields, call=seq)
+        for fields in changes:
+            self._windows[-1][3].append(Change(seq=self._next(), call=seq, **{**CHANGED, **fields}))
         end = self._next() if ended else -1
-        self._told[-1][2].append(
+        self._windows[-1][2].append(
             Call(seq, end, inside, kind, levels, receiver, "", context, args, result, tensors=tensors)
         )
         return seq
 
     def read(
-        self, what: str, variable: str, value: FactValue, role: str = LIVE, context: Facts = (), call: int = NO_CALL
+        self, quantity: str, variable: str, value: FactValue, role: str = LIVE, context: Facts = (), call: int = NO_CALL
     ) -> Script:
-        kind, _, attribute = what.partition(".")
+        kind, _, attribute = quantity.partition(".")
         reading = Reading(self._next(), call, variable, kind, attribute, value, role, context)
-        self._told[-1][4].append(reading)
+        self._windows[-1][4].append(reading)
         return self
 
     def between(self, change: dict[str, Any]) -> Script:
         """Add a change that belongs to no call."""
-        self._told[-1][3].append(Change(seq=self._next(), call=NO_CALL, **{**CHANGED, **change}))
+        self._windows[-1][3].append(Change(seq=self._next(), call=NO_CALL, **{**CHANGED, **change}))
         return self
 
-    def step(self, *reads: Told, receiver: str = "SGD", changes: Iterable[dict[str, Any]] = (), **other: Any) -> int:
+    def step(
+        self, *reads: ReadingFields, receiver: str = "SGD", changes: Iterable[dict[str, Any]] = (), **other: Any
+    ) -> int:
         return self.call(
             f"torch.optim.{receiver}.step", UPDATE, receiver=receiver, reads=reads, changes=changes, **other
         )
 
-    def schedule(self, *reads: Told, receiver: str = "StepLR", **other: Any) -> int:
+    def schedule(self, *reads: ReadingFields, receiver: str = "StepLR", **other: Any) -> int:
         return self.call(f"torch.optim.lr_scheduler.{receiver}.step", SCHEDULE, receiver=receiver, reads=reads, **other)
 
-    def forward(self, *reads: Told, receiver: str = "Net", grad: bool = True) -> int:
+    def forward(self, *reads: ReadingFields, receiver: str = "Net", grad: bool = True) -> int:
         context = facts(grad_mode="on" if grad else "off", outermost=True)
         return self.call(
             f"train.{receiver}.forward", FORWARD, receiver=receiver, kind=MODULE, reads=reads, context=context
         )
 
-    def iterate(self, loader: str = "DataLoader#1", length: int | None = None, *reads: Told) -> int:
+    def iterate(self, loader: str = "DataLoader#1", length: int | None = None, *reads: ReadingFields) -> int:
         announced = [] if length is None else [("loader.length", loader, length, "announced")]
         return self.call(ITER, receiver=loader, reads=[*reads, *announced])
 
     def exhaust(
         self, batches: int, loader: str = "DataLoader#1", order: int | None = None, *, last: bool = True
     ) -> int:
-        told = facts(last_batch=last)
-        reads: list[Told] = [("loader.batches", loader, batches, LIVE, told)]
+        pass_facts = facts(last_batch=last)
+        reads: list[ReadingFields] = [("loader.batches", loader, batches, LIVE, pass_facts)]
         if order is not None:
-            reads.append(("loader.order", loader, order, LIVE, told))
-        return self.call(NEXT, receiver=loader, reads=reads, context=told)
+            reads.append(("loader.order", loader, order, LIVE, pass_facts))
+        return self.call(NEXT, receiver=loader, reads=reads, context=pass_facts)
 
     def _next(self) -> int:
         self._seq += 1
@@ -128,7 +130,7 @@ class Script:
                 rank=self._rank,
                 readings=tuple(sorted(readings, key=lambda reading: reading.seq)),
             )
-            for index, (stage, step, calls, changes, readings) in enumerate(self._told)
+            for index, (stage, step, calls, changes, readings) in enumerate(self._windows)
         ]
 
 
@@ -146,12 +148,16 @@ CHANGED: dict[str, Any] = {
 def occasions(relation: Any, windows: Sequence[Window], subject: Subject) -> list[Occasion]:
     """What a new instance of `relation` says of `subject`."""
     instance = relation()
-    return [one for window in windows for one in instance.occasions(window) if one.subject == subject]
+    return [occasion for window in windows for occasion in instance.occasions(window) if occasion.subject == subject]
 
 
-def fates(found: Iterable[Occasion], prop: Property) -> list[bool]:
+def verdicts(judged_occasions: Iterable[Occasion], prop: Property) -> list[bool]:
     """Of each occasion that judged `prop`, whether it held."""
-    return [prop in one.held for one in found if prop in one.held or prop in (one.failed or ())]
+    return [
+        prop in occasion.held
+        for occasion in judged_occasions
+        if prop in occasion.held or prop in (occasion.failed or ())
+    ]
 
 
 BACKWARD, CLEAR = "torch.autograd.backward", "torch.optim.Optimizer.zero_grad"
@@ -225,7 +231,7 @@ def _training_step(script: Script, epoch: int, batch: int) -> None:
         BACKWARD,
         changes=[{"attribute": "grad", "before": "none", "owner": "SGD", "context": WEIGHT, "fingerprint": number}],
     )
-    reads: list[Told] = [("optimizer_state.step", "SGD", epoch * 5 + batch + 1)]
+    reads: list[ReadingFields] = [("optimizer_state.step", "SGD", epoch * 5 + batch + 1)]
     if begins:
         reads.append(("hyperparameter.lr", GROUP, 0.1 - 0.01 * epoch))
     if first:

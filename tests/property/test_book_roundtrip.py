@@ -33,7 +33,7 @@ invariants = st.builds(
     mute=texts,
 )
 runs = st.lists(st.builds(LearnedRun, texts, names, counts), max_size=3).map(tuple)
-books = st.builds(Book, st.lists(invariants, max_size=5, unique_by=lambda one: one.id).map(tuple), runs)
+books = st.builds(Book, st.lists(invariants, max_size=5, unique_by=lambda invariant: invariant.id).map(tuple), runs)
 
 
 def rewritten(book: Book) -> tuple[Book, bytes]:
@@ -61,8 +61,8 @@ def test_a_book_merged_with_itself_or_with_nothing_is_itself(book: Book) -> None
     st.lists(st.tuples(st.sampled_from("abc"), st.builds(Support, counts, counts, counts, counts)), max_size=6),
     st.randoms(),
 )
-def test_the_order_of_books_does_not_matter(told: list[tuple[str, Support]], random: object) -> None:
-    shelf = [(str(place), Book((rule(name, support),))) for place, (name, support) in enumerate(told)]
+def test_the_order_of_books_does_not_matter(supports: list[tuple[str, Support]], random: object) -> None:
+    shelf = [(str(index), Book((rule(name, support),))) for index, (name, support) in enumerate(supports)]
     expected = merge_books(shelf)
     random.shuffle(shelf)  # type: ignore[attr-defined]
     assert merge_books(shelf) == expected

@@ -38,14 +38,14 @@ VALUES: World = {
     "training": (True, False),
     "within": ("", "no_sync", "no_sync+sdpa_kernel", "sdpa_kernel"),
 }
-RUNS, STEPS, EACH = 3, 20, 6
+RUNS, STEPS, PAIRS_PER_STEP = 3, 20, 6
 FRESH = 500
 
 
-def world_of(dice: random.Random, *wanted: str) -> World:
+def world_of(dice: random.Random, *required: str) -> World:
     """Eight to twelve facts, the wanted ones among them."""
-    others = [name for name in VALUES if name not in wanted]
-    names = sorted([*wanted, *dice.sample(others, dice.randint(8, 12) - len(wanted))])
+    others = [name for name in VALUES if name not in required]
+    names = sorted([*required, *dice.sample(others, dice.randint(8, 12) - len(required))])
     return {name: VALUES[name] for name in names}
 
 
@@ -59,14 +59,14 @@ Occasions = Iterator[tuple[int, int, Facts]]
 def occasions(world: World, dice: random.Random, runs: Sequence[int] = range(RUNS)) -> Occasions:
     for run in runs:
         for step in range(STEPS):
-            for _ in range(EACH):
+            for _ in range(PAIRS_PER_STEP):
                 yield run, step, drawn(world, dice)
 
 
-def counted(told: Occasions, holds: Callable[[int, int, Facts], bool]) -> list[Evidence]:
+def counted(drawn_occasions: Occasions, holds: Callable[[int, int, Facts], bool]) -> list[Evidence]:
     """The evidence of these occasions."""
     rows: dict[tuple[Facts, int], list[int]] = {}
-    for run, step, context in told:
+    for run, step, context in drawn_occasions:
         row = rows.setdefault((context, run), [0, 0, 0, 0])
         held = holds(run, step, context)
         row[0 if held else 1] += 1
@@ -94,8 +94,8 @@ def negation(dice: random.Random) -> tuple[World, Precondition]:
 
 def conjunction(dice: random.Random) -> tuple[World, Precondition]:
     world = world_of(dice)
-    one, other = dice.sample(list(world), 2)
-    return world, Precondition((clause(world, one, dice), clause(world, other, dice)))
+    first, second = dice.sample(list(world), 2)
+    return world, Precondition((clause(world, first, dice), clause(world, second, dice)))
 
 
 def same_or_different(dice: random.Random) -> tuple[World, Precondition]:
@@ -108,14 +108,14 @@ def context_manager(dice: random.Random) -> tuple[World, Precondition]:
 
 def either_of_two(dice: random.Random) -> tuple[World, Precondition]:
     world = world_of(dice)
-    one, other = dice.sample(list(world), 2)
-    return world, Precondition((clause(world, one, dice),), ((clause(world, other, dice),),))
+    first, second = dice.sample(list(world), 2)
+    return world, Precondition((clause(world, first, dice),), ((clause(world, second, dice),),))
 
 
 def one_or_two_others(dice: random.Random) -> tuple[World, Precondition]:
     world = world_of(dice)
-    one, other, third = (clause(world, fact, dice, negated=False) for fact in dice.sample(list(world), 3))
-    return world, Precondition((one,), ((other, third),))
+    first, second, third = (clause(world, fact, dice, negated=False) for fact in dice.sample(list(world), 3))
+    return world, Precondition((first,), ((second, third),))
 
 
 def always(dice: random.Random) -> tuple[World, Precondition]:
@@ -126,9 +126,9 @@ FORMS = [constant, negation, conjunction, same_or_different, context_manager, ei
 seeds = st.integers(0, 2**32)
 
 
-def wrong(found: Precondition, planted: Precondition, contexts: Sequence[Facts]) -> tuple[int, int]:
+def wrong(learned_condition: Precondition, planted: Precondition, contexts: Sequence[Facts]) -> tuple[int, int]:
     """In how many contexts the learned condition is true alone, and in how many the planted one is."""
-    judged = [(found.true_in(context), planted.true_in(context)) for context in contexts]
+    judged = [(learned_condition.true_in(context), planted.true_in(context)) for context in contexts]
     return judged.count((True, False)), judged.count((False, True))
 
 
@@ -145,9 +145,11 @@ def test_what_was_planted_is_recovered(
 ) -> None:
     dice = random.Random(number)
     world, planted = form(dice)
-    found = learn(counted(occasions(world, dice), lambda _run, _step, context: planted.true_in(context)))
-    assert isinstance(found, Precondition), str(found)
-    assert wrong(found, planted, fresh(world, dice)) == (0, 0), f"{planted} was planted, and {found} learned"
+    learned_condition = learn(counted(occasions(world, dice), lambda _run, _step, context: planted.true_in(context)))
+    assert isinstance(learned_condition, Precondition), str(learned_condition)
+    assert wrong(learned_condition, planted, fresh(world, dice)) == (0, 0), (
+        f"{planted} was planted, and {learned_condition} learned"
+    )
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -160,14 +162,16 @@ def test_good_luck_elsewhere_does_not_mislead(
     """Where the condition is false the property holds in seven of ten cases all the same."""
     dice = random.Random(number)
     world, planted = form(dice)
-    found = learn(
+    learned_condition = learn(
         counted(occasions(world, dice), lambda _run, _step, context: planted.true_in(context) or dice.random() < 0.7)
     )
-    if isinstance(found, Precondition):
-        assert wrong(found, planted, fresh(world, dice))[0] == 0, f"{planted} was planted, and {found} learned"
+    if isinstance(learned_condition, Precondition):
+        assert wrong(learned_condition, planted, fresh(world, dice))[0] == 0, (
+            f"{planted} was planted, and {learned_condition} learned"
+        )
     if form in (constant, negation, same_or_different, context_manager):
-        assert isinstance(found, Precondition)
-        assert wrong(found, planted, fresh(world, dice)) == (0, 0)
+        assert isinstance(learned_condition, Precondition)
+        assert wrong(learned_condition, planted, fresh(world, dice)) == (0, 0)
 
 
 PAIRS = 200
@@ -182,18 +186,22 @@ def test_one_in_two_hundred_is_enough_either_way(rare: bool, number: int) -> Non
     dice = random.Random(number)
     world = world_of(dice, "same_name")
     planted = Precondition((Clause("same_name", rare),))
-    alike = [dict(drawn(world, dice)) | {"same_name": False} for _ in range(12)]
+    same_named = [dict(drawn(world, dice)) | {"same_name": False} for _ in range(12)]
 
     def pairs() -> Occasions:
         for run in range(RUNS):
             for step in range(STEPS):
                 for pair in range(PAIRS):
-                    told = dict(drawn(world, dice)) | {"same_name": True} if pair == 0 else dice.choice(alike)
-                    yield run, step, tuple(sorted(told.items()))
+                    pair_context = (
+                        dict(drawn(world, dice)) | {"same_name": True} if pair == 0 else dice.choice(same_named)
+                    )
+                    yield run, step, tuple(sorted(pair_context.items()))
 
-    found = learn(counted(pairs(), lambda _run, _step, context: planted.true_in(context)))
-    assert isinstance(found, Precondition), str(found)
-    assert wrong(found, planted, fresh(world, dice)) == (0, 0), f"{planted} was planted, and {found} learned"
+    learned_condition = learn(counted(pairs(), lambda _run, _step, context: planted.true_in(context)))
+    assert isinstance(learned_condition, Precondition), str(learned_condition)
+    assert wrong(learned_condition, planted, fresh(world, dice)) == (0, 0), (
+        f"{planted} was planted, and {learned_condition} learned"
+    )
 
 
 @pytest.mark.parametrize("form", [conjunction, either_of_two, context_manager])
@@ -205,15 +213,17 @@ def test_the_order_of_rows_and_the_split_of_counts_do_not_matter(
 ) -> None:
     dice = random.Random(number)
     world, planted = form(dice)
-    told = list(occasions(world, dice))
+    drawn_occasions = list(occasions(world, dice))
 
     def rows(part: Sequence[tuple[int, int, Facts]]) -> list[Evidence]:
         return counted(iter(part), lambda _run, _step, context: planted.true_in(context))
 
-    first = learn(rows(told))
-    shuffled = rows(told)
+    first = learn(rows(drawn_occasions))
+    shuffled = rows(drawn_occasions)
     dice.shuffle(shuffled)
-    by_step = [row for step in range(STEPS) for row in rows([one for one in told if one[1] == step])]
+    by_step = [
+        row for step in range(STEPS) for row in rows([occasion for occasion in drawn_occasions if occasion[1] == step])
+    ]
     dice.shuffle(by_step)
     assert repr(learn(shuffled)) == repr(learn(by_step)) == repr(first)
 
@@ -230,12 +240,14 @@ def test_more_runs_never_make_it_wrong(
     contexts = fresh(world, dice)
     rows: list[Evidence] = []
     for run in range(6):
-        told = occasions(world, dice, [run])
-        rows += counted(told, lambda _run, _step, context: planted.true_in(context))
-        found = learn(rows)
+        drawn_occasions = occasions(world, dice, [run])
+        rows += counted(drawn_occasions, lambda _run, _step, context: planted.true_in(context))
+        learned_condition = learn(rows)
         if run >= RUNS - 1:
-            assert isinstance(found, Precondition), str(found)
-            assert wrong(found, planted, contexts) == (0, 0), f"{found} after {run + 1} runs, planted {planted}"
+            assert isinstance(learned_condition, Precondition), str(learned_condition)
+            assert wrong(learned_condition, planted, contexts) == (0, 0), (
+                f"{learned_condition} after {run + 1} runs, planted {planted}"
+            )
 
 
 # -- where there is nothing to find ----------------------------------------------------------------------------------
@@ -268,19 +280,19 @@ def by_context(dice: random.Random, share: float) -> Callable[[int, int, Facts],
 
 @pytest.mark.parametrize("label", [by_occasion, by_step, by_context])
 @pytest.mark.parametrize(
-    "share", [0.005, 0.5, 0.995, *(pytest.param(one, marks=pytest.mark.slow) for one in (0.1, 0.9))]
+    "share", [0.005, 0.5, 0.995, *(pytest.param(outcome, marks=pytest.mark.slow) for outcome in (0.1, 0.9))]
 )
 def test_noise_gives_no_precondition(
     label: Callable[[random.Random, float], Callable[[int, int, Facts], bool]], share: float
 ) -> None:
     """Labels at random, for each occasion, each step or each context: the bound is what it says, 1:200 either way."""
-    found = []
+    outcomes = []
     for number in range(NUMBER):
         dice = random.Random(number)
         rows = counted(occasions(world_of(dice), dice), label(dice, share))
         if any(row.failed for row in rows) and any(row.held for row in rows):
-            found.append(learn(rows))
-    learned = [one for one in found if isinstance(one, Precondition)]
-    assert len(found) > NUMBER / 10
-    assert len(learned) <= most_by_chance(2 * ALPHA, len(found)), [str(one) for one in learned]
-    assert all(isinstance(one, Precondition | Inseparable | Unproven) for one in found)
+            outcomes.append(learn(rows))
+    learned = [outcome for outcome in outcomes if isinstance(outcome, Precondition)]
+    assert len(outcomes) > NUMBER / 10
+    assert len(learned) <= most_by_chance(2 * ALPHA, len(outcomes)), [str(outcome) for outcome in learned]
+    assert all(isinstance(outcome, Precondition | Inseparable | Unproven) for outcome in outcomes)

@@ -47,8 +47,8 @@ def bodies(draw: st.DrawFn) -> tuple[tuple[Call, ...], tuple[Change, ...]]:
         inside = bool(calls) and draw(st.booleans())
         parent = calls[-1].seq if inside else NO_CALL
         result: Facts = (("dtype", "float32"),) if draw(st.booleans()) else ()
-        told = draw(contexts), draw(arguments)
-        calls.append(Call(seq, seq + 1, parent, kind, levels, receiver, "", *told, result))
+        context_and_arguments = draw(contexts), draw(arguments)
+        calls.append(Call(seq, seq + 1, parent, kind, levels, receiver, "", *context_and_arguments, result))
         if kind == LIFECYCLE and draw(st.booleans()):
             attribute = draw(st.sampled_from(["data", "grad"]))
             before, after = draw(STATES), draw(STATES)
@@ -59,8 +59,9 @@ def bodies(draw: st.DrawFn) -> tuple[tuple[Call, ...], tuple[Change, ...]]:
 
 
 processes = st.lists(st.tuples(bodies(), st.sampled_from([TRAIN, TRAIN, EVAL])), min_size=1, max_size=5).map(
-    lambda told: [
-        Window(index, index + 1, stage, calls, changes) for index, ((calls, changes), stage) in enumerate(told)
+    lambda bodies_and_stages: [
+        Window(index, index + 1, stage, calls, changes)
+        for index, ((calls, changes), stage) in enumerate(bodies_and_stages)
     ]
 )
 runs = st.lists(
@@ -71,17 +72,17 @@ runs = st.lists(
 
 
 def part(script: str, number: int, windows: Sequence[Window]) -> Tally:
-    found = Tally(script, f"digest of {script}", f"run {number}")
-    tally_windows(windows, found)
-    return found
+    tally = Tally(script, f"digest of {script}", f"run {number}")
+    tally_windows(windows, tally)
+    return tally
 
 
 def grouped(parts: Sequence[Tally], draw: st.DataObject) -> Tally:
     """All of the parts merged, in an order and with parentheses that are drawn."""
-    left = [copied(each) for each in draw.draw(st.permutations(parts))]
+    left = [copied(tally) for tally in draw.draw(st.permutations(parts))]
     while len(left) > 1:
-        place = draw.draw(st.integers(0, len(left) - 2))
-        left[place].merge(left.pop(place + 1))
+        index = draw.draw(st.integers(0, len(left) - 2))
+        left[index].merge(left.pop(index + 1))
     return left[0].arrange()
 
 
@@ -115,10 +116,10 @@ def learned(tallies: Sequence[Tally]) -> tuple[bytes, bytes]:
 @settings(max_examples=20, deadline=None)
 @given(runs, st.data())
 def test_order_grouping_and_rest_change_nothing(
-    told: list[tuple[str, list[list[Window]]]], data: st.DataObject
+    recorded: list[tuple[str, list[list[Window]]]], data: st.DataObject
 ) -> None:
     parts = [
-        [part(script, number, windows) for windows in processes] for number, (script, processes) in enumerate(told)
+        [part(script, number, windows) for windows in processes] for number, (script, processes) in enumerate(recorded)
     ]
     plain = []
     for of_run in parts:
@@ -129,7 +130,7 @@ def test_order_grouping_and_rest_change_nothing(
     shuffled = data.draw(st.permutations([grouped(of_run, data) for of_run in parts]))
     assert sorted(in_bytes([tally]) for tally in shuffled) == sorted(in_bytes([tally]) for tally in plain)
     assert learned(shuffled) == learned(plain)
-    at_rest = [tally for each in shuffled for tally in reread([each])]
+    at_rest = [tally for counted in shuffled for tally in reread([counted])]
     assert in_bytes(at_rest) == in_bytes(shuffled)
     assert learned(at_rest) == learned(plain)
     assert learned([*plain, *at_rest]) == learned(plain)  # each run counts once, however often it is named
@@ -137,40 +138,42 @@ def test_order_grouping_and_rest_change_nothing(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(processes, min_size=1, max_size=3))
-def test_a_step_of_several_processes_is_one_step(told: list[list[Window]]) -> None:
-    parts = [part("a.py", 0, windows) for windows in told]
+def test_a_step_of_several_processes_is_one_step(recorded: list[list[Window]]) -> None:
+    parts = [part("a.py", 0, windows) for windows in recorded]
     whole = copied(parts[0])
     for other in parts[1:]:
         whole.merge(other)
-    assert whole.steps == max(each.steps for each in parts)
+    assert whole.steps == max(part_tally.steps for part_tally in parts)
     for key, cells in whole.cells.items():
         for context, cell in cells.items():
             for prop in cell.properties:
-                counts = [one.cells[key][context].of(prop) for one in parts if context in one.cells.get(key, {})]
-                known = [count for count in counts if count is not None]
+                counts = [
+                    counted.cells[key][context].of(prop) for counted in parts if context in counted.cells.get(key, {})
+                ]
+                judged = [count for count in counts if count is not None]
                 count = cell.of(prop)
                 assert count is not None
-                assert count.held == sum(one.held for one in known)
-                assert count.failed >= sum(one.failed for one in known)
-                assert 0 <= count.windows <= max(len(windows) for windows in told)
+                assert count.held == sum(counted.held for counted in judged)
+                assert count.failed >= sum(counted.failed for counted in judged)
+                assert 0 <= count.windows <= max(len(windows) for windows in recorded)
 
 
 spans = st.lists(st.lists(st.tuples(st.integers(0, 255), st.booleans()), max_size=12), min_size=1, max_size=4)
 
 
 @given(spans)
-def test_sketches_tell_distinct_windows_of_all_processes(told: list[list[tuple[int, bool]]]) -> None:
+def test_sketches_tell_distinct_windows_of_all_processes(processes: list[list[tuple[int, bool]]]) -> None:
     """Exactly, as long as there are no more than bits in a sketch; whichever process saw which of them."""
     prop, key = Property("holds", "x"), ("R", Subject("f"))
     whole = Tally("a.py", "")
-    for process in told:
-        one = Tally("a.py", "")
-        for index, so in sorted(process):
-            held, failed = ({prop}, set[Property]()) if so else (set[Property](), {prop})
-            one.add_occasions("R", [Occasion(key[1], (), held, failed, 0)], index)
-        whole.merge(one)
-    seen = {index for process in told for index, _ in process}
-    missed = {index for process in told for index, so in process if not so}
+    for process in processes:
+        tally = Tally("a.py", "")
+        for index, holds in sorted(process):
+            held, failed = ({prop}, set[Property]()) if holds else (set[Property](), {prop})
+            tally.add_occasions("R", [Occasion(key[1], (), held, failed, 0)], index)
+        whole.merge(tally)
+    seen = {index for process in processes for index, _ in process}
+    missed = {index for process in processes for index, holds in process if not holds}
     counts = [count for _, count in whole.evidence(key, prop)]
     assert [(count.windows, count.seen, count.missed) for count in counts] == (
         [(len(seen), sum(1 << index for index in seen), sum(1 << index for index in missed))] if seen else []
@@ -200,10 +203,10 @@ occasions = st.builds(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(occasions, max_size=6), max_size=4))
-def test_what_is_read_is_what_was_written(told: list[list[Occasion]]) -> None:
+def test_what_is_read_is_what_was_written(occasion_lists: list[list[Occasion]]) -> None:
     tally = Tally("a.py", "d", "r")
-    for window, found in enumerate(told):
-        tally.add_occasions("R", found, window)
+    for window, occasions_of_window in enumerate(occasion_lists):
+        tally.add_occasions("R", occasions_of_window, window)
     (again,) = reread([tally])
     assert repr(again.cells) == repr(_without_latest(tally)), "True, 1 and 1.0 are equal, and three things"
     assert in_bytes([again]) == in_bytes([tally])
@@ -223,22 +226,22 @@ def _without_latest(tally: Tally) -> object:
 
 
 @given(st.lists(st.lists(st.none() | st.booleans() | st.integers(0, 20) | st.floats(0, 1), max_size=20), max_size=4))
-def test_of_many_values_the_same_few_are_remembered(told: list[list[object]]) -> None:
+def test_of_many_values_the_same_few_are_remembered(value_lists: list[list[object]]) -> None:
     def of(values: Sequence[object]) -> Tally:
         tally = Tally("a.py", "")
         calls = tuple(
-            Call(place, place, NO_CALL, FUNCTION, ("f",), args=(("x", value),))  # type: ignore[arg-type]
-            for place, value in enumerate(values)
+            Call(index, index, NO_CALL, FUNCTION, ("f",), args=(("x", value),))  # type: ignore[arg-type]
+            for index, value in enumerate(values)
         )
         tally.add_window(Window(0, 1, TRAIN, calls))
         return tally
 
-    whole, parts = Tally("a.py", ""), [of(values) for values in told]
-    for each in parts:
-        whole.merge(each)
+    whole, parts = Tally("a.py", ""), [of(values) for values in value_lists]
+    for counted in parts:
+        whole.merge(counted)
     backwards = Tally("a.py", "")
-    for each in reversed(parts):
-        backwards.merge(each)
-    every = sorted({repr(value) for values in told for value in values})
+    for counted in reversed(parts):
+        backwards.merge(counted)
+    every = sorted({repr(value) for values in value_lists for value in values})
     expected = {("f", "x"): set(every[:MOST_VALUES])} if every else {}
     assert whole.arguments == backwards.arguments == expected

@@ -6,18 +6,27 @@ from dataclasses import replace
 
 import pytest
 
-from traincheck.relations.api_arg.call_arguments import NO_ROWS, NOT_ZERO, ROWS, SEVERAL, SIZE, VALUES_OF
-from traincheck.relations.api_arg.mode_arguments import AGREES, OFF
+from traincheck.relations.api_arg.call_arguments import NO_ROWS, NOT_ZERO, ROWS, SEVERAL
+from traincheck.relations.api_arg.mode_arguments import OFF
 from traincheck.relations.api_arg.rank_calls import AS_OFTEN, IN_ORDER, SENT
 from traincheck.relations.api_arg.reinitialization import FRESH
 from traincheck.relations.api_arg.relation import APIArg
-from traincheck.relations.api_arg.worker_seeds import ITER, NEXT, RENEWED, STATES
-from traincheck.relations.comparison import COMPARED, DISTINCT, EQUAL, FIRST
-from traincheck.sources.tensors.call_summaries import MOST_READ
+from traincheck.relations.api_arg.worker_seeds import ITER, NEXT, RENEWED
+from traincheck.relations.comparison import FIRST
+from traincheck.sources.tensors.call_summaries import MAX_READ_CALLS
 from traincheck.testing.conformance import check_relation
 from traincheck.testing.readable_traces import from_text
 from traincheck.vocab.events import Window
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import (
+    ARGUMENT_AGREES,
+    ARGUMENT_SIZE,
+    ARGUMENT_VALUES,
+    COMPARES_CALLS,
+    DISTINCT,
+    EQUAL,
+    WORKER_STATES,
+)
 
 DROPOUT, SDPA = "torch.nn.functional.dropout", "torch.nn.functional.scaled_dot_product_attention"
 LOSS, SOFTMAX = "torch.nn.functional.cross_entropy", "torch.nn.functional.softmax"
@@ -26,17 +35,17 @@ WORKERS = Subject(NEXT, "workers")
 
 
 def window(body: str, stage: str = "train") -> Window:
-    (found,) = from_text(f"window {stage} step=1\n{body}")
-    return found
+    (parsed,) = from_text(f"window {stage} step=1\n{body}")
+    return parsed
 
 
 def of(body: str, subject: Subject, stage: str = "train") -> list[Occasion]:
-    return [one for one in APIArg().occasions(window(body, stage)) if one.subject == subject]
+    return [occasion for occasion in APIArg().occasions(window(body, stage)) if occasion.subject == subject]
 
 
-def fate(found: list[Occasion], prop: Property) -> list[bool]:
+def verdicts(occasions: list[Occasion], prop: Property) -> list[bool]:
     """Of each occasion that judged `prop`, whether it held."""
-    return [prop in one.held for one in found if prop in one.held or prop in (one.failed or ())]
+    return [prop in occasion.held for occasion in occasions if prop in occasion.held or prop in (occasion.failed or ())]
 
 
 # -- one call ----------------------------------------------------------------------------------------------------------
@@ -56,17 +65,17 @@ def steps(*bodies: tuple[str, str]) -> list[Window]:
 
 def switched(windows: list[Window], api: str) -> list[Occasion]:
     relation = APIArg()
-    found = [one for window in windows for one in relation.occasions(window)]
-    return [one for one in found if one.subject == Subject(api, "switch")]
+    occasions = [occasion for window in windows for occasion in relation.occasions(window)]
+    return [occasion for occasion in occasions if occasion.subject == Subject(api, "switch")]
 
 
 TRAINED = ("train", attention("0.1", training="true"))
-SWITCHED_OFF = Property(AGREES, "dropout_p", OFF)
+SWITCHED_OFF = Property(ARGUMENT_AGREES, "dropout_p", OFF)
 
 
-@pytest.mark.parametrize(("p", "so"), [("0.0", True), ("0", True), ("0.1", False)])
-def test_dropout_is_switched_off_in_evaluation(p: str, so: bool) -> None:
-    assert fate(switched(steps(TRAINED, ("eval", attention(p, training="false"))), SDPA), SWITCHED_OFF) == [so]
+@pytest.mark.parametrize(("p", "holds"), [("0.0", True), ("0", True), ("0.1", False)])
+def test_dropout_is_switched_off_in_evaluation(p: str, holds: bool) -> None:
+    assert verdicts(switched(steps(TRAINED, ("eval", attention(p, training="false"))), SDPA), SWITCHED_OFF) == [holds]
 
 
 @pytest.mark.parametrize(
@@ -80,27 +89,27 @@ def test_dropout_is_switched_off_in_evaluation(p: str, so: bool) -> None:
     ids=["off in training as well", "another module", "no evaluation", "a count"],
 )
 def test_only_what_was_on_in_training_is_to_be_off(windows: list[Window]) -> None:
-    assert fate(switched(windows, SDPA), SWITCHED_OFF) == []
+    assert verdicts(switched(windows, SDPA), SWITCHED_OFF) == []
 
 
 def test_what_was_on_in_training_is_known_behind_a_gap() -> None:
     first, second = steps(TRAINED, ("eval", attention("0.1", training="false")))
-    assert fate(switched([first, replace(second, index=2)], SDPA), SWITCHED_OFF) == [False]
+    assert verdicts(switched([first, replace(second, index=2)], SDPA), SWITCHED_OFF) == [False]
 
 
 @pytest.mark.parametrize("name", ["training", "train"])
-@pytest.mark.parametrize(("given", "mode", "so"), [("true", "true", True), ("true", "false", False)])
-def test_a_flag_is_the_mode_of_the_module_around(name: str, given: str, mode: str, so: bool) -> None:
+@pytest.mark.parametrize(("given", "mode", "holds"), [("true", "true", True), ("true", "false", False)])
+def test_a_flag_is_the_mode_of_the_module_around(name: str, given: str, mode: str, holds: bool) -> None:
     body = f'  function {DROPOUT} context={{"training":{mode}}} args={{"{name}":{given}}}\n'
-    (found,) = of(body, Subject(DROPOUT, "switch"))
-    assert (found.held if so else found.failed) == {Property(AGREES, name)}
+    (occasion,) = of(body, Subject(DROPOUT, "switch"))
+    assert (occasion.held if holds else occasion.failed) == {Property(ARGUMENT_AGREES, name)}
 
 
 def test_nothing_but_the_mode_is_a_reason() -> None:
     """A flag that is set in training only, or with gradients only, is a habit: there is nothing to tell it by."""
     body = f'  function {DROPOUT} context={{"training":true,"grad_mode":"off"}} args={{"training":true}}\n'
-    (found,) = of(body, Subject(DROPOUT, "switch"))
-    assert found.context == ()
+    (occasion,) = of(body, Subject(DROPOUT, "switch"))
+    assert occasion.context == ()
 
 
 def test_outside_modules_and_of_modules_themselves_no_flag_agrees() -> None:
@@ -123,7 +132,7 @@ def loss(
 
 
 def about(detail: str, name: str = "input") -> Property:
-    return Property(VALUES_OF, name, detail)
+    return Property(ARGUMENT_VALUES, name, detail)
 
 
 def test_a_loss_is_given_logits_and_no_probabilities() -> None:
@@ -154,9 +163,9 @@ def softmax(shape: str, dim: int, grad: str = "requires_grad") -> str:
 
 
 def test_a_softmax_needs_more_than_one_logit() -> None:
-    several = Property(SIZE, "input", SEVERAL)
+    several = Property(ARGUMENT_SIZE, "input", SEVERAL)
     calls = softmax("8,4", -1) + softmax("8,1", -1) + softmax("8,1", 0) + softmax("8,1", 1)
-    assert fate(of(calls, Subject(SOFTMAX, "argument")), several) == [True, False, True, False]
+    assert verdicts(of(calls, Subject(SOFTMAX, "argument")), several) == [True, False, True, False]
     assert of(softmax("8,1", -1, grad="") + softmax("8,1", 5), Subject(SOFTMAX, "argument")) == []
 
 
@@ -169,7 +178,7 @@ def fills(*names: str, site: str = "train.py:9:init", api: str = "torch.nn.init.
 
 def test_one_place_does_not_fill_the_same_memory_again_and_again() -> None:
     good = of(fills("Net.a", "Net.b", "Net.c"), FILLING, "setup")
-    assert fate(good, FRESH) == [True] and good[0].variables == ()
+    assert verdicts(good, FRESH) == [True] and good[0].variables == ()
     (bad,) = of(fills("Net.a", "Net.b", "Net.c", "Net.a", "Net.b", "Net.c"), FILLING, "setup")
     assert FRESH in (bad.failed or ()) and bad.variables == ("Net.a", "Net.b", "Net.c")
     assert bad.seq == 0
@@ -179,9 +188,9 @@ def test_tied_weights_and_other_places_may_fill_again() -> None:
     tied = fills("Net.a", "Net.b", "Net.c", "Net.a")
     twice = fills("Net.a", "Net.b", "Net.c") + fills("Net.a", "Net.b", "Net.c", site="train.py:30:again")
     other = fills("Net.a", "Net.b", "Net.c") + fills("Net.a", "Net.b", "Net.c", api="torch.Tensor.normal_")
-    assert fate(of(tied, FILLING, "setup"), FRESH) == [True]
-    assert fate(of(twice, FILLING, "setup"), FRESH) == [True, True]
-    assert fate(of(other, FILLING, "setup"), FRESH) == [True, True]
+    assert verdicts(of(tied, FILLING, "setup"), FRESH) == [True]
+    assert verdicts(of(twice, FILLING, "setup"), FRESH) == [True, True]
+    assert verdicts(of(other, FILLING, "setup"), FRESH) == [True, True]
 
 
 def test_little_memory_and_memory_filled_in_training_are_not_judged() -> None:
@@ -192,24 +201,24 @@ def test_little_memory_and_memory_filled_in_training_are_not_judged() -> None:
 
 def experts(*capacities: int, shape: str = "4,8") -> str:
     return "".join(
-        f"""  project moe.dispatch args={{"capacity":{capacity},"name":"x{place}"}}
-    tensor tokens float32[{shape}] fingerprint={place}
+        f"""  project moe.dispatch args={{"capacity":{capacity},"name":"x{index}"}}
+    tensor tokens float32[{shape}] fingerprint={index}
 """
-        for place, capacity in enumerate(capacities)
+        for index, capacity in enumerate(capacities)
     )
 
 
 def test_calls_of_a_step_share_their_arguments() -> None:
     subject = Subject("moe.dispatch", "step")
-    same = Property(COMPARED, "value of capacity", EQUAL)
-    assert fate(of(experts(4, 4, 4), subject), same) == [True]
-    assert fate(of(experts(4, 4, 5), subject), same) == [False]
+    same = Property(COMPARES_CALLS, "value of capacity", EQUAL)
+    assert verdicts(of(experts(4, 4, 4), subject), same) == [True]
+    assert verdicts(of(experts(4, 4, 5), subject), same) == [False]
     assert of(experts(4), subject) == []
-    (found,) = of(experts(4, 4), subject)
-    assert found.held == {
+    (occasion,) = of(experts(4, 4), subject)
+    assert occasion.held == {
         same,
-        Property(COMPARED, "data of tokens", DISTINCT),
-        Property(COMPARED, "dtype of tokens", EQUAL),
+        Property(COMPARES_CALLS, "data of tokens", DISTINCT),
+        Property(COMPARES_CALLS, "dtype of tokens", EQUAL),
     }
 
 
@@ -217,13 +226,13 @@ def test_contents_of_a_sample_refute_and_do_not_bear_out() -> None:
     """See Note [Contents of a sample]: a full collection reads the first calls of a step, a live check all of them."""
     subject, distinct, equal = (
         Subject("moe.dispatch", "step"),
-        *(Property(COMPARED, "data of tokens", way) for way in (DISTINCT, EQUAL)),
+        *(Property(COMPARES_CALLS, "data of tokens", way) for way in (DISTINCT, EQUAL)),
     )
     unread = experts(4).replace(" fingerprint=0", "")
-    assert fate(of(experts(4, 4) + unread, subject), distinct) == []
-    assert fate(of(experts(4, 4) + unread, subject), equal) == [False]
-    assert fate(of(experts(4) + experts(4) + unread, subject), equal) == []
-    assert fate(of(experts(4) + experts(4), subject), equal) == [True]
+    assert verdicts(of(experts(4, 4) + unread, subject), distinct) == []
+    assert verdicts(of(experts(4, 4) + unread, subject), equal) == [False]
+    assert verdicts(of(experts(4) + experts(4) + unread, subject), equal) == []
+    assert verdicts(of(experts(4) + experts(4), subject), equal) == [True]
 
 
 def batches(*prints: tuple[int, int], loader: str = "DataLoader#1", first: bool = False) -> str:
@@ -237,13 +246,13 @@ def batches(*prints: tuple[int, int], loader: str = "DataLoader#1", first: bool 
     )
 
 
-OTHER_BATCH, FETCHES = Property(COMPARED, "data of result", DISTINCT), Subject(NEXT, "receiver")
+OTHER_BATCH, FETCHES = Property(COMPARES_CALLS, "data of result", DISTINCT), Subject(NEXT, "receiver")
 
 
 def test_a_batch_is_one_thing() -> None:
     """Equal labels are chance; equal images and labels are the same batch."""
-    assert fate(of(batches((1, 7), (2, 7)), FETCHES), OTHER_BATCH) == [True]
-    assert fate(of(batches((1, 7), (1, 7)), FETCHES), OTHER_BATCH) == [False]
+    assert verdicts(of(batches((1, 7), (2, 7)), FETCHES), OTHER_BATCH) == [True]
+    assert verdicts(of(batches((1, 7), (1, 7)), FETCHES), OTHER_BATCH) == [False]
 
 
 def test_each_loader_is_compared_with_itself_while_the_model_trains() -> None:
@@ -255,9 +264,11 @@ def test_each_loader_is_compared_with_itself_while_the_model_trains() -> None:
 def test_a_look_at_a_batch_before_the_pass_is_no_repeated_batch() -> None:
     first, second, backward = batches((1, 7), first=True), batches((2, 7)), "  lifecycle torch.autograd.backward\n"
     assert of(first + first, FETCHES) == []
-    assert fate(of(first + first + second, FETCHES), OTHER_BATCH) == [True]
-    assert fate(of(first + backward + first + backward, FETCHES), OTHER_BATCH) == [False]  # each micro-step starts over
-    assert fate(of(first + first + batches((1, 7)), FETCHES), OTHER_BATCH) == [False]  # twice within one pass
+    assert verdicts(of(first + first + second, FETCHES), OTHER_BATCH) == [True]
+    assert verdicts(of(first + backward + first + backward, FETCHES), OTHER_BATCH) == [
+        False
+    ]  # each micro-step starts over
+    assert verdicts(of(first + first + batches((1, 7)), FETCHES), OTHER_BATCH) == [False]  # twice within one pass
 
 
 def test_few_numbers_may_be_equal_by_chance() -> None:
@@ -266,20 +277,24 @@ def test_few_numbers_may_be_equal_by_chance() -> None:
             f"  lifecycle torch.autograd.backward\n    tensor tensors float32[{shape}] fingerprint=5 storage=~1\n" * 2
         )
 
-    again = Property(COMPARED, "storage of tensors", DISTINCT), Property(COMPARED, "data of tensors", DISTINCT)
+    again = (
+        Property(COMPARES_CALLS, "storage of tensors", DISTINCT),
+        Property(COMPARES_CALLS, "data of tensors", DISTINCT),
+    )
     subject = Subject("torch.autograd.backward", "step")
-    assert [fate(of(backward(""), subject), prop) for prop in again] == [[False], []]
-    assert [fate(of(backward("4,4"), subject), prop) for prop in again] == [[False], [False]]
+    assert [verdicts(of(backward(""), subject), prop) for prop in again] == [[False], []]
+    assert [verdicts(of(backward("4,4"), subject), prop) for prop in again] == [[False], [False]]
 
 
 def test_contents_are_compared_of_as_many_calls_as_a_full_recording_reads() -> None:
     """Of a third one the recording knows nothing that a rule could rest on."""
-    assert FIRST == MOST_READ
+    assert FIRST == MAX_READ_CALLS
     body = "".join(
-        f"  lifecycle torch.autograd.backward\n    tensor tensors float32[8] fingerprint={told}\n" for told in (1, 2, 1)
+        f"  lifecycle torch.autograd.backward\n    tensor tensors float32[8] fingerprint={fingerprint}\n"
+        for fingerprint in (1, 2, 1)
     )
-    found = of(body, Subject("torch.autograd.backward", "step"))
-    assert fate(found, Property(COMPARED, "data of tensors", DISTINCT)) == [True]
+    occasions = of(body, Subject("torch.autograd.backward", "step"))
+    assert verdicts(occasions, Property(COMPARES_CALLS, "data of tensors", DISTINCT)) == [True]
 
 
 def test_buffers_for_other_ranks_may_be_used_again() -> None:
@@ -291,7 +306,9 @@ def test_buffers_for_other_ranks_may_be_used_again() -> None:
 def test_functions_and_modules_of_torch_are_not_compared() -> None:
     linear = "  function torch.nn.functional.linear\n    tensor input float32[4] storage=~1\n" * 2
     module = "  module torch.nn.Linear.forward < torch.nn.Module.forward receiver=a\n    tensor input float32[4]\n" * 2
-    assert [one for one in APIArg().occasions(window(linear + module)) if one.subject.grain == "step"] == []
+    assert [
+        occasion for occasion in APIArg().occasions(window(linear + module)) if occasion.subject.grain == "step"
+    ] == []
 
 
 def test_all_layers_are_given_the_same_numbers() -> None:
@@ -302,9 +319,9 @@ def test_all_layers_are_given_the_same_numbers() -> None:
         )
 
     subject = Subject("net.Block.forward", "step")
-    same = frozenset((Property(COMPARED, "value of length", EQUAL),))
-    assert [one.held for one in of(block(4) + block(4, "false"), subject)] == [same]
-    assert [one.failed for one in of(block(4) + block(5), subject)] == [same]
+    same = frozenset((Property(COMPARES_CALLS, "value of length", EQUAL),))
+    assert [occasion.held for occasion in of(block(4) + block(4, "false"), subject)] == [same]
+    assert [occasion.failed for occasion in of(block(4) + block(5), subject)] == [same]
 
 
 def test_calls_in_several_threads() -> None:
@@ -313,12 +330,12 @@ def test_calls_in_several_threads() -> None:
         f"seq={2 * thread} end={2 * thread + 1} parent=-1\n"
         for thread in (0, 1)
     )
-    (found,) = of(calls, Subject("train.work", "threads"))
-    assert found.held == {
-        Property(COMPARED, "value of batch", EQUAL),
-        Property(COMPARED, "value of part", DISTINCT),
+    (occasion,) = of(calls, Subject("train.work", "threads"))
+    assert occasion.held == {
+        Property(COMPARES_CALLS, "value of batch", EQUAL),
+        Property(COMPARES_CALLS, "value of part", DISTINCT),
     }
-    assert Property(COMPARED, "value of flag", DISTINCT) not in {*found.held, *(found.failed or ())}
+    assert Property(COMPARES_CALLS, "value of flag", DISTINCT) not in {*occasion.held, *(occasion.failed or ())}
 
 
 # -- workers -----------------------------------------------------------------------------------------------------------
@@ -334,7 +351,7 @@ def fetched(*states: tuple[int, ...], attribute: str = "random.numpy") -> str:
 
 
 def states(detail: str) -> Property:
-    return Property(STATES, "random.numpy", detail)
+    return Property(WORKER_STATES, "random.numpy", detail)
 
 
 def test_workers_begin_in_different_states() -> None:
@@ -345,8 +362,8 @@ def test_workers_begin_in_different_states() -> None:
 
 
 def test_one_equal_round_among_several_counts() -> None:
-    (found,) = of(fetched((1, 2), (3, 3)), WORKERS)
-    assert states(DISTINCT) in (found.failed or ()) and states(DISTINCT) not in found.held
+    (occasion,) = of(fetched((1, 2), (3, 3)), WORKERS)
+    assert states(DISTINCT) in (occasion.failed or ()) and states(DISTINCT) not in occasion.held
 
 
 BEGIN = f"  lifecycle {ITER} receiver=DataLoader#1\n"
@@ -354,12 +371,12 @@ BEGIN = f"  lifecycle {ITER} receiver=DataLoader#1\n"
 
 def test_each_pass_begins_in_another_state() -> None:
     passes = BEGIN + fetched((1, 2)) + fetched((1, 2)) + BEGIN + fetched((3, 4), (6, 7)) + BEGIN + fetched((3, 5))
-    assert fate(of(passes, WORKERS), states(RENEWED)) == [True, False]
+    assert verdicts(of(passes, WORKERS), states(RENEWED)) == [True, False]
 
 
 def test_a_state_that_nobody_draws_from_is_not_judged() -> None:
     persistent = BEGIN + fetched((1, 2), (1, 2)) + BEGIN + fetched((1, 2))
-    assert fate(of(persistent, WORKERS), states(RENEWED)) == []
+    assert verdicts(of(persistent, WORKERS), states(RENEWED)) == []
 
 
 def test_a_gap_forgets_the_pass_before() -> None:
@@ -367,7 +384,7 @@ def test_a_gap_forgets_the_pass_before() -> None:
     for index, expected in ((1, [False]), (2, [])):
         relation = APIArg()
         list(relation.occasions(first))
-        assert fate(list(relation.occasions(replace(second, index=index))), states(RENEWED)) == expected
+        assert verdicts(list(relation.occasions(replace(second, index=index))), states(RENEWED)) == expected
 
 
 # -- ranks -------------------------------------------------------------------------------------------------------------
@@ -377,16 +394,19 @@ def over(*bodies: str) -> list[Occasion]:
     return list(APIArg().across([replace(window(body), rank=rank) for rank, body in enumerate(bodies)]))
 
 
-def ranks(api: str, found: list[Occasion]) -> list[Occasion]:
-    return [one for one in found if one.subject == Subject(api, "ranks")]
+def ranks(api: str, occasions: list[Occasion]) -> list[Occasion]:
+    return [occasion for occasion in occasions if occasion.subject == Subject(api, "ranks")]
 
 
 def test_each_rank_has_its_own_batch() -> None:
     """Its size is not compared: the last batch of a rank may be smaller."""
-    distinct, same = Property(COMPARED, "data of result", DISTINCT), Property(COMPARED, "shape of result", EQUAL)
+    distinct, same = (
+        Property(COMPARES_CALLS, "data of result", DISTINCT),
+        Property(COMPARES_CALLS, "shape of result", EQUAL),
+    )
     good = ranks(NEXT, over(batches((1, 7)), batches((2, 7))))
-    assert fate(good, distinct) == [True] and fate(good, same) == []
-    assert fate(ranks(NEXT, over(batches((1, 7)), batches((1, 7)))), distinct) == [False]
+    assert verdicts(good, distinct) == [True] and verdicts(good, same) == []
+    assert verdicts(ranks(NEXT, over(batches((1, 7)), batches((1, 7)))), distinct) == [False]
 
 
 def reduced(name: str, before: int, after: int) -> str:
@@ -397,23 +417,23 @@ def reduced(name: str, before: int, after: int) -> str:
 
 
 def test_what_is_reduced_over_ranks_is_the_same_on_all() -> None:
-    api, same = "torch.distributed.all_reduce", Property(COMPARED, "data of result", EQUAL)
-    assert fate(ranks(api, over(reduced("all_reduce", 1, 9), reduced("all_reduce", 2, 9))), same) == [True]
-    assert fate(ranks(api, over(reduced("all_reduce", 1, 9), reduced("all_reduce", 2, 8))), same) == [False]
+    api, same = "torch.distributed.all_reduce", Property(COMPARES_CALLS, "data of result", EQUAL)
+    assert verdicts(ranks(api, over(reduced("all_reduce", 1, 9), reduced("all_reduce", 2, 9))), same) == [True]
+    assert verdicts(ranks(api, over(reduced("all_reduce", 1, 9), reduced("all_reduce", 2, 8))), same) == [False]
 
 
 def test_every_rank_issues_the_same_collectives() -> None:
-    one, other = reduced("all_reduce", 1, 2), reduced("broadcast", 3, 4)
+    first, second = reduced("all_reduce", 1, 2), reduced("broadcast", 3, 4)
     whole = Subject("torch.distributed", "ranks").api
-    assert fate(ranks(whole, over(one + other, one + other)), IN_ORDER) == [True]
-    assert fate(ranks(whole, over(one + other, other + one)), IN_ORDER) == [False]
-    assert fate(ranks(whole, over(BEGIN, BEGIN)), IN_ORDER) == []
+    assert verdicts(ranks(whole, over(first + second, first + second)), IN_ORDER) == [True]
+    assert verdicts(ranks(whole, over(first + second, second + first)), IN_ORDER) == [False]
+    assert verdicts(ranks(whole, over(BEGIN, BEGIN)), IN_ORDER) == []
 
 
 def test_every_rank_makes_a_call_as_often() -> None:
     """Asked of collectives and of the program's own functions; the rest is the affair of each rank."""
     for api, kind in (("torch.distributed.barrier", "lifecycle"), ("moe.dispatch", "project")):
-        assert fate(ranks(api, over(f"  {kind} {api}\n", f"  {kind} {api}\n")), AS_OFTEN) == [True]
+        assert verdicts(ranks(api, over(f"  {kind} {api}\n", f"  {kind} {api}\n")), AS_OFTEN) == [True]
         (alone,) = ranks(api, over(BEGIN, f"  {kind} {api}\n"))
         assert AS_OFTEN in (alone.failed or ()) and alone.seq == -1
         assert ranks(api, over(f"  {kind} {api}\n")) == []
@@ -424,7 +444,7 @@ def test_every_rank_makes_a_call_as_often() -> None:
 def exchange(sent: tuple[int, int], expected: tuple[int, int]) -> str:
     lists = (("output_tensor_list", expected), ("input_tensor_list", sent))
     return "  lifecycle torch.distributed.all_to_all\n" + "".join(
-        f"    tensor {name}[{place}] float32[{size},8]\n" for name, sizes in lists for place, size in enumerate(sizes)
+        f"    tensor {name}[{index}] float32[{size},8]\n" for name, sizes in lists for index, size in enumerate(sizes)
     )
 
 
@@ -432,11 +452,11 @@ def test_each_rank_sends_what_the_other_expects() -> None:
     """Uneven sizes are fine as long as both sides agree."""
     api = "torch.distributed.all_to_all"
     agreed = over(exchange(sent=(1, 2), expected=(1, 3)), exchange(sent=(3, 4), expected=(2, 4)))
-    assert fate(ranks(api, agreed), SENT) == [True]
+    assert verdicts(ranks(api, agreed), SENT) == [True]
     odds = over(exchange(sent=(1, 2), expected=(1, 3)), exchange(sent=(3, 4), expected=(5, 4)))
-    assert fate(ranks(api, odds), SENT) == [False]
+    assert verdicts(ranks(api, odds), SENT) == [False]
     of_three = exchange(sent=(1, 2), expected=(1, 3)) + "    tensor input_tensor_list[2] float32[5,8]\n"
-    assert fate(ranks(api, over(of_three, of_three)), SENT) == []
+    assert verdicts(ranks(api, over(of_three, of_three)), SENT) == []
 
 
 # -- the rest ----------------------------------------------------------------------------------------------------------
@@ -462,17 +482,17 @@ def test_it_keeps_the_promises_of_a_relation() -> None:
 
 
 def test_sentences_say_what_is_meant() -> None:
-    told = {
+    sentences = {
         (Subject(SDPA, "switch"), SWITCHED_OFF): (
             "scaled_dot_product_attention is called with dropout_p=0 in evaluation, where it is not 0 in training"
         ),
         (Subject(LOSS, "argument"), about(NO_ROWS)): "in the input of cross_entropy, rows do not sum to one",
-        (Subject(NEXT, "ranks"), Property(COMPARED, "data of result", DISTINCT)): (
+        (Subject(NEXT, "ranks"), Property(COMPARES_CALLS, "data of result", DISTINCT)): (
             "the calls of DataLoader.__next__ on all ranks have each another contents of the result"
         ),
-        (Subject("moe.dispatch", "step"), Property(COMPARED, "value of capacity", EQUAL)): (
+        (Subject("moe.dispatch", "step"), Property(COMPARES_CALLS, "value of capacity", EQUAL)): (
             "all calls of moe.dispatch in a step have the same value of capacity"
         ),
     }
-    for (subject, prop), sentence in told.items():
+    for (subject, prop), sentence in sentences.items():
         assert APIArg.describe(subject, prop) == sentence

@@ -14,50 +14,60 @@ from traincheck.testing.readable_traces import from_text
 from traincheck.vocab.events import TensorSummary
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import (
+    LEAVES_ARGUMENT,
+    RETURNS_DTYPE,
+    RETURNS_LENGTH,
+    RETURNS_MORE,
+    RETURNS_SIZE,
+    RETURNS_WIDTH,
+)
 
 LINEAR, FORWARD = "torch.nn.functional.linear", "torch.nn.Module.forward"
 OFF = '{"autocast":"off","grad_mode":"on"}'
 ON = '{"autocast":"bfloat16","grad_mode":"on"}'
 
 
-def call(what: str, *tensors: str, context: str = OFF, args: str = "{}", result: str = "{}", indent: int = 1) -> str:
+def call(api: str, *tensors: str, context: str = OFF, args: str = "{}", result: str = "{}", indent: int = 1) -> str:
     pad = "  " * indent
-    lines = [f"{pad}{what} context={context} args={args} result={result}\n"]
+    lines = [f"{pad}{api} context={context} args={args} result={result}\n"]
     return "".join((*lines, *(f"{pad}  tensor {tensor}\n" for tensor in tensors)))
 
 
 def of(body: str, api: str) -> list[Occasion]:
     (window,) = from_text(f"window train step=1\n{body}")
-    return [one for one in APIOutput().occasions(window) if one.subject == Subject(api, "result")]
+    return [occasion for occasion in APIOutput().occasions(window) if occasion.subject == Subject(api, "result")]
 
 
-def fate(found: list[Occasion], prop: Property) -> list[bool]:
+def verdicts(occasions: list[Occasion], prop: Property) -> list[bool]:
     """Of each occasion that judged `prop`, whether it held."""
-    return [prop in one.held for one in found if prop in one.held or prop in (one.failed or ())]
+    return [prop in occasion.held for occasion in occasions if prop in occasion.held or prop in (occasion.failed or ())]
 
 
-def judged(found: list[Occasion]) -> set[Property]:
-    return {prop for one in found for prop in (*one.held, *(one.failed or ()))}
+def judged(occasions: list[Occasion]) -> set[Property]:
+    return {prop for occasion in occasions for prop in (*occasion.held, *(occasion.failed or ()))}
 
 
 # -- data types --------------------------------------------------------------------------------------------------------
 
-AUTOCAST = Property(results.RETURNS_DTYPE, results.OF_AUTOCAST)
-INPUT = Property(results.RETURNS_DTYPE, results.OF_INPUT)
+AUTOCAST = Property(RETURNS_DTYPE, results.OF_AUTOCAST)
+INPUT = Property(RETURNS_DTYPE, results.OF_INPUT)
 
 
-def linear(into: str, out: str, context: str = ON, what: str = f"function {LINEAR}") -> str:
-    return call(what, f"input {into}[4,8]", "weight float32[2,8] requires_grad", f"result {out}[4,2]", context=context)
+def linear(into: str, out: str, context: str = ON, function: str = f"function {LINEAR}") -> str:
+    return call(
+        function, f"input {into}[4,8]", "weight float32[2,8] requires_grad", f"result {out}[4,2]", context=context
+    )
 
 
 def test_what_is_computed_under_autocast_has_its_type() -> None:
-    assert fate(of(linear("float32", "bfloat16"), LINEAR), AUTOCAST) == [True]
-    assert fate(of(linear("float32", "float32"), LINEAR), AUTOCAST) == [False]
+    assert verdicts(of(linear("float32", "bfloat16"), LINEAR), AUTOCAST) == [True]
+    assert verdicts(of(linear("float32", "float32"), LINEAR), AUTOCAST) == [False]
 
 
 def test_which_type_autocast_has_is_no_reason() -> None:
-    (found,) = of(linear("float32", "bfloat16"), LINEAR)
-    assert value_of(found.context, "autocast") is None and value_of(found.context, "grad_mode") == "on"
+    (occasion,) = of(linear("float32", "bfloat16"), LINEAR)
+    assert value_of(occasion.context, "autocast") is None and value_of(occasion.context, "grad_mode") == "on"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +85,7 @@ def test_which_type_autocast_has_is_no_reason() -> None:
     ids=["no autocast", "double", "partly cast", "nothing to cast", "indices", "asked for"],
 )
 def test_autocast_is_not_to_be_judged(body: str) -> None:
-    assert AUTOCAST not in {prop for one in of_all(body) for prop in (*one.held, *(one.failed or ()))}
+    assert AUTOCAST not in {prop for occasion in of_all(body) for prop in (*occasion.held, *(occasion.failed or ()))}
 
 
 def of_all(body: str) -> list[Occasion]:
@@ -95,10 +105,10 @@ def test_a_container_returns_what_its_last_layer_does() -> None:
         context=ON,
         indent=2,
     )
-    assert fate(of(outer + inner, "torch.nn.Linear.forward"), AUTOCAST) == [True]
-    assert fate(of(outer + inner, "torch.nn.Sequential.forward"), AUTOCAST) == []
-    assert fate(of(mine + inner, "train.Net.forward"), AUTOCAST) == [False]
-    assert fate(of(outer + inner, FORWARD), AUTOCAST) == []
+    assert verdicts(of(outer + inner, "torch.nn.Linear.forward"), AUTOCAST) == [True]
+    assert verdicts(of(outer + inner, "torch.nn.Sequential.forward"), AUTOCAST) == []
+    assert verdicts(of(mine + inner, "train.Net.forward"), AUTOCAST) == [False]
+    assert verdicts(of(outer + inner, FORWARD), AUTOCAST) == []
 
 
 def function(*tensors: str, **other: str) -> str:
@@ -108,25 +118,25 @@ def function(*tensors: str, **other: str) -> str:
 def test_the_type_of_the_result_is_that_of_the_inputs() -> None:
     good = of(function("x bfloat16[4]", "y float32[4]", "result float32[4]"), "train.f")
     bad = of(function("x bfloat16[4]", "result float32[4]"), "train.f")
-    assert (fate(good, INPUT), fate(bad, INPUT)) == ([True], [False])
-    told = [value_of(one.context, "inputs_dtype") for one in (*good, *bad) if INPUT in judged([one])]
-    assert told == ["float32", "bfloat16"]
+    assert (verdicts(good, INPUT), verdicts(bad, INPUT)) == ([True], [False])
+    dtypes = [value_of(occasion.context, "inputs_dtype") for occasion in (*good, *bad) if INPUT in judged([occasion])]
+    assert dtypes == ["float32", "bfloat16"]
 
 
 def test_an_argument_may_ask_for_a_type() -> None:
-    asked = Property(results.RETURNS_DTYPE, "of argument kind")
+    requested = Property(RETURNS_DTYPE, "of argument kind")
     tensors = ("x float32[4]", "result float16[4]")
-    assert fate(of(function(*tensors, args='{"kind":"float16"}'), "train.f"), asked) == [True]
-    found = of(function(*tensors, args='{"kind":"bfloat16"}'), "train.f")
-    assert fate(found, asked) == [False] and fate(found, INPUT) == []
+    assert verdicts(of(function(*tensors, args='{"kind":"float16"}'), "train.f"), requested) == [True]
+    occasions = of(function(*tensors, args='{"kind":"bfloat16"}'), "train.f")
+    assert verdicts(occasions, requested) == [False] and verdicts(occasions, INPUT) == []
 
 
 def test_indices_have_a_fixed_type() -> None:
-    whole = Property(results.RETURNS_DTYPE, "int64")
-    assert fate(of(function("x float32[4,2]", "result int64[4]"), "train.f"), whole) == [True]
-    assert fate(of(function("x float32[4,2]", "result bool[4]"), "train.f"), whole) == [False]
-    assert fate(of(function("x float32[4,2]", "y int64[4]", "result int64[4]"), "train.f"), whole) == []
-    assert fate(of(function("x int64[4,2]", "result int64[4]"), "train.f"), whole) == []
+    whole = Property(RETURNS_DTYPE, "int64")
+    assert verdicts(of(function("x float32[4,2]", "result int64[4]"), "train.f"), whole) == [True]
+    assert verdicts(of(function("x float32[4,2]", "result bool[4]"), "train.f"), whole) == [False]
+    assert verdicts(of(function("x float32[4,2]", "y int64[4]", "result int64[4]"), "train.f"), whole) == []
+    assert verdicts(of(function("x int64[4,2]", "result int64[4]"), "train.f"), whole) == []
 
 
 def test_floats_from_nowhere_are_not_judged() -> None:
@@ -162,16 +172,16 @@ def test_types_of_torch_functions_are_settled_by_torch() -> None:
 # -- gradients and values ----------------------------------------------------------------------------------------------
 
 
-def layer(*tensors: str, what: str = "train.Net", context: str = OFF, **other: str) -> str:
-    return call(f"module {what}.forward < {FORWARD}", *tensors, context=context, **other)  # type: ignore[arg-type]
+def layer(*tensors: str, module: str = "train.Net", context: str = OFF, **other: str) -> str:
+    return call(f"module {module}.forward < {FORWARD}", *tensors, context=context, **other)  # type: ignore[arg-type]
 
 
 def test_gradients_flow_through_modules() -> None:
     good = layer("x float32[4,8] requires_grad", "result float32[4,2] requires_grad")
     bad = layer("x float32[4,8] requires_grad", "result float32[4,2]")
     for api in ("train.Net.forward", FORWARD):
-        assert fate(of(good, api), results.REQUIRES_GRAD) == [True]
-        assert fate(of(bad, api), results.REQUIRES_GRAD) == [False]
+        assert verdicts(of(good, api), results.REQUIRES_GRAD) == [True]
+        assert verdicts(of(bad, api), results.REQUIRES_GRAD) == [False]
 
 
 @pytest.mark.parametrize(
@@ -190,29 +200,29 @@ def test_the_flow_of_gradients_is_not_to_be_judged(body: str) -> None:
 
 
 def values(finite: str, out: str, **other: str) -> str:
-    facts = (f'facts={{"finite":{told}}}' for told in (finite, out))
-    into, result = (f"{role} float32[4,8] {told}" for role, told in zip(("x", "result"), facts, strict=True))
+    facts = (f'facts={{"finite":{fact}}}' for fact in (finite, out))
+    into, result = (f"{role} float32[4,8] {fact}" for role, fact in zip(("x", "result"), facts, strict=True))
     return layer(into, result, **{"context": '{"autocast":"off","grad_mode":"on","outermost":true}', **other})
 
 
 def test_a_model_keeps_finite_what_is_finite() -> None:
-    assert fate(of(values("true", "true"), "train.Net.forward"), results.FINITE) == [True]
-    assert fate(of(values("true", "false"), "train.Net.forward"), results.FINITE) == [False]
-    assert fate(of(values("false", "false"), "train.Net.forward"), results.FINITE) == []
-    assert fate(of(values("true", "false"), FORWARD), results.FINITE) == []
-    assert fate(of(values("true", "false", context=OFF), "train.Net.forward"), results.FINITE) == []
+    assert verdicts(of(values("true", "true"), "train.Net.forward"), results.FINITE) == [True]
+    assert verdicts(of(values("true", "false"), "train.Net.forward"), results.FINITE) == [False]
+    assert verdicts(of(values("false", "false"), "train.Net.forward"), results.FINITE) == []
+    assert verdicts(of(values("true", "false"), FORWARD), results.FINITE) == []
+    assert verdicts(of(values("true", "false", context=OFF), "train.Net.forward"), results.FINITE) == []
 
 
 def test_inside_a_model_infinite_values_may_stand_for_what_is_masked() -> None:
     tensors = ('x float32[4] facts={"finite":true}', 'result float32[4] facts={"finite":false}')
-    assert fate(of(function(*tensors), "train.f"), results.FINITE) == [False]
-    assert fate(of(function(*tensors, context='{"training":true}'), "train.f"), results.FINITE) == []
+    assert verdicts(of(function(*tensors), "train.f"), results.FINITE) == [False]
+    assert verdicts(of(function(*tensors, context='{"training":true}'), "train.f"), results.FINITE) == []
 
 
 def test_an_infinite_argument_is_an_infinite_input() -> None:
     tensors = ('x float32[4] facts={"finite":true}', 'result float32[4] facts={"finite":false}')
-    assert fate(of(function(*tensors, args='{"fill":-1.0}'), "train.f"), results.FINITE) == [False]
-    assert fate(of(function(*tensors, args='{"fill":{"float":"-inf"}}'), "train.f"), results.FINITE) == []
+    assert verdicts(of(function(*tensors, args='{"fill":-1.0}'), "train.f"), results.FINITE) == [False]
+    assert verdicts(of(function(*tensors, args='{"fill":{"float":"-inf"}}'), "train.f"), results.FINITE) == []
 
 
 CLIP = "torch.nn.utils.clip_grad_norm_"
@@ -224,22 +234,22 @@ CLIP = "torch.nn.utils.clip_grad_norm_"
 )
 def test_clipping_leaves_the_norm_it_was_told(after: str, expected: list[bool]) -> None:
     body = call(f"lifecycle {CLIP}", args='{"max_norm":1}', result=f'{{"norm_after":{after}}}')
-    assert fate(of(body, CLIP), results.MAX_NORM) == expected
+    assert verdicts(of(body, CLIP), results.MAX_NORM) == expected
 
 
-@pytest.mark.parametrize("alike", ["true", "false"])
-def test_clipping_scales_all_gradients_alike(alike: str) -> None:
-    body = call(f"lifecycle {CLIP}", args='{"max_norm":1}', result=f'{{"norm_after":1.0,"alike":{alike}}}')
-    assert fate(of(body, CLIP), results.ALIKE) == [alike == "true"]
+@pytest.mark.parametrize("scaled_alike", ["true", "false"])
+def test_clipping_scales_all_gradients_alike(scaled_alike: str) -> None:
+    body = call(f"lifecycle {CLIP}", args='{"max_norm":1}', result=f'{{"norm_after":1.0,"alike":{scaled_alike}}}')
+    assert verdicts(of(body, CLIP), results.SCALED_ALIKE) == [scaled_alike == "true"]
 
 
 def test_rows_of_the_users_own_functions_sum_to_one() -> None:
     def routed(rows: str, shape: str = "4,8") -> str:
         return function("x float32[4,8]", f'result float32[{shape}] facts={{"rows_sum_to_one":{rows}}}')
 
-    assert fate(of(routed("true"), "train.f"), results.ROWS) == [True]
-    assert fate(of(routed("false"), "train.f"), results.ROWS) == [False]
-    assert fate(of(routed("true", "4"), "train.f"), results.ROWS) == []
+    assert verdicts(of(routed("true"), "train.f"), results.ROWS) == [True]
+    assert verdicts(of(routed("false"), "train.f"), results.ROWS) == [False]
+    assert verdicts(of(routed("true", "4"), "train.f"), results.ROWS) == []
 
 
 def normalised(before: float, after: float) -> str:
@@ -247,17 +257,17 @@ def normalised(before: float, after: float) -> str:
     tensors = (
         f'{role} float32[4,16] facts={{"norm":{scale * 8}}}' for role, scale in (("x", before), ("result", after))
     )
-    return layer(*tensors, what="train.RMSNorm")
+    return layer(*tensors, module="train.RMSNorm")
 
 
 def test_a_normalising_layer_brings_its_input_to_unit_scale() -> None:
     api = "train.RMSNorm.forward"
-    assert fate(of(normalised(0.02, 1.1), api), results.UNIT) == [True]
-    assert fate(of(normalised(0.02, 0.25), api), results.UNIT) == [False]  # divided by the norm instead of its mean
-    assert fate(of(normalised(0.9, 0.25), api), results.UNIT) == []
-    assert fate(of(normalised(0.0, 0.0), api), results.UNIT) == []
+    assert verdicts(of(normalised(0.02, 1.1), api), results.UNIT) == [True]
+    assert verdicts(of(normalised(0.02, 0.25), api), results.UNIT) == [False]  # divided by the norm instead of its mean
+    assert verdicts(of(normalised(0.9, 0.25), api), results.UNIT) == []
+    assert verdicts(of(normalised(0.0, 0.0), api), results.UNIT) == []
     function_ = normalised(0.02, 1.1).replace(f"module {api} < {FORWARD}", f"project {api}")
-    assert fate(of(function_, api), results.UNIT) == []
+    assert verdicts(of(function_, api), results.UNIT) == []
 
 
 def touched(changed: str, storage: str = "~1", name: str = "f") -> str:
@@ -269,67 +279,73 @@ def touched(changed: str, storage: str = "~1", name: str = "f") -> str:
 
 
 def test_arguments_are_left_as_they_were() -> None:
-    left = Property(results.LEAVES, "state[w]", results.UNCHANGED)
-    assert fate(of(touched("false"), "train.f"), left) == [True]
-    assert fate(of(touched("true"), "train.f"), left) == [False]
-    assert fate(of(touched("true", storage="~9"), "train.f"), left) == []
-    assert fate(of(touched("true", name="f_"), "train.f_"), left) == []
+    left = Property(LEAVES_ARGUMENT, "state[w]", results.UNCHANGED)
+    assert verdicts(of(touched("false"), "train.f"), left) == [True]
+    assert verdicts(of(touched("true"), "train.f"), left) == [False]
+    assert verdicts(of(touched("true", storage="~9"), "train.f"), left) == []
+    assert verdicts(of(touched("true", name="f_"), "train.f_"), left) == []
     module = touched("true").replace("project train.f", f"module train.f < {FORWARD}")
-    assert fate(of(module, "train.f"), left) == []
+    assert verdicts(of(module, "train.f"), left) == []
 
 
-FILLED = Property(results.LEAVES, "weight", results.CHANGED)
+FILLED = Property(LEAVES_ARGUMENT, "weight", results.CHANGED)
 
 
 @pytest.mark.parametrize(
-    ("stage", "memory", "told"), [("setup", "Net.a", 1), ("setup", "~1", 0), ("train", "Net.a", 0)]
+    ("stage", "memory", "occasion_count"), [("setup", "Net.a", 1), ("setup", "~1", 0), ("train", "Net.a", 0)]
 )
-def test_a_function_that_fills_parameters_during_set_up_fills_each(stage: str, memory: str, told: int) -> None:
+def test_a_function_that_fills_parameters_during_set_up_fills_each(
+    stage: str, memory: str, occasion_count: int
+) -> None:
     for changed in (True, False):
         facts_ = f'facts={{"changed":{str(changed).lower()}}}'
         body = call("project train.fill", f"weight float32[4,8] storage={memory} {facts_}")
         (window,) = from_text(f"window {stage} step=0\n{body}")
-        found = [one for one in APIOutput().occasions(window) if FILLED in one.held or FILLED in (one.failed or ())]
-        assert fate(found, FILLED) == [changed] * told
-        assert all(one.variables == ("Net.a",) for one in found)
+        occasions = [
+            occasion
+            for occasion in APIOutput().occasions(window)
+            if FILLED in occasion.held or FILLED in (occasion.failed or ())
+        ]
+        assert verdicts(occasions, FILLED) == [changed] * occasion_count
+        assert all(occasion.variables == ("Net.a",) for occasion in occasions)
 
 
 WAIT = "torch.distributed.Work.wait"
 
 
 def test_what_is_sent_stays_as_it_is_until_it_is_waited_for() -> None:
-    kept = Property(results.LEAVES, "sent", results.UNCHANGED)
+    kept = Property(LEAVES_ARGUMENT, "sent", results.UNCHANGED)
     for changed in (True, False):
         wait = call(f"lifecycle {WAIT}", f'sent float32[4] facts={{"changed":{str(changed).lower()}}}')
-        assert fate(of(wait, WAIT), kept) == [not changed]
-    assert fate(of(call(f"lifecycle {WAIT}", "received float32[4] fingerprint=3"), WAIT), kept) == []
+        assert verdicts(of(wait, WAIT), kept) == [not changed]
+    assert verdicts(of(call(f"lifecycle {WAIT}", "received float32[4] fingerprint=3"), WAIT), kept) == []
     needed = APIOutput.needs(Subject(WAIT, "result"), kept)
-    assert "torch.distributed.isend" in needed.apis and ("torch.distributed.isend", "contents") in needed.states
+    assert "torch.distributed.isend" in needed.calls and ("torch.distributed.isend", "contents") in needed.call_values
 
 
 # -- sizes -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_batch_stays_as_large_as_it_was() -> None:
-    batch, shape = (Property(results.RETURNS_SIZE, of + "images") for of in (results.BATCH, results.SHAPE))
+    batch, shape = (Property(RETURNS_SIZE, of + "images") for of in (results.BATCH, results.SHAPE))
     good = of(function("images float32[50,8]", "result float32[50,2]"), "train.f")
-    assert fate(good, batch) == [True] and fate(good, shape) == [False]
-    assert fate(of(function("images float32[50,8]", "result float32[1,2]"), "train.f"), batch) == [False]
-    assert fate(of(function("images float32[50,8]", "result float32[]"), "train.f"), batch) == [False]
-    assert fate(of(function("images float32[1,8]", "result float32[1,8]"), "train.f"), batch) == []
+    assert verdicts(good, batch) == [True] and verdicts(good, shape) == [False]
+    assert verdicts(of(function("images float32[50,8]", "result float32[1,2]"), "train.f"), batch) == [False]
+    assert verdicts(of(function("images float32[50,8]", "result float32[]"), "train.f"), batch) == [False]
+    assert verdicts(of(function("images float32[1,8]", "result float32[1,8]"), "train.f"), batch) == []
 
 
 def test_a_list_becomes_a_batch_of_its_length() -> None:
-    entries = Property(results.RETURNS_SIZE, "length of images")
+    entries = Property(RETURNS_SIZE, "length of images")
     for count, out, expected in ((50, 50, [True]), (50, 1, [False]), (1, 1, [])):
         body = function(f"result float32[{out},8]", args=f'{{"len(images)":{count}}}')
-        assert fate(of(body, "train.f"), entries) == expected
+        assert verdicts(of(body, "train.f"), entries) == expected
 
 
 def test_of_several_results_the_first_with_dimensions_is_compared() -> None:
-    batch = Property(results.RETURNS_SIZE, "batch of x", "result[logits]")
+    batch = Property(RETURNS_SIZE, "batch of x", "result[logits]")
     body = function("x int64[4,8]", "result[loss] float32[]", "result[logits] float32[4,8,9]")
-    assert fate(of(body, "train.f"), batch) == [True]
+    assert verdicts(of(body, "train.f"), batch) == [True]
 
 
 def generated(into: int, out: int, limit: int) -> str:
@@ -337,39 +353,39 @@ def generated(into: int, out: int, limit: int) -> str:
 
 
 def test_no_more_is_generated_than_allowed() -> None:
-    bound = Property(results.GROWS, "at most max_new_tokens")
-    assert fate(of(generated(8, 24, 16), "train.f"), bound) == [True]
-    assert fate(of(generated(8, 27, 16), "train.f"), bound) == [False]
-    assert fate(of(generated(8, 20, 16), "train.f"), bound) == [], "below the bound nothing is known of it"
-    assert fate(of(generated(8, 24, 16), "train.f"), Property(results.GROWS, "at most seed")) == []
+    bound = Property(RETURNS_MORE, "at most max_new_tokens")
+    assert verdicts(of(generated(8, 24, 16), "train.f"), bound) == [True]
+    assert verdicts(of(generated(8, 27, 16), "train.f"), bound) == [False]
+    assert verdicts(of(generated(8, 20, 16), "train.f"), bound) == [], "below the bound nothing is known of it"
+    assert verdicts(of(generated(8, 24, 16), "train.f"), Property(RETURNS_MORE, "at most seed")) == []
     tokens = function(args='{"len(prompt)":8,"n":4}', result='{"length":12}')
-    assert fate(of(tokens, "train.f"), Property(results.GROWS, "at most n")) == [True]
+    assert verdicts(of(tokens, "train.f"), Property(RETURNS_MORE, "at most n")) == [True]
 
 
 def test_as_many_are_built_as_asked_for() -> None:
-    exactly, bound = (Property(results.RETURNS_LENGTH, f"{how} n_layers") for how in ("equal to", "at most"))
-    for asked, built, equal, at_most in (
+    exactly, bound = (Property(RETURNS_LENGTH, f"{how} n_layers") for how in ("equal to", "at most"))
+    for requested, built, equal, at_most in (
         (4, 4, [True], [True]),
         (4, 3, [False], []),
         (4, 5, [False], [False]),
         (2, 2, [], []),  # perhaps two results, and no list
     ):
-        found = of(function(args=f'{{"n_layers":{asked}}}', result=f'{{"length":{built}}}'), "train.f")
-        assert (fate(found, exactly), fate(found, bound)) == (equal, at_most)
+        occasions = of(function(args=f'{{"n_layers":{requested}}}', result=f'{{"length":{built}}}'), "train.f")
+        assert (verdicts(occasions, exactly), verdicts(occasions, bound)) == (equal, at_most)
 
 
 def test_texts_flags_and_lengths_are_no_limits() -> None:
     body = function(args='{"deep":true,"len(names)":4,"name":"x"}', result='{"length":4}')
-    assert judged(of(body, "train.f")) == {Property(results.RETURNS_SIZE, "length of names")}
+    assert judged(of(body, "train.f")) == {Property(RETURNS_SIZE, "length of names")}
     assert of(function(args='{"n":5}', result='{"length":5,"value":"hello"}'), "train.f") == []
 
 
 def test_rules_about_lengths_name_the_argument_they_rest_on() -> None:
     of_f = functools.partial(APIOutput.argument_of, Subject("train.f", "result"))
-    assert of_f(Property(results.RETURNS_LENGTH, "equal to n_layers")) == ("train.f", "n_layers")
-    assert of_f(Property(results.RETURNS_WIDTH, "equal to width")) == ("train.f", "width")
-    assert of_f(Property(results.GROWS, "at most n")) == ("train.f", "n")
-    assert of_f(Property(results.RETURNS_SIZE, "batch of x")) is None
+    assert of_f(Property(RETURNS_LENGTH, "equal to n_layers")) == ("train.f", "n_layers")
+    assert of_f(Property(RETURNS_WIDTH, "equal to width")) == ("train.f", "width")
+    assert of_f(Property(RETURNS_MORE, "at most n")) == ("train.f", "n")
+    assert of_f(Property(RETURNS_SIZE, "batch of x")) is None
 
 
 # -- the rest ----------------------------------------------------------------------------------------------------------
@@ -378,7 +394,7 @@ def test_rules_about_lengths_name_the_argument_they_rest_on() -> None:
 def test_equal_calls_are_judged_alike_and_other_arguments_are_not() -> None:
     """What is kept of a call is not mistaken for another: 4 and 4.0 are equal, but a limit is a whole number."""
     body = "".join(function(args=f'{{"n":{n}}}', result='{"length":4}') for n in ("4.0", "4", "true", "4"))
-    assert fate(of(body, "train.f"), Property(results.RETURNS_LENGTH, "equal to n")) == [True, True]
+    assert verdicts(of(body, "train.f"), Property(RETURNS_LENGTH, "equal to n")) == [True, True]
 
 
 EVERYTHING = (
@@ -390,7 +406,7 @@ EVERYTHING = (
     + touched("false")
     + generated(8, 24, 16)
     + call(f"lifecycle {CLIP}", args='{"max_norm":1.0}', result='{"norm_after":0.5}')
-    + linear("float32", "bfloat16", what=f"module torch.nn.Linear.forward < {FORWARD}")
+    + linear("float32", "bfloat16", function=f"module torch.nn.Linear.forward < {FORWARD}")
 )
 
 
@@ -403,17 +419,17 @@ def test_it_keeps_the_promises_of_a_relation() -> None:
     ("api", "prop", "sentence"),
     [
         (LINEAR, AUTOCAST, "linear returns a tensor with the dtype of autocast"),
-        ("train.f", Property(results.RETURNS_DTYPE, "int64", "result[0]"), "a tensor (result[0]) of int64"),
-        ("train.f", Property(results.RETURNS_SIZE, "batch of x"), "train.f returns a tensor with the batch of x"),
-        ("train.f", Property(results.RETURNS_SIZE, "length of x"), "train.f returns an entry for each in x"),
+        ("train.f", Property(RETURNS_DTYPE, "int64", "result[0]"), "a tensor (result[0]) of int64"),
+        ("train.f", Property(RETURNS_SIZE, "batch of x"), "train.f returns a tensor with the batch of x"),
+        ("train.f", Property(RETURNS_SIZE, "length of x"), "train.f returns an entry for each in x"),
         (
             "train.f",
-            Property(results.GROWS, "at most n"),
+            Property(RETURNS_MORE, "at most n"),
             "returns a sequence that is longer than what goes in by at most n",
         ),
-        ("train.f", Property(results.RETURNS_LENGTH, "equal to n"), "returns something with a length equal to n"),
+        ("train.f", Property(RETURNS_LENGTH, "equal to n"), "returns something with a length equal to n"),
         (CLIP, results.MAX_NORM, "clip_grad_norm_ leaves gradients with a norm of max_norm at most"),
-        (CLIP, results.ALIKE, "clip_grad_norm_ scales all gradients of an optimizer by the same factor"),
+        (CLIP, results.SCALED_ALIKE, "clip_grad_norm_ scales all gradients of an optimizer by the same factor"),
     ],
 )
 def test_sentences_say_what_is_meant(api: str, prop: Property, sentence: str) -> None:

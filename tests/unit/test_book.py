@@ -40,9 +40,9 @@ def path(book: Book, tmp_path: Path) -> Path:
 
 def change_line(path: Path, number: int, change: Callable[[dict[str, object]], object]) -> None:
     lines = path.read_text().splitlines()
-    told = json.loads(lines[number - 1])
-    change(told)
-    lines[number - 1] = json.dumps(told)
+    fields = json.loads(lines[number - 1])
+    change(fields)
+    lines[number - 1] = json.dumps(fields)
     path.write_text("\n".join(lines) + "\n")
 
 
@@ -80,22 +80,22 @@ def test_a_book_of_format_1_is_read(book: Book, path: Path) -> None:
 
 
 def test_a_rule_without_alternatives_has_the_id_that_it_always_had(book: Book) -> None:
-    assert [one.id for one in book.invariants] == ["6d8421e4ae", "3f48f3ce6f", "82c4f97757", "cc5e4d5f41"]
+    assert [invariant.id for invariant in book.invariants] == ["6d8421e4ae", "3f48f3ce6f", "82c4f97757", "cc5e4d5f41"]
 
 
 def test_alternatives_and_names_are_told(new_invariant: Make, tmp_path: Path) -> None:
     inside = Clause("within", "no_sync", contains=True)
     condition = Precondition((Clause("stage", "train"), ~inside), ((inside,), (Clause("lr", "zero", True),)))
-    told = replace(new_invariant(), precondition=condition, id="")
-    write_book(Book((told,)), tmp_path / "book")
-    assert read_book(tmp_path / "book").invariants == (told,)
+    original = replace(new_invariant(), precondition=condition, id="")
+    write_book(Book((original,)), tmp_path / "book")
+    assert read_book(tmp_path / "book").invariants == (original,)
     line = json.loads((tmp_path / "book").read_text().splitlines()[1])
     assert line["precondition"] == [{"fact": "stage", "is": "train"}, {"fact": "within", "lacks": "no_sync"}]
     assert line["otherwise"] == [[{"fact": "within", "contains": "no_sync"}], [{"fact": "lr", "is_not": "zero"}]]
     others = [
-        replace(told, id="", precondition=Precondition(condition.clauses, condition.otherwise[:n])) for n in (0, 1)
+        replace(original, id="", precondition=Precondition(condition.clauses, condition.otherwise[:n])) for n in (0, 1)
     ]
-    assert len({told.id, *(one.id for one in others)}) == 3
+    assert len({original.id, *(changed.id for changed in others)}) == 3
 
 
 def test_an_invariant_is_found_by_its_id(book: Book) -> None:
@@ -117,7 +117,7 @@ def test_a_missing_book_tells_how_to_make_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("content", "reason"),
     [
         (b"", "empty"),
         (b"\n  \n", "empty"),
@@ -129,9 +129,9 @@ def test_a_missing_book_tells_how_to_make_one(tmp_path: Path) -> None:
         (b'{"kind": "traincheck book", "format": "one"}\n', "not the header"),
     ],
 )
-def test_a_file_that_is_no_book_is_told_apart(tmp_path: Path, content: bytes, why: str) -> None:
+def test_a_file_that_is_no_book_is_told_apart(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "file").write_bytes(content)
-    assert why in complaint(tmp_path / "file", BookUnrecognised)
+    assert reason in complaint(tmp_path / "file", BookUnrecognised)
 
 
 def test_a_folder_is_no_book(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_folder_is_no_book(tmp_path: Path) -> None:
 
 
 def test_a_book_of_a_later_format_asks_for_an_upgrade(path: Path) -> None:
-    change_line(path, 1, lambda told: told.update(format=99, unheard_of=True))
+    change_line(path, 1, lambda fields: fields.update(format=99, unheard_of=True))
     assert "format 99" in complaint(path, BookTooNew)
 
 
@@ -155,8 +155,8 @@ def test_a_file_that_ends_within_its_header_is_cut_short(path: Path) -> None:
 
 def test_a_file_that_lost_whole_lines_is_cut_short(path: Path) -> None:
     path.write_bytes(b"".join(path.read_bytes().splitlines(True)[:-1]))
-    told = complaint(path)
-    assert "announces 4 invariants and the file holds 3: the end of the file is missing" in told
+    message = complaint(path)
+    assert "announces 4 invariants and the file holds 3: the end of the file is missing" in message
 
 
 def test_every_cut_is_noticed_and_none_is_read_as_a_smaller_book(path: Path) -> None:
@@ -168,24 +168,24 @@ def test_every_cut_is_noticed_and_none_is_read_as_a_smaller_book(path: Path) -> 
 
 
 def test_a_line_too_many_is_noticed(path: Path) -> None:
-    change_line(path, 1, lambda told: told.update(invariants=3))
+    change_line(path, 1, lambda fields: fields.update(invariants=3))
     assert "lines were added" in complaint(path)
 
 
 def test_a_rule_that_was_altered_no_longer_fits_its_id(path: Path) -> None:
-    change_line(path, 3, lambda told: told["property"].update(object="torch.Tensor.add"))  # type: ignore[attr-defined]
-    told = complaint(path)
-    assert "line 3" in told and "the line was altered" in told
+    change_line(path, 3, lambda fields: fields["property"].update(object="torch.Tensor.add"))  # type: ignore[attr-defined]
+    fields = complaint(path)
+    assert "line 3" in fields and "the line was altered" in fields
 
 
 def test_severity_and_mute_may_be_changed_by_hand(path: Path) -> None:
-    change_line(path, 3, lambda told: told.update(severity="notice", mute="known"))
-    found = read_book(path).invariants[1]
-    assert (found.severity, found.mute) == ("notice", "known")
+    change_line(path, 3, lambda fields: fields.update(severity="notice", mute="known"))
+    changed = read_book(path).invariants[1]
+    assert (changed.severity, changed.mute) == ("notice", "known")
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "reason"),
     [
         ({"confidence": 1.5}, "$.confidence"),
         ({"confidence": "high"}, "$.confidence"),
@@ -198,14 +198,14 @@ def test_severity_and_mute_may_be_changed_by_hand(path: Path) -> None:
         ({"comment": "would be lost"}, "comment"),
     ],
 )
-def test_a_wrong_field_is_named_with_its_line(path: Path, change: dict[str, object], why: str) -> None:
-    change_line(path, 2, lambda told: told.update(change))
-    told = complaint(path)
-    assert "line 2" in told and why in told
+def test_a_wrong_field_is_named_with_its_line(path: Path, change: dict[str, object], reason: str) -> None:
+    change_line(path, 2, lambda fields: fields.update(change))
+    message = complaint(path)
+    assert "line 2" in message and reason in message
 
 
 def test_a_missing_field_is_named(path: Path) -> None:
-    change_line(path, 4, lambda told: told.pop("sentence"))
+    change_line(path, 4, lambda fields: fields.pop("sentence"))
     assert "line 4" in complaint(path) and "sentence" in complaint(path)
 
 
@@ -238,8 +238,8 @@ def test_what_editors_do_to_text_does_no_harm(book: Book, path: Path) -> None:
 def test_merging_keeps_the_greater_support_and_the_mute(new_invariant: Make, tmp_path: Path) -> None:
     small = new_invariant(support=Support(9000, 900, 1, 1), mute="known", severity="notice")
     great = new_invariant(support=Support(50, 50, 5, 5))
-    for name, one in {"small": small, "great": great}.items():
-        write_book(Book((one,), (RUN,)), tmp_path / name)
+    for name, either in {"small": small, "great": great}.items():
+        write_book(Book((either,), (RUN,)), tmp_path / name)
     for order in (["small", "great"], ["great", "small"]):
         merged = read_books([tmp_path / name for name in order])
         assert merged == Book((replace(great, mute="known"),), (RUN,))
@@ -275,10 +275,10 @@ def test_a_link_to_a_book_stays_a_link(book: Book, path: Path, tmp_path: Path) -
     assert link.is_symlink() and len(read_book(path).invariants) == 1
 
 
-@pytest.mark.parametrize("place", ["", "book.jsonl/below"])
-def test_a_place_that_cannot_be_written_is_told(book: Book, path: Path, tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("target", ["", "book.jsonl/below"])
+def test_a_place_that_cannot_be_written_is_told(book: Book, path: Path, tmp_path: Path, target: str) -> None:
     with pytest.raises(OutputError):
-        write_book(Book(), tmp_path / place)
+        write_book(Book(), tmp_path / target)
     assert read_book(path) == book and [entry.name for entry in tmp_path.iterdir()] == ["book.jsonl"]
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from traincheck.relations.api_output.call_kinds import (
     AS_MANY_LAYERS,
-    EXPECTED,
     GRAIN,
     IN_LOW_PRECISION,
     SCALED,
@@ -18,6 +17,7 @@ from traincheck.testing.conformance import check_relation
 from traincheck.testing.readable_traces import from_text
 from traincheck.vocab.call_kinds import LAYERED, NORMALISATION, is_layer_count, taking
 from traincheck.vocab.occasion import Property, Subject
+from traincheck.vocab.properties import GIVES_BACK
 
 NEXT = "torch.utils.data.DataLoader.__next__"
 BOUND = taking("max_new_tokens")
@@ -26,8 +26,8 @@ BOUND = taking("max_new_tokens")
 def verdicts(body: str, kind: str, prop: Property) -> list[bool]:
     """Whether `prop` held, on each occasion on which it was judged."""
     (window,) = from_text(f"window train step=1\n{body}")
-    found = [one for one in APIOutput().occasions(window) if one.subject == Subject(kind, GRAIN)]
-    return [prop in one.held for one in found if prop in (*one.held, *(one.failed or ()))]
+    occasions = [occasion for occasion in APIOutput().occasions(window) if occasion.subject == Subject(kind, GRAIN)]
+    return [prop in occasion.held for occasion in occasions if prop in (*occasion.held, *(occasion.failed or ()))]
 
 
 def writes(given: int, back: int, *, limit: int = 12, dtype: str = "int64") -> str:
@@ -54,8 +54,8 @@ def test_a_function_writes_no_more_than_it_is_asked_for(body: str, judged: list[
     assert verdicts(body, BOUND, WITHIN_BOUND) == judged
 
 
-def norm(before: float, after: float, told: str = '{"scale":1.0,"shifted_scale":2.0}', training: str = "true") -> str:
-    return f"""  module net.RMSNorm.forward < torch.nn.Module.forward context={{"training":{training}}} result={told}
+def norm(before: float, after: float, result: str = '{"scale":1.0,"shifted_scale":2.0}', training: str = "true") -> str:
+    return f"""  module net.RMSNorm.forward < torch.nn.Module.forward context={{"training":{training}}} result={result}
     tensor x float32[8,16] facts={{"norm":{before}}}
     tensor result float32[8,16] facts={{"norm":{after}}}
 """
@@ -87,7 +87,7 @@ def test_a_normalising_layer_keeps_the_scale_of_its_weight(body: str, judged: li
 
 
 def batch(*shapes: str) -> str:
-    tensors = (f"    tensor result[{place}] float32[{shape}]\n" for place, shape in enumerate(shapes))
+    tensors = (f"    tensor result[{index}] float32[{shape}]\n" for index, shape in enumerate(shapes))
     return f'  lifecycle {NEXT} receiver=DataLoader#1 args={{"batch_size":8}}\n{"".join(tensors)}'
 
 
@@ -180,6 +180,6 @@ def test_it_keeps_the_promises_of_a_relation() -> None:
     body = writes(4, 16) + norm(113.1, 2.8) + batch("8,3,4", "8") + model("bfloat16") + built("8")
     windows = from_text(f"window train step=1\n{body}window train step=2\n{body}")
     assert check_relation(APIOutput, windows) >= 5
-    told = {BOUND: WITHIN_BOUND, NORMALISATION: SCALED, NEXT: SEVERAL_ROWS, LAYERED: AS_MANY_LAYERS}
-    for kind, prop in told.items():
-        assert APIOutput.describe(Subject(kind, GRAIN), prop) and prop.verb == EXPECTED
+    property_of = {BOUND: WITHIN_BOUND, NORMALISATION: SCALED, NEXT: SEVERAL_ROWS, LAYERED: AS_MANY_LAYERS}
+    for kind, prop in property_of.items():
+        assert APIOutput.describe(Subject(kind, GRAIN), prop) and prop.verb == GIVES_BACK

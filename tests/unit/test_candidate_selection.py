@@ -36,7 +36,7 @@ def run(script: str = "a.py") -> Tally:
     return Tally(script, f"digest of {script}")
 
 
-def told(
+def tallied(
     tally: Tally,
     windows: Iterable[int],
     prop: Property = CHANGES,
@@ -54,14 +54,14 @@ def told(
 
 def setting(script: str, *values: str) -> Tally:
     """A run of a program with these learning rates, one after the other."""
-    found = run(script)
+    tally = run(script)
     for index, value in enumerate(values):
-        found.add_occasions("Consistent", [Occasion(LR, (), {rate(value)}, None, 0)], index)
-    return found
+        tally.add_occasions("Consistent", [Occasion(LR, (), {rate(value)}, None, 0)], index)
+    return tally
 
 
-def reasons(journal: Journal, fate: str = DROPPED) -> list[str]:
-    return [entry.why for entry in journal.entries if entry.fate == fate]
+def reasons(journal: Journal, outcome: str = DROPPED) -> list[str]:
+    return [entry.reason for entry in journal.entries if entry.outcome == outcome]
 
 
 def only(journal: Journal) -> Entry:
@@ -84,14 +84,14 @@ LATER, WARMUP = facts(lr="positive"), facts(lr="zero")
 
 def test_steps_of_two_contexts_that_share_windows_count_once() -> None:
     """Windows 0 to 9 in one context, 5 to 14 in another: fifteen windows, in which there were twenty occasions."""
-    tally = told(told(run(), range(10)), range(5, 15), context=LATER)
+    tally = tallied(tallied(run(), range(10)), range(5, 15), context=LATER)
     assert steps_of(tally) == 15
     book, _ = weigh([tally])
     assert book.invariants[0].support.occasions == 20
 
 
 def test_steps_of_two_runs_add_up_and_those_of_two_ranks_do_not() -> None:
-    first, second = told(run(), range(10)), told(run(), range(10))
+    first, second = tallied(run(), range(10)), tallied(run(), range(10))
     assert steps_of(first, second) == 20
     first.merge(second)
     assert steps_of(first) == 10
@@ -99,14 +99,14 @@ def test_steps_of_two_runs_add_up_and_those_of_two_ranks_do_not() -> None:
 
 def test_parts_of_a_run_add_up() -> None:
     """Two processes that each saw half of the run."""
-    first = told(run(), range(10))
-    first.merge(told(run(), range(10, 20)))
+    first = tallied(run(), range(10))
+    first.merge(tallied(run(), range(10, 20)))
     assert steps_of(first) == 20
 
 
 def test_without_sketches_the_context_with_most_windows_counts() -> None:
     """As a tally of an older version is read: ten windows at the least, and fifteen are not proven."""
-    tally = told(told(run(), range(10)), range(5, 15), context=LATER)
+    tally = tallied(tallied(run(), range(10)), range(5, 15), context=LATER)
     for cell in tally.cells["EventContain", UPDATE].values():
         for count in cell.properties.values():
             count.seen = count.missed = 0
@@ -114,7 +114,7 @@ def test_without_sketches_the_context_with_most_windows_counts() -> None:
 
 
 def test_of_a_long_run_the_context_with_most_windows_counts_if_that_is_more() -> None:
-    tally = told(told(run(), range(3 * SKETCH)), range(2 * SKETCH, 4 * SKETCH), context=LATER)
+    tally = tallied(tallied(run(), range(3 * SKETCH)), range(2 * SKETCH, 4 * SKETCH), context=LATER)
     assert steps_of(tally) == 3 * SKETCH, "at the least; there were four times as many as a sketch has bits"
 
 
@@ -122,8 +122,8 @@ def test_steps_are_those_that_the_precondition_selects() -> None:
     """It fails in the first step of each run, where the learning rate is zero; the other nineteen are the support."""
     tallies = []
     for script in ("a.py", "b.py", "c.py"):
-        tally = told(run(script), [0], held=False, context=WARMUP)
-        tallies.append(told(tally, range(1, 20), context=LATER))
+        tally = tallied(run(script), [0], held=False, context=WARMUP)
+        tallies.append(tallied(tally, range(1, 20), context=LATER))
     book, _ = weigh(tallies)
     (rule,) = book.invariants
     assert rule.precondition.true_in(LATER) and not rule.precondition.true_in(WARMUP)
@@ -131,8 +131,8 @@ def test_steps_are_those_that_the_precondition_selects() -> None:
 
 
 def test_a_rule_of_a_single_step_is_a_coincidence() -> None:
-    book, journal = weigh([told(told(run(), [3]), [3], context=LATER)])
-    assert not book.invariants and only(journal).why == "seen in a single training step"
+    book, journal = weigh([tallied(tallied(run(), [3]), [3], context=LATER)])
+    assert not book.invariants and only(journal).reason == "seen in a single training step"
 
 
 # -- scope, confidence, severity ---------------------------------------------------------------------------------------
@@ -140,24 +140,24 @@ def test_a_rule_of_a_single_step_is_a_coincidence() -> None:
 
 def test_one_program_makes_a_rule_of_its_pipeline() -> None:
     """Three runs: 3/4, an error there, and nothing anywhere else."""
-    book, _ = weigh([told(run(), range(4)) for _ in range(3)])
+    book, _ = weigh([tallied(run(), range(4)) for _ in range(3)])
     (rule,) = book.invariants
     assert (rule.scope, rule.confidence, rule.severity, rule.origin) == (PIPELINE, 0.75, ERROR, ("a.py",))
     assert deployable(book.invariants, "a.py") == (rule,) and deployable(book.invariants, "b.py") == ()
 
 
 def test_two_runs_of_a_pipeline_are_a_notice() -> None:
-    (rule,) = weigh([told(run(), range(100)) for _ in range(2)])[0].invariants
+    (rule,) = weigh([tallied(run(), range(100)) for _ in range(2)])[0].invariants
     assert (rule.scope, rule.confidence, rule.severity) == (PIPELINE, round(2 / 3, 4), NOTICE)
 
 
 def test_several_programs_make_a_general_rule() -> None:
     """Three programs at fourteen steps between them: (4/5) (15/16) = 3/4; with a step less, a notice."""
-    tallies = [told(run("a.py"), range(5)), told(run("b.py"), range(5)), told(run("c.py"), range(4))]
+    tallies = [tallied(run("a.py"), range(5)), tallied(run("b.py"), range(5)), tallied(run("c.py"), range(4))]
     (rule,) = weigh(tallies)[0].invariants
     assert (rule.scope, rule.confidence, rule.severity) == (GENERAL, 0.75, ERROR)
     assert deployable([rule], "never-seen.py") == (rule,)
-    tallies[2] = told(run("c.py"), range(3))
+    tallies[2] = tallied(run("c.py"), range(3))
     (rule,) = weigh(tallies)[0].invariants
     assert rule.confidence < 0.75 and rule.severity == NOTICE
 
@@ -175,7 +175,9 @@ CYCLE = Subject(STEP, "cycle")
 )
 def test_a_habit_is_a_notice_however_certain(prop: Property, severity: str) -> None:
     """Who has clipped in every step may well stop; who stops clearing gradients, or turns an order round, errs."""
-    tallies = [told(run(f"{place}.py"), range(50), prop, subject=CYCLE, relation="APISequence") for place in range(10)]
+    tallies = [
+        tallied(run(f"{number}.py"), range(50), prop, subject=CYCLE, relation="APISequence") for number in range(10)
+    ]
     (rule,) = weigh(tallies)[0].invariants
     assert rule.severity == severity and rule.confidence == round(11 / 12 * 501 / 502, 4)
 
@@ -184,26 +186,26 @@ def test_a_habit_is_a_notice_however_certain(prop: Property, severity: str) -> N
 
 
 def test_what_never_held_is_dropped() -> None:
-    book, journal = weigh([told(run(), range(20), held=False)])
+    book, journal = weigh([tallied(run(), range(20), held=False)])
     entry = only(journal)
     assert not book.invariants
-    assert (entry.why, entry.held, entry.failed, entry.steps, entry.runs) == ("it never held", 0, 20, 20, 1)
+    assert (entry.reason, entry.held, entry.failed, entry.steps, entry.runs) == ("it never held", 0, 20, 20, 1)
 
 
 def test_what_no_fact_explains_is_dropped() -> None:
-    book, journal = weigh([told(told(run(), range(0, 20, 2)), range(1, 20, 2), held=False)])
+    book, journal = weigh([tallied(tallied(run(), range(0, 20, 2)), range(1, 20, 2), held=False)])
     assert not book.invariants
-    assert "it both held and failed in the context" in only(journal).why
+    assert "it both held and failed in the context" in only(journal).reason
 
 
 def test_the_journal_counts_windows_once() -> None:
-    tally = told(told(run(), range(10), held=False), range(5, 15), held=False, context=LATER)
+    tally = tallied(tallied(run(), range(10), held=False), range(5, 15), held=False, context=LATER)
     entry = only(weigh([tally])[1])
     assert (entry.failed, entry.steps) == (20, 15)
 
 
 def test_what_is_counted_of_a_relation_that_is_not_installed_is_passed_over() -> None:
-    book, journal = weigh([told(run(), range(9), relation="Elsewhere")])
+    book, journal = weigh([tallied(run(), range(9), relation="Elsewhere")])
     assert book.invariants == () and journal.entries == []
 
 
@@ -218,10 +220,10 @@ WITH_FLAG = Property("contains call", F, "flag=True")
 
 def flagged(script: str, *values: bool, tensors: bool = True) -> Tally:
     """A run in which each call of `g` calls `f` with the flag set, and others call it with these values."""
-    tally = told(run(script), range(8), WITH_FLAG, subject=Subject("train.g", "calls"))
+    tally = tallied(run(script), range(8), WITH_FLAG, subject=Subject("train.g", "calls"))
     result = facts(dtype="float32") if tensors else ()
     calls = (
-        Call(seq, seq, NO_CALL, FUNCTION, (F,), "", "", (), facts(flag=so), result) for seq, so in enumerate(values)
+        Call(seq, seq, NO_CALL, FUNCTION, (F,), "", "", (), facts(flag=flag), result) for seq, flag in enumerate(values)
     )
     tally.add_window(Window(0, 1, TRAIN, tuple(calls)))
     return tally
@@ -230,14 +232,14 @@ def flagged(script: str, *values: bool, tensors: bool = True) -> Tally:
 def test_a_rule_rests_on_an_argument_only_if_it_varied() -> None:
     """`f` was never called without the flag: that `g` sets it may be everybody's habit. In one run it is not set."""
     book, journal = weigh([flagged("a.py", True), flagged("b.py", True)])
-    assert not book.invariants and "the argument flag never had another value" in only(journal).why
+    assert not book.invariants and "the argument flag never had another value" in only(journal).reason
     book, _ = weigh([flagged("a.py", True), flagged("b.py", True, False)])
     assert [rule.property for rule in book.invariants] == [WITH_FLAG]
 
 
 def test_calls_that_do_nothing_are_dull() -> None:
     book, journal = weigh([flagged("a.py", True, False, tensors=False)])
-    assert not book.invariants and f"{F} is dull" in only(journal).why
+    assert not book.invariants and f"{F} is dull" in only(journal).reason
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
@@ -249,7 +251,7 @@ def test_a_setting_is_kept_for_the_program_whose_runs_agree_on_it() -> None:
     assert (rule.property, rule.program, rule.scope, rule.origin) == (rate("0.01"), "a.py", PIPELINE, ("a.py",))
     assert (rule.support.runs, rule.support.scripts, rule.confidence) == (2, 1, round(2 / 3, 4))
     assert rule.precondition == rule.experience == Precondition()
-    assert [entry.id for entry in journal.entries if entry.fate == KEPT] == [rule.id]
+    assert [entry.id for entry in journal.entries if entry.outcome == KEPT] == [rule.id]
     assert deployable([rule], "a.py") == (rule,) and deployable([rule], "b.py") == ()
 
 
@@ -276,14 +278,14 @@ def test_what_varied_from_run_to_run_or_in_one_is_no_setting() -> None:
 def test_each_program_has_its_own_setting() -> None:
     """Another program's value neither counts for it nor against it, and says nothing in the journal."""
     settings = (("a.py", "0.01"), ("b.py", "0.1"), ("c.py", "0.01"))
-    book, journal = weigh([setting(*one) for one in settings * 2])
-    found = {rule.program: rule for rule in book.invariants}
-    assert {name: rule.property for name, rule in found.items()} == {
+    book, journal = weigh([setting(*values) for values in settings * 2])
+    rules = {rule.program: rule for rule in book.invariants}
+    assert {name: rule.property for name, rule in rules.items()} == {
         "a.py": rate("0.01"),
         "b.py": rate("0.1"),
         "c.py": rate("0.01"),
     }
-    assert reasons(journal) == [] and len({rule.id for rule in found.values()}) == 3
-    for name, rule in found.items():
+    assert reasons(journal) == [] and len({rule.id for rule in rules.values()}) == 3
+    for name, rule in rules.items():
         assert deployable(book.invariants, name) == (rule,)
     assert deployable(book.invariants, "d.py") == ()

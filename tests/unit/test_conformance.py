@@ -41,7 +41,7 @@ def test_periodic_and_consistent_are_checked_as_a_whole() -> None:
         ("Periodic", {"counter", "rhythm", "pass", "horizon", "run"}),
     ):
         relation = plugins.load("traincheck.relations")[name]()
-        assert {one.subject.grain for window in WINDOWS for one in relation.occasions(window)} >= grains
+        assert {occasion.subject.grain for window in WINDOWS for occasion in relation.occasions(window)} >= grains
 
 
 class Called:
@@ -63,10 +63,10 @@ class Called:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand(frozenset((subject.api,)))
+        return Demand.of_calls(subject.api)
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         return False
 
     @staticmethod
@@ -162,26 +162,32 @@ BROKEN: dict[str, tuple[Any, str]] = {
     "position": (saying(seq=10**6), "no call of the window has seq"),
     "variables": (saying(variables="w"), "no tuple of names"),
     "chance": (
-        broken(occasion=lambda self, *told: Called.occasion(self, *told)._replace(variables=(str(next(counter)),))),
+        broken(
+            occasion=lambda self, *arguments: Called.occasion(self, *arguments)._replace(
+                variables=(str(next(counter)),)
+            )
+        ),
         "say different things",
     ),
     "shared": (Shared, "disturb each other"),
     "interest": (Unfiltered, "says something else of them"),
     "memory": (Unforgetting, "still says things"),
     "full stop": (broken(describe=staticmethod(lambda subject, prop: "It is called.")), "without a full stop"),
-    "truth": (broken(is_habit=staticmethod(lambda prop: None)), "Say True or False"),
+    "truth": (broken(is_optional_practice=staticmethod(lambda prop: None)), "Say True or False"),
     "implied itself": (broken(implied=staticmethod(lambda prop: (prop,))), "Give other properties"),
     "implied no property": (broken(implied=staticmethod(lambda prop: ("is called",))), "Give other properties"),
     "implied what fails": (
         broken(
-            occasion=lambda self, *told: Called.occasion(self, *told)._replace(failed={Property("is called", "a")}),
+            occasion=lambda self, *arguments: Called.occasion(self, *arguments)._replace(
+                failed={Property("is called", "a")}
+            ),
             implied=staticmethod(lambda prop: (Property("is called", "a"),)),
         ),
         "says otherwise",
     ),
     "no demand": (broken(needs=staticmethod(lambda subject, prop: NOTHING)), "asks for nothing"),
     "wrong demand": (
-        broken(needs=staticmethod(lambda subject, prop: Demand(frozenset(("train.g",))))),
+        broken(needs=staticmethod(lambda subject, prop: Demand.of_calls("train.g"))),
         "Ask in `needs` for every call",
     ),
     "ranks": (Lone, "is no Occasion"),
@@ -191,9 +197,9 @@ BROKEN: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_promise_is_told_with_its_cure(name: str) -> None:
     relation, message = BROKEN[name]
-    with pytest.raises(NotConforming, match=message) as told:
+    with pytest.raises(NotConforming, match=message) as error:
         check_relation(relation, CALLS)
-    assert str(told.value).endswith(".") and str(told.value).count(". ") >= 1
+    assert str(error.value).endswith(".") and str(error.value).count(". ") >= 1
 
 
 def test_windows_that_prove_nothing_are_refused() -> None:
@@ -208,18 +214,22 @@ def test_windows_that_prove_nothing_are_refused() -> None:
 
 def test_a_demand_leaves_what_it_asks_for() -> None:
     window = WINDOWS[1]
-    demand = Demand(frozenset((BACKWARD,)), frozenset(((UPDATE, "parameter.data"), ("hyperparameter.lr", "readings"))))
+    demand = (
+        Demand.of_calls(BACKWARD)
+        | Demand.of_changes((UPDATE, "parameter.data"))
+        | Demand.of_readings("hyperparameter.lr")
+    )
     left = observed(window, demand)
     assert {call.levels[-1] for call in left.calls} == {BACKWARD, UPDATE}
     assert {(change.kind, change.attribute) for change in left.changes} == {("parameter", "data")}
     assert [reading.attribute for reading in left.readings] == ["lr"]
     assert left.readings[0].call in left.by_seq
-    alone = observed(window, Demand(states=frozenset((("loader.length", "readings"),))))
+    alone = observed(window, Demand.of_readings("loader.length"))
     assert alone.calls == () and [reading.call for reading in alone.readings] == [NO_CALL]
 
 
 def test_calls_inside_what_is_left_out_hang_on_what_is_around_it() -> None:
     text = "window train step=1\n  lifecycle a\n    lifecycle b\n      lifecycle c\n"
     (window,) = from_text(text)
-    left = observed(window, Demand(frozenset(("a", "c"))))
+    left = observed(window, Demand.of_calls("a", "c"))
     assert [(call.name, call.parent) for call in left.calls] == [("a", NO_CALL), ("c", left.calls[0].seq)]

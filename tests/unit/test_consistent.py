@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sample_windows import Script, fates, occasions
+from sample_windows import Script, occasions, verdicts
 from traincheck.relations.consistent.configuration import SETTINGS
 from traincheck.relations.consistent.learning_rates import FIRST_STEPS
 from traincheck.relations.consistent.relation import Consistent
@@ -53,12 +53,12 @@ SAVED_DATA = Property("saved equals live", "data")
 
 
 def test_what_is_saved_equals_what_is_live() -> None:
-    (found,) = of(saving("Net.a", "Net.b"), Subject(SAVE, "parameter.saved"))
-    assert found.held == {SAVED_DATA, *(Property("saved equals live", of) for of in ("dtype", "shape"))} | {
+    (occasion,) = of(saving("Net.a", "Net.b"), Subject(SAVE, "parameter.saved"))
+    assert occasion.held == {SAVED_DATA, *(Property("saved equals live", of) for of in ("dtype", "shape"))} | {
         Property("is saved", "parameter")
     }
-    assert not found.failed and found.variables == ("Net.a", "Net.b")
-    assert value_of(found.context, "fresh") is True and value_of(found.context, "stage") is None
+    assert not occasion.failed and occasion.variables == ("Net.a", "Net.b")
+    assert value_of(occasion.context, "fresh") is True and value_of(occasion.context, "stage") is None
 
 
 def test_a_state_that_was_corrupted_on_the_way_to_the_file() -> None:
@@ -68,11 +68,14 @@ def test_a_state_that_was_corrupted_on_the_way_to_the_file() -> None:
 
 
 def test_a_parameter_that_is_missing_from_the_checkpoint() -> None:
-    found = of(saving("Net.a", "Net.frozen", missing="Net.frozen"), Subject(SAVE, "parameter.saved"))
+    occasions = of(saving("Net.a", "Net.frozen", missing="Net.frozen"), Subject(SAVE, "parameter.saved"))
     missing = Property("is saved", "parameter")
-    assert [(one.variables, missing in one.held) for one in found] == [(("Net.a",), True), (("Net.frozen",), False)]
+    assert [(occasion.variables, missing in occasion.held) for occasion in occasions] == [
+        (("Net.a",), True),
+        (("Net.frozen",), False),
+    ]
     # Its value was not saved, so it is not judged.
-    assert SAVED_DATA not in found[1].held and SAVED_DATA not in (found[1].failed or ())
+    assert SAVED_DATA not in occasions[1].held and SAVED_DATA not in (occasions[1].failed or ())
 
 
 def parts(*files: dict[str, bool]) -> list[bool]:
@@ -80,7 +83,7 @@ def parts(*files: dict[str, bool]) -> list[bool]:
     script = Script().window("end")
     for file in files:
         script.call(SAVE, reads=[("parameter.present", name, there, SAVED, FRESH) for name, there in file.items()])
-    return fates(of(script, Subject(SAVE, "parameter.saved")), Property("is saved", "parameter"))
+    return verdicts(of(script, Subject(SAVE, "parameter.saved")), Property("is saved", "parameter"))
 
 
 def test_a_checkpoint_in_several_files_is_complete_if_they_are_together() -> None:
@@ -91,10 +94,12 @@ def test_a_checkpoint_in_several_files_is_complete_if_they_are_together() -> Non
 
 
 def test_values_in_another_precision_are_not_compared() -> None:
-    (found,) = of(saving("Net.a", wrong="Net.a", dtype="bfloat16"), Subject(SAVE, "parameter.saved"))
-    assert found.failed == {Property("saved equals live", "dtype")}
-    assert SAVED_DATA not in found.held
-    assert Consistent.is_habit(Property("saved equals live", "dtype")) and not Consistent.is_habit(SAVED_DATA)
+    (occasion,) = of(saving("Net.a", wrong="Net.a", dtype="bfloat16"), Subject(SAVE, "parameter.saved"))
+    assert occasion.failed == {Property("saved equals live", "dtype")}
+    assert SAVED_DATA not in occasion.held
+    assert Consistent.is_optional_practice(
+        Property("saved equals live", "dtype")
+    ) and not Consistent.is_optional_practice(SAVED_DATA)
 
 
 def test_saving_is_offered_at_every_level_of_the_call() -> None:
@@ -102,8 +107,8 @@ def test_saving_is_offered_at_every_level_of_the_call() -> None:
     reads: list[Any] = [("buffer.data", "Net.m", 1, role) for role in ("live", SAVED)]
     script.call("train.Net.state_dict", STATE_DICT, reads=reads)
     for level in ("train.Net.state_dict", STATE_DICT):
-        (found,) = of(script, Subject(level, "buffer.saved"))
-        assert found.held == {SAVED_DATA}
+        (occasion,) = of(script, Subject(level, "buffer.saved"))
+        assert occasion.held == {SAVED_DATA}
 
 
 def test_a_save_that_raised_is_no_occasion() -> None:
@@ -139,8 +144,8 @@ def test_an_optimizer_that_loses_entries_when_it_is_loaded() -> None:
             ("hyperparameter.keys", group, live),
         ]
         script.call(load, receiver="SGD", reads=reads)
-    found = of(script, Subject(load, "hyperparameter.loaded"))
-    assert fates(found, Property("live equals loaded", "keys")) == [True, False]
+    occasions = of(script, Subject(load, "hyperparameter.loaded"))
+    assert verdicts(occasions, Property("live equals loaded", "keys")) == [True, False]
 
 
 # -- from update to update ---------------------------------------------------------------------------------------------
@@ -161,18 +166,18 @@ def test_trainable_parameters_stay_trainable() -> None:
     script.window().step()
     script.window().step(trainable("Net.a", False))
     script.window().step()
-    found = of(script, OVER_TIME)
-    told = [(one.variables, bool(one.held)) for one in found]
-    assert told == [
+    occasions = of(script, OVER_TIME)
+    outcomes = [(occasion.variables, bool(occasion.held)) for occasion in occasions]
+    assert outcomes == [
         (("Net.a",), True),
         (("Net.b",), True),
         (("Net.a",), False),
         (("Net.b",), True),
         (("Net.a", "Net.b"), True),
     ]
-    assert value_of(found[2].context, "requires_grad") is True  # as it was before
-    assert found[2].failed == {STAYS_TRAINABLE} and found[1].held == {STAYS_FROZEN}
-    assert Consistent.is_habit(STAYS_FROZEN) and not Consistent.is_habit(STAYS_TRAINABLE)
+    assert value_of(occasions[2].context, "requires_grad") is True  # as it was before
+    assert occasions[2].failed == {STAYS_TRAINABLE} and occasions[1].held == {STAYS_FROZEN}
+    assert Consistent.is_optional_practice(STAYS_FROZEN) and not Consistent.is_optional_practice(STAYS_TRAINABLE)
 
 
 def test_each_optimizer_sees_its_own_state_of_things() -> None:
@@ -182,9 +187,9 @@ def test_each_optimizer_sees_its_own_state_of_things() -> None:
         script.window()
         script.step(trainable("D.w", True), receiver="Adam")
         script.step(trainable("D.w", False), receiver="Adam#2")
-        assert [bool(one.held) for one in of(script, OVER_TIME)] == [True] * 2 * number
+        assert [bool(occasion.held) for occasion in of(script, OVER_TIME)] == [True] * 2 * number
     script.window().step(trainable("D.w", False), receiver="Adam")
-    assert fates(of(script, OVER_TIME), STAYS_TRAINABLE)[-1] is False
+    assert verdicts(of(script, OVER_TIME), STAYS_TRAINABLE)[-1] is False
 
 
 def test_a_new_variable_has_no_past() -> None:
@@ -192,7 +197,7 @@ def test_a_new_variable_has_no_past() -> None:
     script.window().step(trainable("Net.a", True))
     script.window().step(trainable("Net.b", True))
     script.window().step(trainable("Net.b", False))
-    assert [one.variables for one in of(script, OVER_TIME)] == [("Net.a",), ("Net.b",), ("Net.a",)]
+    assert [occasion.variables for occasion in of(script, OVER_TIME)] == [("Net.a",), ("Net.b",), ("Net.a",)]
 
 
 def test_what_an_optimizer_is_set_to_stays() -> None:
@@ -207,7 +212,7 @@ def test_what_an_optimizer_is_set_to_stays() -> None:
         between(script)
         script.step(("hyperparameter.weight_decay", group, 0.2), receiver="AdamW")
         script.window().step(receiver="AdamW")
-        return fates(of(script, subject), decay)
+        return verdicts(of(script, subject), decay)
 
     assert run(lambda script: None) == [True, False, True]
     assert run(lambda script: script.schedule()) == [True, True]  # a scheduler may cycle it
@@ -217,14 +222,14 @@ def test_what_an_optimizer_is_set_to_stays() -> None:
 
 
 def test_what_schedulers_leave_alone_stays() -> None:
-    thing, group = "hyperparameter.momentum", "SGD.param_groups[0]"
+    quantity, group = "hyperparameter.momentum", "SGD.param_groups[0]"
 
     def run(*values: float) -> list[bool]:
         script = Script()
         for value in values:
-            script.window().step((thing, group, value))
+            script.window().step((quantity, group, value))
             script.schedule()
-        return fates(of(script, Subject(thing, "time")), Property("stays", thing))
+        return verdicts(of(script, Subject(quantity, "time")), Property("stays", quantity))
 
     assert run(0.9, 0.9, 0.9, 0.9, 0.9, 0.5, 0.5) == [True, False, True]
     assert run(0.9, 0.8, 0.7, 0.8, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8) == []  # it is cycled
@@ -238,16 +243,16 @@ def test_entries_of_a_parameter_group_do_not_vanish() -> None:
     script.window().step()
     script.window().call("torch.optim.Optimizer.load_state_dict", receiver="SGD", reads=[(keys, group, "lr+momentum")])
     script.step()
-    assert fates(of(script, subject), Property("keeps", keys)) == [True, True, False, True]
+    assert verdicts(of(script, subject), Property("keeps", keys)) == [True, True, False, True]
 
 
 def test_tied_weights_stay_tied() -> None:
     tied = Property("stays", "parameter.tied")
     script = Script()
-    for so in (True, True, False, False):
-        context = facts(requires_grad=True, tied=so)
+    for still_tied in (True, True, False, False):
+        context = facts(requires_grad=True, tied=still_tied)
         script.window().step(changes=[{"variable": "GPT.wte.weight", "context": context, "owner": "SGD"}])
-    assert fates(of(script, Subject("parameter.tied", "time")), tied) == [True, False]
+    assert verdicts(of(script, Subject("parameter.tied", "time")), tied) == [True, False]
 
 
 def test_what_was_kept_is_forgotten_when_windows_were_dropped() -> None:
@@ -256,7 +261,7 @@ def test_what_was_kept_is_forgotten_when_windows_were_dropped() -> None:
     script.window()
     script.window().step(trainable("Net.a", False))
     windows = script.windows
-    assert fates(occasions(Consistent, windows, OVER_TIME), STAYS_TRAINABLE) == [False]
+    assert verdicts(occasions(Consistent, windows, OVER_TIME), STAYS_TRAINABLE) == [False]
     assert occasions(Consistent, [windows[0], windows[2]], OVER_TIME) == []
 
 
@@ -313,7 +318,7 @@ def test_the_optimizer_uses_the_rate_that_the_scheduler_set() -> None:
     script.window().step(rate(0.05))
     script.window().step()
     script.window().step(rate(0.1))
-    assert fates(of(script, SCHEDULED), AGREES) == [True, True, False]
+    assert verdicts(of(script, SCHEDULED), AGREES) == [True, True, False]
 
 
 def test_with_several_schedulers_or_optimizers_nobody_knows_whose_rate_it_is() -> None:
@@ -333,8 +338,8 @@ def test_with_several_schedulers_or_optimizers_nobody_knows_whose_rate_it_is() -
 
 def behind_a_gap(script: Script, lost: int) -> list[bool]:
     """What is said of the windows of a script when one of them is missing."""
-    told = [window for window in script.windows if window.index != lost]
-    return fates(occasions(Consistent, told, SCHEDULED), AGREES)
+    windows = [window for window in script.windows if window.index != lost]
+    return verdicts(occasions(Consistent, windows, SCHEDULED), AGREES)
 
 
 def test_behind_a_gap_a_rate_is_judged_where_optimizer_and_scheduler_agreed_before() -> None:
@@ -374,7 +379,7 @@ def test_schedulers_inside_another_do_not_count() -> None:
     outer = script.schedule(("scheduler.lr", "SequentialLR", 0.05), receiver="SequentialLR")
     script.schedule(("scheduler.lr", "LinearLR", 0.05), receiver="LinearLR", inside=outer)
     script.window().step(rate(0.05))
-    assert fates(of(script, SCHEDULED), AGREES) == [True]
+    assert verdicts(of(script, SCHEDULED), AGREES) == [True]
 
 
 def test_a_first_step_with_the_rate_before_the_warm_up() -> None:
@@ -384,7 +389,7 @@ def test_a_first_step_with_the_rate_before_the_warm_up() -> None:
         script = Script()
         for value in rates:
             script.window().step(rate(value))
-        return fates(of(script, start), begins)
+        return verdicts(of(script, start), begins)
 
     assert run(0.1, 0.0, 0.001) == [False, True]
     assert run(0.0, 0.001, 0.002) == [True, True]
@@ -395,10 +400,12 @@ def test_a_first_step_with_the_rate_before_the_warm_up() -> None:
 def loading(*present: bool, kind: str = "parameter", also: Sequence[Any] = ()) -> Occasion:
     """The occasion of a load that has these of the parameters of a model."""
     script = Script().window("setup")
-    reads: list[Any] = [(f"{kind}.present", f"Net.{number}", so, LOADED) for number, so in enumerate(present)]
+    reads: list[Any] = [
+        (f"{kind}.present", f"Net.{number}", is_present, LOADED) for number, is_present in enumerate(present)
+    ]
     script.call("torch.nn.Module.load_state_dict", receiver="Net", reads=[*also, *reads])
-    (found,) = of(script, Subject("torch.nn.Module.load_state_dict", "model.loaded"))
-    return found
+    (occasion,) = of(script, Subject("torch.nn.Module.load_state_dict", "model.loaded"))
+    return occasion
 
 
 def test_a_load_takes_something() -> None:
@@ -406,10 +413,10 @@ def test_a_load_takes_something() -> None:
     assert loading(True, False).held == loading(False, True, kind="buffer").held == {takes}
     nothing = loading(False, False, also=[("buffer.present", "Net.counted", True, LOADED)])
     assert nothing.failed == {takes} and nothing.variables == ("Net.0", "Net.1")
-    assert not Consistent.is_habit(takes)
-    assert Consistent.needs(nothing.subject, takes).wants_reading("buffer", "present")
-    told = "a call of Module.load_state_dict finds something of the model in what it loads"
-    assert Consistent.describe(nothing.subject, takes) == told
+    assert not Consistent.is_optional_practice(takes)
+    assert Consistent.needs(nothing.subject, takes).takes_reading("buffer", "present")
+    sentence = "a call of Module.load_state_dict finds something of the model in what it loads"
+    assert Consistent.describe(nothing.subject, takes) == sentence
 
 
 # -- configuration -----------------------------------------------------------------------------------------------------
@@ -420,7 +427,7 @@ def test_settings_are_told_once_and_with_their_value() -> None:
     reads = [("hyperparameter.lr", f"SGD.param_groups[{number}]", 0.1 * number) for number in (1, 2)]
     script.window().step(*reads, ("optimizer.class", "SGD", "torch.optim.SGD"))
     script.window().step(("hyperparameter.lr", "SGD.param_groups[1]", 0.7))
-    (first,), (second,) = (of(script, Subject("hyperparameter.lr", f"setting {place}")) for place in (1, 2))
+    (first,), (second,) = (of(script, Subject("hyperparameter.lr", f"setting {position}")) for position in (1, 2))
     assert first.held == {Property("is", "hyperparameter.lr", "0.1")} and first.failed is None
     assert second.held == {Property("is", "hyperparameter.lr", "0.2")}
     (chosen,) = of(script, Subject("optimizer.class", "setting 1"))
@@ -435,8 +442,8 @@ def test_a_number_is_one_setting_however_it_is_written() -> None:
     for value in (1, 1.0, True, None, "1"):
         script = Script()
         script.window().step(("hyperparameter.x", "SGD.param_groups[0]", value))
-        (found,) = of(script, Subject("hyperparameter.x", "setting 1"))
-        written += [prop.detail for prop in found.held]
+        (occasion,) = of(script, Subject("hyperparameter.x", "setting 1"))
+        written += [prop.detail for prop in occasion.held]
     assert written == ["1", "1", "True", "None", "1"]
 
 
@@ -444,14 +451,14 @@ def test_settings_of_a_loaded_state_are_not_this_programs() -> None:
     script = Script().window("setup")
     script.call("torch.optim.Optimizer.load_state_dict", receiver="SGD", reads=[rate(0.5)])
     script.window().step(rate(0.1))
-    (found,) = of(script, Subject("hyperparameter.lr", "setting 1"))
-    assert found.held == {Property("is", "hyperparameter.lr", "0.1")}
+    (occasion,) = of(script, Subject("hyperparameter.lr", "setting 1"))
+    assert occasion.held == {Property("is", "hyperparameter.lr", "0.1")}
 
 
 def test_the_number_of_ranks_is_a_setting() -> None:
-    (found,) = of(Script().window().read("run.ranks", "run", 2), Subject("run.ranks", "setting 1"))
-    assert Consistent.describe(found.subject, *found.held) == "the number of ranks is 2"
-    assert SETTINGS.wants_reading("run", "ranks") and not SETTINGS.wants_reading("run", "steps")
+    (occasion,) = of(Script().window().read("run.ranks", "run", 2), Subject("run.ranks", "setting 1"))
+    assert Consistent.describe(occasion.subject, *occasion.held) == "the number of ranks is 2"
+    assert SETTINGS.takes_reading("run", "ranks") and not SETTINGS.takes_reading("run", "steps")
 
 
 def test_the_precision_of_the_first_training_is_a_setting() -> None:
@@ -459,17 +466,20 @@ def test_the_precision_of_the_first_training_is_a_setting() -> None:
     script.window("eval").call(FORWARD, receiver="Net", context=facts(autocast="off"))
     for cast in ("bfloat16", "off"):
         script.window().call(FORWARD, receiver="Net", context=facts(autocast=cast))
-    (found,) = of(script, Subject("module.autocast", "setting 1"))
-    assert found.held == {Property("is", "module.autocast", "bfloat16")}
-    assert Consistent.describe(found.subject, *found.held) == "the precision that autocast gives the model is bfloat16"
-    asked = Consistent.needs(found.subject, *found.held)
-    assert asked.wants_call([FORWARD]) and not asked.wants_readings("module")
+    (occasion,) = of(script, Subject("module.autocast", "setting 1"))
+    assert occasion.held == {Property("is", "module.autocast", "bfloat16")}
+    assert (
+        Consistent.describe(occasion.subject, *occasion.held)
+        == "the precision that autocast gives the model is bfloat16"
+    )
+    demand = Consistent.needs(occasion.subject, *occasion.held)
+    assert demand.records_call([FORWARD]) and not demand.takes_readings("module")
 
 
 def test_a_run_can_be_asked_for_all_its_settings() -> None:
-    assert all(SETTINGS.wants_reading("hyperparameter", name) for name in ("lr", "anything"))
-    assert SETTINGS.wants_reading("optimizer", "class") and SETTINGS.wants_reading("loader", "batch_size")
-    assert not SETTINGS.wants_reading("optimizer", "anything") and not SETTINGS.wants_reading("parameter", "dtype")
+    assert all(SETTINGS.takes_reading("hyperparameter", name) for name in ("lr", "anything"))
+    assert SETTINGS.takes_reading("optimizer", "class") and SETTINGS.takes_reading("loader", "batch_size")
+    assert not SETTINGS.takes_reading("optimizer", "anything") and not SETTINGS.takes_reading("parameter", "dtype")
 
 
 def test_after_a_gap_nothing_is_a_first_setting() -> None:
@@ -488,7 +498,7 @@ SAME_DATA = Property("same on ranks", "parameter.data")
 
 def ranks(*fingerprints: dict[str, int], contexts: dict[str, Any] | None = None) -> list[list[Window]]:
     """One step on several ranks; each has these parameters with these fingerprints."""
-    told = []
+    windows = []
     for rank, held in enumerate(fingerprints):
         script = Script(rank=rank).window()
         changes = [
@@ -496,26 +506,31 @@ def ranks(*fingerprints: dict[str, int], contexts: dict[str, Any] | None = None)
             for name, value in held.items()
         ]
         script.step(changes=changes)
-        told.append(script.windows)
-    return told
+        windows.append(script.windows)
+    return windows
 
 
-def across(told: Sequence[Sequence[Window]], subject: Subject) -> list[Occasion]:
+def across(windows_by_rank: Sequence[Sequence[Window]], subject: Subject) -> list[Occasion]:
     relation = Consistent()
-    return [one for windows in zip(*told, strict=True) for one in relation.across(windows) if one.subject == subject]
+    return [
+        occasion
+        for windows in zip(*windows_by_rank, strict=True)
+        for occasion in relation.across(windows)
+        if occasion.subject == subject
+    ]
 
 
 def test_replicas_have_the_same_values() -> None:
-    found = across(ranks({"Net.a": 1, "Net.b": 2}, {"Net.a": 1, "Net.b": 3}), Subject("parameter.data", "ranks"))
-    told = {one.variables: SAME_DATA in one.held for one in found}
-    assert told == {("Net.a",): True, ("Net.b",): False}
-    assert value_of(found[0].context, "same_name") is True and value_of(found[0].context, "same_rank") is False
+    occasions = across(ranks({"Net.a": 1, "Net.b": 2}, {"Net.a": 1, "Net.b": 3}), Subject("parameter.data", "ranks"))
+    outcomes = {occasion.variables: SAME_DATA in occasion.held for occasion in occasions}
+    assert outcomes == {("Net.a",): True, ("Net.b",): False}
+    assert value_of(occasions[0].context, "same_name") is True and value_of(occasions[0].context, "same_rank") is False
 
 
 def test_of_a_few_ranks_each_is_compared_with_each_other() -> None:
     subject = Subject("parameter.data", "ranks")
-    found = across(ranks({"a": 1}, {"a": 1}, {"a": 2}, {"a": 2}), subject)
-    assert sorted(fates(found, SAME_DATA)) == [False, False, False, False, True, True]
+    occasions = across(ranks({"a": 1}, {"a": 1}, {"a": 2}, {"a": 2}), subject)
+    assert sorted(verdicts(occasions, SAME_DATA)) == [False, False, False, False, True, True]
     assert across(ranks({"a": 1}), subject) == []
 
 
@@ -524,11 +539,11 @@ def test_facts_tell_shards_from_replicas() -> None:
         "norm": facts(attributes="", requires_grad=True),
         "shard": facts(attributes="tensor_model_parallel", requires_grad=True),
     }
-    found = across(
+    occasions = across(
         ranks({"norm": 1, "shard": 1}, {"norm": 1, "shard": 2}, contexts=contexts), Subject("parameter.data", "ranks")
     )
-    told = {value_of(one.context, "attributes"): SAME_DATA in one.held for one in found}
-    assert told == {"": True, "tensor_model_parallel": False}
+    outcomes = {value_of(occasion.context, "attributes"): SAME_DATA in occasion.held for occasion in occasions}
+    assert outcomes == {"": True, "tensor_model_parallel": False}
 
 
 def test_what_only_one_rank_has_is_not_compared() -> None:
@@ -536,18 +551,18 @@ def test_what_only_one_rank_has_is_not_compared() -> None:
 
 
 def test_learning_rates_are_carried_on_when_ranks_are_compared() -> None:
-    told = []
+    windows_by_rank = []
     for rank, last in enumerate((0.05, 0.1)):
         script = Script(rank=rank)
         script.window().step(rate(0.1))
         script.window().step()
         script.window().step(*([rate(last)] if last != 0.1 else []))
-        told.append(script.windows)
-    found = across(told, Subject("hyperparameter.lr", "ranks"))
-    assert fates(found, Property("same on ranks", "hyperparameter.lr")) == [True, False]
+        windows_by_rank.append(script.windows)
+    occasions = across(windows_by_rank, Subject("hyperparameter.lr", "ranks"))
+    assert verdicts(occasions, Property("same on ranks", "hyperparameter.lr")) == [True, False]
     # What a rank said before a gap is not believed after it.
-    gap = [[windows[0], replace(windows[2], index=7)] for windows in told]
-    assert fates(
+    gap = [[windows[0], replace(windows[2], index=7)] for windows in windows_by_rank]
+    assert verdicts(
         across(gap, Subject("hyperparameter.lr", "ranks")), Property("same on ranks", "hyperparameter.lr")
     ) == [True]
 
@@ -562,13 +577,15 @@ def test_an_interest_limits_the_work(grain: str) -> None:
     script.schedule(("scheduler.lr", "StepLR", 0.1))
     script.window().step()
     whole = Consistent()
-    everything = [one for window in script.windows for one in whole.occasions(window)]
-    assert {one.subject.grain for one in everything} >= {"time", "schedule", "setting 1"}
-    subjects = frozenset(one.subject for one in everything if one.subject.grain == grain)
+    everything = [occasion for window in script.windows for occasion in whole.occasions(window)]
+    assert {occasion.subject.grain for occasion in everything} >= {"time", "schedule", "setting 1"}
+    subjects = frozenset(occasion.subject for occasion in everything if occasion.subject.grain == grain)
     relation = Consistent(subjects)
-    found = [one for window in script.windows for one in relation.occasions(window)]
-    assert {one.subject for one in found} == subjects
+    limited = [occasion for window in script.windows for occasion in relation.occasions(window)]
+    assert {occasion.subject for occasion in limited} == subjects
     instance = Consistent(subjects)
     assert [
-        one for windows in zip(script.windows, script.windows, strict=True) for one in instance.across(windows)
+        occasion
+        for windows in zip(script.windows, script.windows, strict=True)
+        for occasion in instance.across(windows)
     ] == []

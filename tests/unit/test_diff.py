@@ -21,17 +21,21 @@ RUN, OTHER = LearnedRun("cnn.py", "d", 40), LearnedRun("gpt.py", "d", 60)
 
 def test_equal_books_differ_in_nothing(some_invariants: tuple[Invariant, ...]) -> None:
     book = Book(some_invariants, (RUN, RUN))
-    found = compare(book, book)
-    assert found.empty and found.same == 4
+    difference = compare(book, book)
+    assert difference.empty and difference.same == 4
 
 
 def test_what_went_and_what_came(some_invariants: tuple[Invariant, ...]) -> None:
     a, b = Book(some_invariants[:3], (RUN, RUN)), Book(some_invariants[1:], (RUN, OTHER))
-    found = compare(a, b)
-    assert (found.only_in_a, found.only_in_b, found.changed) == (some_invariants[:1], some_invariants[3:], ())
-    assert (found.same, found.runs_only_in_a, found.runs_only_in_b) == (2, (RUN,), (OTHER,))
+    difference = compare(a, b)
+    assert (difference.only_in_a, difference.only_in_b, difference.changed) == (
+        some_invariants[:1],
+        some_invariants[3:],
+        (),
+    )
+    assert (difference.same, difference.runs_only_in_a, difference.runs_only_in_b) == (2, (RUN,), (OTHER,))
     back = compare(b, a)
-    assert (back.only_in_a, back.only_in_b) == (found.only_in_b, found.only_in_a)
+    assert (back.only_in_a, back.only_in_b) == (difference.only_in_b, difference.only_in_a)
 
 
 @pytest.mark.parametrize(
@@ -48,15 +52,15 @@ def test_what_went_and_what_came(some_invariants: tuple[Invariant, ...]) -> None
 )
 def test_each_field_of_a_rule_is_compared(name: str, change: dict[str, object], new_invariant: Make) -> None:
     rule = new_invariant()
-    (one,) = compare(Book((rule,)), Book((replace(rule, **change),))).changed  # type: ignore[arg-type]
-    assert one.what == (name,) and one.a is rule
+    (changed,) = compare(Book((rule,)), Book((replace(rule, **change),))).changed  # type: ignore[arg-type]
+    assert changed.what == (name,) and changed.a is rule
 
 
 def test_a_rule_with_another_condition_is_one_rule(new_invariant: Make) -> None:
     narrow, wide = new_invariant(clauses=(Clause("stage", "train"),)), new_invariant()
-    found = compare(Book((narrow,)), Book((wide,)))
-    assert [(one.a, one.b, one.what) for one in found.changed] == [(narrow, wide, ("condition",))]
-    assert (found.only_in_a, found.only_in_b, found.same) == ((), (), 0)
+    difference = compare(Book((narrow,)), Book((wide,)))
+    assert [(changed.a, changed.b, changed.what) for changed in difference.changed] == [(narrow, wide, ("condition",))]
+    assert (difference.only_in_a, difference.only_in_b, difference.same) == ((), (), 0)
     third = new_invariant(clauses=(Clause("stage", "eval"),))
     several = compare(Book((narrow,)), Book((wide, third)))  # which of the two it became is not told
     assert (several.only_in_a, len(several.only_in_b), several.changed) == ((narrow,), 2, ())
@@ -76,8 +80,8 @@ def books(folder: Path, some_invariants: tuple[Invariant, ...], new_invariant: M
 @pytest.mark.usefixtures("books")
 def test_differences_are_told_in_sentences(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", "a.jsonl", "b.jsonl"]) == 0
-    told = capsys.readouterr().out
-    assert told.index("APISequence") < told.index("EventContain")
+    output = capsys.readouterr().out
+    assert output.index("APISequence") < output.index("EventContain")
     for part in (
         "only in b.jsonl",
         "notice: After torch.optim.Optimizer.step the loss is printed. (muted: only this script prints)",
@@ -88,8 +92,8 @@ def test_differences_are_told_in_sentences(capsys: pytest.CaptureFixture[str]) -
         "only b.jsonl was learned from gpt.py (60 steps)",
         "0 only in a.jsonl, 2 only in b.jsonl, 2 changed, 1 the same",
     ):
-        assert part in told
-    assert "only in a.jsonl\n" not in told
+        assert part in output
+    assert "only in a.jsonl\n" not in output
     assert main(["diff", "b.jsonl", "a.jsonl"]) == 0
     assert "it is not muted any more (the reason was: we freeze it)" in capsys.readouterr().out
 
@@ -97,11 +101,11 @@ def test_differences_are_told_in_sentences(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.usefixtures("books")
 def test_differences_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", "a.jsonl", "b.jsonl", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (len(told["only_in_a"]), len(told["only_in_b"]), told["same"]) == (0, 2, 1)
-    assert [one["what"] for one in told["changed"]] == [["condition"], ["severity", "mute", "confidence"]]
-    assert told["changed"][1]["b"]["mute"] == "we freeze it"
-    assert told["runs_only_in_b"] == [{"script": "gpt.py", "digest": "d", "steps": 60}]
+    output = json.loads(capsys.readouterr().out)
+    assert (len(output["only_in_a"]), len(output["only_in_b"]), output["same"]) == (0, 2, 1)
+    assert [changed["what"] for changed in output["changed"]] == [["condition"], ["severity", "mute", "confidence"]]
+    assert output["changed"][1]["b"]["mute"] == "we freeze it"
+    assert output["runs_only_in_b"] == [{"script": "gpt.py", "digest": "d", "steps": 60}]
 
 
 @pytest.mark.usefixtures("books")

@@ -32,10 +32,10 @@ def rule(new_invariant: Rules) -> Rules:
     return new
 
 
-def general_of(one: Invariant, *others: Invariant) -> Invariant | None:
-    index = RuleIndex((one, *others), plugins.load("traincheck.relations"))
-    found = Generalisation(LEVELS).by_class(one, index) or Generalisation(LEVELS).by_content(one, index)
-    return None if found is None else found[0]
+def general_of(specific: Invariant, *others: Invariant) -> Invariant | None:
+    index = RuleIndex((specific, *others), plugins.load("traincheck.relations"))
+    implication = Generalisation(LEVELS).by_class(specific, index) or Generalisation(LEVELS).by_content(specific, index)
+    return None if implication is None else implication[0]
 
 
 # -- scope -------------------------------------------------------------------------------------------------------------
@@ -83,10 +83,10 @@ def test_a_weaker_condition_takes_evidence_of_its_own(rule: Rules) -> None:
     mine, general = rule(SGD), rule(STEP, TRAINS)
     index = {"relations": plugins.load("traincheck.relations")}
     train, evaluate = ((("stage", "train"),), (("stage", "eval"),))
-    for contexts, found in (({train}, general), ({train, evaluate}, None), (set(), None)):
+    for contexts, expected in (({train}, general), ({train, evaluate}, None), (set(), None)):
         seen = RuleIndex((mine, general), **index, seen={mine.id: contexts})
         by = Generalisation(LEVELS).by_class(mine, seen)
-        assert (by and by[0]) == found
+        assert (by and by[0]) == expected
 
 
 def test_it_speaks_of_the_same_property_grain_and_relation(rule: Rules, new_invariant: Rules) -> None:
@@ -116,8 +116,8 @@ def test_a_call_inside_is_told_by_its_general_name(rule: Rules) -> None:
     special, general = (rule("train.fit", prop=Property("contains call", api)) for api in (SGD, STEP))
     assert general_of(special, general) == general
     assert general_of(general, special) is None
-    told = rule("train.fit", prop=Property("contains call", STEP, "closure=True"))
-    assert general_of(special, told) is None
+    by_general_name = rule("train.fit", prop=Property("contains call", STEP, "closure=True"))
+    assert general_of(special, by_general_name) is None
 
 
 # -- what is learned ---------------------------------------------------------------------------------------------------
@@ -126,22 +126,26 @@ def test_a_call_inside_is_told_by_its_general_name(rule: Rules) -> None:
 def learned(*optimizers: str) -> dict[str, Invariant]:
     """The rules that a step changes parameters, by their subjects, from a program with each of these optimizers."""
     tallies = []
-    for place, name in enumerate(optimizers):
-        tallies.append(Tally(f"{place}.py", ""))
+    for index, name in enumerate(optimizers):
+        tallies.append(Tally(f"{index}.py", ""))
         tally_windows(training(8, name), tallies[-1])
     book, _ = weigh(tallies)
-    return {one.subject.api: one for one in book.invariants if one.property == CHANGES and one.subject.grain == "call"}
+    return {
+        invariant.subject.api: invariant
+        for invariant in book.invariants
+        if invariant.property == CHANGES and invariant.subject.grain == "call"
+    }
 
 
 def test_what_was_learned_with_adadelta_speaks_of_adamw() -> None:
-    found = learned("Adadelta", "SGD")
-    assert set(found) == {STEP}
-    assert (found[STEP].scope, found[STEP].support.scripts, found[STEP].support.steps) == (GENERAL, 2, 16)
+    rules = learned("Adadelta", "SGD")
+    assert set(rules) == {STEP}
+    assert (rules[STEP].scope, rules[STEP].support.scripts, rules[STEP].support.steps) == (GENERAL, 2, 16)
 
 
 def test_of_one_program_the_general_level_is_kept_as_well() -> None:
-    found = learned("Adadelta")
-    assert set(found) == {STEP} and found[STEP].scope == PIPELINE
+    rules = learned("Adadelta")
+    assert set(rules) == {STEP} and rules[STEP].scope == PIPELINE
 
 
 def test_a_level_at_which_it_does_not_hold_is_passed_over() -> None:
@@ -157,4 +161,6 @@ def test_a_level_at_which_it_does_not_hold_is_passed_over() -> None:
     book, journal = weigh(tallies)
     (rule,) = book.invariants
     assert rule.subject == Subject(SGD) and rule.support.scripts == 2
-    assert any("both held and failed" in entry.why and "Optimizer.step" in entry.sentence for entry in journal.entries)
+    assert any(
+        "both held and failed" in entry.reason and "Optimizer.step" in entry.sentence for entry in journal.entries
+    )

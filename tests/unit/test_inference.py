@@ -74,46 +74,48 @@ window train step=1
 
 
 def windows(steps: int = 8, name: str = "SGD") -> list[Window]:
-    told = from_text(GOOD.replace("SGD", name) * steps)
-    return [replace(window, step=number) for number, window in enumerate(told, start=1)]
+    traced = from_text(GOOD.replace("SGD", name) * steps)
+    return [replace(window, step=number) for number, window in enumerate(traced, start=1)]
 
 
-def tally(script: str, told: Iterable[Window]) -> Tally:
-    found = Tally(script, f"digest of {script}")
-    tally_windows(told, found)
-    return found
+def tally(script: str, window_list: Iterable[Window]) -> Tally:
+    counted = Tally(script, f"digest of {script}")
+    tally_windows(window_list, counted)
+    return counted
 
 
-def rule(found: Iterable[Invariant], subject: Subject, prop: Property) -> Invariant:
-    return next(one for one in found if (one.subject, one.property) == (subject, prop))
+def rule(rules: Iterable[Invariant], subject: Subject, prop: Property) -> Invariant:
+    return next(candidate for candidate in rules if (candidate.subject, candidate.property) == (subject, prop))
 
 
 def test_support_counts_windows_runs_and_programs() -> None:
     book, journal = weigh([tally("a.py", windows()), tally("a.py", windows()), tally("b.py", windows(6, "Adam"))])
-    found = rule(book.invariants, Subject(STEP), CHANGES)
-    assert (found.support.steps, found.support.runs, found.support.scripts) == (22, 3, 2)
-    assert found.origin == ("a.py", "b.py") and found.scope == "general"
-    each = rule(book.invariants, Subject(STEP, "parameter.data"), CHANGES)
-    assert "held" in str(each.precondition)
-    assert {entry.id for entry in journal.entries if entry.fate == KEPT} == {one.id for one in book.invariants}
-    assert all(entry.why for entry in journal.entries)
+    general = rule(book.invariants, Subject(STEP), CHANGES)
+    assert (general.support.steps, general.support.runs, general.support.scripts) == (22, 3, 2)
+    assert general.origin == ("a.py", "b.py") and general.scope == "general"
+    per_variable = rule(book.invariants, Subject(STEP, "parameter.data"), CHANGES)
+    assert "held" in str(per_variable.precondition)
+    assert {entry.id for entry in journal.entries if entry.outcome == KEPT} == {
+        invariant.id for invariant in book.invariants
+    }
+    assert all(entry.reason for entry in journal.entries)
 
 
 def test_a_rule_of_a_single_step_is_a_coincidence() -> None:
     book, journal = weigh([tally("a.py", windows(1))])
     assert rule_or_none(book.invariants, Subject(STEP), CHANGES) is None
-    assert "single training step" in " ".join(entry.why for entry in journal.entries if entry.fate == DROPPED)
+    assert "single training step" in " ".join(entry.reason for entry in journal.entries if entry.outcome == DROPPED)
 
 
-def rule_or_none(found: Iterable[Invariant], subject: Subject, prop: Property) -> Invariant | None:
-    return next((one for one in found if (one.subject, one.property) == (subject, prop)), None)
+def rule_or_none(rules: Iterable[Invariant], subject: Subject, prop: Property) -> Invariant | None:
+    return next((candidate for candidate in rules if (candidate.subject, candidate.property) == (subject, prop)), None)
 
 
 def test_the_general_class_speaks_for_the_special_one() -> None:
     book, journal = weigh([tally("a.py", windows()), tally("b.py", windows(8, "Adam"))])
-    subjects = {one.subject.api for one in book.invariants if one.property == CHANGES}
+    subjects = {invariant.subject.api for invariant in book.invariants if invariant.property == CHANGES}
     assert subjects == {STEP}
-    assert any("more general class" in entry.why for entry in journal.entries)
+    assert any("more general class" in entry.reason for entry in journal.entries)
 
 
 def test_the_order_of_runs_does_not_matter(tmp_path: Path) -> None:
@@ -125,37 +127,39 @@ def test_the_order_of_runs_does_not_matter(tmp_path: Path) -> None:
     ]
     written = set()
     for number, order in enumerate(itertools.permutations(make)):
-        tallies = sorted((one() for one in order), key=lambda one: (one.script, one.digest, one.steps))
+        tallies = sorted(
+            (create() for create in order), key=lambda tallied: (tallied.script, tallied.digest, tallied.steps)
+        )
         path = tmp_path / f"{number}.jsonl"
         write_book(weigh(tallies)[0], path)
         written.add(path.read_bytes())
     assert len(written) == 1
-    unsorted = {weigh([one() for one in order])[0].invariants for order in itertools.permutations(make)}
+    unsorted = {weigh([create() for create in order])[0].invariants for order in itertools.permutations(make)}
     assert len({tuple(sorted(map(repr, rules))) for rules in unsorted}) == 1
 
 
 def test_counts_are_sums() -> None:
     prop = Property("holds", "x")
-    occasions = [Occasion(Subject("f"), facts(a=place % 2), {prop}, set(), place) for place in range(6)]
+    occasions = [Occasion(Subject("f"), facts(a=index % 2), {prop}, set(), index) for index in range(6)]
     whole, parts = Tally("a.py", ""), Tally("a.py", "")
     whole.add_occasions("R", occasions, 0)
     for occasion in reversed(occasions):
         parts.add_occasions("R", [occasion], 0)
 
-    def counts(one: Tally) -> dict[object, tuple[int, int, int]]:
-        found = one.evidence(("R", Subject("f")), prop)
-        return {context: (count.held, count.failed, count.windows) for context, count in found}
+    def counts(counted: Tally) -> dict[object, tuple[int, int, int]]:
+        evidence = counted.evidence(("R", Subject("f")), prop)
+        return {context: (count.held, count.failed, count.windows) for context, count in evidence}
 
     assert counts(whole) == counts(parts) == {facts(a=0): (3, 0, 1), facts(a=1): (3, 0, 1)}
 
 
 def test_in_a_closed_world_what_is_not_told_has_failed() -> None:
-    one, other = Property("holds", "x"), Property("holds", "y")
-    found = Tally("a.py", "")
-    found.add_occasions("R", [Occasion(Subject("f"), (), {one}, None, 0)] * 3, 0)
-    found.add_occasions("R", [Occasion(Subject("f"), (), {one, other}, None, 0)], 1)
-    ((_, count),) = found.evidence(("R", Subject("f")), other)
+    first, second = Property("holds", "x"), Property("holds", "y")
+    counted = Tally("a.py", "")
+    counted.add_occasions("R", [Occasion(Subject("f"), (), {first}, None, 0)] * 3, 0)
+    counted.add_occasions("R", [Occasion(Subject("f"), (), {first, second}, None, 0)], 1)
+    ((_, count),) = counted.evidence(("R", Subject("f")), second)
     assert (count.held, count.failed) == (1, 3)
     open_world = Tally("a.py", "")
-    open_world.add_occasions("R", [Occasion(Subject("f"), (), {one}, {other}, 0)], 0)
+    open_world.add_occasions("R", [Occasion(Subject("f"), (), {first}, {second}, 0)], 0)
     assert list(open_world.evidence(("R", Subject("f")), Property("holds", "z"))) == []

@@ -21,9 +21,9 @@ SENTENCES = (
 )
 
 
-def entry(sentence: str, fate: str = DROPPED, relation: str = "EventContain", **others: str) -> Entry:
-    told = {"precondition": "always", "why": "it never held", "id": "", **others}
-    return Entry(relation, sentence, told["precondition"], fate, told["why"], 3, 40, 10, 0, told["id"])
+def entry(sentence: str, outcome: str = DROPPED, relation: str = "EventContain", **others: str) -> Entry:
+    fields = {"precondition": "always", "reason": "it never held", "id": "", **others}
+    return Entry(relation, sentence, fields["precondition"], outcome, fields["reason"], 3, 40, 10, 0, fields["id"])
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def journal() -> Journal:
 
 
 @pytest.mark.parametrize(
-    ("text", "place"),
+    ("text", "index"),
     [
         ("zero_grad resets gradients", 0),
         ("resetting of the gradient by zero_grad", 0),
@@ -45,8 +45,8 @@ def journal() -> Journal:
         ("dropout in training", 6),
     ],
 )
-def test_a_candidate_is_found_by_what_people_call_it(text: str, place: int, journal: Journal) -> None:
-    assert journal.find(text)[0].sentence == SENTENCES[place]
+def test_a_candidate_is_found_by_what_people_call_it(text: str, index: int, journal: Journal) -> None:
+    assert journal.find(text)[0].sentence == SENTENCES[index]
 
 
 def test_what_has_little_in_common_is_not_found(journal: Journal) -> None:
@@ -57,14 +57,14 @@ def test_what_has_little_in_common_is_not_found(journal: Journal) -> None:
 
 def test_kept_ones_come_first_among_equals() -> None:
     same = SENTENCES[0]
-    told = Journal([entry(same), entry(same, KEPT), entry(SENTENCES[2], KEPT)])
-    assert [one.fate for one in told.find("zero_grad clears", most=2)] == [KEPT, DROPPED]
+    journal_of_three = Journal([entry(same), entry(same, KEPT), entry(SENTENCES[2], KEPT)])
+    assert [candidate.outcome for candidate in journal_of_three.find("zero_grad clears", most=2)] == [KEPT, DROPPED]
 
 
 def test_an_id_finds_its_candidate(journal: Journal) -> None:
     for name in ("ab12cd34ef", "9238e894ad", "0123456789"):
-        told = Journal([*journal.entries, entry(SENTENCES[3], id=name)])
-        assert [one.id for one in told.find(name)] == [name]
+        longer = Journal([*journal.entries, entry(SENTENCES[3], id=name)])
+        assert [candidate.id for candidate in longer.find(name)] == [name]
 
 
 def test_forms_of_a_word_are_one_word() -> None:
@@ -112,16 +112,16 @@ def test_what_cannot_be_read_or_written_is_told(tmp_path: Path) -> None:
 
 
 def test_a_chain_of_what_implies_what_is_followed_to_its_end() -> None:
-    told = Journal(
+    chain = Journal(
         [
-            entry("a", KEPT, id="aaaaaaaaaa", why="confidence 0.8"),
-            entry("b", id="bbbbbbbbbb", why="implied by aaaaaaaaaa: the same holds of a more general class"),
-            entry("clears", id="cccccccccc", why="implied by bbbbbbbbbb: the same holds of a more general class"),
-            entry("turns", id="dddddddddd", why="implied by eeeeeeeeee: x"),
-            entry("round", id="eeeeeeeeee", why="implied by dddddddddd: x"),
+            entry("a", KEPT, id="aaaaaaaaaa", reason="confidence 0.8"),
+            entry("b", id="bbbbbbbbbb", reason="implied by aaaaaaaaaa: the same holds of a more general class"),
+            entry("clears", id="cccccccccc", reason="implied by bbbbbbbbbb: the same holds of a more general class"),
+            entry("turns", id="dddddddddd", reason="implied by eeeeeeeeee: x"),
+            entry("round", id="eeeeeeeeee", reason="implied by dddddddddd: x"),
         ]
     )
-    (clears,) = follow_journal("clears", told)
-    assert clears.by is told.entries[0]
-    (turns,) = follow_journal("turns", told)
+    (clears,) = follow_journal("clears", chain)
+    assert clears.by is chain.entries[0]
+    (turns,) = follow_journal("turns", chain)
     assert turns.by is None

@@ -22,9 +22,9 @@ Make = Callable[..., Invariant]
 @pytest.fixture
 def book(folder: Path, some_invariants: tuple[Invariant, ...]) -> Book:
     """good.jsonl, whose fourth invariant is muted."""
-    found = Book(some_invariants)
-    write_book(found, "good.jsonl")
-    return found
+    sample = Book(some_invariants)
+    write_book(sample, "good.jsonl")
+    return sample
 
 
 def mutes(path: str = "good.jsonl") -> dict[str, str]:
@@ -33,9 +33,9 @@ def mutes(path: str = "good.jsonl") -> dict[str, str]:
 
 def test_a_reason_is_kept_in_one_line(book: Book, some_invariants: tuple[Invariant, ...]) -> None:
     first, second, _, muted = some_invariants
-    told = with_mutes(book, {first.id: " we do so\n on purpose ", muted.id: ""})
-    assert {rule.id: rule.mute for rule in told.invariants if rule.mute} == {first.id: "we do so on purpose"}
-    assert told.by_id(second.id) == second
+    muted_book = with_mutes(book, {first.id: " we do so\n on purpose ", muted.id: ""})
+    assert {rule.id: rule.mute for rule in muted_book.invariants if rule.mute} == {first.id: "we do so on purpose"}
+    assert muted_book.by_id(second.id) == second
     with pytest.raises(KeyError):
         with_mutes(book, {"ffffffffff": "x"})
 

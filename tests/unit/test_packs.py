@@ -55,7 +55,9 @@ def test_rules_of_jobs_of_ranks_are_for_these_alone() -> None:
     packs = read_packs(SHIPPED)
     alone = {pack.name for pack in packs.of_use(Program(frozenset(("torch",)), distributed=False))}
     assert GENERAL in alone and not alone & {"distributed", "hugging-face"}
-    assert "hugging-face" in {one.name for one in packs.of_use(Program(frozenset(("accelerate",)), distributed=False))}
+    assert "hugging-face" in {
+        useful.name for useful in packs.of_use(Program(frozenset(("accelerate",)), distributed=False))
+    }
     assert packs.of_use(ANY) == packs.manifest.packs
     assert packs.of_use(Program(torch="2.13.0+cpu")) == packs.manifest.packs
     assert packs.of_use(Program(torch="2.3.1")) == ()
@@ -67,9 +69,9 @@ def test_rules_of_jobs_of_ranks_are_for_these_alone() -> None:
 @pytest.fixture
 def folder(tmp_path: Path, two_programs: Path) -> Path:
     """Packs of two programs that have all in common."""
-    place = tmp_path / "packs"
-    assert main(["packs", "build", str(two_programs / "a"), str(two_programs / "b"), "-o", str(place)]) == 0
-    return place
+    packs_folder = tmp_path / "packs"
+    assert main(["packs", "build", str(two_programs / "a"), str(two_programs / "b"), "-o", str(packs_folder)]) == 0
+    return packs_folder
 
 
 @pytest.fixture
@@ -84,14 +86,14 @@ def two_programs(tmp_path: Path) -> Path:
 
 def test_a_folder_is_built_told_and_shown(folder: Path, two_programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["packs", "build", str(two_programs / "a"), str(two_programs / "b"), "-o", str(folder)]) == 0
-    said = capsys.readouterr().err
+    progress_text = capsys.readouterr().err
     digest = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
-    assert f"{folder}{ANCHOR}{digest}" in said
+    assert f"{folder}{ANCHOR}{digest}" in progress_text
     assert main(["packs", "list", "--packs", str(folder)]) == 0
     assert "general" in capsys.readouterr().out
     assert main(["packs", "list", "--packs", f"{folder}{ANCHOR}{digest}", "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
-    assert told["packs"][0]["programs"] == 2 and told["version"] == "1"
+    (pack_line,) = json.loads(capsys.readouterr().out)
+    assert pack_line["packs"][0]["programs"] == 2 and pack_line["version"] == "1"
     assert main(["packs", "show", "general", "--packs", str(folder)]) == 0
     assert "learned from a.py, b.py" in capsys.readouterr().out
     assert main(["packs", "show", "speech", "--packs", str(folder)]) == 2
@@ -117,8 +119,8 @@ def test_packs_are_replaced_by_packs_and_nothing_else_is(
     assert read_packs(folder).manifest.version == "2"
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.jsonl").write_text("years of work")
-    for place in ("mine", "mine/thesis.jsonl"):
-        assert main(["packs", "build", *words, str(tmp_path / place)]) == 2
+    for target in ("mine", "mine/thesis.jsonl"):
+        assert main(["packs", "build", *words, str(tmp_path / target)]) == 2
         assert "[other-file]" in capsys.readouterr().err
     assert (tmp_path / "mine" / "thesis.jsonl").read_text() == "years of work"
 
@@ -132,33 +134,33 @@ def test_what_is_no_pack_is_said(folder: Path, tmp_path: Path) -> None:
     manifest, book = folder / MANIFEST, folder / "general.jsonl"
     good = manifest.read_bytes()
 
-    def why(place: str | Path = folder) -> str:
+    def message(source: str | Path = folder) -> str:
         with pytest.raises(PacksUnreadable) as caught:
-            book_of_packs([read_packs(place)])
+            book_of_packs([read_packs(source)])
         assert str(folder) in str(caught.value) or str(tmp_path) in str(caught.value)
         return str(caught.value)
 
-    assert "there is no packs.json" in why(tmp_path / "absent")
-    assert "other packs" in why(f"{folder}{ANCHOR}{'0' * 64}")
-    for change, told in (
+    assert "there is no packs.json" in message(tmp_path / "absent")
+    assert "other packs" in message(f"{folder}{ANCHOR}{'0' * 64}")
+    for change, expected in (
         ({"kind": "a diary"}, "does not say"),
         ({"format": 9, "more": 1}, "format 9"),
         ({"packs": [{}]}, "packs[0]"),
         ({"unheard": 1}, "unheard"),
     ):
         manifest.write_text(json.dumps({**json.loads(good), **change}))
-        assert told in why()
+        assert expected in message()
     entry = json.loads(good)["packs"][0]
     for bad in ({"file": "../../secrets.jsonl"}, {"sha256": "none"}, {"ranks": 0}):
         manifest.write_text(json.dumps({**json.loads(good), "packs": [{**entry, **bad}]}))
-        assert "packs[0]" in why()
+        assert "packs[0]" in message()
     manifest.write_text("{" * 100_000)
-    assert MANIFEST in why()
+    assert MANIFEST in message()
     manifest.write_bytes(good)
     book.write_bytes(book.read_bytes().replace(b'"error"', b'"notice"').replace(b'"notice"', b'"error"', 1))
-    assert "not the file that was packed" in why()
+    assert "not the file that was packed" in message()
     book.unlink()
-    assert "there is no general.jsonl" in why()
+    assert "there is no general.jsonl" in message()
 
 
 # -- which packs are asked for -----------------------------------------------------------------------------------------
@@ -174,19 +176,19 @@ def test_packs_are_used_where_no_book_is_named(
     run = str(two_programs / "a")
     monkeypatch.chdir(tmp_path)
 
-    def told(*words: str) -> str:
+    def output_of(*words: str) -> str:
         capsys.readouterr()
         assert main(["check", run, *words]) == 0
         return capsys.readouterr().err
 
-    assert "packs traincheck" in told()
+    assert "packs traincheck" in output_of()
     book = str(folder / "general.jsonl")
-    assert "of the packs" not in told("--book", book)
-    assert "packs packs 1: general" in told("--packs", str(folder))
-    both = told("--packs", str(folder), "--packs", "shipped", "-b", book)
+    assert "of the packs" not in output_of("--book", book)
+    assert "packs packs 1: general" in output_of("--packs", str(folder))
+    both = output_of("--packs", str(folder), "--packs", "shipped", "-b", book)
     assert "packs traincheck" in both and "packs packs 1" in both
     monkeypatch.setenv("TRAINCHECK_PACKS", str(folder))
-    assert "packs packs 1: general" in told()
+    assert "packs packs 1: general" in output_of()
     monkeypatch.delenv("TRAINCHECK_PACKS")
     monkeypatch.setenv("TRAINCHECK_BOOKS", book)
     assert main(["packs", "list"]) == 0 and "traincheck " in capsys.readouterr().out
@@ -209,12 +211,12 @@ NAMES = st.frozensets(st.sampled_from("abcdef"), max_size=4)
 
 @given(st.lists(NAMES, max_size=4), st.frozensets(st.sampled_from("abcdef"), min_size=1, max_size=3))
 def test_a_rule_is_of_the_narrowest_theme_that_explains_it(programs: list[frozenset[str]], origin: set[str]) -> None:
-    themes = [(f"t{place}", each) for place, each in enumerate(programs)]
-    found = narrowest(themes, origin)
-    fitting = [each for each in programs if origin <= each]
-    assert (found == GENERAL) is not bool(fitting)
+    themes = [(f"t{number}", scripts) for number, scripts in enumerate(programs)]
+    theme = narrowest(themes, origin)
+    fitting = [scripts for scripts in programs if origin <= scripts]
+    assert (theme == GENERAL) is not bool(fitting)
     if fitting:
-        assert len(dict(themes)[found]) == min(map(len, fitting))
+        assert len(dict(themes)[theme]) == min(map(len, fitting))
 
 
 def test_what_one_program_did_is_in_no_pack(new_invariant: Rules) -> None:
@@ -225,9 +227,9 @@ def test_what_one_program_did_is_in_no_pack(new_invariant: Rules) -> None:
     own = type(common)(**{**_fields(common), "relation": "APIArg", "scope": PIPELINE, "id": ""})
     setting = type(common)(**{**_fields(common), "relation": "Periodic", "program": "a.py", "id": ""})
     themes = Themes(themes={"distributed": Theme(programs=("torchrun *",), ranks=2)})
-    found = parts(Book((common, ranks, own, setting), runs), themes)
-    assert {name: book.invariants for name, book in found.items()} == {GENERAL: (common,), "distributed": (ranks,)}
-    assert [run.script for run in found["distributed"].runs] == ["torchrun c.py", "torchrun d.py"]
+    books = parts(Book((common, ranks, own, setting), runs), themes)
+    assert {name: book.invariants for name, book in books.items()} == {GENERAL: (common,), "distributed": (ranks,)}
+    assert [run.script for run in books["distributed"].runs] == ["torchrun c.py", "torchrun d.py"]
 
 
 def _fields(rule: Invariant) -> dict[str, object]:
@@ -236,7 +238,7 @@ def _fields(rule: Invariant) -> dict[str, object]:
 
 def test_a_bad_file_of_themes_is_said(tmp_path: Path) -> None:
     path = tmp_path / "themes.toml"
-    for text, told in (
+    for text, expected in (
         (None, "can be read"),
         ("name = ", "TOML"),
         ("title = 'x'", "title"),
@@ -248,14 +250,14 @@ def test_a_bad_file_of_themes_is_said(tmp_path: Path) -> None:
             path.write_text(text)
         with pytest.raises(BadOption) as caught:
             read_themes(path)
-        assert str(path) in str(caught.value) and told in str(caught.value)
+        assert str(path) in str(caught.value) and expected in str(caught.value)
 
 
 def test_the_themes_of_the_examples_name_programs_that_exist() -> None:
     from fnmatch import fnmatchcase
 
     root = Path(__file__).resolve().parents[2]
-    known = {run.script for pack in read_packs(SHIPPED).manifest.packs for run in read_book(SHIPPED / pack.file).runs}
+    scripts = {run.script for pack in read_packs(SHIPPED).manifest.packs for run in read_book(SHIPPED / pack.file).runs}
     for name, theme in read_themes(root / "examples" / "packs.toml").themes.items():
-        for wanted in theme.programs:
-            assert any(fnmatchcase(script, wanted) for script in known), f"{name}: {wanted}"
+        for pattern in theme.programs:
+            assert any(fnmatchcase(script, pattern) for script in scripts), f"{name}: {pattern}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sample_windows import SCHEDULE, UPDATE, Script, fates, occasions
+from sample_windows import SCHEDULE, UPDATE, Script, occasions, verdicts
 from traincheck.relations.periodic.relation import Periodic
 from traincheck.relations.periodic.update_intervals import ESTABLISHED, LONGEST
 from traincheck.vocab.events import MODULE
@@ -26,7 +26,7 @@ TRAINING = facts(grad_mode="on", outermost=True, parametric=True, training=True)
 
 
 def lessons(script: Script) -> list[bool]:
-    return fates(of(script, Subject(UPDATE, "lesson")), Property("learns from", BACKWARD))
+    return verdicts(of(script, Subject(UPDATE, "lesson")), Property("learns from", BACKWARD))
 
 
 def called(script: Script, **other: Any) -> None:
@@ -65,7 +65,9 @@ def test_what_a_closure_runs_is_before_its_update() -> None:
     update = window.calls[0]._replace(end=99)
     script_of = [*window.calls[1:], update]
     window = replace(window, calls=tuple(sorted(script_of, key=lambda call: call.seq)))
-    assert fates(occasions(Periodic, [window], Subject(UPDATE, "lesson")), Property("learns from", BACKWARD)) == [True]
+    assert verdicts(occasions(Periodic, [window], Subject(UPDATE, "lesson")), Property("learns from", BACKWARD)) == [
+        True
+    ]
 
 
 def test_behind_a_gap_the_first_update_of_an_optimizer_is_not_judged() -> None:
@@ -75,8 +77,8 @@ def test_behind_a_gap_the_first_update_of_an_optimizer_is_not_judged() -> None:
         called(script)
         script.step(context=facts(grads="unused"))
     first, _, *rest = script.windows
-    found = occasions(Periodic, [first, *rest], Subject(UPDATE, "lesson"))
-    assert [occasion.seq for occasion in found] == [first.calls[1].seq, rest[1].calls[1].seq]
+    judged = occasions(Periodic, [first, *rest], Subject(UPDATE, "lesson"))
+    assert [occasion.seq for occasion in judged] == [first.calls[1].seq, rest[1].calls[1].seq]
 
 
 # -- counters --------------------------------------------------------------------------------------------------------
@@ -94,18 +96,18 @@ def counted(*counts: int, attribute: str = "step", grads: str = "some") -> Scrip
 
 def test_the_count_of_an_optimizer_grows_by_one() -> None:
     subject = Subject("optimizer_state.step", "counter")
-    assert fates(of(counted(1, 2, 3), subject), GROWS) == [True, True]
-    assert fates(of(counted(1, 1, 3, 4), subject), GROWS) == [False, False, True]
-    (found,) = of(counted(1, 2, grads="mixed"), subject)
-    assert value_of(found.context, "grads") == "mixed" and found.variables == ("Adam",)
+    assert verdicts(of(counted(1, 2, 3), subject), GROWS) == [True, True]
+    assert verdicts(of(counted(1, 1, 3, 4), subject), GROWS) == [False, False, True]
+    (occasion,) = of(counted(1, 2, grads="mixed"), subject)
+    assert value_of(occasion.context, "grads") == "mixed" and occasion.variables == ("Adam",)
 
 
 def test_a_parameter_that_joins_late_counts_late() -> None:
     lowest = Subject("optimizer_state.lowest_step", "counter")
-    assert fates(of(counted(5, 1, 2, attribute="lowest_step"), lowest), GROWS) == [True]
-    assert fates(of(counted(5, 5, attribute="lowest_step"), lowest), GROWS) == [False]
+    assert verdicts(of(counted(5, 1, 2, attribute="lowest_step"), lowest), GROWS) == [True]
+    assert verdicts(of(counted(5, 5, attribute="lowest_step"), lowest), GROWS) == [False]
     # An expert that gets no gradient in this step stands still.
-    assert fates(of(counted(5, 5, attribute="lowest_step", grads="mixed"), lowest), GROWS) == []
+    assert verdicts(of(counted(5, 5, attribute="lowest_step", grads="mixed"), lowest), GROWS) == []
 
 
 def test_a_loaded_state_counts_from_anywhere() -> None:
@@ -114,7 +116,7 @@ def test_a_loaded_state_counts_from_anywhere() -> None:
     script.call("torch.optim.Optimizer.load_state_dict", receiver="Adam")
     script.window().step(("optimizer_state.step", "Adam", 100), receiver="Adam")
     script.window().step(("optimizer_state.step", "Adam", 101), receiver="Adam")
-    assert fates(of(script, Subject("optimizer_state.step", "counter")), GROWS) == [True]
+    assert verdicts(of(script, Subject("optimizer_state.step", "counter")), GROWS) == [True]
 
 
 def test_two_optimizers_count_each_for_itself() -> None:
@@ -122,7 +124,7 @@ def test_two_optimizers_count_each_for_itself() -> None:
     for first, second in ((1, 11), (2, 12)):
         script.window().step(("optimizer_state.step", "Adam", first), receiver="Adam")
         script.step(("optimizer_state.step", "Adam#2", second), receiver="Adam#2")
-    assert fates(of(script, Subject("optimizer_state.step", "counter")), GROWS) == [True, True]
+    assert verdicts(of(script, Subject("optimizer_state.step", "counter")), GROWS) == [True, True]
 
 
 def test_a_scheduler_counts_its_steps_unless_it_is_told_the_epoch() -> None:
@@ -131,7 +133,7 @@ def test_a_scheduler_counts_its_steps_unless_it_is_told_the_epoch() -> None:
     for count in (1, 2, 2):
         script.schedule(("scheduler.last_epoch", "StepLR", count))
     script.schedule(("scheduler.last_epoch", "StepLR", 7), args=facts(epoch=7))
-    assert fates(of(script, subject), grows) == [True, False]
+    assert verdicts(of(script, subject), grows) == [True, False]
 
 
 # -- rhythms ---------------------------------------------------------------------------------------------------------
@@ -142,7 +144,7 @@ def rhythm(*changes: bool) -> list[bool]:
     script = Script()
     for changed in (False, True, *changes):
         script.window().step(changes=[{"changed": changed}])
-    return fates(of(script, Subject("parameter.data", "rhythm")), Property("keeps its rhythm", "parameter.data"))
+    return verdicts(of(script, Subject("parameter.data", "rhythm")), Property("keeps its rhythm", "parameter.data"))
 
 
 @pytest.mark.parametrize("every", [1, 2, 5])
@@ -170,18 +172,20 @@ def test_evaluations_do_not_count_as_steps() -> None:
         if number % 2:
             script.window("eval")
     script.window().step(changes=[{"changed": False}])
-    found = of(script, Subject("parameter.data", "rhythm"))
-    assert fates(found, Property("keeps its rhythm", "parameter.data")) == [True, True, False]
-    assert Periodic.is_habit(Property("keeps its rhythm", "parameter.data")) and not Periodic.is_habit(GROWS)
+    occasions = of(script, Subject("parameter.data", "rhythm"))
+    assert verdicts(occasions, Property("keeps its rhythm", "parameter.data")) == [True, True, False]
+    assert Periodic.is_optional_practice(
+        Property("keeps its rhythm", "parameter.data")
+    ) and not Periodic.is_optional_practice(GROWS)
 
 
 def test_an_update_that_need_not_show_breaks_no_rhythm() -> None:
     script = Script()
     for lr in ["positive"] * (ESTABLISHED + 2) + ["zero"]:
         script.window().step(changes=[{"changed": lr == "positive", "context": facts(lr=lr)}])
-    assert fates(of(script, Subject("parameter.data", "rhythm")), Property("keeps its rhythm", "parameter.data")) == [
-        True
-    ]
+    assert verdicts(
+        of(script, Subject("parameter.data", "rhythm")), Property("keeps its rhythm", "parameter.data")
+    ) == [True]
 
 
 # -- progress --------------------------------------------------------------------------------------------------------
@@ -192,15 +196,15 @@ BACKWARD = "torch.autograd.backward"
 
 
 def moved(script: Script) -> list[bool]:
-    return fates(of(script, MOVES), Property("moves", "parameter.data", "changes"))
+    return verdicts(of(script, MOVES), Property("moves", "parameter.data", "changes"))
 
 
 def test_a_parameter_with_a_gradient_changes_in_the_step() -> None:
     script = Script().window()
     script.step(changes=[{"variable": "Net.a", "context": HELD}])
     script.step(changes=[{"variable": "Net.b", "changed": False, "context": HELD}])
-    found = of(script, MOVES)
-    assert moved(script) == [True, False] and found[1].variables == ("Net.b",)
+    occasions = of(script, MOVES)
+    assert moved(script) == [True, False] and occasions[1].variables == ("Net.b",)
     for excuse in (facts(held="this", grad="zero", lr="positive"), facts(held="this", grad="some", lr="zero")):
         script = Script().window()
         script.step(changes=[{"changed": False, "context": excuse}])
@@ -227,7 +231,7 @@ def test_a_gradient_is_cleared_before_it_is_used_again(held: str, cleared: bool)
         script.call(BACKWARD, changes=[grad])
         script.step(changes=[{"variable": "Net.a", "context": facts(held=held, grad="some", lr="positive")}])
     prop = Property("is cleared before its next use", "parameter.grad", "is cleared")
-    assert fates(of(script, CLEARED), prop) == [cleared]
+    assert verdicts(of(script, CLEARED), prop) == [cleared]
 
 
 # -- passes ----------------------------------------------------------------------------------------------------------
@@ -256,14 +260,17 @@ def epochs(
 
 
 def test_a_pass_that_is_cut_short_after_others_went_to_their_end() -> None:
-    found = [one for one in of(epochs(3, 3, 3, 1), BATCHES) if one.variables == ("DataLoader#1",)]
-    assert fates(found, REACHES) == [True, False]
-    assert all(value_of(one.context, "updated") is True for one in found)
-    assert all(value_of(one.context, "last_batch") is None for one in found)  # that would be the answer
+    occasions = [occasion for occasion in of(epochs(3, 3, 3, 1), BATCHES) if occasion.variables == ("DataLoader#1",)]
+    assert verdicts(occasions, REACHES) == [True, False]
+    assert all(value_of(occasion.context, "updated") is True for occasion in occasions)
+    assert all(value_of(occasion.context, "last_batch") is None for occasion in occasions)  # that would be the answer
 
 
 def test_who_leaves_a_loader_early_from_the_first_does_so_again() -> None:
-    assert fates([one for one in of(epochs(1, 3, 1, 3), BATCHES) if "#1" in one.variables[0]], REACHES) == []
+    assert (
+        verdicts([occasion for occasion in of(epochs(1, 3, 1, 3), BATCHES) if "#1" in occasion.variables[0]], REACHES)
+        == []
+    )
 
 
 def test_who_counts_steps_and_starts_over_at_the_end_of_the_data_may_stop_anywhere() -> None:
@@ -277,8 +284,8 @@ def test_who_does_something_after_each_pass_thinks_in_passes(api: str) -> None:
         script.window().iterate("DataLoader#1", 3)
         script.exhaust(batches, last=batches == 3)
         script.call(api)
-    (found,) = of(script, BATCHES)
-    assert found.failed == {REACHES} and value_of(found.context, "updated") is False
+    (occasion,) = of(script, BATCHES)
+    assert occasion.failed == {REACHES} and value_of(occasion.context, "updated") is False
 
 
 def test_a_pass_that_is_left_when_the_next_begins() -> None:
@@ -289,8 +296,8 @@ def test_a_pass_that_is_left_when_the_next_begins() -> None:
     script.window().iterate("DataLoader#1", 3, left)
     script.step()
     script.window().exhaust(3)
-    found = [one for one in of(script, BATCHES) if one.variables == ("DataLoader#1",)]
-    assert fates(found, REACHES) == [False]  # and nothing is said once one was cut
+    occasions = [occasion for occasion in of(script, BATCHES) if occasion.variables == ("DataLoader#1",)]
+    assert verdicts(occasions, REACHES) == [False]  # and nothing is said once one was cut
 
 
 def test_a_look_before_any_update_is_no_pass_that_was_left() -> None:
@@ -302,7 +309,7 @@ def test_a_look_before_any_update_is_no_pass_that_was_left() -> None:
         script.step()
         script.window().exhaust(batches, last=batches == 3)
         script.call("torch.save")
-    assert fates(of(script, BATCHES), REACHES) == [False]
+    assert verdicts(of(script, BATCHES), REACHES) == [False]
 
 
 def test_the_order_of_a_look_is_not_compared_with_that_of_a_pass() -> None:
@@ -317,9 +324,9 @@ def test_the_order_of_a_look_is_not_compared_with_that_of_a_pass() -> None:
 
 def test_a_training_loader_is_shuffled_anew() -> None:
     subject, differs = Subject("loader.order", "pass"), Property("differs between passes", "loader.order")
-    assert fates(of(epochs(3, 3, 3, orders=(1, 2, 2)), subject), differs) == [True, False]
+    assert verdicts(of(epochs(3, 3, 3, orders=(1, 2, 2)), subject), differs) == [True, False]
     assert of(epochs(3, 3, orders=(1, 1), trains=False), subject) == []  # evaluations keep their order
-    assert Periodic.is_habit(differs)
+    assert Periodic.is_optional_practice(differs)
 
 
 def test_a_look_at_the_first_batch_is_no_pass_to_compare_with() -> None:
@@ -335,8 +342,8 @@ def test_a_look_at_the_first_batch_is_no_pass_to_compare_with() -> None:
             script.window().exhaust(3, order=order)
         return script
 
-    assert fates(of(looking(1, 2, 3), subject), differs) == [True, True]
-    assert fates(of(looking(1, 1, 2), subject), differs) == [False, True]
+    assert verdicts(of(looking(1, 2, 3), subject), differs) == [True, True]
+    assert verdicts(of(looking(1, 1, 2), subject), differs) == [False, True]
 
 
 # -- horizons --------------------------------------------------------------------------------------------------------
@@ -357,20 +364,20 @@ def scheduled(*rates: float, total: int | None, ends: bool = True) -> Script:
 
 def test_a_learning_rate_rests_after_its_horizon() -> None:
     subject, within = Subject("scheduler.last_epoch", "horizon"), Property("stays within", "scheduler.total")
-    assert fates(of(scheduled(0.5, 0.4, 0.3, total=3), subject), within) == [True] * 3
+    assert verdicts(of(scheduled(0.5, 0.4, 0.3, total=3), subject), within) == [True] * 3
     # A warm-up is over after its steps, and the rate stays.
-    assert fates(of(scheduled(0.1, 0.2, 0.2, 0.2, total=2), subject), within) == [True] * 4
+    assert verdicts(of(scheduled(0.1, 0.2, 0.2, 0.2, total=2), subject), within) == [True] * 4
     # A cosine that was made for two epochs and is stepped in each batch comes up again.
-    assert fates(of(scheduled(0.5, 0.0, 0.5, 1.0, total=2), subject), within) == [True, True, False, False]
+    assert verdicts(of(scheduled(0.5, 0.0, 0.5, 1.0, total=2), subject), within) == [True, True, False, False]
     assert of(scheduled(0.5, 0.4, total=None), subject) == []
 
 
 def test_a_scheduler_gets_as_far_as_it_was_made_for() -> None:
     subject, reaches = Subject("scheduler.last_epoch", "run"), Property("reaches", "scheduler.total")
-    assert fates(of(scheduled(*[0.1] * 5, total=5), subject), reaches) == [True]
-    assert fates(of(scheduled(*[0.1] * 5, total=50), subject), reaches) == [False]
+    assert verdicts(of(scheduled(*[0.1] * 5, total=5), subject), reaches) == [True]
+    assert verdicts(of(scheduled(*[0.1] * 5, total=50), subject), reaches) == [False]
     assert of(scheduled(*[0.1] * 5, total=50, ends=False), subject) == []  # the run goes on
-    assert Periodic.is_habit(reaches) and not Periodic.is_habit(REACHES)
+    assert Periodic.is_optional_practice(reaches) and not Periodic.is_optional_practice(REACHES)
 
 
 # -- gaps ------------------------------------------------------------------------------------------------------------

@@ -16,21 +16,21 @@ from traincheck.vocab.invariant import Clause, Precondition
 WINDOWS = 20
 
 
-def good(run: int = 0, windows: int = WINDOWS, **told: FactValue) -> Evidence:
+def good(run: int = 0, windows: int = WINDOWS, **pairs: FactValue) -> Evidence:
     """A context in which the property held throughout."""
-    return Evidence(facts(**told), run, held=2 * windows, failed=0, windows=windows)
+    return Evidence(facts(**pairs), run, held=2 * windows, failed=0, windows=windows)
 
 
-def bad(run: int = 0, windows: int = WINDOWS, **told: FactValue) -> Evidence:
+def bad(run: int = 0, windows: int = WINDOWS, **pairs: FactValue) -> Evidence:
     """A context in which it failed throughout."""
-    return Evidence(facts(**told), run, held=0, failed=2 * windows, windows=windows)
+    return Evidence(facts(**pairs), run, held=0, failed=2 * windows, windows=windows)
 
 
 def learned(*evidence: Evidence) -> str:
     """The precondition in words, whatever the order of the evidence."""
-    found = {str(learn(order)) for order in itertools.islice(itertools.permutations(evidence), 24)}
-    assert len(found) == 1
-    return found.pop()
+    outcomes = {str(learn(order)) for order in itertools.islice(itertools.permutations(evidence), 24)}
+    assert len(outcomes) == 1
+    return outcomes.pop()
 
 
 # -- what a precondition means ---------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def test_alternatives_are_any_of_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("precondition", "said"),
+    ("precondition", "sentence"),
     [
         (Precondition(), "always"),
         (Precondition((TRAIN, ~STRONG)), "stage is train and grads is not some"),
@@ -73,22 +73,27 @@ def test_alternatives_are_any_of_them() -> None:
         (Precondition((TRAIN,), ((),)), "always"),
     ],
 )
-def test_a_precondition_reads_as_a_sentence(precondition: Precondition, said: str) -> None:
-    assert str(precondition) == said
+def test_a_precondition_reads_as_a_sentence(precondition: Precondition, sentence: str) -> None:
+    assert str(precondition) == sentence
 
 
-ALWAYS, ONE, BOTH, OTHER = Precondition(), Precondition((TRAIN,)), Precondition((TRAIN, STRONG)), Precondition((EVAL,))
+ALWAYS, SINGLE, BOTH, OTHER = (
+    Precondition(),
+    Precondition((TRAIN,)),
+    Precondition((TRAIN, STRONG)),
+    Precondition((EVAL,)),
+)
 EITHER = Precondition((TRAIN,), ((EVAL,),))
 
 
 @pytest.mark.parametrize(
     ("narrow", "wide"),
     [
-        (BOTH, ONE),
-        (ONE, ALWAYS),
-        (ONE, EITHER),
+        (BOTH, SINGLE),
+        (SINGLE, ALWAYS),
+        (SINGLE, EITHER),
         (OTHER, EITHER),
-        (ONE, Precondition((~EVAL,))),
+        (SINGLE, Precondition((~EVAL,))),
         (BOTH, EITHER),
         (Precondition((Clause("within", "a+no_sync"),)), Precondition((NO_SYNC,))),
         (Precondition((Clause("within", "a"),)), Precondition((~NO_SYNC,))),
@@ -102,10 +107,10 @@ def test_the_narrow_implies_the_wide_and_not_the_other_way_round(narrow: Precond
 
 def test_implication_looks_at_all_alternatives_together() -> None:
     split = Precondition((TRAIN, STRONG), ((TRAIN, ~STRONG),))
-    assert ONE.implies(split) and split.implies(ONE)
+    assert SINGLE.implies(split) and split.implies(SINGLE)
     assert ALWAYS.implies(Precondition((TRAIN,), ((~TRAIN,),)))
     assert not ALWAYS.implies(EITHER)  # there may be further stages
-    assert not ONE.implies(Precondition((STRONG,))) and not Precondition((~EVAL,)).implies(ONE)
+    assert not SINGLE.implies(Precondition((STRONG,))) and not Precondition((~EVAL,)).implies(SINGLE)
 
 
 # -- which one is learned --------------------------------------------------------------------------------------------
@@ -181,8 +186,8 @@ def test_nothing_is_said_of_what_a_fact_that_is_not_told_is_not() -> None:
 
 
 def test_what_no_condition_separates() -> None:
-    found = learn([good(a=1, b=1), bad(a=1, b=1)])
-    assert isinstance(found, Inseparable) and "both held and failed" in str(found)
+    outcome = learn([good(a=1, b=1), bad(a=1, b=1)])
+    assert isinstance(outcome, Inseparable) and "both held and failed" in str(outcome)
     three = [good(a=1, b=1, c=1), bad(a=1, b=1, c=0), bad(a=1, b=0, c=1), bad(a=0, b=1, c=1)]
     assert isinstance(learn(three), Inseparable)
     assert isinstance(learn([bad(a=1), bad(a=2)]), Inseparable)
@@ -190,10 +195,10 @@ def test_what_no_condition_separates() -> None:
 
 def test_the_nearest_two_contexts_are_named() -> None:
     far, near = bad(a=0, b=0, c=0, d=0), bad(a=1, b=1, c=1, d=0)
-    found = learn([good(a=1, b=1, c=1, d=1), far, near, bad(a=1, b=0, c=1, d=1), bad(a=0, b=1, c=1, d=1)])
-    assert isinstance(found, Inseparable)
-    assert dict(found.good)["d"] == 1 and sum(found.good[n] != found.bad[n] for n in range(4)) == 1
-    assert "where it held" in str(found) and "where it failed" in str(found)
+    outcome = learn([good(a=1, b=1, c=1, d=1), far, near, bad(a=1, b=0, c=1, d=1), bad(a=0, b=1, c=1, d=1)])
+    assert isinstance(outcome, Inseparable)
+    assert dict(outcome.good)["d"] == 1 and sum(outcome.good[n] != outcome.bad[n] for n in range(4)) == 1
+    assert "where it held" in str(outcome) and "where it failed" in str(outcome)
 
 
 # -- what is believed ------------------------------------------------------------------------------------------------
@@ -209,10 +214,10 @@ def avoiding(everything: int, failed: int, selected: int) -> float:
 def test_the_bound_counts_the_ways_to_avoid_failures(everything: int, failed: int, selected: int) -> None:
     all_of_it = Observed(everything, failed, everything, failed, everything, failed, everything, failed)
     part = Observed(selected, 0, selected, 0, selected, 0, selected, 0)
-    wanted = avoiding(everything, failed, selected)
-    assert by_occasion(all_of_it, part) == pytest.approx(wanted)
-    assert by_context(all_of_it, selected) == pytest.approx(wanted)
-    assert by_window(all_of_it, part) == pytest.approx(wanted)
+    expected = avoiding(everything, failed, selected)
+    assert by_occasion(all_of_it, part) == pytest.approx(expected)
+    assert by_context(all_of_it, selected) == pytest.approx(expected)
+    assert by_window(all_of_it, part) == pytest.approx(expected)
 
 
 def test_contexts_of_one_window_are_one_observation() -> None:
@@ -233,10 +238,10 @@ def test_an_exception_that_came_once_is_told_from_chance_in_a_long_run_only() ->
 
 def test_a_failure_in_two_hundred_proves_nothing_about_half_of_them() -> None:
     once = Evidence(facts(x=2), 0, held=99, failed=1, windows=100)
-    found = learn([good(windows=100, x=1), once])
-    assert isinstance(found, Unproven)
-    told = str(found)
-    assert "'x is 1' may separate by chance" in told and "200 observations 1 failed" in told and f"{ALPHA:g}" in told
+    outcome = learn([good(windows=100, x=1), once])
+    assert isinstance(outcome, Unproven)
+    text = str(outcome)
+    assert "'x is 1' may separate by chance" in text and "200 observations 1 failed" in text and f"{ALPHA:g}" in text
 
 
 def test_many_parameters_in_a_step_are_one_observation() -> None:
@@ -255,18 +260,18 @@ def test_contexts_that_hold_or_fail_for_good_need_more_than_many_steps() -> None
     """Where contexts are many, a condition has to be borne out by contexts, however long each of them was seen."""
     cases = list(itertools.product((0, 1, 2, 3), repeat=3))
     held = {(a, b, c) for a, b, c in cases if (a * 7 + b * 5 + c * 3 + a * b * c) % 5 < 2}
-    found = learn((good if case in held else bad)(windows=200, a=case[0], b=case[1], c=case[2]) for case in cases)
-    assert not isinstance(found, Precondition)
+    outcome = learn((good if case in held else bad)(windows=200, a=case[0], b=case[1], c=case[2]) for case in cases)
+    assert not isinstance(outcome, Precondition)
 
 
 def test_sketches_tell_distinct_windows() -> None:
     """Contexts that come up in a window each are as good as one context that comes up in all of them."""
 
     def rows(seen: bool) -> list[Evidence]:
-        whole = [(place, facts(a=place % 2, b=place // 2 % 2, c=place)) for place in range(16)]
+        whole = [(index, facts(a=index % 2, b=index // 2 % 2, c=index)) for index in range(16)]
         return [
-            Evidence(told, 0, place % 2, 1 - place % 2, 1, seen << place, (1 - place % 2) << place)
-            for place, told in whole
+            Evidence(context, 0, index % 2, 1 - index % 2, 1, seen << index, (1 - index % 2) << index)
+            for index, context in whole
         ]
 
     assert str(learn(rows(True))) == "a is 1"
@@ -279,27 +284,29 @@ def test_sketches_tell_distinct_windows() -> None:
 
 def test_experience_is_what_never_varied() -> None:
     rows = [good(autocast="off", stage="train", x=1), good(autocast="off", stage="train", x=2)]
-    known = experience(rows, Precondition((TRAIN,)))
-    assert [str(clause) for clause in known.clauses] == ["autocast is off"]
-    assert known.true_in(facts(autocast="off", stage="eval")) and not known.true_in(facts(autocast="bfloat16"))
+    circumstances = experience(rows, Precondition((TRAIN,)))
+    assert [str(clause) for clause in circumstances.clauses] == ["autocast is off"]
+    assert circumstances.true_in(facts(autocast="off", stage="eval")) and not circumstances.true_in(
+        facts(autocast="bfloat16")
+    )
 
 
 def test_what_one_alternative_says_is_experience_of_the_others() -> None:
     rows = [good(stage="train", x=1, y=1), good(stage="train", x=2, y=2)]
-    known = experience(rows, Precondition((TRAIN, Clause("x", 1)), ((Clause("x", 2),),)))
-    assert [str(clause) for clause in known.clauses] == ["stage is train"]
+    circumstances = experience(rows, Precondition((TRAIN, Clause("x", 1)), ((Clause("x", 2),),)))
+    assert [str(clause) for clause in circumstances.clauses] == ["stage is train"]
 
 
 def test_symptoms_are_no_experience() -> None:
     rows = [good(held="this", grads="some", x=1)]
-    known = experience(rows, Precondition())
+    circumstances = experience(rows, Precondition())
     for state in ("some", "none", "mixed"):
-        assert known.true_in(facts(held="none", grads=state, x=1))
-    assert not known.true_in(facts(held="this", grads="some", x=2))
+        assert circumstances.true_in(facts(held="none", grads=state, x=1))
+    assert not circumstances.true_in(facts(held="this", grads="some", x=2))
 
 
 def test_how_the_ranks_of_one_program_share_its_model_is_no_experience() -> None:
     rows = [good(all_same=True, same_before=True, x=1)]
-    apart = facts(all_same=False, same_before=False, x=1)
-    assert experience(rows, Precondition(), pipeline=True).true_in(apart)
-    assert not experience(rows, Precondition()).true_in(apart)
+    sharing = facts(all_same=False, same_before=False, x=1)
+    assert experience(rows, Precondition(), pipeline=True).true_in(sharing)
+    assert not experience(rows, Precondition()).true_in(sharing)

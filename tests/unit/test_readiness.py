@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from observed_process import Seen, observing
-from sample_windows import Script, fates, occasions
+from sample_windows import Script, occasions, verdicts
 from traincheck.relations.consistent.readiness import (
     ATTRIBUTES,
     BUFFER_DATA,
@@ -26,9 +26,9 @@ from traincheck.relations.periodic.schedule_length import SUBJECT as SPAN
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 
-def of(seen: Seen, thing: str, grain: str = "readiness") -> list[Occasion]:
+def of(seen: Seen, quantity: str, grain: str = "readiness") -> list[Occasion]:
     assert seen.faults == []
-    return occasions(Consistent, seen.windows, Subject(thing, grain))
+    return occasions(Consistent, seen.windows, Subject(quantity, grain))
 
 
 def learn(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, width: int = 3) -> None:
@@ -76,17 +76,19 @@ def forgotten(model: nn.Sequential) -> None:
     pass
 
 
-@pytest.mark.parametrize(("prepare", "so"), [(called, True), (frozen_by_hand, True), (forgotten, False)])
-def test_a_train_of_ones_own_takes_effect_before_training(prepare: Callable[[nn.Sequential], None], so: bool) -> None:
+@pytest.mark.parametrize(("prepare", "effective"), [(called, True), (frozen_by_hand, True), (forgotten, False)])
+def test_a_train_of_ones_own_takes_effect_before_training(
+    prepare: Callable[[nn.Sequential], None], effective: bool
+) -> None:
     with observing() as seen:
         model = nn.Sequential(Staged())
         prepare(model)
         for _ in range(2):
             learn(model)
-    found = of(seen, OWN_TRAIN)
-    assert fates(found, IN_FORCE) == [so, so]
-    assert {name for one in found for name in one.variables} == {"Sequential.0"}
-    assert ("Sequential.0 was never called" in found[0].note) is not so
+    occasions = of(seen, OWN_TRAIN)
+    assert verdicts(occasions, IN_FORCE) == [effective, effective]
+    assert {name for occasion in occasions for name in occasion.variables} == {"Sequential.0"}
+    assert ("Sequential.0 was never called" in occasions[0].note) is not effective
 
 
 def test_modules_without_one_or_with_one_that_is_switched_off_are_not_judged() -> None:
@@ -114,12 +116,12 @@ def test_attributes_are_as_built_when_a_model_is_first_called(attribute: str) ->
         learn(model)
         model[0].id = 7  # type: ignore[assignment]  # later it may change as it likes
         learn(model)
-    (found,) = of(seen, ATTRIBUTES)
+    (occasion,) = of(seen, ATTRIBUTES)
     kept = attribute == "number"
-    assert fates([found], KEPT) == [kept]
+    assert verdicts([occasion], KEPT) == [kept]
     if not kept:
-        assert found.variables == ("Sequential.0.id", "Sequential.1.id")
-        assert found.note.startswith("attribute id of Sequential.0 was changed") and "was 0, is 11" in found.note
+        assert occasion.variables == ("Sequential.0.id", "Sequential.1.id")
+        assert occasion.note.startswith("attribute id of Sequential.0 was changed") and "was 0, is 11" in occasion.note
 
 
 # -- buffers of random numbers -----------------------------------------------------------------------------------------
@@ -159,10 +161,10 @@ def test_random_buffers_are_updated_before_they_are_used() -> None:
             learn(model)
             evaluate(model)
             learn(model)
-        found = of(seen, BUFFER_DATA)
-        assert fates(found, FIRST_UPDATED) == expected
+        occasions = of(seen, BUFFER_DATA)
+        assert verdicts(occasions, FIRST_UPDATED) == expected
         if expected == [False, False]:
-            assert found[0].variables == ("Sequential.0.estimate",) and "evaluate" in found[0].site
+            assert occasions[0].variables == ("Sequential.0.estimate",) and "evaluate" in occasions[0].site
 
 
 class Assigned(Estimated):
@@ -184,7 +186,7 @@ def test_an_update_while_the_model_is_built_counts() -> None:
         learn(model)  # from here on the estimate is behind the weights
         evaluate(model)
         learn(model)
-    assert fates(of(seen, BUFFER_DATA), FIRST_UPDATED) == [True]
+    assert verdicts(of(seen, BUFFER_DATA), FIRST_UPDATED) == [True]
 
 
 def test_a_buffer_that_was_set_or_loaded_is_no_longer_what_it_was_made_with() -> None:
@@ -193,7 +195,7 @@ def test_a_buffer_that_was_set_or_loaded_is_no_longer_what_it_was_made_with() ->
         model.load_state_dict(nn.Sequential(Estimated(torch.randn(3))).state_dict())
         evaluate(model)
         learn(model)
-    assert fates(of(seen, BUFFER_DATA), FIRST_UPDATED) == [True]
+    assert verdicts(of(seen, BUFFER_DATA), FIRST_UPDATED) == [True]
     assert [r.value for r in seen.readings if f"{r.kind}.{r.attribute}" == MADE] == [None]
 
 
@@ -217,17 +219,17 @@ def test_an_optimizer_that_goes_on_has_the_settings_of_the_one_before(initial: f
                 optimizer.state[parameter] = state[name]
         for _ in range(2):
             learn(model, optimizer)
-    found = of(seen, "hyperparameter.initial_lr", "restart")
-    assert fates(found, Property("takes over", "hyperparameter.initial_lr")) == [initial == 0.4] * 2 * goes_on
-    if found and initial != 0.4:
-        assert "initial_lr of Adam#2.param_groups[0] is 0.1 after the restart, and was 0.4 in Adam" in found[0].note
+    occasions = of(seen, "hyperparameter.initial_lr", "restart")
+    assert verdicts(occasions, Property("takes over", "hyperparameter.initial_lr")) == [initial == 0.4] * 2 * goes_on
+    if occasions and initial != 0.4:
+        assert "initial_lr of Adam#2.param_groups[0] is 0.1 after the restart, and was 0.4 in Adam" in occasions[0].note
 
 
 # -- spans -------------------------------------------------------------------------------------------------------------
 
 
-def scheduled(total: int, *, each: int, batches: int = 6, rises: bool = False) -> list[Occasion]:
-    """Two passes; a scheduler made for `total` steps is stepped after `each` batches."""
+def scheduled(total: int, *, steps_between: int, batches: int = 6, rises: bool = False) -> list[Occasion]:
+    """Two passes; a scheduler made for `total` steps is stepped after `steps_between` batches."""
     script = Script().window("setup")
     steps = 0
     for _ in range(2):
@@ -235,7 +237,7 @@ def scheduled(total: int, *, each: int, batches: int = 6, rises: bool = False) -
         for batch in range(1, batches + 1):
             script.call("torch.utils.data.DataLoader.__next__", receiver="DataLoader#1")
             script.window().step()
-            if batch % each == 0:
+            if batch % steps_between == 0:
                 steps += 1
                 script.schedule(
                     ("scheduler.lr", "StepLR", 1 + (steps if rises else -steps) * 0.01),
@@ -246,14 +248,14 @@ def scheduled(total: int, *, each: int, batches: int = 6, rises: bool = False) -
 
 
 def test_a_scheduler_that_is_stepped_per_batch_is_made_for_a_pass() -> None:
-    assert fates(scheduled(5, each=1), COVERS) == [True] * 10
-    bad = scheduled(2, each=1)
-    assert fates(bad, COVERS) == [False] * 10
+    assert verdicts(scheduled(5, steps_between=1), COVERS) == [True] * 10
+    bad = scheduled(2, steps_between=1)
+    assert verdicts(bad, COVERS) == [False] * 10
     assert "made for 2 steps but is stepped after each batch, and a pass over DataLoader#1 has 6" in bad[0].note
 
 
 def test_one_that_is_stepped_per_pass_or_group_of_batches_or_warms_up_is_no_exception() -> None:
-    assert scheduled(2, each=6) == []
-    assert fates(scheduled(6, each=2), COVERS) == [True] * 4
-    assert fates(scheduled(2, each=2), COVERS) == [False] * 4
-    assert scheduled(2, each=1, rises=True) == []
+    assert scheduled(2, steps_between=6) == []
+    assert verdicts(scheduled(6, steps_between=2), COVERS) == [True] * 4
+    assert verdicts(scheduled(2, steps_between=2), COVERS) == [False] * 4
+    assert scheduled(2, steps_between=1, rises=True) == []

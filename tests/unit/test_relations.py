@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from traincheck.relations.api_sequence.relation import ESTABLISHED, PRECEDED, APISequence
+from traincheck.relations.api_sequence.relation import ESTABLISHED, APISequence
 from traincheck.relations.base import possible, short, transitions
-from traincheck.relations.event_contain.relation import CALL, CHANGE, WITHIN, EventContain
+from traincheck.relations.event_contain.relation import WITHIN, EventContain
 from traincheck.relations.template import RETURNS, ReturnsDtype
 from traincheck.testing.readable_traces import from_text
 from traincheck.vocab.events import Window
 from traincheck.vocab.facts import facts, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import CONTAINS_CALL, CONTAINS_CHANGE, PRECEDED_BY
 
 STEP, ZERO_GRAD = "torch.optim.Optimizer.step", "torch.optim.Optimizer.zero_grad"
 BACKWARD = "torch.autograd.backward"
 CYCLE = Subject(STEP, "cycle")
-CLEARED, FILLED = Property(PRECEDED, "parameter.grad", "is cleared"), Property(PRECEDED, "parameter.grad", "is filled")
+CLEARED, FILLED = (
+    Property(PRECEDED_BY, "parameter.grad", "is cleared"),
+    Property(PRECEDED_BY, "parameter.grad", "is filled"),
+)
 
 
 def update(name: str = "SGD", *, changed: bool = True) -> str:
@@ -45,9 +49,9 @@ def windows(*steps: str) -> list[Window]:
     return from_text("".join(f"window train step={number}{step}\n" for number, step in enumerate(steps, start=1)))
 
 
-def of(relation: type, told: list[Window], subject: Subject) -> list[Occasion]:
+def of(relation: type, windows: list[Window], subject: Subject) -> list[Occasion]:
     instance = relation()
-    return [one for window in told for one in instance.occasions(window) if one.subject == subject]
+    return [occasion for window in windows for occasion in instance.occasions(window) if occasion.subject == subject]
 
 
 # -- EventContain ----------------------------------------------------------------------------------------------------
@@ -55,84 +59,84 @@ def of(relation: type, told: list[Window], subject: Subject) -> list[Occasion]:
 
 def test_a_gradient_of_zeros_that_stays_one_is_no_occasion() -> None:
     def cleared(before: str, after: str, changed: str = "") -> list[Occasion]:
-        told = f"""
+        text = f"""
   lifecycle torch.optim.SGD.zero_grad < {ZERO_GRAD} receiver=SGD
     change Net.w parameter.grad {before} -> {after} {changed} owner=SGD"""
         grains = (Subject(ZERO_GRAD, "call"), Subject(ZERO_GRAD, "parameter.grad"))
-        return [one for grain in grains for one in of(EventContain, windows(told), grain)]
+        return [occasion for grain in grains for occasion in of(EventContain, windows(text), grain)]
 
-    changes = Property(CHANGE, "parameter.grad", "changes")
-    assert not any(one.held or one.failed for one in cleared("zero", "zero"))
-    assert [changes in one.held for one in cleared("zero", "none", "changed")] == [True, True]
-    assert [changes in (one.failed or ()) for one in cleared("some", "some")] == [True, True]
+    changes = Property(CONTAINS_CHANGE, "parameter.grad", "changes")
+    assert not any(judged.held or judged.failed for judged in cleared("zero", "zero"))
+    assert [changes in judged.held for judged in cleared("zero", "none", "changed")] == [True, True]
+    assert [changes in (judged.failed or ()) for judged in cleared("some", "some")] == [True, True]
 
 
 def test_a_call_contains_the_calls_it_makes_itself() -> None:
-    told = from_text("""
+    windows = from_text("""
 window train step=1
   module torch.nn.Sequential.forward < torch.nn.Module.forward receiver=Net
     region torch.no_grad
       module torch.nn.Linear.forward < torch.nn.Module.forward receiver=Net.0 args={"training":true}
         function torch.nn.functional.linear
 """)
-    (outer,) = of(EventContain, told, Subject("torch.nn.Sequential.forward", WITHIN))
+    (outer,) = of(EventContain, windows, Subject("torch.nn.Sequential.forward", WITHIN))
     assert outer.failed is None
     assert {prop for prop in outer.held if prop.object == "torch.nn.Module.forward"} == {
-        Property(CALL, "torch.nn.Module.forward"),
-        Property(CALL, "torch.nn.Module.forward", "training=True"),
+        Property(CONTAINS_CALL, "torch.nn.Module.forward"),
+        Property(CONTAINS_CALL, "torch.nn.Module.forward", "training=True"),
     }
     assert "torch.nn.functional.linear" not in {prop.object for prop in outer.held}
-    (inner,) = of(EventContain, told, Subject("torch.nn.Linear.forward", WITHIN))
+    (inner,) = of(EventContain, windows, Subject("torch.nn.Linear.forward", WITHIN))
     assert inner.held == frozenset(), "what torch's modules call is settled by its version"
-    assert of(EventContain, told, Subject("torch.nn.functional.linear", WITHIN)) == []
+    assert of(EventContain, windows, Subject("torch.nn.functional.linear", WITHIN)) == []
 
 
 def test_a_module_of_the_project_contains_functions_of_torch() -> None:
-    told = from_text("""
+    windows = from_text("""
 window train step=1
   module net.Net.forward < torch.nn.Module.forward receiver=Net
     function torch.nn.functional.relu
 """)
-    (found,) = of(EventContain, told, Subject("net.Net.forward", WITHIN))
-    assert found.held == {Property(CALL, "torch.nn.functional.relu")}
+    (occasion,) = of(EventContain, windows, Subject("net.Net.forward", WITHIN))
+    assert occasion.held == {Property(CONTAINS_CALL, "torch.nn.functional.relu")}
 
 
 def test_some_variable_changes_in_a_call_at_every_level() -> None:
-    told = windows(update(), update(changed=False))
+    updates = windows(update(), update(changed=False))
     for api in ("torch.optim.SGD.step", STEP):
-        good, bad = of(EventContain, told, Subject(api))
-        changes = Property(CHANGE, "parameter.data", "changes")
+        good, bad = of(EventContain, updates, Subject(api))
+        changes = Property(CONTAINS_CHANGE, "parameter.data", "changes")
         assert changes in good.held and changes not in (good.failed or ())
         assert changes in (bad.failed or ()) and changes not in bad.held
         assert value_of(good.context, "grads") == "some" and value_of(good.context, "stage") == "train"
 
 
 def test_each_variable_around_a_call_with_its_facts() -> None:
-    told = from_text(f"""
+    windows = from_text(f"""
 window train step=1
   lifecycle {STEP} receiver=SGD context={{"closure":false,"grad_mode":"on"}}
     change Net.a parameter.data some -> some changed owner=SGD context={{"held":"this"}}
     change Net.b parameter.data some -> some changed owner=SGD context={{"held":"this"}}
     change Net.c parameter.data some -> some context={{"held":"none"}}
 """)
-    together, alone = of(EventContain, told, Subject(STEP, "parameter.data"))
+    together, alone = of(EventContain, windows, Subject(STEP, "parameter.data"))
     assert (together.variables, alone.variables) == (("Net.a", "Net.b"), ("Net.c",))
     assert together.context == facts(before="some", closure=False, grad_mode="on", held="this", stage="train")
-    assert Property(CHANGE, "parameter.data", "changes") in together.held
-    assert Property(CHANGE, "parameter.data", "does not change") in alone.held
-    assert Property(CHANGE, "parameter.data", "changes") in (alone.failed or ())
+    assert Property(CONTAINS_CHANGE, "parameter.data", "changes") in together.held
+    assert Property(CONTAINS_CHANGE, "parameter.data", "does not change") in alone.held
+    assert Property(CONTAINS_CHANGE, "parameter.data", "changes") in (alone.failed or ())
 
 
 def test_what_no_variable_could_do_is_not_judged() -> None:
-    told = windows(clear(before="none"))
-    cleared = Property(CHANGE, "parameter.grad", "is cleared")
+    steps = windows(clear(before="none"))
+    cleared = Property(CONTAINS_CHANGE, "parameter.grad", "is cleared")
     for subject in (Subject(ZERO_GRAD), Subject(ZERO_GRAD, "parameter.grad")):
-        (occasion,) = of(EventContain, told, subject)
+        (occasion,) = of(EventContain, steps, subject)
         assert cleared not in occasion.held and cleared not in (occasion.failed or ())
 
 
 def test_gradients_of_zeros_that_stay_zeros_need_no_clearing() -> None:
-    told = from_text(f"""
+    windows = from_text(f"""
 window train step=1
   lifecycle {ZERO_GRAD} receiver=SGD context={{"grads":"mixed"}}
     change Net.frozen parameter.grad none -> none owner=SGD
@@ -141,39 +145,39 @@ window train step=1
     change Net.w parameter.grad zero -> zero owner=SGD
     change Net.v parameter.grad some -> some owner=SGD
 """)
-    changes = Property(CHANGE, "parameter.grad", "changes")
-    nothing_to_clear, not_cleared = of(EventContain, told, Subject(ZERO_GRAD))
+    changes = Property(CONTAINS_CHANGE, "parameter.grad", "changes")
+    nothing_to_clear, not_cleared = of(EventContain, windows, Subject(ZERO_GRAD))
     assert changes not in (nothing_to_clear.failed or ())
     assert changes in (not_cleared.failed or ())
-    alone = of(EventContain, told, Subject(ZERO_GRAD, "parameter.grad"))
-    assert [one.variables for one in alone] == [("Net.frozen",), ("Net.v",)]
+    alone = of(EventContain, windows, Subject(ZERO_GRAD, "parameter.grad"))
+    assert [occasion.variables for occasion in alone] == [("Net.frozen",), ("Net.v",)]
 
 
 def test_changes_count_for_every_call_around_but_not_for_modules() -> None:
-    told = from_text(f"""
+    windows = from_text(f"""
 window train step=1
   project train.train_step
     module Net.forward < torch.nn.Module.forward receiver=Net
       lifecycle {STEP} receiver=SGD
         change Net.w parameter.data some -> some changed
 """)
-    (outer,) = of(EventContain, told, Subject("train.train_step"))
-    assert Property(CHANGE, "parameter.data", "changes") in outer.held
-    assert of(EventContain, told, Subject("torch.nn.Module.forward")) == []
+    (outer,) = of(EventContain, windows, Subject("train.train_step"))
+    assert Property(CONTAINS_CHANGE, "parameter.data", "changes") in outer.held
+    assert of(EventContain, windows, Subject("torch.nn.Module.forward")) == []
 
 
 def test_a_call_that_raised_is_no_occasion() -> None:
-    told = from_text(
+    windows = from_text(
         f"window train step=1\n  lifecycle {STEP} receiver=SGD raised\n    change Net.w parameter.data some -> some\n"
     )
-    assert list(EventContain().occasions(told[0])) == []
-    assert list(APISequence().occasions(told[0])) == []
+    assert list(EventContain().occasions(windows[0])) == []
+    assert list(APISequence().occasions(windows[0])) == []
 
 
 def test_interest_limits_the_subjects() -> None:
-    told = windows(clear() + backward() + update())
-    wanted = Subject(STEP)
-    assert {one.subject for one in EventContain({wanted}).occasions(told[0])} == {wanted}
+    steps = windows(clear() + backward() + update())
+    requested = Subject(STEP)
+    assert {occasion.subject for occasion in EventContain({requested}).occasions(steps[0])} == {requested}
 
 
 # -- APISequence -----------------------------------------------------------------------------------------------------
@@ -182,31 +186,31 @@ GOOD = FETCH + clear() + backward() + update()
 
 
 def test_the_first_call_begins_the_first_cycle() -> None:
-    found = of(APISequence, windows(GOOD, GOOD), CYCLE)
-    assert len(found) == 1
-    assert {CLEARED, FILLED} <= set(found[0].held)
-    assert found[0].variables == ("Net.w",)
+    occasions = of(APISequence, windows(GOOD, GOOD), CYCLE)
+    assert len(occasions) == 1
+    assert {CLEARED, FILLED} <= set(occasions[0].held)
+    assert occasions[0].variables == ("Net.w",)
 
 
 def test_gradients_that_add_up_should_have_been_cleared() -> None:
-    (found,) = of(APISequence, windows(GOOD, backward(before="some") + update()), CYCLE)
-    assert CLEARED in (found.failed or ()) and CLEARED not in found.held
+    (occasion,) = of(APISequence, windows(GOOD, backward(before="some") + update()), CYCLE)
+    assert CLEARED in (occasion.failed or ()) and CLEARED not in occasion.held
 
 
 def test_gradients_that_were_cleared_should_be_filled() -> None:
-    (found,) = of(APISequence, windows(GOOD, clear() + update()), CYCLE)
-    assert FILLED in (found.failed or ()) and CLEARED in found.held
+    (occasion,) = of(APISequence, windows(GOOD, clear() + update()), CYCLE)
+    assert FILLED in (occasion.failed or ()) and CLEARED in occasion.held
 
 
 def test_gradients_written_by_hand_need_not_be_cleared() -> None:
-    (found,) = of(APISequence, windows(GOOD, update()), CYCLE)
-    assert not {CLEARED, FILLED} & ((found.failed or set()) | set(found.held))
+    (occasion,) = of(APISequence, windows(GOOD, update()), CYCLE)
+    assert not {CLEARED, FILLED} & ((occasion.failed or set()) | set(occasion.held))
 
 
 def test_zeros_that_stay_zeros_are_no_missing_gradient() -> None:
     zeros = clear().replace("-> none", "-> zero")
-    (found,) = of(APISequence, windows(GOOD, zeros + update()), CYCLE)
-    assert CLEARED in found.held and FILLED not in (found.failed or ())
+    (occasion,) = of(APISequence, windows(GOOD, zeros + update()), CYCLE)
+    assert CLEARED in occasion.held and FILLED not in (occasion.failed or ())
     floor = f"""
   lifecycle {BACKWARD}
     change Net.w parameter.grad zero -> zero owner=SGD"""
@@ -215,18 +219,18 @@ def test_zeros_that_stay_zeros_are_no_missing_gradient() -> None:
 
 
 def test_a_call_is_expected_once_it_is_established() -> None:
-    fetched = Property(PRECEDED, "torch.utils.data.DataLoader.__next__")
+    fetched = Property(PRECEDED_BY, "torch.utils.data.DataLoader.__next__")
     unfetched = clear() + backward() + update()
     early = of(APISequence, windows(GOOD, GOOD, unfetched, *[GOOD] * 6), CYCLE)
-    assert not any(fetched in one.held or fetched in (one.failed or ()) for one in early)
+    assert not any(fetched in occasion.held or fetched in (occasion.failed or ()) for occasion in early)
     late = of(APISequence, windows(*[GOOD] * (ESTABLISHED + 2), unfetched), CYCLE)
-    assert [fetched in one.held for one in late] == [False] * ESTABLISHED + [True, False]
+    assert [fetched in occasion.held for occasion in late] == [False] * ESTABLISHED + [True, False]
     assert fetched in (late[-1].failed or ())
 
 
 def test_the_order_of_two_calls_that_change_the_same_state() -> None:
-    right = Property(PRECEDED, ZERO_GRAD, f"then {BACKWARD}")
-    wrong = Property(PRECEDED, BACKWARD, f"then {ZERO_GRAD}")
+    right = Property(PRECEDED_BY, ZERO_GRAD, f"then {BACKWARD}")
+    wrong = Property(PRECEDED_BY, BACKWARD, f"then {ZERO_GRAD}")
     (good,) = of(APISequence, windows(GOOD, GOOD), CYCLE)
     assert right in good.held and wrong in (good.failed or ())
     (bad,) = of(APISequence, windows(GOOD, backward() + clear() + update()), CYCLE)
@@ -234,25 +238,27 @@ def test_the_order_of_two_calls_that_change_the_same_state() -> None:
 
 
 def test_calls_that_change_different_things_have_no_order() -> None:
-    (found,) = of(APISequence, windows(GOOD, GOOD), CYCLE)
-    assert not any("DataLoader" in f"{prop.object} {prop.detail}" for prop in {*found.held, *(found.failed or ())})
+    (occasion,) = of(APISequence, windows(GOOD, GOOD), CYCLE)
+    assert not any(
+        "DataLoader" in f"{prop.object} {prop.detail}" for prop in {*occasion.held, *(occasion.failed or ())}
+    )
 
 
 def test_three_in_a_row() -> None:
     step = clear() + backward() + CLIP + update()
-    (found,) = of(APISequence, windows(step, step), CYCLE)
+    (occasion,) = of(APISequence, windows(step, step), CYCLE)
     orders = [(ZERO_GRAD, BACKWARD), (BACKWARD, "torch.nn.utils.clip_grad_norm_")]
-    for one, other in orders:
-        assert Property(PRECEDED, one, f"then {other}") in found.held
-        assert Property(PRECEDED, other, f"then {one}") in (found.failed or ())
+    for first, second in orders:
+        assert Property(PRECEDED_BY, first, f"then {second}") in occasion.held
+        assert Property(PRECEDED_BY, second, f"then {first}") in (occasion.failed or ())
 
 
 def test_each_optimizer_has_its_own_cycle() -> None:
     both = clear("SGD") + backward("SGD") + update("SGD") + clear("Adam") + backward("Adam") + update("Adam")
     half = clear("SGD") + backward("SGD") + update("SGD") + backward("Adam", before="some") + update("Adam")
-    found = of(APISequence, windows(both, both, half), CYCLE)
-    assert [CLEARED in one.held for one in found] == [True, True, True, False]
-    assert CLEARED in (found[-1].failed or ())
+    occasions = of(APISequence, windows(both, both, half), CYCLE)
+    assert [CLEARED in occasion.held for occasion in occasions] == [True, True, True, False]
+    assert CLEARED in (occasions[-1].failed or ())
 
 
 def test_a_call_without_effect_keeps_no_rhythm() -> None:
@@ -261,15 +267,15 @@ def test_a_call_without_effect_keeps_no_rhythm() -> None:
 
 
 def test_a_gap_between_windows_forgets_what_came_before() -> None:
-    told = windows(*[GOOD] * 3)
-    assert len(of(APISequence, told, CYCLE)) == 2
-    assert of(APISequence, [told[0], told[2]], CYCLE) == []
+    steps = windows(*[GOOD] * 3)
+    assert len(of(APISequence, steps, CYCLE)) == 2
+    assert of(APISequence, [steps[0], steps[2]], CYCLE) == []
 
 
 def test_cycles_reach_over_windows() -> None:
-    told = windows(update(), clear(), backward(), FETCH, update())
-    (found,) = of(APISequence, told, CYCLE)
-    assert {CLEARED, FILLED} <= set(found.held) and found.seq == told[-1].calls[0].seq
+    steps = windows(update(), clear(), backward(), FETCH, update())
+    (occasion,) = of(APISequence, steps, CYCLE)
+    assert {CLEARED, FILLED} <= set(occasion.held) and occasion.seq == steps[-1].calls[0].seq
 
 
 # -- the rest --------------------------------------------------------------------------------------------------------
@@ -299,14 +305,14 @@ def test_sentences_and_needs_name_what_they_are_about() -> None:
                 for prop in occasion.held:
                     sentence = relation.describe(occasion.subject, prop)
                     assert short(occasion.subject.api) in sentence and not sentence.endswith(".")
-                    assert occasion.subject.api in relation.needs(occasion.subject, prop).apis
+                    assert occasion.subject.api in relation.needs(occasion.subject, prop).calls
 
 
 def test_the_template_works() -> None:
-    told = from_text('window train step=1\n  function torch.add result={"dtype":"float32"}\n  function torch.save\n')
-    (found,) = ReturnsDtype().occasions(told[0])
-    assert found.subject == Subject("torch.add", "dtype")
-    assert found.held == {Property(RETURNS, "float32")} and found.failed is None
+    windows = from_text('window train step=1\n  function torch.add result={"dtype":"float32"}\n  function torch.save\n')
+    (occasion,) = ReturnsDtype().occasions(windows[0])
+    assert occasion.subject == Subject("torch.add", "dtype")
+    assert occasion.held == {Property(RETURNS, "float32")} and occasion.failed is None
 
 
 # -- compiled regions ------------------------------------------------------------------------------------------------
@@ -315,7 +321,7 @@ MODEL = "torch.nn.Module.forward"
 
 
 def test_what_a_partly_compiled_call_does_not_call_is_no_violation() -> None:
-    told = from_text("""
+    windows = from_text("""
 window train step=1
   project train.fit
     module net.Net.forward < torch.nn.Module.forward receiver=Net
@@ -327,12 +333,12 @@ window train step=1
   project train.report
     function torch.Tensor.item
 """)
-    (outer,) = of(EventContain, told, Subject("net.Net.forward", WITHIN))
+    (outer,) = of(EventContain, windows, Subject("net.Net.forward", WITHIN))
     assert outer.failed is None, "all that it calls itself was seen"
-    assert of(EventContain, told, Subject("net.Block.forward", WITHIN)) == [], "nothing was seen inside"
-    (fit,) = of(EventContain, told, Subject("train.fit", WITHIN))
-    assert fit.failed == frozenset() and Property(CALL, MODEL) in fit.held
-    (report,) = of(EventContain, told, Subject("train.report", WITHIN))
+    assert of(EventContain, windows, Subject("net.Block.forward", WITHIN)) == [], "nothing was seen inside"
+    (fit,) = of(EventContain, windows, Subject("train.fit", WITHIN))
+    assert fit.failed == frozenset() and Property(CONTAINS_CALL, MODEL) in fit.held
+    (report,) = of(EventContain, windows, Subject("train.report", WITHIN))
     assert report.failed is None
 
 
@@ -342,15 +348,15 @@ def test_changes_are_judged_where_they_were_seen_around_what_is_compiled() -> No
       region torch.compile
       change Net.w parameter.data some -> some owner=SGD context={{"held":"this"}}"""
     seen = from_text(f"window train step=1\n  project train.fit receiver=Loop{step}\n")
-    changes = Property(CHANGE, "parameter.data", "changes")
+    changes = Property(CONTAINS_CHANGE, "parameter.data", "changes")
     for api in (STEP, "train.fit"):
-        (one,) = of(EventContain, seen, Subject(api))
-        assert changes in (one.failed or ()), api
+        (occasion,) = of(EventContain, seen, Subject(api))
+        assert changes in (occasion.failed or ()), api
     hidden = from_text(f"window train step=1\n  project train.fit receiver=Loop\n    region torch.compile{step}\n")
     (fit,) = of(EventContain, hidden, Subject("train.fit"))
     assert fit.failed == frozenset(), "what trained unseen may have changed it"
-    (one,) = of(EventContain, hidden, Subject(STEP))
-    assert changes in (one.failed or ())
+    (occasion,) = of(EventContain, hidden, Subject(STEP))
+    assert changes in (occasion.failed or ())
 
 
 def test_calls_that_may_have_been_made_inside_are_not_missed() -> None:
@@ -359,10 +365,10 @@ def test_calls_that_may_have_been_made_inside_are_not_missed() -> None:
     computed = clear() + "\n  region torch.compile" + backward() + update()
     hidden = clear() + '\n  region torch.compile result={"touches":true}' + backward() + update()
     in_model = clear() + model + "\n    region torch.compile" + backward() + update()
-    clip, forward = Property(PRECEDED, "torch.nn.utils.clip_grad_norm_"), Property(PRECEDED, MODEL)
+    clip, forward = Property(PRECEDED_BY, "torch.nn.utils.clip_grad_norm_"), Property(PRECEDED_BY, MODEL)
     for last, expected in ((computed, {clip}), (hidden, set()), (in_model, {clip})):
-        told = windows(*[good] * (ESTABLISHED + 1), last)
-        *_, occasion = of(APISequence, told, CYCLE)
+        steps = windows(*[good] * (ESTABLISHED + 1), last)
+        *_, occasion = of(APISequence, steps, CYCLE)
         assert occasion.failed is not None
         assert {prop for prop in occasion.failed if not prop.detail} == expected
         assert forward in occasion.held or last is not in_model

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from observed_process import observing
-from sample_windows import Script, Told
+from sample_windows import ReadingFields, Script
 from traincheck.relations.consistent.relation import Consistent
 from traincheck.testing.readable_traces import from_text
-from traincheck.vocab.demand import READINGS, Demand
+from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Reading, Window
 from traincheck.vocab.facts import facts, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
@@ -35,65 +35,71 @@ def ranks(*steps: tuple[Mapping[str, Update], ...]) -> list[tuple[Window, ...]]:
     scripts = [Script(rank=rank) for rank in range(len(steps[0]))]
     for step in steps:
         for script, held in zip(scripts, step, strict=True):
-            script.window().step(*_reads(held), changes=[_change(name, told) for name, told in held.items()])
+            script.window().step(*_reads(held), changes=[_change(name, update) for name, update in held.items()])
     return list(zip(*(script.windows for script in scripts), strict=True))
 
 
-def _reads(held: Mapping[str, Update]) -> Iterator[Told]:
-    for name, told in held.items():
-        for what, value in (("data", told.data), ("grad", told.grad)):
-            state = "zero" if what in told.zero else "some"
-            yield f"parameter.used_{what}", name, value, "live", facts(kind="parameter", before=state)
+def _reads(held: Mapping[str, Update]) -> Iterator[ReadingFields]:
+    for name, update in held.items():
+        for attribute, value in (("data", update.data), ("grad", update.grad)):
+            state = "zero" if attribute in update.zero else "some"
+            yield f"parameter.used_{attribute}", name, value, "live", facts(kind="parameter", before=state)
 
 
-def _change(name: str, told: Update) -> dict[str, Any]:
+def _change(name: str, update: Update) -> dict[str, Any]:
     context = facts(requires_grad=True, attributes="")
-    return {"variable": name, "fingerprint": told.left, "changed": told.left != told.data, "context": context}
+    return {"variable": name, "fingerprint": update.left, "changed": update.left != update.data, "context": context}
 
 
-def across(windows: list[tuple[Window, ...]], thing: str) -> list[Occasion]:
+def across(windows: list[tuple[Window, ...]], quantity: str) -> list[Occasion]:
     relation = Consistent()
-    subject = Subject(thing, "ranks")
-    return [one for together in windows for one in relation.across(together) if one.subject == subject]
+    subject = Subject(quantity, "ranks")
+    return [occasion for together in windows for occasion in relation.across(together) if occasion.subject == subject]
 
 
-def fate(found: list[Occasion], **told: Any) -> list[bool]:
+def verdicts(occasions: list[Occasion], **required: Any) -> list[bool]:
     """Of the occasions with these facts, whether both ranks had the same."""
-    return [bool(one.held) for one in found if all(value_of(one.context, name) == told[name] for name in told)]
+    return [
+        bool(occasion.held)
+        for occasion in occasions
+        if all(value_of(occasion.context, name) == required[name] for name in required)
+    ]
 
 
 def test_an_update_uses_the_same_gradient_of_what_is_the_same_before_it() -> None:
-    alike = {"a": Update(1, 5, 2)}
-    assert fate(across(ranks((alike, alike)), USED_GRAD), same_before=True, copies=True) == [True]
-    apart = {"a": Update(1, 6, 3)}
-    assert fate(across(ranks((alike, apart)), USED_GRAD), same_before=True, copies=True) == [False]
+    first = {"a": Update(1, 5, 2)}
+    assert verdicts(across(ranks((first, first)), USED_GRAD), same_before=True, copies=True) == [True]
+    second = {"a": Update(1, 6, 3)}
+    assert verdicts(across(ranks((first, second)), USED_GRAD), same_before=True, copies=True) == [False]
     shard = {"a": Update(9, 6, 3)}
-    assert fate(across(ranks((alike, shard)), USED_GRAD), same_before=False, copies=False) == [False]
+    assert verdicts(across(ranks((first, shard)), USED_GRAD), same_before=False, copies=False) == [False]
 
 
 def test_what_was_the_same_after_an_update_is_a_replica_from_then_on() -> None:
-    one, other = {"a": Update(1, 5, 2), "s": Update(3, 7, 4)}, {"a": Update(1, 5, 2), "s": Update(8, 7, 9)}
+    before, after = {"a": Update(1, 5, 2), "s": Update(3, 7, 4)}, {"a": Update(1, 5, 2), "s": Update(8, 7, 9)}
     later = {"a": Update(2, 5, 3), "s": Update(4, 7, 5)}, {"a": Update(2, 6, 4), "s": Update(9, 7, 6)}
-    found = across(ranks((one, other), later), USED_GRAD)
-    assert [(one.variables, bool(one.held)) for one in found if value_of(one.context, "copies")] == [(("a",), False)]
-    assert fate(found, copies=False) == [True, True, True]
+    occasions = across(ranks((before, after), later), USED_GRAD)
+    assert [
+        (occasion.variables, bool(occasion.held)) for occasion in occasions if value_of(occasion.context, "copies")
+    ] == [(("a",), False)]
+    assert verdicts(occasions, copies=False) == [True, True, True]
 
 
 def test_parameters_with_the_same_gradient_are_the_same_on_ranks() -> None:
     """What the gradient of a part is says nothing where it is zero, nor does a bias that begins as zeros."""
     whole = {"a": Update(1, 5, 2)}
     lost = {"a": Update(7, 5, 8)}
-    assert fate(across(ranks((whole, lost)), USED_DATA), same_grad=True, before="some") == [False]
+    assert verdicts(across(ranks((whole, lost)), USED_DATA), same_grad=True, before="some") == [False]
     nothing = {"a": Update(1, 5, 2, zero="grad")}, {"a": Update(7, 5, 8, zero="grad")}
-    assert fate(across(ranks(nothing), USED_DATA), same_grad=True) == []
+    assert verdicts(across(ranks(nothing), USED_DATA), same_grad=True) == []
     zeros = {"a": Update(0, 5, 2, zero="data")}
-    assert fate(across(ranks((zeros, zeros)), USED_DATA), before="zero") == [True]
+    assert verdicts(across(ranks((zeros, zeros)), USED_DATA), before="zero") == [True]
 
 
 def test_equal_values_and_gradients_leave_equal_values() -> None:
-    one, other = {"a": Update(1, 5, 2)}, {"a": Update(1, 5, 3)}
-    assert fate(across(ranks((one, other)), DATA), same_before=True, same_grad=True) == [False]
-    assert fate(across(ranks((one, one)), DATA), same_before=True, same_grad=True) == [True]
+    first, second = {"a": Update(1, 5, 2)}, {"a": Update(1, 5, 3)}
+    assert verdicts(across(ranks((first, second)), DATA), same_before=True, same_grad=True) == [False]
+    assert verdicts(across(ranks((first, first)), DATA), same_before=True, same_grad=True) == [True]
 
 
 def test_what_optimizers_are_built_with_is_compared_before_the_first_step() -> None:
@@ -102,8 +108,11 @@ def test_what_optimizers_are_built_with_is_compared_before_the_first_step() -> N
         call = "  lifecycle torch.optim.SGD.__init__ < torch.optim.Optimizer.__init__ receiver=SGD\n"
         return from_text(f"window setup step=0\n{call}{reads}")[0]
 
-    found = across([(built(a=1, b=2, c=3), built(a=1, b=9))], "parameter.first_data")
-    assert [(one.variables, bool(one.held), one.seq) for one in found] == [(("a",), True, 0), (("b",), False, 0)]
+    occasions = across([(built(a=1, b=2, c=3), built(a=1, b=9))], "parameter.first_data")
+    assert [(occasion.variables, bool(occasion.held), occasion.seq) for occasion in occasions] == [
+        (("a",), True, 0),
+        (("b",), False, 0),
+    ]
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------
@@ -122,17 +131,20 @@ def trained_on(batches: tuple[int, ...], data: int, frozen: int = 0) -> str:
 
 def test_copies_of_a_model_are_trained_on_different_batches() -> None:
     def of(*bodies: str) -> list[Occasion]:
-        told = tuple(from_text(body)[0] for body in bodies)
-        return across([tuple(window for window in told)], "module.batch")
+        windows = tuple(from_text(body)[0] for body in bodies)
+        return across([tuple(window for window in windows)], "module.batch")
 
-    (found,) = of(trained_on((1, 2), data=5), trained_on((3, 4), data=5))
-    assert found.held == {Property("differs on ranks", "module.batch")} and value_of(found.context, "all_same") is True
-    (found,) = of(trained_on((1, 2), data=5), trained_on((3, 2), data=5))
-    assert not found.held and found.failed
-    (found,) = of(trained_on((1,), data=5), trained_on((1,), data=6))
-    assert not found.held and value_of(found.context, "all_same") is False
-    (found,) = of(trained_on((1,), data=5, frozen=3), trained_on((1,), data=5, frozen=4))
-    assert not found.held and value_of(found.context, "all_same") is False, "parts of a model that is frozen"
+    (occasion,) = of(trained_on((1, 2), data=5), trained_on((3, 4), data=5))
+    assert (
+        occasion.held == {Property("differs on ranks", "module.batch")}
+        and value_of(occasion.context, "all_same") is True
+    )
+    (occasion,) = of(trained_on((1, 2), data=5), trained_on((3, 2), data=5))
+    assert not occasion.held and occasion.failed
+    (occasion,) = of(trained_on((1,), data=5), trained_on((1,), data=6))
+    assert not occasion.held and value_of(occasion.context, "all_same") is False
+    (occasion,) = of(trained_on((1,), data=5, frozen=3), trained_on((1,), data=5, frozen=4))
+    assert not occasion.held and value_of(occasion.context, "all_same") is False, "parts of a model that is frozen"
     assert of(trained_on((), data=5), trained_on((), data=5)) == []
 
 
@@ -160,23 +172,21 @@ def trained(demand: Demand) -> list[Reading]:
     return seen.readings
 
 
-def demanding(*things: str) -> Demand:
-    return Demand(
-        frozenset(("torch.optim.Optimizer.step", "torch.nn.Module.forward")),
-        frozenset((*((thing, READINGS) for thing in things), ("torch.optim.Optimizer.step", DATA))),
-    )
+def demanding(*quantities: str) -> Demand:
+    update = Demand.of_calls("torch.optim.Optimizer.step", changes=(DATA,))
+    return update | Demand.of_calls("torch.nn.Module.forward") | Demand.of_readings(*quantities)
 
 
 @pytest.mark.usefixtures("job")
 def test_what_an_update_is_given_is_read_before_it() -> None:
-    told = trained(demanding(USED_DATA, USED_GRAD))
+    windows = trained(demanding(USED_DATA, USED_GRAD))
     of = {
-        what: [
+        attribute: [
             (r.value, value_of(r.context, "before"))
-            for r in told
-            if (r.attribute, r.variable) == (what, "Linear.weight")
+            for r in windows
+            if (r.attribute, r.variable) == (attribute, "Linear.weight")
         ]
-        for what in ("used_data", "used_grad")
+        for attribute in ("used_data", "used_grad")
     }
     assert [before for _, before in of["used_grad"]] == ["zero", "some", "some"]
     data = [value for value, _ in of["used_data"]]
@@ -204,7 +214,7 @@ def test_each_batch_of_the_model_is_read() -> None:
 
 @pytest.mark.usefixtures("job")
 def test_what_an_optimizer_is_built_with_is_read() -> None:
-    demand = Demand(frozenset(("torch.optim.Optimizer.__init__",)), frozenset((("parameter.first_data", READINGS),)))
+    demand = Demand.of_calls("torch.optim.Optimizer.__init__") | Demand.of_readings("parameter.first_data")
     assert [reading.variable for reading in trained(demand)] == ["Linear.weight", "Linear.bias"]
 
 
@@ -213,29 +223,31 @@ def test_a_single_process_reads_nothing_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("grads", "told", "differ"),
+    ("grads", "note", "differ"),
     [
         ((7, 7, 8, 7), "rank 2 differs from ranks 0, 1, 3", (2,)),
         ((7, 8), "rank 0 and rank 1 differ", (0, 1)),
         ((7, 7, 8, 8), "ranks 0, 1 and ranks 2, 3 differ", (0, 1, 2, 3)),
     ],
 )
-def test_the_rank_that_differs_from_most_is_named(grads: tuple[int, ...], told: str, differ: tuple[int, ...]) -> None:
+def test_the_rank_that_differs_from_most_is_named(grads: tuple[int, ...], note: str, differ: tuple[int, ...]) -> None:
     step = tuple({"w": Update(1, grad, 10 + grad)} for grad in grads)
-    found = across(ranks(step), USED_GRAD)
-    notes = {one.note for one in found if one.failed}
-    assert notes == {f"{told} in the gradient that the update used"}
-    assert {one.apart for one in found if one.failed} == {(differ, len(grads))}
-    assert all(one.note == "" for one in found if one.held)
+    occasions = across(ranks(step), USED_GRAD)
+    notes = {occasion.note for occasion in occasions if occasion.failed}
+    assert notes == {f"{note} in the gradient that the update used"}
+    assert {occasion.differing for occasion in occasions if occasion.failed} == {(differ, len(grads))}
+    assert all(occasion.note == "" for occasion in occasions if occasion.held)
 
 
 def test_of_shards_only_those_are_set_against_each_other_that_hold_the_same() -> None:
     """Ranks 0 to 2 hold one half of a parameter, ranks 3 to 5 the other one."""
     updates = ((1, 7, 20), (1, 8, 21), (1, 7, 20), (2, 9, 30), (2, 9, 30), (2, 9, 30))
-    found = across(ranks(tuple({"w": Update(*update)} for update in updates)), USED_GRAD)
-    failed = [one for one in found if one.failed and value_of(one.context, "same_before")]
-    assert {one.apart for one in failed} == {((1,), 3)}
-    assert {one.note for one in failed} == {"rank 1 differs from ranks 0, 2 in the gradient that the update used"}
+    occasions = across(ranks(tuple({"w": Update(*update)} for update in updates)), USED_GRAD)
+    failed = [occasion for occasion in occasions if occasion.failed and value_of(occasion.context, "same_before")]
+    assert {occasion.differing for occasion in failed} == {((1,), 3)}
+    assert {occasion.note for occasion in failed} == {
+        "rank 1 differs from ranks 0, 2 in the gradient that the update used"
+    }
 
 
 def mesh(*shards: Update) -> tuple[Mapping[str, Update], ...]:
@@ -245,13 +257,19 @@ def mesh(*shards: Update) -> tuple[Mapping[str, Update], ...]:
 def test_shards_that_are_replicated_are_compared_with_their_replicas() -> None:
     """On a mesh of 2 x 2 the last rank has no replica in the first one, nor in the one before it."""
     good = mesh(Update(1, 5, 2), Update(11, 6, 12), Update(1, 5, 2), Update(11, 6, 12))
-    apart = mesh(Update(2, 5, 3), Update(12, 6, 13), Update(2, 5, 3), Update(99, 6, 98))
-    assert fate(across(ranks(good), USED_GRAD), same_before=True) == [True, True]
-    found = [one for one in across(ranks(good, apart), USED_DATA) if one.failed and value_of(one.context, "kept_same")]
-    (note,) = {one.note for one in found}
+    diverged = mesh(Update(2, 5, 3), Update(12, 6, 13), Update(2, 5, 3), Update(99, 6, 98))
+    assert verdicts(across(ranks(good), USED_GRAD), same_before=True) == [True, True]
+    occasions = [
+        occasion
+        for occasion in across(ranks(good, diverged), USED_DATA)
+        if occasion.failed and value_of(occasion.context, "kept_same")
+    ]
+    (note,) = {occasion.note for occasion in occasions}
     assert note.endswith(" in the value before the update, though an earlier update left the same")
 
 
 def test_what_should_have_kept_replicas_together_is_told() -> None:
-    found = across(ranks(({"a": Update(1, 5, 2)}, {"a": Update(1, 5, 3)})), DATA)
-    assert [one.note.rpartition(", ")[2] for one in found] == ["though value and gradient were the same before it"]
+    occasions = across(ranks(({"a": Update(1, 5, 2)}, {"a": Update(1, 5, 3)})), DATA)
+    assert [occasion.note.rpartition(", ")[2] for occasion in occasions] == [
+        "though value and gradient were the same before it"
+    ]

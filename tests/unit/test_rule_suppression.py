@@ -10,7 +10,7 @@ import pytest
 
 from traincheck import plugins
 from traincheck.inference.rule_index import covers, reaches
-from traincheck.inference.suppression import CYCLE, PRECEDED, suppress
+from traincheck.inference.suppression import CYCLE, PRECEDED_BY, suppress
 from traincheck.relations.api_output import call_results as results
 from traincheck.relations.api_output.relation import GRAIN, APIOutput
 from traincheck.relations.api_sequence.relation import APISequence
@@ -29,8 +29,8 @@ Rules = Callable[..., Invariant]
 
 @pytest.fixture
 def make(new_invariant: Rules) -> Rules:
-    def new(api: str, thing: str, detail: str = "", clauses: tuple[Clause, ...] = (), **more: object) -> Invariant:
-        return new_invariant(Property("contains call", thing, detail), clauses, subject=Subject(api), **more)
+    def new(api: str, quantity: str, detail: str = "", clauses: tuple[Clause, ...] = (), **more: object) -> Invariant:
+        return new_invariant(Property("contains call", quantity, detail), clauses, subject=Subject(api), **more)
 
     return new
 
@@ -39,20 +39,24 @@ def kept_of(rules: Collection[Invariant]) -> set[str]:
     """The ids of the rules that are kept, whatever their order."""
     relations = plugins.load("traincheck.relations")
     orders = itertools.islice(itertools.permutations(rules), 120)
-    found = {frozenset(one.id for one in suppress(order, LEVELS, relations)[0]) for order in orders}
-    assert len(found) == 1
-    return set(found.pop())
+    outcomes = {frozenset(candidate.id for candidate in suppress(order, LEVELS, relations)[0]) for order in orders}
+    assert len(outcomes) == 1
+    return set(outcomes.pop())
 
 
 def left(rules: Collection[Invariant]) -> set[tuple[str, str, str]]:
     """Subject, object and detail of the rules that are kept."""
     kept = kept_of(rules)
-    return {(one.subject.api, one.property.object, one.property.detail) for one in rules if one.id in kept}
+    return {
+        (candidate.subject.api, candidate.property.object, candidate.property.detail)
+        for candidate in rules
+        if candidate.id in kept
+    }
 
 
 def dropped(rules: Collection[Invariant]) -> list[Invariant]:
     kept = kept_of(rules)
-    return [one for one in rules if one.id not in kept]
+    return [candidate for candidate in rules if candidate.id not in kept]
 
 
 # -- covering ----------------------------------------------------------------------------------------------------------
@@ -106,7 +110,9 @@ def test_what_is_implied_names_what_implies_it(make: Rules) -> None:
     rules = [make(STEP, "x"), make(SGD, "x")]
     kept, implied = suppress(rules, LEVELS, plugins.load("traincheck.relations"))
     assert kept == [rules[0]]
-    assert [(one.rule, one.by) for one in implied] == [(rules[1], rules[0])] and implied[0].why
+    assert [(implication.rule, implication.by) for implication in implied] == [(rules[1], rules[0])] and implied[
+        0
+    ].reason
 
 
 def test_nothing_is_lost_where_nothing_is_implied(make: Rules) -> None:
@@ -183,9 +189,9 @@ def cycle(new_invariant: Rules) -> Rules:
     """Rules about what happens between two updates of the parameters; a call that is made is a habit."""
 
     def new(first: str, then: str = "", clauses: tuple[Clause, ...] = (), api: str = STEP, **more: object) -> Invariant:
-        prop = Property(PRECEDED, first, f"then {then}" if then else "")
-        told = {"severity": ERROR if then else NOTICE, **more}
-        return new_invariant(prop, clauses, relation="APISequence", subject=Subject(api, CYCLE), **told)
+        prop = Property(PRECEDED_BY, first, f"then {then}" if then else "")
+        fields = {"severity": ERROR if then else NOTICE, **more}
+        return new_invariant(prop, clauses, relation="APISequence", subject=Subject(api, CYCLE), **fields)
 
     return new
 
@@ -196,7 +202,7 @@ def test_an_order_follows_from_two_others(cycle: Rules) -> None:
     around = cycle(ZERO, CLIP)
     assert dropped([*steps, around]) == [around]
     (implied,) = suppress([*steps, around], LEVELS, plugins.load("traincheck.relations"))[1]
-    assert implied.by == steps[0] and BACKWARD in implied.why and steps[1].id in implied.why
+    assert implied.by == steps[0] and BACKWARD in implied.reason and steps[1].id in implied.reason
 
 
 def test_of_a_long_chain_the_links_remain(cycle: Rules) -> None:
@@ -204,7 +210,7 @@ def test_of_a_long_chain_the_links_remain(cycle: Rules) -> None:
     rules = [cycle(*pair) for pair in itertools.combinations(chain, 2)]
     called = [cycle(api) for api in chain]
     links = {cycle(*pair).id for pair in itertools.pairwise(chain)}
-    assert kept_of([*rules, *called]) == links | {one.id for one in called}
+    assert kept_of([*rules, *called]) == links | {called_rule.id for called_rule in called}
 
 
 def test_both_orders_are_needed(cycle: Rules) -> None:
@@ -224,16 +230,16 @@ def test_where_the_call_between_may_be_missing_the_order_is_kept(cycle: Rules) -
 
 def test_orders_imply_under_their_conditions_only(cycle: Rules) -> None:
     called = cycle(BACKWARD)
-    one, other = cycle(ZERO, BACKWARD), cycle(BACKWARD, CLIP, TRAINS)
-    assert dropped([one, other, called, cycle(ZERO, CLIP)]) == []
-    assert dropped([one, other, called, cycle(ZERO, CLIP, TRAINS)]) == [cycle(ZERO, CLIP, TRAINS)]
-    assert dropped([one, cycle(BACKWARD, CLIP), cycle(BACKWARD, "", TRAINS), cycle(ZERO, CLIP)]) == []
+    first, second = cycle(ZERO, BACKWARD), cycle(BACKWARD, CLIP, TRAINS)
+    assert dropped([first, second, called, cycle(ZERO, CLIP)]) == []
+    assert dropped([first, second, called, cycle(ZERO, CLIP, TRAINS)]) == [cycle(ZERO, CLIP, TRAINS)]
+    assert dropped([first, cycle(BACKWARD, CLIP), cycle(BACKWARD, "", TRAINS), cycle(ZERO, CLIP)]) == []
     assert dropped([cycle(ZERO, BACKWARD, TRAINS), cycle(BACKWARD, CLIP), called, cycle(ZERO, CLIP)]) == []
 
 
 def test_a_call_that_is_made_with_a_fixed_argument_is_made(cycle: Rules) -> None:
     habit = cycle(BACKWARD)
-    called = replace(habit, property=Property(PRECEDED, BACKWARD, "retain_graph=False"), id="")
+    called = replace(habit, property=Property(PRECEDED_BY, BACKWARD, "retain_graph=False"), id="")
     around = cycle(ZERO, CLIP)
     assert dropped([cycle(ZERO, BACKWARD), cycle(BACKWARD, CLIP), called, around]) == [around]
 
@@ -299,5 +305,5 @@ def test_in_a_program_where_they_do_not_alternate_both_are_told(cycle: Rules, ne
 
 def test_of_a_pipeline_all_of_it_holds_as_well(cycle: Rules, new_invariant: Rules) -> None:
     rules = [*alternating(cycle, new_invariant), cycle(BACKWARD), cycle(BACKWARD, api=ZERO)]
-    mine: Iterable[Invariant] = [replace(one, scope=PIPELINE, origin=("a.py",)) for one in rules]
-    assert [one.subject.api for one in dropped(list(mine))] == [ZERO]
+    mine: Iterable[Invariant] = [replace(candidate, scope=PIPELINE, origin=("a.py",)) for candidate in rules]
+    assert [candidate.subject.api for candidate in dropped(list(mine))] == [ZERO]

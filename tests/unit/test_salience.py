@@ -18,9 +18,9 @@ def call(seq: int, name: str = "f", kind: str = FUNCTION, args: Facts = (), resu
 
 
 def tally(*calls: Call, changes: tuple[Change, ...] = ()) -> Tally:
-    found = Tally("a.py", "")
-    found.add_window(Window(0, 1, TRAIN, calls, changes))
-    return found
+    counted = Tally("a.py", "")
+    counted.add_window(Window(0, 1, TRAIN, calls, changes))
+    return counted
 
 
 def change(seq: int, changed: bool = True) -> Change:
@@ -32,8 +32,8 @@ def change(seq: int, changed: bool = True) -> Change:
 
 @pytest.mark.parametrize("kind", [FUNCTION, PROJECT])
 def test_a_function_that_does_nothing_is_dull(kind: str) -> None:
-    why = why_dull(CALLS_F, None, [tally(call(0, kind=kind, result=facts(value=True)))])
-    assert why is not None and "f is dull" in why
+    reason = why_dull(CALLS_F, None, [tally(call(0, kind=kind, result=facts(value=True)))])
+    assert reason is not None and "f is dull" in reason
 
 
 def test_one_tensor_in_one_run_is_enough() -> None:
@@ -60,11 +60,11 @@ def test_of_what_was_never_called_nothing_is_known() -> None:
 
 
 def test_dullness_is_of_all_processes_of_a_run() -> None:
-    one, other = Tally("a.py", ""), Tally("a.py", "")
-    one.reach["f"] = Reach(calls=5, kind=FUNCTION)
-    other.reach["f"] = Reach(calls=5, tensors=1, kind=FUNCTION)
-    one.merge(other)
-    assert why_dull(CALLS_F, None, [one]) is None
+    first, second = Tally("a.py", ""), Tally("a.py", "")
+    first.reach["f"] = Reach(calls=5, kind=FUNCTION)
+    second.reach["f"] = Reach(calls=5, tensors=1, kind=FUNCTION)
+    first.merge(second)
+    assert why_dull(CALLS_F, None, [first]) is None
 
 
 # -- taste -------------------------------------------------------------------------------------------------------------
@@ -73,8 +73,8 @@ def test_dullness_is_of_all_processes_of_a_run() -> None:
 def test_an_argument_that_never_varied_is_a_matter_of_taste() -> None:
     useful = facts(dtype="float32")
     same = [tally(call(0, args=facts(affine=True), result=useful), call(1, args=facts(affine=True), result=useful))] * 2
-    why = why_dull(CALLS_F, ("f", "affine"), same)
-    assert why is not None and "affine never had another value" in why
+    reason = why_dull(CALLS_F, ("f", "affine"), same)
+    assert reason is not None and "affine never had another value" in reason
     assert why_dull(CALLS_F, None, same) is None, "a property that rests on no argument"
 
 
@@ -86,9 +86,9 @@ def test_it_may_vary_from_run_to_run_or_in_one() -> None:
 
 
 def test_values_of_another_argument_or_function_do_not_count() -> None:
-    told = [tally(call(0, args=facts(x=1, y=1)), call(1, args=facts(x=1, y=2)), call(2, "g", args=facts(x=2)))]
-    assert not any_varied("f", "x", told) and any_varied("f", "y", told)
-    assert not any_varied("f", "z", told), "never given"
+    tallies = [tally(call(0, args=facts(x=1, y=1)), call(1, args=facts(x=1, y=2)), call(2, "g", args=facts(x=2)))]
+    assert not any_varied("f", "x", tallies) and any_varied("f", "y", tallies)
+    assert not any_varied("f", "z", tallies), "never given"
 
 
 def test_true_and_one_are_two_values() -> None:

@@ -31,9 +31,9 @@ def test_a_setting_is_deployed_on_the_program_that_it_is_of(new_invariant: Rules
     """Also where books of several programs were joined, and the rule is borne out by more than one."""
     rule = new_invariant(LR, scope=PIPELINE, origin=("a.py",), program="a.py")
     joined = replace(rule, scope=GENERAL, origin=("a.py", "b.py"), id="")
-    for one in (rule, joined):
-        assert deployable([one], "a.py") == (one,)
-        assert deployable([one], "b.py") == ()
+    for candidate in (rule, joined):
+        assert deployable([candidate], "a.py") == (candidate,)
+        assert deployable([candidate], "b.py") == ()
 
 
 def test_a_muted_rule_is_not_deployed(new_invariant: Rules) -> None:

@@ -19,19 +19,19 @@ F = Subject("f")
 
 
 def counts(tally: Tally, prop: Property = X) -> dict[object, tuple[int, int, int]]:
-    return {context: (one.held, one.failed, one.windows) for context, one in tally.evidence(("R", F), prop)}
+    return {context: (count.held, count.failed, count.windows) for context, count in tally.evidence(("R", F), prop)}
 
 
 def test_a_step_on_two_ranks_is_one_training_step() -> None:
-    one, two = Tally("a.py", ""), Tally("a.py", "")
-    tally_windows(training(8), one)
+    first, second = Tally("a.py", ""), Tally("a.py", "")
+    tally_windows(training(8), first)
     for rank in (0, 1):
-        tally_windows(training(8, rank=rank), two)
-    ((_, alone),) = one.evidence(STEP, CHANGES)
-    ((_, together),) = two.evidence(STEP, CHANGES)
+        tally_windows(training(8, rank=rank), second)
+    ((_, alone),) = first.evidence(STEP, CHANGES)
+    ((_, together),) = second.evidence(STEP, CHANGES)
     assert (alone.held, alone.windows) == (8, 8)
     assert (together.held, together.windows) == (16, 8)
-    assert (one.steps, one.windows, two.steps, two.windows) == (8, 8, 8, 16)
+    assert (first.steps, first.windows, second.steps, second.windows) == (8, 8, 8, 16)
 
 
 def test_of_unequal_ranks_the_one_that_saw_most_is_believed() -> None:
@@ -75,10 +75,10 @@ def test_closed_and_open_worlds_in_one_context() -> None:
 
 def seen_in(*indices: int, held: bool = True) -> Tally:
     """What one process counted that judged `X` in these windows."""
-    found = Tally("a.py", "")
+    counted = Tally("a.py", "")
     for index in indices:
-        found.add_occasions("R", [Occasion(F, (), {X} if held else {Y}, set() if held else {X}, 0)], index)
-    return found
+        counted.add_occasions("R", [Occasion(F, (), {X} if held else {Y}, set() if held else {X}, 0)], index)
+    return counted
 
 
 def count_of(tally: Tally, prop: Property = X) -> Count:
@@ -88,10 +88,10 @@ def count_of(tally: Tally, prop: Property = X) -> Count:
 
 def test_a_sketch_tells_the_distinct_windows_of_several_processes() -> None:
     """Windows 0 to 3 and 2 to 6 are seven; of the counts alone it is known that they are five at the least."""
-    one, other = seen_in(0, 1, 2, 3), seen_in(2, 3, 4, 5, 6)
-    one.merge(other)
-    assert one.cells["R", F][()].properties[X].windows == 5
-    assert count_of(one).windows == 7 and count_of(one).seen == 0b1111111
+    first, second = seen_in(0, 1, 2, 3), seen_in(2, 3, 4, 5, 6)
+    first.merge(second)
+    assert first.cells["R", F][()].properties[X].windows == 5
+    assert count_of(first).windows == 7 and count_of(first).seen == 0b1111111
 
 
 def test_of_more_windows_than_a_sketch_has_bits_the_count_is_believed() -> None:
@@ -126,20 +126,20 @@ def test_equal_contexts_of_two_processes_are_told_by_one_of_them() -> None:
     first.add_occasions("R", [Occasion(F, facts(a=True), {X}, set(), 0)], 0)
     second.add_occasions("R", [Occasion(F, facts(a=1), {X}, set(), 0)], 0)
     orders = [(first, second), (second, first)]
-    told = []
-    for one, other in orders:
+    contexts = []
+    for own, others in orders:
         whole = Tally("a.py", "")
-        whole.merge(one)
-        whole.merge(other)
-        told.append(repr(list(whole.evidence(("R", F), X))))
-    assert told[0] == told[1] and "held=2" in told[0]
+        whole.merge(own)
+        whole.merge(others)
+        contexts.append(repr(list(whole.evidence(("R", F), X))))
+    assert contexts[0] == contexts[1] and "held=2" in contexts[0]
 
 
 def test_arguments_are_told_apart_by_type_and_forgotten_beyond_a_few() -> None:
     tally = Tally("a.py", "")
     given = [True, 1, 1.0, "1", None, *range(100, 120)]
     calls = tuple(
-        Call(place, place, NO_CALL, FUNCTION, ("f",), args=facts(x=value)) for place, value in enumerate(given)
+        Call(index, index, NO_CALL, FUNCTION, ("f",), args=facts(x=value)) for index, value in enumerate(given)
     )
     tally.add_window(Window(0, 1, TRAIN, calls))
     assert len(tally.arguments["f", "x"]) == MOST_VALUES
@@ -156,15 +156,15 @@ def test_an_argument_is_known_under_the_most_general_name_too() -> None:
 
 def test_arranged_it_depends_on_what_was_counted_alone() -> None:
     occasions = [Occasion(Subject(name), facts(a=value), {X, Y}, None, 0) for name in "gf" for value in (2, None, "x")]
-    one, other = Tally("a.py", ""), Tally("a.py", "")
-    one.add_occasions("R", occasions, 0)
-    other.add_occasions("R", reversed(occasions), 0)
-    assert repr(one.cells) != repr(other.cells)
-    assert repr(one.arrange().cells) == repr(other.arrange().cells)
+    first, second = Tally("a.py", ""), Tally("a.py", "")
+    first.add_occasions("R", occasions, 0)
+    second.add_occasions("R", reversed(occasions), 0)
+    assert repr(first.cells) != repr(second.cells)
+    assert repr(first.arrange().cells) == repr(second.arrange().cells)
 
 
 def test_candidates_are_those_of_all_runs() -> None:
-    one, other = Tally("a.py", ""), Tally("b.py", "")
-    one.add_occasions("R", [Occasion(F, (), {Y}, {X}, 0)], 0)
-    other.add_occasions("R", [Occasion(F, (), {Z}, None, 0)], 0)
-    assert candidates([one, other]) == [(("R", F), prop) for prop in (X, Y, Z)]
+    first, second = Tally("a.py", ""), Tally("b.py", "")
+    first.add_occasions("R", [Occasion(F, (), {Y}, {X}, 0)], 0)
+    second.add_occasions("R", [Occasion(F, (), {Z}, None, 0)], 0)
+    assert candidates([first, second]) == [(("R", F), prop) for prop in (X, Y, Z)]

@@ -20,9 +20,9 @@ from traincheck.invariants.book import Book, write_book
 
 
 def tally(script: str = "a.py", steps: int = 8) -> Tally:
-    found = Tally(script, f"digest of {script}", f"run of {script}")
-    tally_windows(training(steps), found)
-    return found
+    counted = Tally(script, f"digest of {script}", f"run of {script}")
+    tally_windows(training(steps), counted)
+    return counted
 
 
 @pytest.fixture
@@ -32,29 +32,31 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def contents(one: Tally) -> dict[str, Any]:
-    return {name: repr(value) for name, value in vars(one.arrange()).items() if name not in ("cells", "levels")}
+def contents(counted: Tally) -> dict[str, Any]:
+    return {name: repr(value) for name, value in vars(counted.arrange()).items() if name not in ("cells", "levels")}
 
 
 def test_all_of_a_tally_is_kept(file: Path) -> None:
     again = read_tallies(file)
-    assert [one.script for one in again] == ["a.py", "b.py"]
-    for one, other in zip(again, [tally(), tally("b.py", 3)], strict=True):
-        assert contents(one) == contents(other)
-        assert one.levels == other.levels and one.levels
-        assert list(one.cells) == list(other.cells)
-        assert one.arguments == other.arguments
+    assert [copy.script for copy in again] == ["a.py", "b.py"]
+    for copy, original in zip(again, [tally(), tally("b.py", 3)], strict=True):
+        assert contents(copy) == contents(original)
+        assert copy.levels == original.levels and copy.levels
+        assert list(copy.cells) == list(original.cells)
+        assert copy.arguments == original.arguments
 
 
 def test_sketches_of_windows_are_kept(file: Path) -> None:
-    (one, _), told = read_tallies(file), tally()
-    for key, cells in told.cells.items():
+    (copy, _), original = read_tallies(file), tally()
+    for key, cells in original.cells.items():
         for context, cell in cells.items():
-            again = one.cells[key][context]
+            again = copy.cells[key][context]
             assert again.seen == cell.seen
             for prop, count in cell.properties.items():
                 assert (again.properties[prop].seen, again.properties[prop].missed) == (count.seen, count.missed)
-    seen = {count.seen for cells in one.cells.values() for cell in cells.values() for count in cell.properties.values()}
+    seen = {
+        count.seen for cells in copy.cells.values() for cell in cells.values() for count in cell.properties.values()
+    }
     assert 0xFF in seen
 
 
@@ -67,10 +69,10 @@ def test_what_an_older_version_wrote_has_no_sketches(file: Path) -> None:
                 cell[3:] = [[held[:5] for held in cell[3]]]
 
     edited(file, older)
-    (one, _), told = read_tallies(file), tally().arrange()
-    for key, cells in told.cells.items():
+    (copy, _), original = read_tallies(file), tally().arrange()
+    for key, cells in original.cells.items():
         for context, cell in cells.items():
-            again = one.cells[key][context]
+            again = copy.cells[key][context]
             assert (again.closed, again.windows, again.seen) == (cell.closed, cell.windows, 0)
             for prop, count in cell.properties.items():
                 assert again.properties[prop] == Count(count.held, count.failed, count.windows, count.closed)
@@ -103,7 +105,7 @@ def test_a_tally_file_is_known_by_its_first_line(file: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("data", "why"),
+    ("data", "reason"),
     [
         (b"", "it is empty"),
         (b"hello\n", "it is another file"),
@@ -112,10 +114,10 @@ def test_a_tally_file_is_known_by_its_first_line(file: Path, tmp_path: Path) -> 
         (b"\x1f\x8b\x08nothing of the kind", "cannot be decompressed"),
     ],
 )
-def test_other_files_are_not_recognised(data: bytes, why: str, tmp_path: Path) -> None:
+def test_other_files_are_not_recognised(data: bytes, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(data)
-    with pytest.raises(TallyUnreadable, match=why) as raised:
+    with pytest.raises(TallyUnreadable, match=reason) as raised:
         read_tallies(path)
     assert str(path) in str(raised.value) and "--tally" in str(raised.value)
 
@@ -144,8 +146,8 @@ def test_a_torn_file_is_not_half_read(file: Path) -> None:
 
 def test_every_flipped_byte_is_noticed(file: Path) -> None:
     data = file.read_bytes()
-    for place in range(10, len(data), 7):  # behind the header of gzip, of which the time says nothing
-        file.write_bytes(data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :])
+    for position in range(10, len(data), 7):  # behind the header of gzip, of which the time says nothing
+        file.write_bytes(data[:position] + bytes([data[position] ^ 0x55]) + data[position + 1 :])
         with pytest.raises(TallyUnreadable):
             read_tallies(file)
 

@@ -37,8 +37,8 @@ def in_bytes(gathered: Gathered) -> bytes:
 
 
 def test_order_and_jobs_do_not_matter(sources: list[Path]) -> None:
-    told = in_bytes(gather(sources))
-    assert in_bytes(gather(sources[::-1], jobs=2)) == told
+    expected = in_bytes(gather(sources))
+    assert in_bytes(gather(sources[::-1], jobs=2)) == expected
     assert [tally.script for tally in gather(sources).tallies] == ["a.py", "b.py", "b.py"]
 
 
@@ -54,23 +54,23 @@ def test_tally_files_take_the_place_of_runs(sources: list[Path]) -> None:
         [Path("again.tally"), Path("two.tally")],
         [sources[1], Path("again.tally"), sources[0]],
     ]
-    told = set()
+    books = set()
     for choice in choices:
-        found = learn(choice)
-        write_book(found.book, "book")
-        found.journal.write(Path("journal"))
-        told.add((Path("book").read_bytes(), Path("journal").read_bytes()))
-        assert found.remarks == ()
-    assert len(told) == 1
+        learned = learn(choice)
+        write_book(learned.book, "book")
+        learned.journal.write(Path("journal"))
+        books.add((Path("book").read_bytes(), Path("journal").read_bytes()))
+        assert learned.remarks == ()
+    assert len(books) == 1
 
 
 def test_a_run_that_is_named_twice_counts_once(sources: list[Path], folder: Path) -> None:
     shutil.copytree(sources[0], folder / "elsewhere" / "copy")
     write_tallies(gather(sources[:2]).tallies, "two.tally")
-    found = gather([*sources, folder / "elsewhere" / "copy", Path("two.tally"), sources[1]])
-    assert in_bytes(found) == in_bytes(gather(sources))
-    assert {remark.split(" holds")[0].rsplit("/")[-1] for remark in found.remarks} == {"b", "copy", "two.tally"}
-    assert all("counts once" in remark for remark in found.remarks)
+    results = gather([*sources, folder / "elsewhere" / "copy", Path("two.tally"), sources[1]])
+    assert in_bytes(results) == in_bytes(gather(sources))
+    assert {remark.split(" holds")[0].rsplit("/")[-1] for remark in results.remarks} == {"b", "copy", "two.tally"}
+    assert all("counts once" in remark for remark in results.remarks)
 
 
 def test_a_repetition_of_the_same_program_is_another_run(sources: list[Path]) -> None:
@@ -80,10 +80,10 @@ def test_a_repetition_of_the_same_program_is_another_run(sources: list[Path]) ->
 def test_what_is_wrong_with_one_source_comes_out_at_once(sources: list[Path], folder: Path) -> None:
     read: list[str] = []
     with pytest.raises(RunFolderNotFound):
-        gather([*sources, Path("absent")], lambda what, done, total: read.append(what))
+        gather([*sources, Path("absent")], lambda activity, done, total: read.append(activity))
     (folder / "train.py").write_text("print()\n")
     with pytest.raises(TallyUnreadable):
-        gather([*sources, Path("train.py")], lambda what, done, total: read.append(what))
+        gather([*sources, Path("train.py")], lambda activity, done, total: read.append(activity))
     assert read == []
 
 
@@ -94,12 +94,12 @@ def test_a_run_without_windows_is_no_run(folder: Path) -> None:
 
 
 def test_progress_goes_from_nothing_to_all(sources: list[Path]) -> None:
-    told: list[tuple[str, int, int]] = []
-    gather(sources, lambda *said: told.append(said))
-    whole = told[0][2]
-    assert [done for _, done, _ in told] == list(range(whole + 1)) and {total for _, _, total in told} == {whole}
+    reports: list[tuple[str, int, int]] = []
+    gather(sources, lambda *report: reports.append(report))
+    whole = reports[0][2]
+    assert [done for _, done, _ in reports] == list(range(whole + 1)) and {total for _, _, total in reports} == {whole}
     assert whole in (4, 5)  # four processes, and the ranks of one run where a relation compares them
-    assert {what for what, _, _ in told} == {f"reading {source}" for source in sources}
+    assert {activity for activity, _, _ in reports} == {f"reading {source}" for source in sources}
 
 
 def test_counts_of_a_relation_that_is_not_installed_are_left_out_and_said_so(folder: Path) -> None:
@@ -107,9 +107,9 @@ def test_counts_of_a_relation_that_is_not_installed_are_left_out_and_said_so(fol
     tally.add_occasions("Elsewhere", [Occasion(Subject("f"), (), {Property("holds", "x")}, None, 0)] * 2, 0)
     tally.windows = 1
     write_tallies([tally], "x.tally")
-    found = learn([Path("x.tally")])
-    assert found.book.invariants == ()
-    assert found.remarks == ("counts of the relation Elsewhere, which is not installed here, are left out",)
+    learned = learn([Path("x.tally")])
+    assert learned.book.invariants == ()
+    assert learned.remarks == ("counts of the relation Elsewhere, which is not installed here, are left out",)
 
 
 class Counting:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from observed_process import observing
-from traincheck.relations.periodic.uninitialized import Uninitialised
+from traincheck.relations.periodic.uninitialized import Uninitialized
 from traincheck.vocab.occasion import Occasion
 
 
@@ -57,7 +57,7 @@ def zero_all(model: nn.Module) -> None:
         parameter.data.zero_()
 
 
-def found(prepare: Callable[[nn.Module], None], monkeypatch: pytest.MonkeyPatch) -> list[Occasion]:
+def occasions_after(prepare: Callable[[nn.Module], None], monkeypatch: pytest.MonkeyPatch) -> list[Occasion]:
     plain = nn.Module.to_empty
 
     def to_empty(self: nn.Module, *, device: str, recurse: bool = True) -> nn.Module:
@@ -75,7 +75,7 @@ def found(prepare: Callable[[nn.Module], None], monkeypatch: pytest.MonkeyPatch)
         for _ in range(2):
             model(torch.randn(3, 4)).sum().backward()
             optimizer.step()
-    relation = Uninitialised()
+    relation = Uninitialized()
     return [occasion for window in seen.windows for occasion in relation.occasions(window)]
 
 
@@ -83,11 +83,11 @@ def found(prepare: Callable[[nn.Module], None], monkeypatch: pytest.MonkeyPatch)
 def test_what_was_written_is_not_reported(
     prepare: Callable[[nn.Module], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert found(prepare, monkeypatch) == []
+    assert occasions_after(prepare, monkeypatch) == []
 
 
 def test_what_was_not_written_is_reported_once_with_the_call_of_to_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    (occasion,) = found(reset_the_norm, monkeypatch)
+    (occasion,) = occasions_after(reset_the_norm, monkeypatch)
     assert occasion.variables == ("Block.inner.weight", "Block.inner.bias")
     assert "test_uninitialized.py" in occasion.site and occasion.failed
     assert occasion.note.startswith("2 parameters")
@@ -97,4 +97,4 @@ def test_a_model_that_was_not_emptied_is_not_spoken_of() -> None:
     with observing() as seen:
         model = Block()
         model(torch.randn(3, 4)).sum().backward()
-    assert not [occasion for window in seen.windows for occasion in Uninitialised().occasions(window)]
+    assert not [occasion for window in seen.windows for occasion in Uninitialized().occasions(window)]

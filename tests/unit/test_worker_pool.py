@@ -44,7 +44,7 @@ def wait_long(number: int) -> int:
 
 @pytest.mark.parametrize("jobs", [1, 2, 9])
 def test_results_come_with_their_places(jobs: int) -> None:
-    assert sorted(spread(double, range(5), jobs)) == [(place, 2 * place) for place in range(5)]
+    assert sorted(spread(double, range(5), jobs)) == [(index, 2 * index) for index in range(5)]
     assert list(spread(double, [], jobs)) == []
 
 

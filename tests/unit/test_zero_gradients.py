@@ -9,7 +9,7 @@ from torch import nn
 
 from observed_process import observing
 from sample_windows import UPDATE, Script
-from traincheck.checking.causes import cause_of
+from traincheck.diagnoses.catalogue import diagnose
 from traincheck.checking.engine import Engine
 from traincheck.invariants import builtin_rules
 from traincheck.invariants.book import Book, merge_books
@@ -39,10 +39,10 @@ def failures(those: list[Window]) -> list[tuple[Property, int, tuple[str, ...]]]
     """What failed, in which step, and of which variables."""
     relation = ZeroGradients()
     return [
-        (prop, window.step, one.variables)
+        (prop, window.step, occasion.variables)
         for window in those
-        for one in relation.occasions(window)
-        for prop in one.failed or ()
+        for occasion in relation.occasions(window)
+        for prop in occasion.failed or ()
     ]
 
 
@@ -69,8 +69,8 @@ def test_parameters_without_gradients_are_not_spoken_of() -> None:
 
 
 def test_one_parameter_is_zero_for_long_while_others_are_not() -> None:
-    found = failures(windows(2 * LONG, lambda step, name: "zero" if name == "a" else "some"))
-    assert found == [(NOT_ZERO_FOR_LONG, LONG, ("a",))]
+    failed = failures(windows(2 * LONG, lambda step, name: "zero" if name == "a" else "some"))
+    assert failed == [(NOT_ZERO_FOR_LONG, LONG, ("a",))]
 
 
 def test_a_parameter_that_comes_alive_late_is_not_told() -> None:
@@ -80,10 +80,10 @@ def test_a_parameter_that_comes_alive_late_is_not_told() -> None:
 def test_behind_a_gap_the_first_steps_are_over() -> None:
     relation = ZeroGradients()
     those = windows(3 * FIRST, lambda step, name: "zero")
-    found = [one for window in those[: FIRST - 1] for one in relation.occasions(window)]
+    occasions = [occasion for window in those[: FIRST - 1] for occasion in relation.occasions(window)]
     relation.forget()
-    found += [one for window in those[FIRST - 1 :] for one in relation.occasions(window)]
-    assert found == []
+    occasions += [occasion for window in those[FIRST - 1 :] for occasion in relation.occasions(window)]
+    assert occasions == []
 
 
 def violations(program: Callable[[], None]) -> list[Violation]:
@@ -104,12 +104,12 @@ def trained(model: nn.Module, loss: Callable[[torch.Tensor], torch.Tensor], step
 
 
 def test_a_softmax_over_one_class() -> None:
-    (found,) = violations(
+    (violation,) = violations(
         lambda: trained(nn.Linear(3, 1), lambda out: nn.functional.cross_entropy(out, torch.zeros(4, dtype=torch.long)))
     )
-    assert found.invariant.severity == "error"
-    assert found.variables == ("Linear.weight", "Linear.bias")
-    assert cause_of(found).title == "All gradients of the model are zero"
+    assert violation.invariant.severity == "error"
+    assert violation.variables == ("Linear.weight", "Linear.bias")
+    assert diagnose(violation).slug == "all-gradients-zero"
 
 
 def test_a_layer_of_zeros_and_an_adapter_are_silent() -> None:
@@ -133,10 +133,10 @@ def test_an_optimizer_that_never_steps() -> None:
             optimizer.zero_grad()
             model(torch.randn(4, 3)).mean().backward()
 
-    (found,) = violations(program)
-    assert found.invariant.severity == "error"
-    assert "12 backwards" in found.note and "Adam" in found.note
-    assert cause_of(found).title == "Gradients are computed but no parameter is ever updated"
+    (violation,) = violations(program)
+    assert violation.invariant.severity == "error"
+    assert "12 backwards" in violation.note and "Adam" in violation.note
+    assert diagnose(violation).slug == "gradients-never-used"
 
 
 def test_the_rules_are_reported_only_if_they_are_violated() -> None:

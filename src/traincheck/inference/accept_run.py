@@ -45,43 +45,43 @@ def accept(folders: Sequence[Path], library: Path, reason: str = "", progress: P
     BookError and TallyError where the library cannot be, and OutputError.
     """
     record = read_record(library)
-    stored = library / TALLIES
-    known = read_tallies(stored) if stored.is_file() else []
-    before = {tally.run for tally in known}
+    tally_path = library / TALLIES
+    stored_tallies = read_tallies(tally_path) if tally_path.is_file() else []
+    known_runs = {tally.run for tally in stored_tallies}
     today = datetime.date.today().isoformat()
     new: dict[str, tuple[Tally, AcceptedRun]] = {}
     remarks: list[str] = []
     for path in folders:
-        gathered = gather([path], progress)
-        remarks.extend(gathered.remarks)
-        for tally in gathered.tallies:
-            if tally.run in before:
+        results = gather([path], progress)
+        remarks.extend(results.remarks)
+        for tally in results.tallies:
+            if tally.run in known_runs:
                 raise BadOption("accept", str(path), "a run that was not accepted before")
-            new[tally.run] = tally, _noted(tally, RunFolder.open(path), today, reason)
-    noted = tuple(run for _, run in new.values())
-    kept, let_go = _newest((*record.runs, *noted))
-    wanted = {run.run for run in kept}
-    tallies = [tally for tally in (*known, *(tally for tally, _ in new.values())) if tally.run in wanted]
+            new[tally.run] = tally, _accepted_run(tally, RunFolder.open(path), today, reason)
+    accepted = tuple(run for _, run in new.values())
+    kept, let_go = _newest((*record.runs, *accepted))
+    kept_runs = {run.run for run in kept}
+    tallies = [tally for tally in (*stored_tallies, *(tally for tally, _ in new.values())) if tally.run in kept_runs]
     older = read_book(library / BOOK) if (library / BOOK).is_file() else Book()
     book, _, unmuted = carry_over(weigh(sorted(tallies, key=_order))[0], older.invariants)
-    found = compare(older, book)
+    difference = compare(older, book)
     last = LastChange(
-        runs=tuple(run.run for run in noted),
-        came=len(found.only_in_b),
-        went=len(found.only_in_a),
-        changed=len(found.changed),
+        runs=tuple(run.run for run in accepted),
+        came=len(difference.only_in_b),
+        went=len(difference.only_in_a),
+        changed=len(difference.changed),
     )
-    write_tallies(sorted(tallies, key=_order), stored)
+    write_tallies(sorted(tallies, key=_order), tally_path)
     write_book(book, library / BOOK)
     write_record(Record(runs=kept, last=last), library)
-    return Acceptance(noted, book, found, let_go, tuple(unmuted), tuple(remarks))
+    return Acceptance(accepted, book, difference, let_go, tuple(unmuted), tuple(remarks))
 
 
 def _order(tally: Tally) -> tuple[str, str]:
     return tally.script, tally.run
 
 
-def _noted(tally: Tally, run: RunFolder, today: str, reason: str) -> AcceptedRun:
+def _accepted_run(tally: Tally, run: RunFolder, today: str, reason: str) -> AcceptedRun:
     notes = run.notes()
     return AcceptedRun(
         script=tally.script,
@@ -101,7 +101,7 @@ def _newest(runs: Sequence[AcceptedRun]) -> tuple[tuple[AcceptedRun, ...], tuple
     count: Counter[str] = Counter()
     kept: list[AcceptedRun] = []
     let_go: list[AcceptedRun] = []
-    for _, run in sorted(enumerate(runs), key=lambda told: (told[1].date, told[0]), reverse=True):
+    for _, run in sorted(enumerate(runs), key=lambda numbered: (numbered[1].date, numbered[0]), reverse=True):
         count[run.script] += 1
         (kept if count[run.script] <= MOST_RUNS else let_go).append(run)
     return tuple(sorted(kept)), tuple(sorted(let_go))
@@ -109,7 +109,7 @@ def _newest(runs: Sequence[AcceptedRun]) -> tuple[tuple[AcceptedRun, ...], tuple
 
 # -- what the runs have shown ------------------------------------------------------------------------------------------
 
-_CALLED = {
+_APIS_BY_FEATURE = {
     "saving a checkpoint": ("torch.save",),
     "going on from a checkpoint": ("torch.optim.Optimizer.load_state_dict",),
     "a schedule of the learning rate": ("torch.optim.lr_scheduler.LRScheduler.step",),
@@ -121,9 +121,9 @@ _CALLED = {
 def never_seen(tallies: Sequence[Tally], ranks: int) -> list[str]:
     """What programs do and none of the runs did, so that nothing of it is known."""
     contexts = {context for tally in tallies for cells in tally.cells.values() for context in cells}
-    told = {fact for context in contexts for fact in context}
+    facts = {fact for context in contexts for fact in context}
     apis = {level for tally in tallies for levels in tally.levels for level in levels}
-    found = [] if any(fact == ("stage", EVAL) for fact in told) else ["evaluation"]
-    found += [] if any(name == "autocast" and value != "off" for name, value in told) else ["autocast"]
-    found += [what for what, names in _CALLED.items() if not apis & set(names)]
-    return found + ([] if ranks > 1 else ["several ranks"])
+    unseen = [] if any(fact == ("stage", EVAL) for fact in facts) else ["evaluation"]
+    unseen += [] if any(name == "autocast" and value != "off" for name, value in facts) else ["autocast"]
+    unseen += [feature for feature, names in _APIS_BY_FEATURE.items() if not apis & set(names)]
+    return unseen + ([] if ranks > 1 else ["several ranks"])

@@ -46,11 +46,11 @@ def weigh(tallies: Sequence[Tally]) -> tuple[Book, Journal]:
         kept.extend(rules)
     levels = set().union(*(tally.levels for tally in tallies)) if tallies else set()
     remaining, implied = suppress(kept, levels, relations, seen)
-    for each in implied:
-        journal.add(_entry(each.rule, DROPPED, f"implied by {each.by.id}: {each.why}"))
+    for implication in implied:
+        journal.add(_entry(implication.rule, DROPPED, f"implied by {implication.by.id}: {implication.reason}"))
     for rule in remaining:
-        named = "an error" if rule.severity == ERROR else "a notice"
-        journal.add(_entry(rule, KEPT, f"confidence {rule.confidence:.3f}, so breaking it is {named}"))
+        level = "an error" if rule.severity == ERROR else "a notice"
+        journal.add(_entry(rule, KEPT, f"confidence {rule.confidence:.3f}, so breaking it is {level}"))
     runs = tuple(LearnedRun(tally.script, tally.digest, tally.steps, tally.program) for tally in tallies)
     return Book(tuple(remaining), runs), journal
 
@@ -62,7 +62,7 @@ class _Candidate:
         self.relation, self.subject = key
         self.prop = prop
         self.type_of_relation = relation
-        self.habit = relation.is_habit(prop)
+        self.habit = relation.is_optional_practice(prop)
         self.argument = relation.argument_of(self.subject, prop)
         self.sentence = relation.describe(self.subject, prop)
         self.tallies = tallies
@@ -78,9 +78,9 @@ class _Candidate:
         if not any(row.held for row in self.evidence):
             self._drop("it never held")
             return
-        why = why_dull(self.prop, self.argument, self.tallies)
-        if why is not None:
-            self._drop(why)
+        reason = why_dull(self.prop, self.argument, self.tallies)
+        if reason is not None:
+            self._drop(reason)
             return
         precondition = learn_precondition(self.evidence)
         if not isinstance(precondition, Precondition):
@@ -93,8 +93,8 @@ class _Candidate:
             return
         pipeline = scope_of(support) == PIPELINE
         certainty = round(of_support(support, pipeline=pipeline), 4)
-        known = experience(selected, precondition, pipeline=pipeline)
-        wider = experience(selected, precondition).clauses
+        circumstances = experience(selected, precondition, pipeline=pipeline)
+        general_circumstances = experience(selected, precondition).clauses
         yield Invariant(
             relation=self.relation,
             subject=self.subject,
@@ -106,14 +106,14 @@ class _Candidate:
             scope=scope_of(support),
             sentence=self.sentence,
             origin=self._origin(selected),
-            experience=known,
+            experience=circumstances,
             elsewhere=elsewhere_of(
                 self.type_of_relation,
                 self.subject,
                 self.prop,
                 support,
                 self._mains(selected),
-                Precondition(tuple(clause for clause in wider if clause not in known.clauses)),
+                Precondition(tuple(clause for clause in general_circumstances if clause not in circumstances.clauses)),
             ),
         )
 
@@ -166,10 +166,10 @@ class _Candidate:
         runs = [self.tallies[run] for run in {row.run for row in selected}]
         return frozenset(ProgramIdentity.parse(run.program).main or main_of_name(run.script) for run in runs)
 
-    def _drop(self, why: str, condition: str = "always") -> None:
+    def _drop(self, reason: str, condition: str = "always") -> None:
         held, failed = sum(row.held for row in self.evidence), sum(row.failed for row in self.evidence)
         runs, steps = len({row.run for row in self.evidence}), _steps(self.evidence)
-        self.journal.add(Entry(self.relation, self.sentence, condition, DROPPED, why, runs, steps, held, failed))
+        self.journal.add(Entry(self.relation, self.sentence, condition, DROPPED, reason, runs, steps, held, failed))
 
 
 def _steps(selected: Sequence[Evidence]) -> int:
@@ -186,13 +186,13 @@ def _steps(selected: Sequence[Evidence]) -> int:
     return sum(max(windows, sketches[run].bit_count()) for run, windows in most.items())
 
 
-def _entry(rule: Invariant, fate: str, why: str) -> Entry:
+def _entry(rule: Invariant, outcome: str, reason: str) -> Entry:
     return Entry(
         relation=rule.relation,
         sentence=rule.sentence,
         precondition=str(rule.precondition),
-        fate=fate,
-        why=why,
+        outcome=outcome,
+        reason=reason,
         runs=rule.support.runs,
         steps=rule.support.steps,
         held=rule.support.occasions,

@@ -51,35 +51,38 @@ def follow_journal(text: str, journal: Journal, most: int = 10) -> list[Followed
 
 def follow(text: str, learned: Learned, most: int = 10) -> list[Followed]:
     """The candidates that `text` names, best first, as `Journal.find` finds them."""
-    found = follow_journal(text, learned.journal, most)
-    wanted = {(one.entry.relation, one.entry.sentence) for one in found}
+    traces = follow_journal(text, learned.journal, most)
+    sentences = {(trace.entry.relation, trace.entry.sentence) for trace in traces}
     relations = plugins.load("traincheck.relations")
-    places: dict[tuple[str, str], list[tuple[Key, Property]]] = {}
+    candidates_by_sentence: dict[tuple[str, str], list[tuple[Key, Property]]] = {}
     for key, prop in candidates(learned.tallies):
         if key[0] in relations:
-            said = (key[0], relations[key[0]].describe(key[1], prop))
-            if said in wanted:
-                places.setdefault(said, []).append((key, prop))
-    return [_counted(one, places.get((one.entry.relation, one.entry.sentence), []), learned) for one in found]
+            candidate_key = (key[0], relations[key[0]].describe(key[1], prop))
+            if candidate_key in sentences:
+                candidates_by_sentence.setdefault(candidate_key, []).append((key, prop))
+    return [
+        _counted(trace, candidates_by_sentence.get((trace.entry.relation, trace.entry.sentence), []), learned)
+        for trace in traces
+    ]
 
 
-def _counted(one: Followed, places: Sequence[tuple[Key, Property]], learned: Learned) -> Followed:
-    rule = learned.book.by_id(one.entry.id) if one.entry.id else None
+def _counted(trace: Followed, matching: Sequence[tuple[Key, Property]], learned: Learned) -> Followed:
+    rule = learned.book.by_id(trace.entry.id) if trace.entry.id else None
     # One sentence may tell two candidates, of two libraries with a class of one name.
-    for (_, subject), prop in places:
+    for (_, subject), prop in matching:
         if rule is None or (rule.subject, rule.property) == (subject, prop):
-            seen = evidence(learned.tallies, (one.entry.relation, subject), prop)
-            return replace(one, subject=subject, property=prop, seen=tuple(seen), rule=rule)
-    return replace(one, rule=rule)
+            seen = evidence(learned.tallies, (trace.entry.relation, subject), prop)
+            return replace(trace, subject=subject, property=prop, seen=tuple(seen), rule=rule)
+    return replace(trace, rule=rule)
 
 
 def _implying(entry: Entry, by_id: Mapping[str, Entry]) -> Entry | None:
     """The kept candidate at the end of what implies what."""
-    passed: set[str] = set()
-    while (implied := _IMPLIED.match(entry.why)) and implied[1] in by_id and implied[1] not in passed:
-        passed.add(implied[1])
+    visited: set[str] = set()
+    while (implied := _IMPLIED.match(entry.reason)) and implied[1] in by_id and implied[1] not in visited:
+        visited.add(implied[1])
         entry = by_id[implied[1]]
-    return entry if passed and entry.fate == KEPT else None
+    return entry if visited and entry.outcome == KEPT else None
 
 
 _IMPLIED = re.compile(r"implied by (\w+)")
@@ -87,23 +90,23 @@ _IMPLIED = re.compile(r"implied by (\w+)")
 
 def evidence(tallies: Sequence[Tally], key: Key, prop: Property) -> list[Seen]:
     """What was counted of a candidate in each context: those where it failed first, then the most frequent ones."""
-    found: dict[Facts, Seen] = {}
+    counts: dict[Facts, Seen] = {}
     for tally in tallies:
         for context, count in tally.evidence(key, prop):
-            old = found.get(context, Seen(context, 0, 0, 0, 0))
-            found[context] = Seen(
+            old = counts.get(context, Seen(context, 0, 0, 0, 0))
+            counts[context] = Seen(
                 old.context, old.held + count.held, old.failed + count.failed, old.steps + count.windows, old.runs + 1
             )
-    return sorted(found.values(), key=lambda seen: (-seen.failed, -seen.held, repr(seen.context)))
+    return sorted(counts.values(), key=lambda seen: (-seen.failed, -seen.held, repr(seen.context)))
 
 
 def arithmetic(rule: Invariant) -> str:
     """How the confidence of a rule comes about, see Note [Confidence]."""
     support = rule.support
     if rule.scope == PIPELINE:
-        told = f"{support.runs} / ({support.runs} + 1) for {support.runs} runs of one pipeline"
+        formula = f"{support.runs} / ({support.runs} + 1) for {support.runs} runs of one pipeline"
     else:
-        told = f"({support.scripts} + 1) / ({support.scripts} + 2) for {support.scripts} scripts, times "
-        told += f"({support.steps} + 1) / ({support.steps} + 2) for {support.steps:,} steps"
+        formula = f"({support.scripts} + 1) / ({support.scripts} + 2) for {support.scripts} scripts, times "
+        formula += f"({support.steps} + 1) / ({support.steps} + 2) for {support.steps:,} steps"
     certainty = of_support(support, pipeline=rule.scope == PIPELINE)
-    return f"{told} = {certainty:.3f}; an error takes {ERROR_CONFIDENCE}"
+    return f"{formula} = {certainty:.3f}; an error takes {ERROR_CONFIDENCE}"

@@ -40,8 +40,8 @@ class Evidence:
     def __post_init__(self) -> None:
         if self.failing < 0:
             share = -(-self.windows * self.failed // max(1, self.held + self.failed))
-            known = max(share, self.windows - self.held, self.missed.bit_count()) if self.failed else 0
-            object.__setattr__(self, "failing", known)
+            failing_windows = max(share, self.windows - self.held, self.missed.bit_count()) if self.failed else 0
+            object.__setattr__(self, "failing", failing_windows)
 
     def __add__(self, other: Evidence) -> Evidence:
         """Of the same context and run, but of other windows."""
@@ -50,10 +50,10 @@ class Evidence:
         return Evidence(self.context, self.run, *counts, *sketches, self.failing + other.failing)
 
 
-Place = tuple[tuple[bool, bool, str, str], ...]
+ClauseOrder = tuple[tuple[bool, bool, str, str], ...]
 
 
-def place_of(clauses: Iterable[Clause]) -> Place:
+def order_of(clauses: Iterable[Clause]) -> ClauseOrder:
     """The order of conjunctions by name: a value goes before a name in it, and both before what is negated."""
     return tuple((clause.negated, clause.contains, clause.fact, repr(clause.value)) for clause in clauses)
 
@@ -87,34 +87,34 @@ class Contexts:
         self.pairs = _Sum((bit, row.windows) for bit, row in rows)
         self.failing = _Sum((bit, row.failing) for bit, row in rows)
         self.columns = self._columns()
-        self.places = {mask: place_of(clauses.values())[0] for mask, clauses in self.columns.items()}
+        self.clause_orders = {mask: order_of(clauses.values())[0] for mask, clauses in self.columns.items()}
 
     def _columns(self) -> Columns:
         values: dict[str, dict[FactValue, int]] = {}
         for bit, context in self.facts.items():
             for fact, value in context:
-                told = values.setdefault(fact, {})
-                told[value] = told.get(value, 0) | bit
-        clauses = [found for fact, told in values.items() for found in self._clauses(fact, told)]
+                masks = values.setdefault(fact, {})
+                masks[value] = masks.get(value, 0) | bit
+        clauses = [clause_and_mask for fact, masks in values.items() for clause_and_mask in self._clauses(fact, masks)]
         columns: Columns = {}
-        for clause, mask in sorted(clauses, key=lambda found: place_of(found[:1])):
+        for clause, mask in sorted(clauses, key=lambda clause_and_mask: order_of(clause_and_mask[:1])):
             if mask not in (0, self.all):
                 columns.setdefault(mask, {}).setdefault(clause.fact, clause)
         return columns
 
-    def _clauses(self, fact: str, told: dict[FactValue, int]) -> Iterator[tuple[Clause, int]]:
+    def _clauses(self, fact: str, masks: dict[FactValue, int]) -> Iterator[tuple[Clause, int]]:
         """Every clause on one fact, given the contexts of each of its values, and where it is true."""
-        found = [(Clause(fact, value), mask) for value, mask in told.items()]
+        positive = [(Clause(fact, value), mask) for value, mask in masks.items()]
         if fact in JOINED:
             by_name: dict[str, int] = {}
-            for value, mask in told.items():
+            for value, mask in masks.items():
                 for name in names_in(value):
                     by_name[name] = by_name.get(name, 0) | mask
-            found += [(Clause(fact, name, contains=True), mask) for name, mask in by_name.items()]
-        yield from found
+            positive += [(Clause(fact, name, contains=True), mask) for name, mask in by_name.items()]
+        yield from positive
         # Where a fact is not told it is not known either, so nothing is said of what it is not.
-        if sum(told.values()) == self.all:
-            yield from ((~clause, self.all & ~mask) for clause, mask in found)
+        if sum(masks.values()) == self.all:
+            yield from ((~clause, self.all & ~mask) for clause, mask in positive)
 
     def observed(self, mask: int) -> Observed:
         """What was observed in the contexts of `mask`."""
@@ -158,8 +158,8 @@ class _Distinct:
         self._together = tuple(together.items())
 
     def __call__(self, mask: int) -> int:
-        known = sum(times for present, times in self._together if present & mask)
-        return known + sum(next((count for count, bit in of_run if bit & mask), 0) for of_run in self._largest)
+        distinct = sum(times for present, times in self._together if present & mask)
+        return distinct + sum(next((count for count, bit in of_run if bit & mask), 0) for of_run in self._largest)
 
 
 def _windows(rows: Iterable[Row]) -> Iterator[int]:
@@ -189,4 +189,4 @@ class _Sum:
         self._planes = tuple(planes.items())
 
     def __call__(self, mask: int) -> int:
-        return sum(value * (mask & where).bit_count() for value, where in self._planes)
+        return sum(value * (mask & plane).bit_count() for value, plane in self._planes)

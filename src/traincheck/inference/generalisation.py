@@ -66,8 +66,8 @@ class Generalisation:
 
 def more_general(levels: Iterable[tuple[str, ...]]) -> General:
     """For each API in `levels` (most specific first) the names that follow it."""
-    found: dict[str, set[str]] = {}
-    for line in levels:
-        for place, api in enumerate(line):
-            found.setdefault(api, set()).update(line[place + 1 :])
-    return {api: frozenset(names - {api}) for api, names in found.items()}
+    general: dict[str, set[str]] = {}
+    for hierarchy in levels:
+        for position, api in enumerate(hierarchy):
+            general.setdefault(api, set()).update(hierarchy[position + 1 :])
+    return {api: frozenset(names - {api}) for api, names in general.items()}

@@ -23,14 +23,14 @@ FORMAT = 1
 KIND = "traincheck journal"
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, rename={"outcome": "fate", "reason": "why"}):
     """One candidate: what it says, what became of it and why."""
 
     relation: str
     sentence: str
     precondition: str
-    fate: str
-    why: str
+    outcome: str
+    reason: str
     runs: int
     steps: int
     held: int
@@ -41,8 +41,8 @@ class Entry(msgspec.Struct, frozen=True):
         condition = "" if self.precondition == "always" else f", when {self.precondition}"
         name = f" [{self.id}]" if self.id else ""
         return (
-            f"{self.fate}: {self.sentence}{condition}{name}\n"
-            f"    {self.why}\n"
+            f"{self.outcome}: {self.sentence}{condition}{name}\n"
+            f"    {self.reason}\n"
             f"    {self.relation}; held {self.held} times, failed {self.failed} times; "
             f"{self.steps} training steps in {self.runs} run(s)"
         )
@@ -87,16 +87,18 @@ class Journal:
 
         A word counts the more the fewer entries have it. Forms of a word and a few synonyms are one word (see `words`).
         """
-        wanted = words(text)
-        told = [(entry, words(f"{entry.sentence} {entry.id} {entry.relation}")) for entry in self.entries]
-        common = Counter(word for _, said in told for word in said & wanted)
-        weights = {word: math.log(1 + len(told) / number) for word, number in common.items()}
+        query = words(text)
+        entry_words = [(entry, words(f"{entry.sentence} {entry.id} {entry.relation}")) for entry in self.entries]
+        common = Counter(word for _, entry_vocabulary in entry_words for word in entry_vocabulary & query)
+        weights = {word: math.log(1 + len(entry_words) / number) for word, number in common.items()}
         scored = []
-        for entry, said in told:
-            shared = said & wanted
-            if shared and 2 * len(shared) >= len(wanted):
+        for entry, entry_vocabulary in entry_words:
+            shared = entry_vocabulary & query
+            if shared and 2 * len(shared) >= len(query):
                 weight = sum(weights[word] for word in sorted(shared))  # in one order: sums of floats depend on it
-                scored.append((-weight, entry.fate != KEPT, len(said), entry.sentence, entry.precondition, entry))
+                scored.append(
+                    (-weight, entry.outcome != KEPT, len(entry_vocabulary), entry.sentence, entry.precondition, entry)
+                )
         scored.sort(key=lambda row: row[:5])
         return [row[-1] for row in scored[:most]]
 

@@ -34,10 +34,10 @@ def elsewhere_of(
 
     `mains` are the names that the entry modules of its programs have, `experience` what it needs there besides its own.
     """
-    apis = needed(relation, subject, prop).apis
+    apis = needed(relation, subject, prop).calls
     certainty = of_named(support)
     if all(api.startswith(TORCH) or api in KINDS for api in apis):
-        habit = relation.is_habit(prop) or _is_literal(prop)
+        habit = relation.is_optional_practice(prop) or _is_literal(prop)
         return Elsewhere(severity(certainty, habit=habit), certainty, experience)
     if any(api == main or api.startswith(f"{main}.") for api in apis for main in mains):
         return None

@@ -51,15 +51,15 @@ def read_themes(path: Path) -> Themes:
     else:
         import tomli as tomllib  # type: ignore[import-not-found]
     try:
-        found = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Themes)
+        themes = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Themes)
     except OSError as error:
         raise BadOption(OPTION, str(path), f"a file that can be read ({error.strerror or error})") from None
     except (ValueError, msgspec.ValidationError) as error:
         raise BadOption(OPTION, str(path), f"a TOML file of themes ({error})") from None
-    for name in found.themes:
+    for name in themes.themes:
         if name == GENERAL or not name.replace("-", "").replace("_", "").isalnum():
             raise BadOption(f"{OPTION} {path}", name, f"a theme of letters, digits, - and _, and not '{GENERAL}'")
-    return found
+    return themes
 
 
 @dataclass(frozen=True)
@@ -78,17 +78,20 @@ def parts(book: Book, themes: Themes) -> dict[str, Book]:
     runs = [replace(run, program="") for run in book.runs]  # no rule of a pack belongs to a single program
     scripts = {run.script for run in runs}
     of_themes = [
-        (name, frozenset(one for one in scripts if any(fnmatchcase(one, wanted) for wanted in theme.programs)))
+        (
+            name,
+            frozenset(script for script in scripts if any(fnmatchcase(script, pattern) for pattern in theme.programs)),
+        )
         for name, theme in sorted(themes.themes.items())
     ]
-    found: dict[str, list[Invariant]] = {}
+    rules_by_pack: dict[str, list[Invariant]] = {}
     for rule in book.invariants:
         if rule.scope == OF_SEVERAL and not rule.program:
-            found.setdefault(narrowest(of_themes, rule.origin), []).append(replace(rule, elsewhere=None))
+            rules_by_pack.setdefault(narrowest(of_themes, rule.origin), []).append(replace(rule, elsewhere=None))
     programs = dict(of_themes)
     return {
         name: Book(tuple(rules), tuple(run for run in runs if run.script in programs.get(name, scripts)))
-        for name, rules in sorted(found.items())
+        for name, rules in sorted(rules_by_pack.items())
     }
 
 
@@ -120,7 +123,9 @@ def pack(tallies: Sequence[Tally], themes: Themes, version: str) -> Packed:
 def _made_with(themes: Themes) -> Iterator[tuple[str, str]]:
     """Python and the packages that matter, as they are here."""
     yield "python", python_version()
-    for package in sorted({"torch", *(one for theme in themes.themes.values() for one in theme.uses)}):
+    for package in sorted(
+        {"torch", *(package_name for theme in themes.themes.values() for package_name in theme.uses)}
+    ):
         try:
             yield package, metadata.version(package)
         except metadata.PackageNotFoundError:
@@ -134,8 +139,8 @@ def write_packs(packed: Packed, folder: Path) -> None:
     """
     for name, book in packed.books.items():
         write_whole(folder / f"{name}.jsonl", bytes_of(book, folder / f"{name}.jsonl"))
-    told = msgspec.json.format(msgspec.json.encode(packed.manifest), indent=2)
-    write_whole(folder / MANIFEST, told + b"\n")
+    manifest = msgspec.json.format(msgspec.json.encode(packed.manifest), indent=2)
+    write_whole(folder / MANIFEST, manifest + b"\n")
 
 
 def left_over(folder: Path, packed: Packed) -> list[Path]:

@@ -26,7 +26,7 @@ from math import comb
 from typing import NamedTuple
 
 from traincheck.inference.chance import ALPHA, Observed, by_context, by_occasion, by_window
-from traincheck.inference.contexts import Contexts, Evidence, Place, place_of
+from traincheck.inference.contexts import ClauseOrder, Contexts, Evidence, order_of
 from traincheck.vocab.facts import Facts
 from traincheck.vocab.invariant import Clause, Conjunction, Precondition
 
@@ -47,13 +47,11 @@ class Inseparable:
     def __str__(self) -> str:
         differing = [pair for pair in self.good if pair not in self.bad]
         if not differing:
-            return f"it both held and failed in the context ({_said(self.good)})"
-        return (
-            f"no small condition separates ({_said(self.good)}) where it held from ({_said(self.bad)}) where it failed"
-        )
+            return f"it both held and failed in the context ({_context_text(self.good)})"
+        return f"no small condition separates ({_context_text(self.good)}) where it held from ({_context_text(self.bad)}) where it failed"
 
 
-def _said(context: Facts) -> str:
+def _context_text(context: Facts) -> str:
     return ", ".join(f"{name} {value}" for name, value in context)
 
 
@@ -95,16 +93,16 @@ def _learn(evidence: frozenset[Evidence]) -> Precondition | Inseparable | Unprov
     if not contexts.good:
         worst = max(evidence, key=lambda row: (row.failed, repr(row.context))).context
         return Inseparable(worst, worst)
-    found = _Case(contexts, contexts.good).solved()
-    if not isinstance(found, _Choice):
-        return found or _nearest(contexts)
-    chosen = [found]
+    best = _Case(contexts, contexts.good).solved()
+    if not isinstance(best, _Choice):
+        return best or _nearest(contexts)
+    chosen = [best]
     while len(chosen) < MOST_ALTERNATIVES and (rest := contexts.good & ~_union(chosen)):
-        found = _Case(contexts, rest).solved(_least_runs(contexts))
-        if not isinstance(found, _Choice):
+        best = _Case(contexts, rest).solved(_least_runs(contexts))
+        if not isinstance(best, _Choice):
             break
-        chosen = _needed([*chosen, found])
-    chosen.sort(key=lambda choice: (*contexts.rank(choice.covered), place_of(choice.clauses)))
+        chosen = _needed([*chosen, best])
+    chosen.sort(key=lambda choice: (*contexts.rank(choice.covered), order_of(choice.clauses)))
     return Precondition(chosen[0].clauses, tuple(choice.clauses for choice in chosen[1:]))
 
 
@@ -115,8 +113,8 @@ def _least_runs(contexts: Contexts) -> int:
 def _nearest(contexts: Contexts) -> Inseparable:
     """The good context that arose most often, and the failing one that is most like it."""
     good = contexts.foremost(contexts.good, contexts.pairs)
-    told = set(contexts.facts[good])
-    bad = contexts.foremost(contexts.bad, lambda bit: len(told.intersection(contexts.facts[bit])))
+    facts = set(contexts.facts[good])
+    bad = contexts.foremost(contexts.bad, lambda bit: len(facts.intersection(contexts.facts[bit])))
     return Inseparable(contexts.facts[good], contexts.facts[bad])
 
 
@@ -136,7 +134,7 @@ def _union(chosen: Iterable[_Choice]) -> int:
 
 def _needed(chosen: list[_Choice]) -> list[_Choice]:
     """`chosen` without those of which the others cover everything."""
-    for choice in sorted(chosen, key=lambda choice: (choice.covered.bit_count(), place_of(choice.clauses))):
+    for choice in sorted(chosen, key=lambda choice: (choice.covered.bit_count(), order_of(choice.clauses))):
         others = [other for other in chosen if other is not choice]
         if not choice.covered & ~_union(others):
             chosen = others
@@ -178,47 +176,47 @@ class _Case:
 
     def _singles(self) -> Ties:
         """Pure clauses by what they cover."""
-        found: Ties = {}
+        ties: Ties = {}
         for mask in self._contexts.columns:
             if not mask & self._contexts.bad and mask & self._rest:
-                found.setdefault(mask & self._rest, []).append((mask,))
-        return found
+                ties.setdefault(mask & self._rest, []).append((mask,))
+        return ties
 
     def _pairs(self) -> Ties:
         """Pure pairs of clauses, none of them pure by itself, by what they cover."""
         bad, rest = self._contexts.bad, self._rest
-        found: Ties = {}
+        ties: Ties = {}
         impure = [mask for mask in self._contexts.columns if mask & bad and mask & rest]
-        for one, other in combinations(impure, 2):
-            both = one & other
+        for first, second in combinations(impure, 2):
+            both = first & second
             if not both & bad and both & rest:
-                found.setdefault(both & rest, []).append((one, other))
-        return found
+                ties.setdefault(both & rest, []).append((first, second))
+        return ties
 
-    def _best(self, found: Ties, size: int, least: int) -> _Choice | Unproven | None:
+    def _best(self, ties: Ties, size: int, least: int) -> _Choice | Unproven | None:
         """The first sound one of `found`, or why the first of all is none."""
         first: Unproven | None = None
         fewest = self._fewest_contexts(size)
-        for new in self._in_order(found):
+        for new in self._in_order(ties):
             if self._contexts.runs_in(new) < least or (first and new.bit_count() < fewest):
                 continue
             doubt = self._doubt(new, size)
             if doubt is None:
-                return self._agreeing(found[new])
-            first = first or replace(doubt, condition=Precondition(self._agreeing(found[new]).clauses))
+                return self._agreeing(ties[new])
+            first = first or replace(doubt, condition=Precondition(self._agreeing(ties[new]).clauses))
         return first
 
-    def _in_order(self, found: Ties) -> Iterator[int]:
+    def _in_order(self, ties: Ties) -> Iterator[int]:
         """What is covered, in the order of Note [Search]; the dearer measures only for equals by the cheaper ones."""
 
         def roughly(new: int) -> tuple[int, int]:
             return -self._contexts.runs_in(new), -new.bit_count()
 
-        for _, equal in groupby(sorted(found, key=roughly), key=roughly):
-            yield from sorted(equal, key=lambda new: (-self._contexts.held(new), min(map(self._place, found[new]))))
+        for _, equal in groupby(sorted(ties, key=roughly), key=roughly):
+            yield from sorted(equal, key=lambda new: (-self._contexts.held(new), min(map(self._clause_order, ties[new]))))
 
-    def _place(self, masks: tuple[int, ...]) -> Place:
-        return tuple(sorted(self._contexts.places[mask] for mask in masks))
+    def _clause_order(self, masks: tuple[int, ...]) -> ClauseOrder:
+        return tuple(sorted(self._contexts.clause_orders[mask] for mask in masks))
 
     def _agreeing(self, ties: list[tuple[int, ...]]) -> _Choice:
         """The conditions that cover the same, in one."""
@@ -227,7 +225,7 @@ class _Case:
         for mask in masks:
             covered &= mask
         clauses = {clause for mask in masks for clause in self._contexts.columns[mask].values()}
-        return _Choice(covered, tuple(_told_once(clauses)))
+        return _Choice(covered, tuple(_without_implied(clauses)))
 
     def _doubt(self, new: int, size: int) -> Unproven | None:
         """Why a condition of `size` clauses that covers `new` is not sound, None where it is."""
@@ -263,11 +261,11 @@ class _Case:
         return comb(len(selected) - bisect_left(selected, least), size)
 
 
-def _told_once(clauses: Iterable[Clause]) -> Iterator[Clause]:
+def _without_implied(clauses: Iterable[Clause]) -> Iterator[Clause]:
     """`clauses` in order, without those that another one on the same fact implies."""
-    told = sorted(clauses, key=lambda clause: (clause.fact, place_of((clause,))))
-    for clause in told:
-        others = (Precondition((other,)) for other in told if other != clause and other.fact == clause.fact)
+    in_order = sorted(clauses, key=lambda clause: (clause.fact, order_of((clause,))))
+    for clause in in_order:
+        others = (Precondition((other,)) for other in in_order if other != clause and other.fact == clause.fact)
         if not any(other.implies(Precondition((clause,))) for other in others):
             yield clause
 
@@ -292,9 +290,9 @@ def experience(selected: Sequence[Evidence], precondition: Precondition, *, pipe
     """
     symptoms = SYMPTOMS_OF_A_PROGRAM if pipeline else SYMPTOMS
     same = set.intersection(*(set(row.context) for row in selected))
-    said = set.intersection(*({clause.fact for clause in clauses} for clauses in precondition.alternatives))
-    constant = [Clause(*pair) for pair in sorted(same) if pair[0] not in symptoms | said]
+    stated_facts = set.intersection(*({clause.fact for clause in clauses} for clauses in precondition.alternatives))
+    constant = [Clause(*pair) for pair in sorted(same) if pair[0] not in symptoms | stated_facts]
     seen = {pair for row in selected for pair in row.context}
-    told = {name for row in selected for name, _ in row.context}
-    excuses = [clause for clause in EXCUSES if clause.fact in told - said]
+    fact_names = {name for row in selected for name, _ in row.context}
+    excuses = [clause for clause in EXCUSES if clause.fact in fact_names - stated_facts]
     return Precondition((*constant, *(clause for clause in excuses if (clause.fact, clause.value) not in seen)))

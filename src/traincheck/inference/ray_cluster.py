@@ -51,18 +51,18 @@ class RayCluster:
     """
 
     def __init__(self, address: str = "", workers: int = 1) -> None:
-        self._where = address or os.environ.get("RAY_ADDRESS", "") or AT_HOME
+        self._address = address or os.environ.get("RAY_ADDRESS", "") or AT_HOME
         self._workers = workers
         self._ours = False
 
     def __enter__(self) -> RayCluster:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers of each start
-        if self._where == AT_HOME:
+        if self._address == AT_HOME:
             os.environ.setdefault(ONLY_LOOPBACK, "0")
         try:
             import ray
         except ImportError:
-            raise MissingExtra("--engine ray", "ray", INSTALL) from None
+            raise MissingExtra("--ray", "ray", INSTALL) from None
         self._ray = ray
         if not ray.is_initialized():
             self._start()
@@ -70,7 +70,7 @@ class RayCluster:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._ours:
             self._ray.shutdown()
@@ -85,45 +85,45 @@ class RayCluster:
         """For each group `work` of each of its members, joined in a tree, in any order and grouping."""
         ray = self._ray
         again = {"max_retries": RETRIES, "retry_exceptions": [TraceOutOfReach]}
-        begin = ray.remote(_begun).options(num_returns=2, **again)
-        join = ray.remote(_in_one).options(**again)
+        begin = ray.remote(_run_part).options(num_returns=2, **again)
+        join = ray.remote(_joined_by_group).options(**again)
         installed = _installed()
         # What is begun first takes longest, so that no worker is left alone with it at the end.
         parts = [(number, part) for number, group in enumerate(groups) for part in group]
-        order = sorted(range(len(parts)), key=lambda place: -getattr(parts[place][1], "size", 0))
-        begun = {place: begin.remote(work, *parts[place], installed) for place in order}
-        names = {begun[place][1]: str(parts[place][1]) for place in order}
-        level = [begun[place][0] for place in range(len(parts))]
-        del begun
+        order = sorted(range(len(parts)), key=lambda index: -getattr(parts[index][1], "size", 0))
+        started = {index: begin.remote(work, *parts[index], installed) for index in order}
+        names = {started[index][1]: str(parts[index][1]) for index in order}
+        level = [started[index][0] for index in range(len(parts))]
+        del started
         while len(level) > JOINED_AT_ONCE:
-            few = [level[at : at + JOINED_AT_ONCE] for at in range(0, len(level), JOINED_AT_ONCE)]
+            few = [level[start : start + JOINED_AT_ONCE] for start in range(0, len(level), JOINED_AT_ONCE)]
             level = [join.remote(joined, *some) for some in few]
         self._follow(names, progress)
-        whole = _in_one(joined, *self._got(level, "what was counted"))
+        whole = _joined_by_group(joined, *self._results_of(level, "what was counted"))
         return [whole[number] for number in range(len(groups))]
 
     def _start(self) -> None:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-        if self._where == AT_HOME:
+        if self._address == AT_HOME:
             quiet |= {"num_cpus": self._workers, "include_dashboard": False}
         try:
-            _answers(self._where)
-            self._ray.init(address=self._where, **quiet)
+            _check_reachable(self._address)
+            self._ray.init(address=self._address, **quiet)
         except Exception as error:  # Ray raises what the layers below it do
-            why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            expected = f"the address of a running Ray cluster, as `ray start --head` tells it ({why})"
-            raise BadOption("--address", self._where, expected) from error
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            expected = f"the address of a running Ray cluster, as `ray start --head` tells it ({reason})"
+            raise BadOption("--ray", self._address, expected) from error
 
     def _follow(self, names: dict[Any, str], progress: Callable[[int, int], None]) -> None:
         """Wait for all parts, and raise what went wrong with one as soon as it does."""
         waiting = list(names)
         while waiting:
             ready, waiting = self._ray.wait(waiting, num_returns=1)
-            for one in ready:
-                self._got([one], names[one])
+            for reference in ready:
+                self._results_of([reference], names[reference])
             progress(len(names) - len(waiting), len(names))
 
-    def _got(self, references: Sequence[Any], what: str) -> list[Any]:
+    def _results_of(self, references: Sequence[Any], description: str) -> list[Any]:
         exceptions = self._ray.exceptions
         try:
             return list(self._ray.get(list(references)))
@@ -132,12 +132,12 @@ class RayCluster:
                 raise error.cause from None
             raise
         except exceptions.RayError as error:
-            raise WorkerLost(what, None) from error
+            raise WorkerLost(description, None) from error
 
 
-def _answers(where: str) -> None:
+def _check_reachable(address: str) -> None:
     """Raise OSError where nobody listens at this host and port: Ray would try for minutes, and say so in each."""
-    host, colon, port = where.rpartition("://")[2].rpartition(":")
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), ANSWERS_WITHIN).close()
 
@@ -146,19 +146,19 @@ def _installed() -> Installed:
     return __version__, tuple(sorted(plugins.load("traincheck.relations")))
 
 
-def _begun(work: Callable[[Any], Any], number: int, part: Any, installed: Installed) -> tuple[dict[int, Any], None]:
+def _run_part(work: Callable[[Any], Any], number: int, part: Any, installed: Installed) -> tuple[dict[int, Any], None]:
     """`work` of a part by the number of its group, and nothing, which tells by itself that it is done."""
     ours = _installed()
     if ours != installed:
         there, here = (f"TrainCheck {version} with {', '.join(names)}" for version, names in (ours, installed))
-        raise BadOption("--engine", "ray", f"the same TrainCheck on all nodes; one has {there}, this one {here}")
+        raise BadOption("--ray", "ray", f"the same TrainCheck on all nodes; one has {there}, this one {here}")
     return {number: work(part)}, None
 
 
-def _in_one(joined: Callable[[Sequence[Any]], Any], *several: dict[int, Any]) -> dict[int, Any]:
+def _joined_by_group(joined: Callable[[Sequence[Any]], Any], *result_sets: dict[int, Any]) -> dict[int, Any]:
     """Join what is of the same group."""
     groups: dict[int, list[Any]] = {}
-    for one in several:
-        for number, done in one.items():
+    for results in result_sets:
+        for number, done in results.items():
             groups.setdefault(number, []).append(done)
     return {number: done[0] if len(done) == 1 else joined(done) for number, done in groups.items()}

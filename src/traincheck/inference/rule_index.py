@@ -24,7 +24,7 @@ from traincheck.vocab.occasion import Property, Subject
 Implication: TypeAlias = tuple[Invariant, str]
 """The rule that another follows from, and why it does."""
 
-_Said = tuple[str, Subject, Property]
+_Statement = tuple[str, Subject, Property]
 
 
 class RuleIndex:
@@ -39,8 +39,8 @@ class RuleIndex:
     ) -> None:
         self._seen = seen
         self.rules = sorted(rules, key=lambda rule: rule.id)
-        self._saying: dict[_Said, list[Invariant]] = {}
-        self._implying: dict[_Said, list[Invariant]] = {}
+        self._saying: dict[_Statement, list[Invariant]] = {}
+        self._implying: dict[_Statement, list[Invariant]] = {}
         self._about: dict[tuple[str, Subject], list[Invariant]] = {}
         for rule in self.rules:
             self._about.setdefault((rule.relation, rule.subject), []).append(rule)
@@ -53,8 +53,10 @@ class RuleIndex:
     def updates(self) -> tuple[str, ...]:
         """The calls that change parameters: the heartbeat of a training loop."""
         grain, changed = "call", "parameter.data"
-        found = (one for one in self.rules if one.subject.grain == grain and one.property.object == changed)
-        return tuple(sorted({rule.subject.api for rule in found}))
+        matches = (
+            member for member in self.rules if member.subject.grain == grain and member.property.object == changed
+        )
+        return tuple(sorted({rule.subject.api for rule in matches}))
 
     def saying(self, relation: str, subject: Subject, prop: Property) -> Iterator[Invariant]:
         """The rules that say just this, by their ids."""
@@ -110,7 +112,7 @@ def _of_its_programs(other: Invariant, rule: Invariant) -> bool:
 
 def _has_experienced(other: Invariant, rule: Invariant) -> bool:
     """Whether `other` speaks of all circumstances that `rule` does."""
-    known = set(rule.experience.clauses)
+    clauses = set(rule.experience.clauses)
     return all(
-        clause in known or rule.precondition.implies(Precondition((clause,))) for clause in other.experience.clauses
+        clause in clauses or rule.precondition.implies(Precondition((clause,))) for clause in other.experience.clauses
     )

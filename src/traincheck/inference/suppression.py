@@ -26,8 +26,10 @@ from traincheck.inference.rule_index import Implication, RuleIndex, covers, firs
 from traincheck.vocab.facts import Facts
 from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.occasion import Property, Subject
+from traincheck.vocab.properties import PRECEDED_BY, THEN
 
-CYCLE, PRECEDED, THEN = "cycle", "preceded by", "then "
+CYCLE = "cycle"
+"""The grain of rules about what happens between two calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Implied:
 
     rule: Invariant
     by: Invariant
-    why: str
+    reason: str
 
 
 def suppress(
@@ -63,9 +65,9 @@ def suppress(
     for test in tests:
         index = RuleIndex(kept.values(), relations, seen)
         for rule in index.rules:
-            found = test(rule, index)
-            if found is not None:
-                implied.append(Implied(rule, *found))
+            implication = test(rule, index)
+            if implication is not None:
+                implied.append(Implied(rule, *implication))
                 del kept[rule.id]
     return list(kept.values()), implied
 
@@ -78,7 +80,7 @@ def _by_order(rule: Invariant, index: RuleIndex) -> Implication | None:
         if not same_first or not covers(before, rule):
             continue
         middle = before.property.detail.removeprefix(THEN)
-        after = index.saying(rule.relation, rule.subject, Property(PRECEDED, middle, rule.property.detail))
+        after = index.saying(rule.relation, rule.subject, Property(PRECEDED_BY, middle, rule.property.detail))
         second = first_covering(rule, after)
         if second is not None and _is_called(middle, rule, index):
             return before, f"{middle} comes between the two, as {second.id} says"
@@ -87,8 +89,10 @@ def _by_order(rule: Invariant, index: RuleIndex) -> Implication | None:
 
 def _is_called(api: str, rule: Invariant, index: RuleIndex) -> bool:
     """Whether a rule says that a call of `api` is in each cycle of which `rule` speaks (a habit at most)."""
-    said = (rule.relation, rule.subject, Property(PRECEDED, api))
-    return any(reaches(other, rule) for found in (index.saying(*said), index.implying(*said)) for other in found)
+    statement = (rule.relation, rule.subject, Property(PRECEDED_BY, api))
+    return any(
+        reaches(other, rule) for rules in (index.saying(*statement), index.implying(*statement)) for other in rules
+    )
 
 
 def _by_alternation(rule: Invariant, index: RuleIndex) -> Implication | None:
@@ -97,8 +101,8 @@ def _by_alternation(rule: Invariant, index: RuleIndex) -> Implication | None:
         return None
     for update in index.updates:
         cycle = Subject(update, CYCLE)
-        there = _reaching(rule, index.saying(rule.relation, rule.subject, Property(PRECEDED, update)))
-        back = _reaching(rule, index.saying(rule.relation, cycle, Property(PRECEDED, api)))
+        there = _reaching(rule, index.saying(rule.relation, rule.subject, Property(PRECEDED_BY, update)))
+        back = _reaching(rule, index.saying(rule.relation, cycle, Property(PRECEDED_BY, api)))
         other = _reaching(rule, index.saying(rule.relation, cycle, rule.property))
         if there is not None and back is not None and other is not None and no_less_severe(other, rule):
             return other, f"calls of it alternate with {update}"

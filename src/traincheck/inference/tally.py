@@ -142,15 +142,15 @@ class Tally:
         self.steps = max(self.steps, window.step)
         self.windows += 1
         effective = {change.call for change in window.changes if change.changed}
-        told: set[tuple[int, int]] = set()
+        counted: set[tuple[int, int]] = set()
         for call in window.calls:
             reach = self.reach.get(call.name)
             if reach is None:
                 reach = self.reach[call.name] = Reach(kind=call.kind)
                 self.levels.add(call.levels)
             # Equal arguments of equal calls are mostly one object, and then have been looked at in this window.
-            if call.args and (id(call.levels), id(call.args)) not in told:
-                told.add((id(call.levels), id(call.args)))
+            if call.args and (id(call.levels), id(call.args)) not in counted:
+                counted.add((id(call.levels), id(call.args)))
                 names = {call.levels[0], call.levels[-1]}
                 for name, value in call.args:
                     for api in (*names, taking(name)) if call.kind == PROJECT else names:
@@ -199,14 +199,14 @@ class Tally:
         self.steps = max(self.steps, other.steps)
         self.windows += other.windows
         self.levels |= other.levels
-        for key, cells in other.cells.items():
-            mine = self.cells.setdefault(key, {})
-            known = {context: context for context in mine}
-            for context, cell in cells.items():
-                first = known.get(context)
+        for key, other_cells in other.cells.items():
+            own_cells = self.cells.setdefault(key, {})
+            contexts = {context: context for context in own_cells}
+            for context, cell in other_cells.items():
+                first = contexts.get(context)
                 if first is not None and repr(context) < repr(first):  # True in one process and 1 in another
-                    mine[context] = mine.pop(first)
-                mine.setdefault(context, Cell()).merge(cell)
+                    own_cells[context] = own_cells.pop(first)
+                own_cells.setdefault(context, Cell()).merge(cell)
         for api, reach in other.reach.items():
             self.reach.setdefault(api, Reach()).merge(reach)
         for argument, values in other.arguments.items():
@@ -241,12 +241,12 @@ class Tally:
 
 def candidates(tallies: Iterable[Tally]) -> list[tuple[Key, Property]]:
     """Every subject with every property that was told of it in any of the runs, in a fixed order."""
-    found: set[tuple[Key, Property]] = set()
+    pairs: set[tuple[Key, Property]] = set()
     for tally in tallies:
         for key, cells in tally.cells.items():
             for cell in cells.values():
-                found.update((key, prop) for prop in cell.properties)
-    return sorted(found)
+                pairs.update((key, prop) for prop in cell.properties)
+    return sorted(pairs)
 
 
 def _arranged(cell: Cell) -> Cell:

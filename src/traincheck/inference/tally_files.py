@@ -153,10 +153,10 @@ def _lines(tallies: Sequence[Tally]) -> Iterator[msgspec.Struct]:
         tally.arrange()
         # By their texts: contexts with True and with 1 are equal, and may stand in two subjects.
         texts = {key: [facts_to_text(context) for context in cells] for key, cells in tally.cells.items()}
-        contexts = {text: place for place, text in enumerate(sorted(set().union(*texts.values())))}
+        contexts = {text: index for index, text in enumerate(sorted(set().union(*texts.values())))}
         every = {prop for cells in tally.cells.values() for cell in cells.values() for prop in cell.properties}
-        properties = {prop: place for place, prop in enumerate(sorted(every))}
-        sketches = {sketch: place for place, sketch in enumerate(sorted(_sketches(tally)))}
+        properties = {prop: index for index, prop in enumerate(sorted(every))}
+        sketches = {sketch: index for index, sketch in enumerate(sorted(_sketches(tally)))}
         yield _RunLine(
             run=tally.run,
             script=valid(tally.script),
@@ -164,7 +164,7 @@ def _lines(tallies: Sequence[Tally]) -> Iterator[msgspec.Struct]:
             steps=tally.steps,
             windows=tally.windows,
             levels=sorted(tally.levels),
-            reach={api: (one.calls, one.tensors, one.effects, one.kind) for api, one in tally.reach.items()},
+            reach={api: (reach.calls, reach.tensors, reach.effects, reach.kind) for api, reach in tally.reach.items()},
             arguments=[(api, name, sorted(values)) for (api, name), values in tally.arguments.items()],
             contexts=[msgspec.Raw(text.encode()) for text in contexts],
             properties=list(properties),
@@ -173,28 +173,29 @@ def _lines(tallies: Sequence[Tally]) -> Iterator[msgspec.Struct]:
             program=valid(tally.program),
         )
         for (relation, subject), cells in tally.cells.items():
-            places = [contexts[text] for text in texts[relation, subject]]
-            told = [
-                _told(place, cell, properties, sketches) for place, cell in zip(places, cells.values(), strict=True)
+            indices = [contexts[text] for text in texts[relation, subject]]
+            cell_lines = [
+                _cell_line(index, cell, properties, sketches)
+                for index, cell in zip(indices, cells.values(), strict=True)
             ]
-            yield _SubjectLine(relation, subject, told)
+            yield _SubjectLine(relation, subject, cell_lines)
 
 
 def _sketches(tally: Tally) -> set[int]:
     """Every sketch that is told, the empty one among them."""
-    found = {0}
+    sketches = {0}
     for cells in tally.cells.values():
         for cell in cells.values():
-            found.add(cell.seen)
+            sketches.add(cell.seen)
             for count in cell.properties.values():
-                found.update((count.seen, count.missed))
-    return found
+                sketches.update((count.seen, count.missed))
+    return sketches
 
 
-def _told(context: int, cell: Cell, places: dict[Property, int], sketches: dict[int, int]) -> _CellLine:
+def _cell_line(context: int, cell: Cell, property_indices: dict[Property, int], sketches: dict[int, int]) -> _CellLine:
     held = [
         _Held(
-            places[prop],
+            property_indices[prop],
             count.held,
             count.failed,
             count.windows,
@@ -269,13 +270,15 @@ class _Reading:
             tally = Tally(line.script, line.digest, line.run, line.program)
             tally.steps, tally.windows = line.steps, line.windows
             tally.levels = set(line.levels)
-            tally.reach = {api: Reach(*told) for api, told in line.reach.items()}
+            tally.reach = {api: Reach(*counts) for api, counts in line.reach.items()}
             tally.arguments = {(api, name): set(values) for api, name, values in line.arguments}
             contexts = [text_to_facts(bytes(raw).decode()) for raw in line.contexts]
             sketches = [int(text, 16) for text in line.sketches]
             for _ in range(line.subjects):
                 subject = self._decode_subject(self._next())
-                cells = [(contexts[told.context], _cell(told, line.properties, sketches)) for told in subject.cells]
+                cells = [
+                    (contexts[counts.context], _cell(counts, line.properties, sketches)) for counts in subject.cells
+                ]
                 tally.cells[subject.relation, subject.subject] = dict(cells)
         except (msgspec.MsgspecError, LookupError, ValueError, RecursionError, TypeError) as error:
             raise TallyUnreadable(self._path, f"line {self._number} of it is wrong ({error})") from None
@@ -292,11 +295,11 @@ class _Reading:
         return self._lines[self._number - 1]
 
 
-def _cell(told: _CellLine, properties: Sequence[Property], sketches: Sequence[int]) -> Cell:
+def _cell(line: _CellLine, properties: Sequence[Property], sketches: Sequence[int]) -> Cell:
     counts = {
-        properties[one.property]: Count(
-            one.held, one.failed, one.windows, one.closed, -1, sketches[one.seen], sketches[one.missed]
+        properties[entry.property]: Count(
+            entry.held, entry.failed, entry.windows, entry.closed, -1, sketches[entry.seen], sketches[entry.missed]
         )
-        for one in told.properties
+        for entry in line.properties
     }
-    return Cell(told.closed, told.windows, -1, sketches[told.seen], counts)
+    return Cell(line.closed, line.windows, -1, sketches[line.seen], counts)

@@ -46,7 +46,7 @@ class Gathered:
     remarks: tuple[str, ...] = ()
 
 
-class _Part(NamedTuple):
+class _TallyPart(NamedTuple):
     """What is to be tallied in one go, with what run.json says of it: the event file of a process, or those of one
     process of each rank, which are compared."""
 
@@ -76,7 +76,7 @@ class _Recorded:
 
     path: Path
     manifest: Manifest
-    parts: tuple[_Part, ...]
+    parts: tuple[_TallyPart, ...]
     missing: tuple[str, ...] = ()
     done: list[_Done] = field(default_factory=list)
 
@@ -105,35 +105,42 @@ def gather(
     and WorkerLost.
     """
     # All are opened before one is read: whatever is wrong with one of them shall not come out after an hour.
-    found = [read_tallies(source) if source.is_file() else _recorded(source) for source in sources]
-    recorded = [one for one in found if isinstance(one, _Recorded)]
+    opened = [read_tallies(source) if source.is_file() else _recorded(source) for source in sources]
+    recorded = [opened_source for opened_source in opened if isinstance(opened_source, _Recorded)]
     if cluster is None:
         _read(recorded, progress, jobs)
     else:
         _read_on(cluster, recorded, progress)
-    tallies = [[_merged(one)] if isinstance(one, _Recorded) else one for one in found]
-    gathered = each_run_once((source, tally) for source, own in zip(sources, tallies, strict=True) for tally in own)
-    missing = [f"{one.path}: {words}" for one in found if isinstance(one, _Recorded) for words in one.missing]
-    return replace(gathered, remarks=(*missing, *gathered.remarks))
+    tallies = [
+        [_merged(opened_source)] if isinstance(opened_source, _Recorded) else opened_source for opened_source in opened
+    ]
+    results = each_run_once((source, tally) for source, own in zip(sources, tallies, strict=True) for tally in own)
+    missing = [
+        f"{opened_source.path}: {remark}"
+        for opened_source in opened
+        if isinstance(opened_source, _Recorded)
+        for remark in opened_source.missing
+    ]
+    return replace(results, remarks=(*missing, *results.remarks))
 
 
-def each_run_once(told: Iterable[tuple[Path, Tally]]) -> Gathered:
+def each_run_once(tallies_by_source: Iterable[tuple[Path, Tally]]) -> Gathered:
     """The tallies, each given with the place where it was found: each run once, in an order that does not depend on
     theirs. Of two tallies of one run, made by different versions perhaps, the one that holds more stays."""
     kept: dict[str, tuple[Path, Tally]] = {}
     tallies: list[Tally] = []
     again: Counter[tuple[Path, Path]] = Counter()
-    for source, tally in told:
+    for source, tally in tallies_by_source:
         if not tally.run:
             tallies.append(tally)
             continue
         first = kept.setdefault(tally.run, (source, tally))
         again[first[0], source] += first[1] is not tally
-        kept[tally.run] = max(first, (source, tally), key=lambda one: (one[1].windows, len(one[1].cells)))
+        kept[tally.run] = max(first, (source, tally), key=lambda entry: (entry[1].windows, len(entry[1].cells)))
     tallies.extend(tally for _, tally in kept.values())
     tallies.sort(key=lambda tally: (tally.script, tally.digest, tally.steps, tally.run))
-    known = set(plugins.load("traincheck.relations"))
-    missing = sorted({relation for tally in tallies for relation, _ in tally.cells} - known)
+    installed = set(plugins.load("traincheck.relations"))
+    missing = sorted({relation for tally in tallies for relation, _ in tally.cells} - installed)
     remarks = [
         f"{source} holds {times} {'run' if times == 1 else 'runs'} that "
         + ("were named before" if before == source else f"{before} holds, too")
@@ -157,7 +164,7 @@ def tally_windows(windows: Iterable[Window], tally: Tally) -> bool:
     relations = [relation() for relation in plugins.load("traincheck.relations").values()]
     part = Tally(tally.script, tally.digest, tally.run)
     for window in windows:
-        if _in_part(window):
+        if _is_incomplete(window):
             continue
         part.add_window(window)
         for relation in relations:
@@ -172,16 +179,16 @@ def tally_ranks(windows_of: Sequence[Iterable[Window]], tally: Tally) -> None:
     relations = _comparing()
     part = Tally(tally.script, tally.digest, tally.run)
     for windows in aligned(windows_of):
-        if any(map(_in_part, windows)):
+        if any(map(_is_incomplete, windows)):
             continue
         for relation in relations:
             part.add_occasions(relation.name, relation.across(windows), windows[0].index)
     tally.merge(part)
 
 
-def _in_part(window: Window) -> bool:
+def _is_incomplete(window: Window) -> bool:
     """Whether a source was lost or switched off: what is not told then was not left out by the program."""
-    return any(why != MISSING for why in window.off.values())
+    return any(reason != MISSING for reason in window.off.values())
 
 
 def _comparing() -> list[Any]:
@@ -200,8 +207,8 @@ def _recorded(path: Path) -> _Recorded:
     manifest = folder.manifest
     files = [(file,) for file in folder.event_files()]
     ranks = [tuple(file for _, file in sorted(job.files.items())) for job in folder.jobs()]
-    told = [*files, *(job for job in ranks if len(job) > 1 and _comparing())]
-    parts = (_Part(one, manifest.script, manifest.script_digest) for one in told)
+    groups = [*files, *(job for job in ranks if len(job) > 1 and _comparing())]
+    parts = (_TallyPart(group, manifest.script, manifest.script_digest) for group in groups)
     return _Recorded(path, manifest, tuple(parts), folder.removed() + folder.left_out())
 
 
@@ -209,12 +216,12 @@ def _read(folders: Sequence[_Recorded], progress: Progress | None, jobs: int) ->
     """Tally every part of the folders."""
     work = [(folder, part) for folder in folders for part in folder.parts]
     if jobs > 1:  # the largest first, so that no process is left alone with one at the end
-        work.sort(key=lambda one: -one[1].size)
+        work.sort(key=lambda item: -item[1].size)
     if progress and work:
         progress(f"reading {work[0][0].path}", 0, len(work))
     finished = spread(_tally_part, [part for _, part in work], jobs)
-    for number, (place, done) in enumerate(finished, start=1):
-        folder, _ = work[place]
+    for number, (index, done) in enumerate(finished, start=1):
+        folder, _ = work[index]
         folder.done.append(done)
         if progress:  # of what comes next, as far as that is known
             progress(f"reading {work[min(number, len(work) - 1)][0].path}", number, len(work))
@@ -223,13 +230,13 @@ def _read(folders: Sequence[_Recorded], progress: Progress | None, jobs: int) ->
 def _read_on(cluster: Cluster, folders: Sequence[_Recorded], progress: Progress | None) -> None:
     """Tally every part of the folders on a cluster."""
     groups = [folder.parts for folder in folders if folder.parts]
-    told = progress or (lambda what, done, total: None)
-    found = cluster.reduced(_tally_part, _joined, groups, functools.partial(told, "reading on the cluster"))
-    for folder, done in zip((folder for folder in folders if folder.parts), found, strict=True):
+    report = progress or (lambda activity, done, total: None)
+    results = cluster.reduced(_tally_part, _join_done, groups, functools.partial(report, "reading on the cluster"))
+    for folder, done in zip((folder for folder in folders if folder.parts), results, strict=True):
         folder.done.append(done)
 
 
-def _joined(several: Sequence[_Done]) -> _Done:
+def _join_done(several: Sequence[_Done]) -> _Done:
     """What was made of several parts of one run, in one."""
     first = several[0].tally
     whole = Tally(first.script, first.digest)
@@ -238,7 +245,7 @@ def _joined(several: Sequence[_Done]) -> _Done:
     return _Done(whole, tuple(name for done in several for name in done.contents))
 
 
-def _tally_part(part: _Part) -> _Done:
+def _tally_part(part: _TallyPart) -> _Done:
     """The tally of one part. Done in a worker process, where there are several."""
     tally = Tally(part.script, part.digest)
     if len(part.files) > 1:
@@ -264,8 +271,10 @@ def _merged(folder: _Recorded) -> Tally:
     """The tally of a run out of those of its processes."""
     manifest = folder.manifest
     contents = [name for done in folder.done for name in done.contents]
-    known = "\x1f".join((manifest.script, manifest.script_digest, manifest.started, *manifest.argv, *sorted(contents)))
-    run = hashlib.sha256(known.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    identity = "\x1f".join(
+        (manifest.script, manifest.script_digest, manifest.started, *manifest.argv, *sorted(contents))
+    )
+    run = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     whole = Tally(manifest.script, manifest.script_digest, run, manifest.program)
     for done in folder.done:
         whole.merge(done.tally)

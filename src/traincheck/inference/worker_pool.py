@@ -38,8 +38,8 @@ def spread(work: Callable[[In], Out], inputs: Sequence[In], jobs: int) -> Iterat
     what takes longest. The text of an input is what an error calls it. Raises WorkerLost, and what `work` raises.
     """
     if min(jobs, len(inputs)) <= 1:
-        for place, each in enumerate(inputs):
-            yield place, work(each)
+        for index, item in enumerate(inputs):
+            yield index, work(item)
         return
     crew = _Crew(work, inputs, min(jobs, len(inputs)))
     try:
@@ -72,10 +72,10 @@ class _Crew:
         while self._at:
             for ready in wait(list(self._at)):
                 assert isinstance(ready, Connection)
-                place = self._at.pop(ready)
-                answer = self._answer(ready, place)
+                index = self._at.pop(ready)
+                answer = self._answer(ready, index)
                 self._hand(ready)
-                yield place, answer
+                yield index, answer
 
     def _hand(self, connection: Connection) -> None:
         """Give the next input to the worker, if there is one."""
@@ -88,18 +88,18 @@ class _Crew:
         except OSError:  # it has ended; so `wait` will say
             return
 
-    def _answer(self, connection: Connection, place: int) -> Any:
+    def _answer(self, connection: Connection, index: int) -> Any:
         try:
             good, answer = connection.recv()
         except (EOFError, OSError):
             process = self._workers[connection]
             process.join()
-            raise WorkerLost(str(self._inputs[place]), process.exitcode) from None
+            raise WorkerLost(str(self._inputs[index]), process.exitcode) from None
         if good:
             return answer
         if isinstance(answer, TrainCheckError):
             raise answer
-        raise RuntimeError(f"in a worker process, over {self._inputs[place]}:\n{answer}")
+        raise RuntimeError(f"in a worker process, over {self._inputs[index]}:\n{answer}")
 
     def dismiss(self) -> None:
         for process in self._workers.values():

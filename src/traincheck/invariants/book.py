@@ -53,7 +53,7 @@ class Book:
         ids = Counter(invariant.id for invariant in self.invariants)
         if twice := [name for name, times in ids.items() if times > 1]:
             raise ValueError(f"two invariants of a book share the id {twice[0]}")
-        object.__setattr__(self, "invariants", tuple(sorted(self.invariants, key=_place_of)))
+        object.__setattr__(self, "invariants", tuple(sorted(self.invariants, key=_sort_key)))
         object.__setattr__(self, "runs", tuple(sorted(self.runs)))
 
     def by_id(self, name: str) -> Invariant | None:
@@ -66,7 +66,7 @@ class Book:
         return tuple(invariant for invariant in self.invariants if not invariant.mute)
 
 
-def _place_of(invariant: Invariant) -> tuple[object, ...]:
+def _sort_key(invariant: Invariant) -> tuple[object, ...]:
     return invariant.relation, invariant.subject, invariant.property, str(invariant.precondition), invariant.id
 
 
@@ -83,19 +83,19 @@ def book_in(data: bytes, path: PathLike) -> Book:
     """The book that the bytes of the file `path` are. Raises what `read_book` raises for what is in a file."""
     lines = _lines_in(data, path)
     header = _read_header(path, lines[0])
-    found: dict[str, tuple[int, Invariant]] = {}
+    by_id: dict[str, tuple[int, Invariant]] = {}
     for line in lines[1:]:
         invariant = _read_invariant(path, line)
-        if invariant.id in found:
-            why = f"the id {invariant.id} stands in line {found[invariant.id][0]} already"
-            raise BookUnreadable(path, line.number, why)
-        found[invariant.id] = line.number, invariant
-    if len(found) != header.invariants:
-        loss = "the end of the file is missing" if len(found) < header.invariants else "lines were added"
-        why = f"the first line announces {header.invariants} invariants and the file holds {len(found)}: {loss}"
-        raise BookUnreadable(path, lines[-1].number, f'{why} (if that is meant, correct "invariants" in line 1)')
+        if invariant.id in by_id:
+            reason = f"the id {invariant.id} stands in line {by_id[invariant.id][0]} already"
+            raise BookUnreadable(path, line.number, reason)
+        by_id[invariant.id] = line.number, invariant
+    if len(by_id) != header.invariants:
+        loss = "the end of the file is missing" if len(by_id) < header.invariants else "lines were added"
+        reason = f"the first line announces {header.invariants} invariants and the file holds {len(by_id)}: {loss}"
+        raise BookUnreadable(path, lines[-1].number, f'{reason} (if that is meant, correct "invariants" in line 1)')
     runs = tuple(LearnedRun(run.script, run.digest, run.steps, run.program) for run in header.runs)
-    return Book(tuple(invariant for _, invariant in found.values()), runs)
+    return Book(tuple(invariant for _, invariant in by_id.values()), runs)
 
 
 def read_books(paths: Sequence[PathLike]) -> Book:
@@ -119,17 +119,17 @@ def merge_books(books: Iterable[tuple[PathLike, Book]]) -> Book:
             first, old = kept.get(new.id, (name, new))
             if _rule_of(old) != _rule_of(new):
                 raise BookConflict(new.id, first, name)
-            stays = max(old, new, key=lambda one: (_weight(one.support), one.confidence))
-            kept[new.id] = first, replace(stays, mute=old.mute or new.mute, experience=_of_both(old, new))
+            stronger = max(old, new, key=lambda rule: (_weight(rule.support), rule.confidence))
+            kept[new.id] = first, replace(stronger, mute=old.mute or new.mute, experience=_of_both(old, new))
     return Book(tuple(invariant for _, invariant in kept.values()), tuple(runs.elements()))
 
 
-def _of_both(one: Invariant, other: Invariant) -> Precondition:
+def _of_both(first: Invariant, second: Invariant) -> Precondition:
     """What was the same on all occasions of both: the conditions of either that the other one implies."""
-    if one.experience == other.experience:
-        return one.experience
-    pairs = ((one.experience, other.experience), (other.experience, one.experience))
-    shared = [clause for mine, theirs in pairs for clause in mine.clauses if theirs.implies(Precondition((clause,)))]
+    if first.experience == second.experience:
+        return first.experience
+    pairs = ((first.experience, second.experience), (second.experience, first.experience))
+    shared = [clause for own, theirs in pairs for clause in own.clauses if theirs.implies(Precondition((clause,)))]
     return Precondition(tuple(sorted(set(shared), key=lambda clause: (clause.negated, clause.fact, str(clause)))))
 
 
@@ -193,14 +193,16 @@ def _read_invariant(path: PathLike, line: _Line) -> Invariant:
     if line.text.startswith((b"<<<<<<<", b"=======", b">>>>>>>")):
         raise BookUnreadable(path, line.number, "a conflict was left here by a merge of two versions of the file")
     if line.text.startswith(b'{"format":'):
-        why = "a second book begins here; name both files with --book, they need not be one"
-        raise BookUnreadable(path, line.number, why)
-    told = _decoded(path, line, InvariantLine).invariant()
-    rule = identity(told.relation, told.subject, told.property, told.precondition, told.program)
-    if rule != told.id:
-        why = f"the id {told.id!r} does not fit the rule, whose id is {rule!r}: the line was altered"
-        raise BookUnreadable(path, line.number, why)
-    return told
+        reason = "a second book begins here; name both files with --book, they need not be one"
+        raise BookUnreadable(path, line.number, reason)
+    invariant = _decoded(path, line, InvariantLine).invariant()
+    rule = identity(
+        invariant.relation, invariant.subject, invariant.property, invariant.precondition, invariant.program
+    )
+    if rule != invariant.id:
+        reason = f"the id {invariant.id!r} does not fit the rule, whose id is {rule!r}: the line was altered"
+        raise BookUnreadable(path, line.number, reason)
+    return invariant
 
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -212,8 +214,8 @@ def _decoded(path: PathLike, line: _Line, kind: type[S]) -> S:
     except (msgspec.ValidationError, RecursionError) as error:
         raise BookUnreadable(path, line.number, str(error)) from None
     except msgspec.DecodeError as error:
-        why = "the file ends in the middle of this line" if line.last else f"it is not JSON ({error})"
-        raise BookUnreadable(path, line.number, why) from None
+        reason = "the file ends in the middle of this line" if line.last else f"it is not JSON ({error})"
+        raise BookUnreadable(path, line.number, reason) from None
 
 
 def write_book(book: Book, path: PathLike) -> None:

@@ -78,11 +78,11 @@ class ClauseEntry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     lacks: FactValue | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
-        if len(list(self._said())) != 1:
+        if len(list(self._clauses_present())) != 1:
             verbs = "`is`, `is_not`, `contains` or `lacks`"
             raise ValueError(f"the condition on the fact {self.fact!r} has to say one of {verbs}")
 
-    def _said(self) -> Iterator[Clause]:
+    def _clauses_present(self) -> Iterator[Clause]:
         if self.is_ is not msgspec.UNSET:
             yield Clause(self.fact, self.is_)
         if self.is_not is not msgspec.UNSET:
@@ -101,7 +101,7 @@ class ClauseEntry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
 
     def clause(self) -> Clause:
         """The condition that the entry tells."""
-        return next(self._said())
+        return next(self._clauses_present())
 
 
 class SupportEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -154,26 +154,26 @@ class InvariantLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
     elsewhere: ElsewhereEntry | None = None
 
     @classmethod
-    def of(cls, told: Invariant) -> InvariantLine:
+    def of(cls, rule: Invariant) -> InvariantLine:
         """The line for an invariant."""
-        support = told.support
+        support = rule.support
         return cls(
-            id=told.id,
-            relation=told.relation,
-            subject=SubjectEntry(*told.subject),
-            property=PropertyEntry(*told.property),
-            precondition=_entries(told.precondition.clauses),
-            otherwise=[_entries(clauses) for clauses in told.precondition.otherwise],
-            experience=_entries(told.experience.clauses),
+            id=rule.id,
+            relation=rule.relation,
+            subject=SubjectEntry(*rule.subject),
+            property=PropertyEntry(*rule.property),
+            precondition=_entries(rule.precondition.clauses),
+            otherwise=[_entries(clauses) for clauses in rule.precondition.otherwise],
+            experience=_entries(rule.experience.clauses),
             support=SupportEntry(support.occasions, support.steps, support.runs, support.scripts),
-            confidence=told.confidence,
-            severity=told.severity,  # type: ignore[arg-type]  # reading checks it
-            scope=told.scope,  # type: ignore[arg-type]
-            origin=[tellable(script) for script in told.origin],
-            sentence=told.sentence,
-            mute=told.mute,
-            program=tellable(told.program),
-            elsewhere=ElsewhereEntry.of(told.elsewhere) if told.elsewhere is not None else None,
+            confidence=rule.confidence,
+            severity=rule.severity,  # type: ignore[arg-type]  # reading checks it
+            scope=rule.scope,  # type: ignore[arg-type]
+            origin=[tellable(script) for script in rule.origin],
+            sentence=rule.sentence,
+            mute=rule.mute,
+            program=tellable(rule.program),
+            elsewhere=ElsewhereEntry.of(rule.elsewhere) if rule.elsewhere is not None else None,
         )
 
     def invariant(self) -> Invariant:

@@ -54,9 +54,9 @@ def compare(a: Book, b: Book) -> Difference:
     new = [rule for rule in b.invariants if rule.id not in in_a]
     pairs = [(rule, in_b[rule.id]) for rule in a.invariants if rule.id in in_b]
     reworded = _reworded(gone, new)
-    changed = [Changed(*pair, what) for pair in [*pairs, *reworded] if (what := _what(*pair))]
-    place = {rule.id: number for number, rule in enumerate(a.invariants)}
-    changed.sort(key=lambda one: place[one.a.id])
+    changed = [Changed(*pair, fields) for pair in [*pairs, *reworded] if (fields := _changed_fields(*pair))]
+    position = {rule.id: number for number, rule in enumerate(a.invariants)}
+    changed.sort(key=lambda change: position[change.a.id])
     left, right = Counter(a.runs), Counter(b.runs)
     paired = {rule.id for pair in reworded for rule in pair}
     return Difference(
@@ -69,23 +69,25 @@ def compare(a: Book, b: Book) -> Difference:
     )
 
 
-def _what(a: Invariant, b: Invariant) -> tuple[str, ...]:
-    found = [CONDITION] if a.id != b.id else []
-    found += [EXPERIENCE] if str(a.experience) != str(b.experience) else []
-    found += [name for name in COMPARED if getattr(a, name) != getattr(b, name)]
-    return tuple(found)
+def _changed_fields(a: Invariant, b: Invariant) -> tuple[str, ...]:
+    fields = [CONDITION] if a.id != b.id else []
+    fields += [EXPERIENCE] if str(a.experience) != str(b.experience) else []
+    fields += [name for name in COMPARED if getattr(a, name) != getattr(b, name)]
+    return tuple(fields)
 
 
 def _reworded(gone: Iterable[Invariant], new: Iterable[Invariant]) -> list[tuple[Invariant, Invariant]]:
     """Rules that say the same of the same under another condition, where there is one on either side."""
     left, right = _by_statement(gone), _by_statement(new)
     return [
-        (ours[0], right[said][0]) for said, ours in left.items() if len(ours) == 1 and len(right.get(said, ())) == 1
+        (rules[0], right[statement][0])
+        for statement, rules in left.items()
+        if len(rules) == 1 and len(right.get(statement, ())) == 1
     ]
 
 
 def _by_statement(rules: Iterable[Invariant]) -> dict[tuple[object, ...], list[Invariant]]:
-    found: dict[tuple[object, ...], list[Invariant]] = {}
+    rules_by_statement: dict[tuple[object, ...], list[Invariant]] = {}
     for rule in rules:
-        found.setdefault((rule.relation, rule.subject, rule.property, rule.program), []).append(rule)
-    return found
+        rules_by_statement.setdefault((rule.relation, rule.subject, rule.property, rule.program), []).append(rule)
+    return rules_by_statement

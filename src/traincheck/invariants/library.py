@@ -66,9 +66,9 @@ def find(start: Path) -> Path | None:
 
 def place_of(start: Path) -> Path:
     """Where the library of that project is, or belongs: beside what marks the project, or in `start` itself."""
-    found = find(start)
-    if found is not None:
-        return found
+    existing = find(start)
+    if existing is not None:
+        return existing
     return (project_of(start) or start) / FOLDER
 
 
@@ -76,13 +76,13 @@ def read_record(library: Path) -> Record:
     """What is known of the accepted runs; of a library that is not there yet, nothing. Raises LibraryUnreadable."""
     path = library / RECORD
     try:
-        found = read_bounded(path)
+        data = read_bounded(path)
     except FileNotFoundError:
         return Record()
     except OSError as error:
         raise LibraryUnreadable(path, error.strerror or str(error)) from None
     try:
-        record = msgspec.json.decode(found, type=Record)
+        record = msgspec.json.decode(data, type=Record)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise LibraryUnreadable(path, str(error)) from None
     if record.kind != KIND or record.format > FORMAT:
@@ -92,5 +92,5 @@ def read_record(library: Path) -> Record:
 
 def write_record(record: Record, library: Path) -> None:
     """Write it, with the runs in order. Raises OutputError."""
-    told = msgspec.structs.replace(record, runs=tuple(sorted(record.runs)))
-    write_whole(library / RECORD, msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n")
+    in_order = msgspec.structs.replace(record, runs=tuple(sorted(record.runs)))
+    write_whole(library / RECORD, msgspec.json.format(msgspec.json.encode(in_order), indent=2) + b"\n")

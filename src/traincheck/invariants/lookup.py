@@ -23,12 +23,12 @@ def named(book: Book, path: str | os.PathLike[str], name: str) -> Invariant:
     if len(matching) == 1:
         return matching[0]
     if matching:
-        raise NoSuchInvariant(path, name, len(matching), _told(matching))
+        raise NoSuchInvariant(path, name, len(matching), _ids_and_sentences(matching))
     by_id = {rule.id: rule for rule in book.invariants}
-    close = [by_id[one] for one in difflib.get_close_matches(name.lower(), by_id, MOST_CANDIDATES)]
-    said = [rule for rule in book.invariants if name.strip() and name.strip().lower() in rule.sentence.lower()]
-    raise NoSuchInvariant(path, name, 0, _told(close or said))
+    close = [by_id[rule_id] for rule_id in difflib.get_close_matches(name.lower(), by_id, MOST_CANDIDATES)]
+    by_word = [rule for rule in book.invariants if name.strip() and name.strip().lower() in rule.sentence.lower()]
+    raise NoSuchInvariant(path, name, 0, _ids_and_sentences(close or by_word))
 
 
-def _told(rules: list[Invariant]) -> list[tuple[str, str]]:
+def _ids_and_sentences(rules: list[Invariant]) -> list[tuple[str, str]]:
     return [(rule.id, rule.sentence) for rule in rules[:MOST_CANDIDATES]]

@@ -14,9 +14,9 @@ def with_mutes(book: Book, reasons: Mapping[str, str]) -> Book:
     for name in reasons:
         if book.by_id(name) is None:
             raise KeyError(name)
-    said = {name: " ".join(reason.split()) for name, reason in reasons.items()}  # a reason is one line
-    told = (replace(rule, mute=said.get(rule.id, rule.mute)) for rule in book.invariants)
-    return Book(tuple(told), book.runs)
+    one_line_reasons = {name: " ".join(reason.split()) for name, reason in reasons.items()}  # a reason is one line
+    rules = (replace(rule, mute=one_line_reasons.get(rule.id, rule.mute)) for rule in book.invariants)
+    return Book(tuple(rules), book.runs)
 
 
 def carry_over(book: Book, older: Iterable[Invariant]) -> tuple[Book, list[Invariant], list[Invariant]]:

@@ -108,13 +108,13 @@ class Packs:
     def book(self, pack: Pack) -> Book:
         """The book of one of them. Raises PacksUnreadable, also where the file is not the one that was packed."""
         file = self.home / pack.file
-        found = _read(file, self.home)
-        if hashlib.sha256(found).hexdigest() != pack.sha256:
+        data = _read(file, self.home)
+        if hashlib.sha256(data).hexdigest() != pack.sha256:
             raise PacksUnreadable(
                 self.home, f"{pack.file} is not the file that was packed: its SHA-256 is not the one in {MANIFEST}"
             )
         try:
-            return book_in(found, file)
+            return book_in(data, file)
         except BookError as error:
             raise PacksUnreadable(self.home, str(error)) from error
 
@@ -125,18 +125,18 @@ def read_packs(named: str | Path) -> Packs:
 
     Raises PacksUnreadable where there are none, or other ones than that.
     """
-    home, anchor, wanted = str(named).partition(ANCHOR)
+    home, anchor, digest = str(named).partition(ANCHOR)
     folder = place(home)
-    found = _read(folder / MANIFEST, folder)
-    if anchor and hashlib.sha256(found).hexdigest() != wanted.lower():
-        raise PacksUnreadable(folder, f"the SHA-256 of {MANIFEST} is not {wanted}: these are other packs")
+    data = _read(folder / MANIFEST, folder)
+    if anchor and hashlib.sha256(data).hexdigest() != digest.lower():
+        raise PacksUnreadable(folder, f"the SHA-256 of {MANIFEST} is not {digest}: these are other packs")
     try:
-        manifest = msgspec.json.decode(found, type=Manifest)
+        manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, RecursionError) as error:
-        newer = _format_of(found)
+        newer = _format_of(data)
         if newer > FORMAT:
-            why = f"{MANIFEST} is of format {newer}, and this TrainCheck reads up to {FORMAT}; upgrade TrainCheck"
-            raise PacksUnreadable(folder, why) from None
+            reason = f"{MANIFEST} is of format {newer}, and this TrainCheck reads up to {FORMAT}; upgrade TrainCheck"
+            raise PacksUnreadable(folder, reason) from None
         raise PacksUnreadable(folder, f"{MANIFEST}: {error}") from None
     if manifest.kind != KIND:
         raise PacksUnreadable(folder, f'{MANIFEST} does not say "kind": "{KIND}"')
@@ -145,7 +145,9 @@ def read_packs(named: str | Path) -> Packs:
 
 def book_of_packs(several: Iterable[Packs], program: Program = ANY) -> Book:
     """One book of all packs that are of use to `program`. Raises PacksUnreadable, BookConflict."""
-    return merge_books((each.home / pack.file, each.book(pack)) for each in several for pack in each.of_use(program))
+    return merge_books(
+        (packs.home / pack.file, packs.book(pack)) for packs in several for pack in packs.of_use(program)
+    )
 
 
 def _read(file: Path, home: Path) -> bytes:
@@ -159,12 +161,12 @@ def _read(file: Path, home: Path) -> bytes:
         raise PacksUnreadable(home, f"{file.name}: {error.strerror or error}") from None
 
 
-def _format_of(found: bytes) -> int:
+def _format_of(data: bytes) -> int:
     class Format(msgspec.Struct):
         format: int = 0
 
     try:
-        return msgspec.json.decode(found, type=Format).format
+        return msgspec.json.decode(data, type=Format).format
     except (msgspec.MsgspecError, RecursionError):
         return 0
 

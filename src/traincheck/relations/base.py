@@ -6,11 +6,12 @@ import functools
 from collections.abc import Iterable, Sequence, Set
 from typing import Any, ClassVar, Protocol
 
-from traincheck.vocab.bounded_cache import Kept
+from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.demand import ARGUMENTS, NOTHING, Demand
 from traincheck.vocab.events import Call, Window
 from traincheck.vocab.facts import Facts, merged
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import CHANGES, DOES_NOT_CHANGE, IS_CLEARED, IS_FILLED
 
 
 class Relation(Protocol):
@@ -32,7 +33,7 @@ class Relation(Protocol):
         """What must be observed to judge a rule of this subject and property."""
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         """Whether the property only says that a program goes on doing what it did: worth a notice, never an error."""
 
     @staticmethod
@@ -69,7 +70,7 @@ class ComparesRanks(Relation, Protocol):
     def values(window: Window) -> Iterable[tuple[str, str, object]]:
         """What of a window is compared as it is with that of other ranks: of what thing (`kind.attribute`), of which
         variable, and its content, which the same values make the same in every process. Where ranks agree in all of
-        it, one of them is compared for all (`Window.alike`), and what is told here is only in the windows of ranks that
+        it, one of them is compared for all (`Window.shared`), and what is told here is only in the windows of ranks that
         tell for themselves. Optional, as `across` is."""
 
 
@@ -78,21 +79,21 @@ def compares_ranks(relation: object) -> bool:
     return hasattr(relation, "across")
 
 
-_contexts: Kept[tuple[Facts, str], Facts] = Kept()
-_of_objects: Kept[tuple[int, str], tuple[Facts, Facts]] = Kept()
+_contexts: BoundedCache[tuple[Facts, str], Facts] = BoundedCache()
+_contexts_by_id: BoundedCache[tuple[int, str], tuple[Facts, Facts]] = BoundedCache()
 """The same by the `id` of what is told, which is quicker than to hash it; it is kept, so that its id stays its own."""
 
 
-def context_of(told: Facts, stage: str) -> Facts:
+def context_of(call_facts: Facts, stage: str) -> Facts:
     """`told` with the stage; equal contexts are one object."""
-    known = _of_objects.get((id(told), stage))
-    if known is None:
-        key = (told, stage)
-        found = _contexts.get(key)
-        if found is None:
-            found = _contexts.put(key, merged(told, stage=stage))
-        known = _of_objects.put((id(told), stage), (found, told))
-    return known[0]
+    entry = _contexts_by_id.get((id(call_facts), stage))
+    if entry is None:
+        key = (call_facts, stage)
+        context = _contexts.get(key)
+        if context is None:
+            context = _contexts.put(key, merged(call_facts, stage=stage))
+        entry = _contexts_by_id.put((id(call_facts), stage), (context, call_facts))
+    return entry[0]
 
 
 def fixed_arguments(call: Call) -> list[str]:
@@ -100,19 +101,19 @@ def fixed_arguments(call: Call) -> list[str]:
     return [f"{name}={value}" for name, value in call.args if isinstance(value, (bool, str))]
 
 
-def asks_for_argument(api: str, detail: str) -> frozenset[tuple[str, str]]:
-    """The states to demand for calls of `api` with an argument. (The mode of a module is told of all its calls.)"""
+def argument_demand(api: str, detail: str) -> Demand:
+    """Read the arguments of calls of `api` if a rule fixes one of them; a forward always reports the mode of its module."""
     if not detail or (detail.startswith("training=") and api.endswith(".forward")):
-        return frozenset()
-    return frozenset(((api, ARGUMENTS),))
+        return NOTHING
+    return Demand(call_values=frozenset(((api, ARGUMENTS),)))
 
 
 def short(api: str) -> str:
     """An API as people say it: `torch.optim.Optimizer.step` is `Optimizer.step`."""
     parts = api.split(".")
     if parts[0] in ("torch", "transformers", "accelerate", "lightning"):
-        named = next((place for place, part in enumerate(parts) if part.lstrip("_")[:1].isupper()), len(parts) - 1)
-        return ".".join(parts[named:])
+        start = next((index for index, part in enumerate(parts) if part.lstrip("_")[:1].isupper()), len(parts) - 1)
+        return ".".join(parts[start:])
     return api
 
 
@@ -146,35 +147,26 @@ def ended(call: Call) -> bool:
     return call.end >= 0
 
 
-PAST = {
-    "changes": "changed",
-    "does not change": "did not change",
-    "is cleared": "was cleared",
-    "is filled": "was filled",
-}
-"""Transitions of a variable, and how they are told of the past."""
-
-
 @functools.lru_cache(1_000)
-def fate(prop: Property, so: bool) -> tuple[frozenset[Property], frozenset[Property]]:
+def outcome_of(prop: Property, holds: bool) -> tuple[frozenset[Property], frozenset[Property]]:
     """What held and what failed, as an `Occasion` has it, where one property was judged."""
-    told, nothing = frozenset((prop,)), frozenset[Property]()
-    return (told, nothing) if so else (nothing, told)
+    judged, none = frozenset((prop,)), frozenset[Property]()
+    return (judged, none) if holds else (none, judged)
 
 
 def transitions(before: str, after: str, changed: bool) -> tuple[str, ...]:
-    """Which of the transitions in `PAST` a change was. Zeros fill what was none: a backward reached it."""
-    found = ["changes" if changed else "does not change"]
+    """The transitions (see `PAST_TENSE`) that a change made. Zeros fill what was none: a backward reached it."""
+    names = [CHANGES if changed else DOES_NOT_CHANGE]
     if before == "some" and after != "some":
-        found.append("is cleared")
+        names.append(IS_CLEARED)
     elif before != "some" and (after == "some" or (before, after) == ("none", "zero")):
-        found.append("is filled")
-    return tuple(found)
+        names.append(IS_FILLED)
+    return tuple(names)
 
 
 def possible(before: str) -> tuple[str, ...]:
     """Which transitions a variable in this state can make: what is there cannot be filled, what is not not cleared."""
-    return ("changes", "does not change", "is cleared" if before == "some" else "is filled")
+    return (CHANGES, DOES_NOT_CHANGE, IS_CLEARED if before == "some" else IS_FILLED)
 
 
 UNKNOWN = (LookupError, ValueError, TypeError)
@@ -185,7 +177,7 @@ version, or of a book that somebody made up."""
 def needed(relation: Any, subject: Subject, prop: Property) -> Demand:
     """What must be observed to judge this; nothing where the relation does not know of it."""
     try:
-        found: Demand = relation.needs(subject, prop)
+        demand: Demand = relation.needs(subject, prop)
     except UNKNOWN:
         return NOTHING
-    return found
+    return demand

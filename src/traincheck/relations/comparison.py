@@ -18,13 +18,12 @@ from typing import NamedTuple
 
 from traincheck.relations.base import context_of
 from traincheck.vocab.collectives import COLLECTIVES, DEALS, RECEIVES, SENDS, WAIT, fills
-from traincheck.vocab.demand import ARGUMENTS, CONTENTS, TENSORS
+from traincheck.vocab.demand import ARGUMENTS, CONTENTS, TENSORS, ValueKind
 from traincheck.vocab.events import LIFECYCLE, MODULE, PROJECT, RESULT, Call, TensorSummary
 from traincheck.vocab.facts import Facts
 from traincheck.vocab.occasion import Property
+from traincheck.vocab.properties import COMPARES_CALLS, DISTINCT, EQUAL
 
-COMPARED = "arguments"
-EQUAL, DISTINCT = "all equal", "all distinct"
 VALUE, DTYPE, SHAPE, STORAGE, DATA = "value of ", "dtype of ", "shape of ", "storage of ", "data of "
 
 FIRST = 2
@@ -75,35 +74,37 @@ class Verdict(NamedTuple):
     failed: frozenset[Property]
 
 
-def compare(calls: Sequence[Call], ways: Ways, of_some: Set[str] = frozenset(), *, in_a_row: bool = False) -> Verdict:
+def compare(
+    calls: Sequence[Call], ways: Ways, partly_read: Set[str] = frozenset(), *, in_a_row: bool = False
+) -> Verdict:
     """Whether what the calls were given is all equal or all distinct.
 
     What only one of them tells is not judged; nor is what none does. Of what was read `of_some` calls, as `sampled`
     tells, it may be found that they are not; that they are is left open. Calls `in_a_row` are of one rank and thread:
     of contents only those of the `FIRST` ones count.
     """
-    told: dict[str, list[Hashable]] = {}
-    for place, call in enumerate(calls):
-        for name, value in _told(call):
-            thing = _thing(name)
-            if thing in ways and not (in_a_row and place >= FIRST and thing == DATA):
-                told.setdefault(name, []).append(value)
+    values_by_name: dict[str, list[Hashable]] = {}
+    for index, call in enumerate(calls):
+        for name, value in _values_of(call):
+            aspect = _aspect_of(name)
+            if aspect in ways and not (in_a_row and index >= FIRST and aspect == DATA):
+                values_by_name.setdefault(name, []).append(value)
     held: set[Property] = set()
     failed: set[Property] = set()
-    for name, values in told.items():
+    for name, values in values_by_name.items():
         if len(values) < 2:
             continue
         different = len(set(values))
-        for way in ways[_thing(name)]:
-            if way == DISTINCT and (_is_small(name, calls) or any(isinstance(value, bool) for value in values)):
+        for relation in ways[_aspect_of(name)]:
+            if relation == DISTINCT and (_is_small(name, calls) or any(isinstance(value, bool) for value in values)):
                 continue
-            so = different == (1 if way == EQUAL else len(values))
-            if not (so and name in of_some):
-                (held if so else failed).add(Property(COMPARED, name, way))
+            holds = different == (1 if relation == EQUAL else len(values))
+            if not (holds and name in partly_read):
+                (held if holds else failed).add(Property(COMPARES_CALLS, name, relation))
     return Verdict(frozenset(held), frozenset(failed))
 
 
-def _thing(name: str) -> str:
+def _aspect_of(name: str) -> str:
     """Which of the things that are compared `name` is about: `value of ` for `value of capacity`."""
     return name[: name.index(" of ") + 4]
 
@@ -124,7 +125,7 @@ def _is_small(name: str, calls: Sequence[Call]) -> bool:
     return min(sizes) < LEAST_ELEMENTS
 
 
-def _told(call: Call) -> Iterator[tuple[str, Hashable]]:
+def _values_of(call: Call) -> Iterator[tuple[str, Hashable]]:
     # Of a text or a None it is a matter of meaning whether it should be the same; numbers and flags can be compared.
     for name, value in call.args:
         if isinstance(value, (bool, int, float)) and not is_mode(name, call):
@@ -136,12 +137,12 @@ def _told(call: Call) -> Iterator[tuple[str, Hashable]]:
         else:
             of_call = _of_tensors(tensor.role, (tensor,))
             to_fill = call.name in COLLECTIVES and fills(call.name, tensor.role.partition("[")[0])
-            yield from (told for told in of_call if not (to_fill and told[0].startswith(DATA)))
+            yield from (pair for pair in of_call if not (to_fill and pair[0].startswith(DATA)))
     if results:
         # A batch is one thing: its labels alone may well be equal by chance.
         # What each rank gets as a part of its own is equal by chance only.
         dealt = call.name in DEALS
-        yield from (told for told in _of_tensors(RESULT, results) if not (dealt and told[0].startswith(DATA)))
+        yield from (pair for pair in _of_tensors(RESULT, results) if not (dealt and pair[0].startswith(DATA)))
 
 
 def _of_tensors(name: str, tensors: Sequence[TensorSummary]) -> Iterator[tuple[str, Hashable]]:
@@ -187,24 +188,24 @@ def common(calls: Iterable[Call], stage: str) -> Facts:
     return context_of(tuple(sorted(shared, key=lambda pair: pair[0])), stage)
 
 
-def asked_of(prop: Property) -> str:
+def data_needed(prop: Property) -> ValueKind:
     """What has to be observed of the calls to judge a property that `compare` tells."""
-    thing = _thing(prop.object)
-    return {VALUE: ARGUMENTS, DATA: CONTENTS}.get(thing, TENSORS)
+    aspect = _aspect_of(prop.object)
+    return ARGUMENTS if aspect == VALUE else CONTENTS if aspect == DATA else TENSORS
 
 
-def told_by(call: Call, name: str) -> Hashable:
+def value_in_call(call: Call, name: str) -> Hashable:
     """What the call tells of one of the things that `compare` names; None where it tells nothing."""
-    return next((value for told, value in _told(call) if told == name), None)
+    return next((value for value_name, value in _values_of(call) if value_name == name), None)
 
 
-def said(prop: Property) -> str:
+def phrase_for(prop: Property) -> str:
     """What the calls share, or each has for itself: `the same dtype of input`."""
-    return f"the same {thing_of(prop)}" if prop.detail == EQUAL else f"each another {thing_of(prop)}"
+    return f"the same {compared_phrase(prop)}" if prop.detail == EQUAL else f"each another {compared_phrase(prop)}"
 
 
-def thing_of(prop: Property) -> str:
+def compared_phrase(prop: Property) -> str:
     """What is compared, in words: `dtype of input`."""
-    thing = prop.object if prop.object != SHAPE + RESULT else "sizes of the result"
-    thing = thing.replace(DATA, "contents of ").replace(f"of {RESULT}", "of the result")
-    return thing.replace(VALUE, "value of ").replace(STORAGE, "memory of ")
+    phrase = prop.object if prop.object != SHAPE + RESULT else "sizes of the result"
+    phrase = phrase.replace(DATA, "contents of ").replace(f"of {RESULT}", "of the result")
+    return phrase.replace(VALUE, "value of ").replace(STORAGE, "memory of ")

@@ -10,7 +10,7 @@ from itertools import chain, pairwise
 from operator import attrgetter, itemgetter
 from typing import ClassVar, Protocol, TypeVar
 
-from traincheck.vocab.demand import READINGS, Demand
+from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Call, Reading, Window
 from traincheck.vocab.facts import FactValue
 from traincheck.vocab.occasion import Occasion, Property, Subject
@@ -26,7 +26,7 @@ TIME = "time"
 """The grain of one variable at two times."""
 
 
-class Part(Protocol):
+class RelationPart(Protocol):
     """One of the things that a relation says. It follows the windows of one process, as a relation does."""
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
@@ -44,7 +44,7 @@ class Part(Protocol):
         """What must be observed to judge a rule of this subject and property."""
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         """Whether the property is one of the part's habits."""
 
     @staticmethod
@@ -55,7 +55,7 @@ class Part(Protocol):
 class Composite:
     """A relation made of `parts`; only those run that the interest asks for."""
 
-    parts: ClassVar[tuple[type[Part], ...]] = ()
+    parts: ClassVar[tuple[type[RelationPart], ...]] = ()
 
     def __init__(self, interest: Set[Subject] | None = None) -> None:
         self._interest = interest
@@ -72,14 +72,14 @@ class Composite:
         self._next_index = window.index + 1
         for part in self._running:
             for occasion in part.occasions(window):
-                if self._wanted(occasion.subject):
+                if self._is_requested(occasion.subject):
                     yield occasion
 
-    def _wanted(self, subject: Subject) -> bool:
+    def _is_requested(self, subject: Subject) -> bool:
         return self._interest is None or subject in self._interest
 
     @classmethod
-    def _part_of(cls, subject: Subject) -> type[Part]:
+    def _part_of(cls, subject: Subject) -> type[RelationPart]:
         for part in cls.parts:
             if part.speaks_of(subject):
                 return part
@@ -91,9 +91,9 @@ class Composite:
         return cls._part_of(subject).needs(subject, prop)
 
     @classmethod
-    def is_habit(cls, prop: Property) -> bool:
-        """See `Relation.is_habit`."""
-        return any(part.is_habit(prop) for part in cls.parts)
+    def is_optional_practice(cls, prop: Property) -> bool:
+        """See `Relation.is_optional_practice`."""
+        return any(part.is_optional_practice(prop) for part in cls.parts)
 
     @staticmethod
     def is_setting(prop: Property) -> bool:
@@ -120,21 +120,21 @@ def calls_of(window: Window, *apis: str) -> Sequence[Call]:
     """The calls in `window`, in order and ended, whose most general name is one of `apis`."""
     if not window.calls:
         return ()
-    found = [alike for alike in map(window.calls_named.get, apis) if alike]
-    if len(found) < 2:
-        return found[0] if found else ()
-    return sorted(chain.from_iterable(found), key=_SEQ)
+    call_lists = [calls for calls in map(window.calls_named.get, apis) if calls]
+    if len(call_lists) < 2:
+        return call_lists[0] if call_lists else ()
+    return sorted(chain.from_iterable(call_lists), key=_SEQ)
 
 
 _SEQ, _FIRST = attrgetter("seq"), itemgetter(0)
 
 
-def in_order(told: Sequence[tuple[list[int], V]]) -> Sequence[tuple[list[int], V]]:
-    """What is told of changes that stand together (`Window.together`), with their places, so that all changes come in
+def in_order(groups: Sequence[tuple[list[int], V]]) -> Sequence[tuple[list[int], V]]:
+    """What is told of changes that stand together (`Window.change_groups`), with their places, so that all changes come in
     their order: groups that lie one behind the other as they are, and otherwise one change at a time."""
-    if all(one[0][-1] < other[0][0] for one, other in pairwise(told)):
-        return told
-    return sorted((([place], what) for places, what in told for place in places), key=_FIRST)
+    if all(first[0][-1] < second[0][0] for first, second in pairwise(groups)):
+        return groups
+    return sorted((([position], content) for positions, content in groups for position in positions), key=_FIRST)
 
 
 def outermost(call: Call, window: Window) -> bool:
@@ -147,11 +147,6 @@ def named(reading: Reading) -> str:
     return f"{reading.kind}.{reading.attribute}"
 
 
-def readings(*things: str) -> frozenset[tuple[str, str]]:
-    """What a demand says to ask for readings of these."""
-    return frozenset((thing, READINGS) for thing in things)
-
-
 def number(value: FactValue) -> float | None:
     """`value` where it is a number (truth values are none)."""
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
@@ -162,7 +157,7 @@ def is_figure(value: FactValue) -> bool:
     return value is not None and not isinstance(value, bool)
 
 
-_SAID = {
+_PHRASES = {
     "hyperparameter.lr": "learning rate",
     "hyperparameter.keys": "set of entries of a parameter group",
     "optimizer.class": "class of the optimizer",
@@ -183,8 +178,8 @@ _SAID = {
 }
 
 
-def said(thing: str) -> str:
+def phrase_for(quantity: str) -> str:
     """What people call `thing`, such as `hyperparameter.weight_decay`; a noun without an article."""
-    kind, _, attribute = thing.partition(".")
+    kind, _, attribute = quantity.partition(".")
     words = f"setting of {attribute}" if kind == "hyperparameter" else f"{attribute} of a {kind.replace('_', ' ')}"
-    return _SAID.get(thing, words)
+    return _PHRASES.get(quantity, words)

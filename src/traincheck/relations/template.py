@@ -43,10 +43,10 @@ class ReturnsDtype:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand(apis=frozenset((subject.api,)))
+        return Demand.of_calls(subject.api)
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         return False
 
     @staticmethod

@@ -12,7 +12,7 @@ MOST = 4096
 megabytes. Where a program brings new ones all the time (another number in each step), no more must pile up."""
 
 
-class Kept(dict[K, V]):
+class BoundedCache(dict[K, V]):
     """A dict for what can be worked out again: before it holds more than `most`, it is emptied."""
 
     def __init__(self, most: int = MOST) -> None:
@@ -27,21 +27,21 @@ class Kept(dict[K, V]):
         return value
 
 
-class KeptOf(Kept[int, V]):
+class ObjectCache(BoundedCache[int, V]):
     """The same of things that take long to hash (code does), by their `id`. They are kept alive with it, so that no
     other one gets the place of one that is gone."""
 
     def __init__(self, most: int = MOST) -> None:
         super().__init__(most)
-        self._things: list[Any] = []
+        self._key_objects: list[Any] = []
 
     def clear(self) -> None:
-        held, self._things = self._things, []
+        held, self._key_objects = self._key_objects, []
         super().clear()
         del held  # no earlier: another thread may ask meanwhile
 
-    def put_of(self, thing: Any, value: V) -> V:
+    def put_for(self, key_object: Any, value: V) -> V:
         """Keep `value` of `thing`, and return it."""
-        self.put(id(thing), value)
-        self._things.append(thing)
+        self.put(id(key_object), value)
+        self._key_objects.append(key_object)
         return value

@@ -8,6 +8,7 @@ judge them (`relations/periodic/zero_gradients.py`, `relations/periodic/unused_g
 from __future__ import annotations
 
 from traincheck.vocab.occasion import Property, Subject
+from traincheck.vocab.properties import ARE_USED, IS_NOT_ZERO, IS_WRITTEN
 
 STRETCH, USE, FIRST_USE = "stretch", "use", "first use"
 """The grains of the rules: some steps in a row, what becomes of gradients in a run, and the first call of a model."""
@@ -19,10 +20,10 @@ UNUSED, IDLE = f"{RUN}.{UNUSED_GRADIENTS}", f"{RUN}.{IDLE_OPTIMIZER}"
 PARAMETER, UNINITIALISED = "parameter", "uninitialised"
 MEMORY = f"{PARAMETER}.{UNINITIALISED}"
 
-NOT_ALL_ZERO = Property("is not zero", GRAD, "in some step")
-NOT_ZERO_FOR_LONG = Property("is not zero", GRAD, "for each parameter")
-USED = Property("are used", GRAD, "by an update")
-WRITTEN = Property("is written", "parameter.data", "before it is used")
+NOT_ALL_ZERO = Property(IS_NOT_ZERO, GRAD, "in some step")
+NOT_ZERO_FOR_LONG = Property(IS_NOT_ZERO, GRAD, "for each parameter")
+USED = Property(ARE_USED, GRAD, "by an update")
+WRITTEN = Property(IS_WRITTEN, "parameter.data", "before it is used")
 
 FIRST = 10
 """Steps from the first on: an initialisation with zeros (adapters, a last layer) is over after one or two; a run that

@@ -43,8 +43,8 @@ def named(word: str) -> str:
 
 def words_of(name: str) -> tuple[str, ...]:
     """The words of a function's name (dotted, `with_underscores` or `camelCase`) that tell what it is about."""
-    found = _WORD.findall(name.rsplit(".", 1)[-1])
-    return tuple(dict.fromkeys(word.lower() for word in found if len(word) >= LEAST_LETTERS))
+    words = _WORD.findall(name.rsplit(".", 1)[-1])
+    return tuple(dict.fromkeys(word.lower() for word in words if len(word) >= LEAST_LETTERS))
 
 
 def kinds_of_function(name: str, arguments: Iterable[str]) -> tuple[str, ...]:

@@ -65,19 +65,19 @@ PURPOSE = "purpose"
 
 def ranks_as_text(ranks: Iterable[int]) -> str:
     """Ranks in few words: those that follow one another as a range."""
-    found: list[list[int]] = []
+    spans: list[list[int]] = []
     for rank in sorted(ranks):
-        if found and rank == found[-1][1] + 1:
-            found[-1][1] = rank
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
         else:
-            found.append([rank, rank])
-    return "+".join(f"{first}-{last}" if last > first else str(first) for first, last in found)
+            spans.append([rank, rank])
+    return "+".join(f"{first}-{last}" if last > first else str(first) for first, last in spans)
 
 
 def group_of(call: Call) -> str:
     """The ranks of the group that made a collective call, empty for all."""
-    told = value_of(call.result, GROUP)
-    return told if isinstance(told, str) else ""
+    group = value_of(call.result, GROUP)
+    return group if isinstance(group, str) else ""
 
 
 def is_member(rank: int, group: str) -> bool:

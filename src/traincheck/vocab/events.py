@@ -140,7 +140,7 @@ DIGEST, OF_VALUES = "digest", "values"
 """Kind and attribute of a reading by which a rank tells others what it holds of some variables, in one number."""
 
 
-class Alike(NamedTuple):
+class SharedValues(NamedTuple):
     """What the window of a rank leaves to that of another one, where ranks are compared by digests.
 
     `rank` is the one in whose window the values are told that both hold alike (its own, where it tells them itself).
@@ -151,14 +151,14 @@ class Alike(NamedTuple):
     sharded: bool = False
 
 
-class Together(NamedTuple):
+class ChangeGroup(NamedTuple):
     """Changes that differ in the variable (and its value) only: what is said of `first` is true of all of them.
 
     `places` are theirs among the changes of the window.
     """
 
     first: Change
-    places: list[int]
+    positions: list[int]
 
 
 @dataclass(frozen=True)
@@ -178,17 +178,17 @@ class Window:
     rank: int = 0
     process: int = 0
     readings: tuple[Reading, ...] = ()
-    alike: Alike | None = None
+    shared: SharedValues | None = None
 
     @property
     def values_of(self) -> int:
         """The rank in whose window the values are told that this one holds."""
-        return self.rank if self.alike is None else self.alike.rank
+        return self.rank if self.shared is None else self.shared.rank
 
     @cached_property
     def off(self) -> dict[str, str]:
         """The sources that observed nothing in this window, and why."""
-        return {each.variable: str(each.value) for each in self.readings if each.kind == SOURCE}
+        return {reading.variable: str(reading.value) for reading in self.readings if reading.kind == SOURCE}
 
     @cached_property
     def by_seq(self) -> dict[int, Call]:
@@ -198,77 +198,77 @@ class Window:
     @cached_property
     def calls_like(self) -> dict[tuple[str, tuple[str, ...]], list[Call]]:
         """The calls of this window that ran to their end, by kind and levels: many are of few different APIs."""
-        found: defaultdict[tuple[str, tuple[str, ...]], list[Call]] = defaultdict(list)
+        calls: defaultdict[tuple[str, tuple[str, ...]], list[Call]] = defaultdict(list)
         for call in self.calls:
             if call.end >= 0:
-                found[call.kind, call.levels].append(call)
-        return dict(found)
+                calls[call.kind, call.levels].append(call)
+        return dict(calls)
 
     @cached_property
     def calls_named(self) -> dict[str, list[Call]]:
         """The same in order, by their most general name."""
-        found: dict[str, list[Call]] = {}
-        for (_, levels), alike in self.calls_like.items():
-            others = found.get(levels[-1])
-            found[levels[-1]] = alike if others is None else sorted(others + alike, key=_SEQ)
-        return found
+        calls: dict[str, list[Call]] = {}
+        for (_, levels), same_calls in self.calls_like.items():
+            others = calls.get(levels[-1])
+            calls[levels[-1]] = same_calls if others is None else sorted(others + same_calls, key=_SEQ)
+        return calls
 
     @cached_property
-    def together(self) -> list[Together]:
+    def change_groups(self) -> list[ChangeGroup]:
         """The changes of this window, around the same call and in the order of the first of each.
 
         (Contexts that are equal are mostly one object, and to hash them would take longer than all the rest.)
         """
         changes = self.changes
-        found: defaultdict[object, list[int]] = defaultdict(list)
-        places: list[int] = []
+        groups: defaultdict[object, list[int]] = defaultdict(list)
+        positions: list[int] = []
         last: Change | None = None
         last_like: object = None
-        for place, change in enumerate(changes):
+        for position, change in enumerate(changes):
             like, context = change[_LIKE], change[_CONTEXT]
             # Mostly they come in rows.
             if last is None or context is not last[_CONTEXT] or change[_CALL] != last[_CALL] or like != last_like:
-                places = found[change[_CALL], like, id(context)]
+                positions = groups[change[_CALL], like, id(context)]
                 last, last_like = change, like
-            places.append(place)
-        return [Together(changes[places[0]], places) for places in found.values()]
+            positions.append(position)
+        return [ChangeGroup(changes[positions[0]], positions) for positions in groups.values()]
 
-    def variables_at(self, places: Iterable[int]) -> tuple[str, ...]:
+    def variables_at(self, positions: Iterable[int]) -> tuple[str, ...]:
         """The variables of the changes at these places."""
         changes = self.changes
-        return tuple([changes[place].variable for place in places])
+        return tuple([changes[position].variable for position in positions])
 
     @cached_property
     def changes_of(self) -> dict[int, list[Change]]:
         """The changes of this window by the call they were seen around."""
-        found: dict[int, list[Change]] = {}
+        changes: dict[int, list[Change]] = {}
         for change in self.changes:
-            found.setdefault(change.call, []).append(change)
-        return found
+            changes.setdefault(change.call, []).append(change)
+        return changes
 
     @cached_property
     def readings_of(self) -> dict[int, list[Reading]]:
         """The readings of this window by the call they were taken in."""
-        found: dict[int, list[Reading]] = {}
+        readings: dict[int, list[Reading]] = {}
         for reading in self.readings:
-            found.setdefault(reading.call, []).append(reading)
-        return found
+            readings.setdefault(reading.call, []).append(reading)
+        return readings
 
     @cached_property
     def hidden(self) -> dict[int, list[Call]]:
         """The calls with an inside that was not seen, and the compiled regions in each, at any depth."""
-        found: dict[int, list[Call]] = {}
+        regions: dict[int, list[Call]] = {}
         for call in self.calls:
             if call.kind == REGION and call.name == COMPILED:
                 for around in (call, *self.ancestors(call)):
-                    found.setdefault(around.seq, []).append(call)
-        return found
+                    regions.setdefault(around.seq, []).append(call)
+        return regions
 
     def ancestors(self, call: Call) -> list[Call]:
         """The observed calls around `call` in this window, innermost first."""
-        found = []
+        calls = []
         parent = self.by_seq.get(call.parent)
         while parent is not None:
-            found.append(parent)
+            calls.append(parent)
             parent = self.by_seq.get(parent.parent)
-        return found
+        return calls

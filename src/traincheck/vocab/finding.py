@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from traincheck.vocab.invariant import ERROR, Invariant
-from traincheck.vocab.ranks import NOT_APART, Apart
+from traincheck.vocab.ranks import NONE_DIFFER, DifferingRanks
 
 REPORT_VERSION = 1
 """Version of the JSON report. 1: verdict, findings, counts, not_observed, run, cost (2026); since then added to it,
-which needs no new version: ranks, partings, the ranks of a finding, and cost as it is now."""
+which needs no new version: ranks, partings, the ranks of a finding, its diagnosis, and cost as it is now."""
+
+UNEXPLAINED = "differs-from-good-runs"
+"""The diagnosis of a rule that no other diagnosis explains."""
 
 PASSED, VIOLATED, NOT_TRIGGERED, NOT_OBSERVED = "passed", "violated", "never triggered", "could not be observed"
 
@@ -55,7 +58,7 @@ class Violation:
     occasions: int = 1
     evidence: tuple[str, ...] = ()
     note: str = ""
-    apart: Apart = NOT_APART
+    differing: DifferingRanks = NONE_DIFFER
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +84,18 @@ class Finding:
     times: int
     ranks: tuple[int, ...] = ()
     compared: int = 0
+    diagnosis: str = ""
+    """The slug of the diagnosis; empty in reports of older versions."""
 
     @property
-    def apart(self) -> Apart:
+    def identity(self) -> str:
+        """The same for one kind of trouble in all runs: the diagnosis, or the title if no diagnosis explains it."""
+        return self.title if self.diagnosis in ("", UNEXPLAINED) else self.diagnosis
+
+    @property
+    def differing(self) -> DifferingRanks:
         """The ranks that differ, where several were compared."""
-        return Apart(self.ranks, self.compared) if self.compared else NOT_APART
+        return DifferingRanks(self.ranks, self.compared) if self.compared else NONE_DIFFER
 
 
 ENDED, KILLED, GOING, STOPPED, MISSING = "ended", "killed", "not ended", "stopped recording", "left no recording"
@@ -115,7 +125,7 @@ class RankState:
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class Divergence:
     """The first step in which the ranks of a job were not as they should be, `what` was so (see `RankState`), and which
     of them differ, as `Apart` has it."""
 
@@ -126,9 +136,9 @@ class Parting:
     compared: int
 
     @property
-    def apart(self) -> Apart:
+    def differing(self) -> DifferingRanks:
         """The ranks that differ."""
-        return Apart(self.ranks, self.compared)
+        return DifferingRanks(self.ranks, self.compared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +190,7 @@ class Report:
     run: dict[str, object] = field(default_factory=dict)
     version: int = REPORT_VERSION
     ranks: tuple[RankState, ...] = ()
-    partings: tuple[Parting, ...] = ()
+    partings: tuple[Divergence, ...] = ()
     cost: Cost | None = None
 
     @property

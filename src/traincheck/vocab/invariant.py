@@ -108,8 +108,8 @@ def _possible(clauses: list[Clause]) -> bool:
         if not clause.contains and not clause.negated:
             return all(other.true_of(clause.value) for other in clauses)
     # Left are values that it must not have, which any new one is not, and names that must or must not be in it.
-    wanted = {clause.value for clause in clauses if clause.contains and not clause.negated}
-    return not any(clause.contains and clause.negated and clause.value in wanted for clause in clauses)
+    required = {clause.value for clause in clauses if clause.contains and not clause.negated}
+    return not any(clause.contains and clause.negated and clause.value in required for clause in clauses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,20 +173,20 @@ class Invariant:
 
     def __post_init__(self) -> None:
         if not self.id:
-            told = identity(self.relation, self.subject, self.property, self.precondition, self.program)
-            object.__setattr__(self, "id", told)
+            new_id = identity(self.relation, self.subject, self.property, self.precondition, self.program)
+            object.__setattr__(self, "id", new_id)
 
 
 def identity(relation: str, subject: Subject, prop: Property, precondition: Precondition, program: str = "") -> str:
     """The stable id: ten hex digits over what the rule says, not over what it rests on."""
-    clauses = [_told(clause) for clause in precondition.clauses]
+    clauses = [_clause_text(clause) for clause in precondition.clauses]
     for other in precondition.otherwise:
-        clauses += ["or", *map(_told, other)]
-    told = "\x1f".join((relation, *subject, *prop, *clauses, *([program] if program else [])))
-    return hashlib.sha256(told.encode()).hexdigest()[:10]
+        clauses += ["or", *map(_clause_text, other)]
+    text = "\x1f".join((relation, *subject, *prop, *clauses, *([program] if program else [])))
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
-def _told(clause: Clause) -> str:
+def _clause_text(clause: Clause) -> str:
     """A clause as it enters an id."""
     return f"{clause.fact} {clause.value!r} {clause.negated}{' contains' if clause.contains else ''}"
 

@@ -6,7 +6,7 @@ from collections.abc import Set
 from typing import NamedTuple
 
 from traincheck.vocab.facts import Facts
-from traincheck.vocab.ranks import NOT_APART, Apart
+from traincheck.vocab.ranks import NONE_DIFFER, DifferingRanks
 
 RANKS = "ranks"
 """The grain of what is said of several ranks together: there, and nowhere else, windows of all of them are needed."""
@@ -52,4 +52,4 @@ class Occasion(NamedTuple):
     variables: tuple[str, ...] = ()
     site: str = ""
     note: str = ""
-    apart: Apart = NOT_APART
+    differing: DifferingRanks = NONE_DIFFER

@@ -9,9 +9,6 @@ FOUND, ALL = "found", "all"
 """What of a checked run is recorded: the steps around what was found, the first and the last ones and a few others; or
 each step that is watched."""
 
-LOCAL, RAY = "local", "ray"
-"""Who reads what is learned from: processes of this machine, or a Ray cluster."""
-
 SHIPPED_PACKS, NO_PACKS = "shipped", "none"
 """In place of a folder: the packs that come with TrainCheck, or none."""
 

@@ -77,15 +77,17 @@ def main_of_name(script: str) -> str:
 
 def sketch(features: Iterable[str]) -> str:
     """The smallest hashes of the features in hex digits, sorted and joined."""
-    hashes = {hashlib.sha256(one.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS] for one in features}
+    hashes = {hashlib.sha256(feature.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS] for feature in features}
     return "".join(sorted(hashes)[:SKETCH_SIZE])
 
 
 def jaccard(a: str, b: str) -> float:
     """The share of the features of either sketch that both have; 1 for two empty ones."""
-    one, other = _hashes(a), _hashes(b)
-    union = sorted(one | other)[:SKETCH_SIZE]
-    return sum(each in one and each in other for each in union) / len(union) if union else 1.0
+    first, second = _hashes(a), _hashes(b)
+    union = sorted(first | second)[:SKETCH_SIZE]
+    return (
+        sum(feature_hash in first and feature_hash in second for feature_hash in union) / len(union) if union else 1.0
+    )
 
 
 def _hashes(text: str) -> frozenset[str]:

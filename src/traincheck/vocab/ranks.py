@@ -9,47 +9,49 @@ MOST_NAMED = 8
 """Ranks, or ranges of them, that are named one by one: a job may have thousands."""
 
 
-class Apart(NamedTuple):
+class DifferingRanks(NamedTuple):
     """Ranks that went apart: those that differ from most of the `compared` ones; all of these where most differ."""
 
     ranks: tuple[int, ...] = ()
     compared: int = 0
 
     @property
-    def deviate(self) -> bool:
+    def is_minority(self) -> bool:
         """Whether most of the ranks agree, so that these are the ones to look at. Of two, neither is."""
         return 0 < 2 * len(self.ranks) < self.compared
 
 
-NOT_APART = Apart()
+NONE_DIFFER = DifferingRanks()
 
 
-def apart(values: Sequence[tuple[int, Hashable]]) -> Apart:
+def ranks_that_differ(values: Sequence[tuple[int, Hashable]]) -> DifferingRanks:
     """Which ranks have another value than most; `values` are by rank."""
     largest, others = _sides(values)
-    return Apart(tuple(others if 2 * len(largest) > len(values) else [rank for rank, _ in values]), len(values))
+    return DifferingRanks(
+        tuple(others if 2 * len(largest) > len(values) else [rank for rank, _ in values]), len(values)
+    )
 
 
-def alike(values: Sequence[tuple[int, Hashable]]) -> Apart:
+def ranks_that_share(values: Sequence[tuple[int, Hashable]]) -> DifferingRanks:
     """Which ranks share a value with another one, where each was to have its own."""
     shared = {rank for ranks in _groups(values) if len(ranks) > 1 for rank in ranks}
-    return Apart(tuple(rank for rank, _ in values if rank in shared), len(values))
+    return DifferingRanks(tuple(rank for rank, _ in values if rank in shared), len(values))
 
 
-def who_differs(values: Sequence[tuple[int, Hashable]]) -> str:
+def differing_ranks_text(values: Sequence[tuple[int, Hashable]]) -> str:
     """What `apart` tells, in words: where no value has most, which ranks go together."""
     largest, others = _sides(values)
-    if apart(values).deviate:
+    if ranks_that_differ(values).is_minority:
         verb = "differs" if len(others) == 1 else "differ"
         return f"{named_ranks(others)} {verb} from {named_ranks(largest)}"
     return f"{' and '.join(named_ranks(ranks) for ranks in _groups(values)[:MOST_NAMED])} differ"
 
 
 def _groups(values: Sequence[tuple[int, Hashable]]) -> list[list[int]]:
-    found: dict[Hashable, list[int]] = {}
+    ranks_by_value: dict[Hashable, list[int]] = {}
     for rank, value in values:
-        found.setdefault(value, []).append(rank)
-    return list(found.values())
+        ranks_by_value.setdefault(value, []).append(rank)
+    return list(ranks_by_value.values())
 
 
 def _sides(values: Sequence[tuple[int, Hashable]]) -> tuple[list[int], list[int]]:
@@ -61,14 +63,14 @@ def _sides(values: Sequence[tuple[int, Hashable]]) -> tuple[list[int], list[int]
 
 def named_ranks(ranks: Iterable[int]) -> str:
     """`rank 1`, `ranks 0, 2`; of many `ranks 0-1022`, or `ranks 0, 2, 4, 6, 8, 10, 12, 14 and 504 more`."""
-    found = sorted(ranks)
-    return f"rank{'s' * (len(found) > 1)} {numbers_of(found)}"
+    in_order = sorted(ranks)
+    return f"rank{'s' * (len(in_order) > 1)} {rank_numbers(in_order)}"
 
 
-def numbers_of(ranks: Iterable[int]) -> str:
+def rank_numbers(ranks: Iterable[int]) -> str:
     """What `named_ranks` says, without the noun."""
-    found = sorted(ranks)
-    spans = [(rank, rank) for rank in found] if len(found) <= MOST_NAMED else _spans(found)
+    in_order = sorted(ranks)
+    spans = [(rank, rank) for rank in in_order] if len(in_order) <= MOST_NAMED else _spans(in_order)
     named = [str(first) if first == last else f"{first}-{last}" for first, last in spans[:MOST_NAMED]]
     beyond = sum(last - first + 1 for first, last in spans[MOST_NAMED:])
     return ", ".join(named) + (f" and {beyond} more" if beyond else "")
@@ -76,10 +78,10 @@ def numbers_of(ranks: Iterable[int]) -> str:
 
 def _spans(ranks: Iterable[int]) -> list[tuple[int, int]]:
     """The first and the last of those that follow one another."""
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for rank in ranks:
-        if found and rank == found[-1][1] + 1:
-            found[-1] = (found[-1][0], rank)
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1] = (spans[-1][0], rank)
         else:
-            found.append((rank, rank))
-    return found
+            spans.append((rank, rank))
+    return spans

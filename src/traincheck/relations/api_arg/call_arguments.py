@@ -9,14 +9,14 @@ from traincheck.relations.base import varies
 from traincheck.relations.comparison import is_result
 from traincheck.relations.parts import BACKWARD
 from traincheck.vocab import demand
-from traincheck.vocab.bounded_cache import Kept
-from traincheck.vocab.demand import ARGUMENTS, SCALE, TENSORS
+from traincheck.vocab.bounded_cache import BoundedCache
+from traincheck.vocab.demand import ARGUMENTS, SCALE, TENSORS, ValueKind
 from traincheck.vocab.events import FUNCTION, Call, TensorSummary
 from traincheck.vocab.facts import Facts, value_of
 from traincheck.vocab.occasion import Property
+from traincheck.vocab.properties import ARGUMENT_IS_SCALED, ARGUMENT_SIZE, ARGUMENT_VALUES
 
-VALUES_OF, SIZE = "argument values", "argument size"
-SCALED = Property("argument is scaled", "loss")
+SCALED = Property(ARGUMENT_IS_SCALED, "loss")
 
 ROWS, NO_ROWS, NOT_ZERO = "rows sum to one", "rows do not sum to one", "not all is zero"
 SEVERAL = "more than one element along dim"
@@ -32,38 +32,38 @@ class Judged(NamedTuple):
     failed: frozenset[Property]
 
 
-_MOST_KEPT = 10_000
+_MAX_CACHED = 10_000
 """Judgements kept: of a kilobyte each."""
 
-_kept: Kept[tuple[object, ...], tuple[Judged, ...]] = Kept(_MOST_KEPT)
+_cache: BoundedCache[tuple[object, ...], tuple[Judged, ...]] = BoundedCache(_MAX_CACHED)
 
-_Fates = Iterator[tuple[Property, bool]]
+_PropertyResults = Iterator[tuple[Property, bool]]
 
 
 def judge_arguments(call: Call, api: str) -> tuple[Judged, ...]:
     """What can be said of the arguments of `call`, known as `api`; it is worked out once for equal ones."""
-    if not _may_mean(call, api):
+    if not _is_judged(call, api):
         return ()
     if varies(call):
         return tuple(_judge(call, api))
     kinds = tuple(type(value) for _, value in call.args)  # 0, 0.0 and False are equal, and here they are not
     key = (api, call.kind, call.levels, call.context, call.args, kinds, call.tensors, call.result)
-    found = _kept.get(key)
-    if found is None:
-        found = _kept.put(key, tuple(_judge(call, api)))
-    return found
+    cached = _cache.get(key)
+    if cached is None:
+        cached = _cache.put(key, tuple(_judge(call, api)))
+    return cached
 
 
-def asked_of_arguments(prop: Property) -> set[str]:
+def argument_data_needed(prop: Property) -> set[ValueKind]:
     """What has to be observed of the calls to judge a property that `judge_arguments` tells."""
     if prop == SCALED:
         return {SCALE}
-    if prop.verb == SIZE:
+    if prop.verb == ARGUMENT_SIZE:
         return {ARGUMENTS, TENSORS}
     return {TENSORS, demand.NUMBERS if prop.detail == NOT_ZERO else demand.ROWS}
 
 
-def _may_mean(call: Call, api: str) -> bool:
+def _is_judged(call: Call, api: str) -> bool:
     """False where `_meant` has nothing to say, by a look that costs less than to find out what was said before."""
     if api == BACKWARD or (len(call.tensors) == 2 and call.kind == FUNCTION):
         return True
@@ -71,13 +71,13 @@ def _may_mean(call: Call, api: str) -> bool:
 
 
 def _judge(call: Call, api: str) -> Iterator[Judged]:
-    told = list(_meant(call, api))
-    if told:
-        held = frozenset(prop for prop, so in told if so)
-        yield Judged(call.context, held, frozenset(prop for prop, so in told if not so))
+    judged = list(_property_results(call, api))
+    if judged:
+        held = frozenset(prop for prop, holds in judged if holds)
+        yield Judged(call.context, held, frozenset(prop for prop, holds in judged if not holds))
 
 
-def _meant(call: Call, api: str) -> _Fates:
+def _property_results(call: Call, api: str) -> _PropertyResults:
     """What arguments are for. Values are told under the call's own name only: they have to be read in every call."""
     scaled = value_of(call.result, "scaled") if api == BACKWARD else None
     if isinstance(scaled, bool):
@@ -89,9 +89,9 @@ def _meant(call: Call, api: str) -> _Fates:
             if flows(tensor) and tensor.shape:
                 yield from _values(tensor)
     if call.kind == FUNCTION and len(arguments) == len(results) == 1:
-        several = _several(call, arguments[0], results[0])
-        if several is not None:
-            yield Property(SIZE, arguments[0].role, SEVERAL), several
+        holds = _several(call, arguments[0], results[0])
+        if holds is not None:
+            yield Property(ARGUMENT_SIZE, arguments[0].role, SEVERAL), holds
 
 
 def flows(tensor: TensorSummary) -> bool:
@@ -104,15 +104,15 @@ def _is_loss(arguments: list[TensorSummary], results: list[TensorSummary]) -> bo
     return len(arguments) > 1 and len(results) == 1 and results[0].shape == () and flows(results[0])
 
 
-def _values(tensor: TensorSummary) -> _Fates:
-    told = dict(tensor.facts)
-    rows = told.get("rows_sum_to_one")
+def _values(tensor: TensorSummary) -> _PropertyResults:
+    tensor_facts = dict(tensor.facts)
+    rows = tensor_facts.get("rows_sum_to_one")
     if isinstance(rows, bool) and len(tensor.shape) > 1:
-        yield Property(VALUES_OF, tensor.role, ROWS), rows
-        yield Property(VALUES_OF, tensor.role, NO_ROWS), not rows
+        yield Property(ARGUMENT_VALUES, tensor.role, ROWS), rows
+        yield Property(ARGUMENT_VALUES, tensor.role, NO_ROWS), not rows
     # That it is finite is not asked: what is to be left out of a softmax is minus infinity on purpose.
-    if "zero" in told:
-        yield Property(VALUES_OF, tensor.role, NOT_ZERO), told["zero"] is False
+    if "zero" in tensor_facts:
+        yield Property(ARGUMENT_VALUES, tensor.role, NOT_ZERO), tensor_facts["zero"] is False
 
 
 def _several(call: Call, argument: TensorSummary, result: TensorSummary) -> bool | None:

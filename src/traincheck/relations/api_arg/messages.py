@@ -16,21 +16,21 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from traincheck.relations.base import context_of, ended, fate
+from traincheck.relations.base import context_of, ended, outcome_of
 from traincheck.vocab.collectives import COLLECTIVE, NUMBER, PEER, RECEIVES, SENDS, STARTED, STARTERS, WAIT
-from traincheck.vocab.demand import ARGUMENTS, CONTENTS, TENSORS, Demand
+from traincheck.vocab.demand import ARGUMENTS, CONTENTS, TENSORS, Demand, ValueKind
 from traincheck.vocab.events import NO_CALL, Call, TensorSummary, Window
 from traincheck.vocab.facts import facts, value_of
 from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
-from traincheck.vocab.ranks import NOT_APART, Apart, named_ranks
+from traincheck.vocab.properties import MESSAGES
+from traincheck.vocab.ranks import NONE_DIFFER, DifferingRanks, named_ranks
 
-MESSAGES = "messages"
 DTYPE = Property(MESSAGES, "of the type expected")
 ROOM = Property(MESSAGES, "no larger than their room")
 INTACT = Property(MESSAGES, "received as sent")
 EVEN = Property(MESSAGES, "as large as what comes back")
 
-_SAID = {
+_SENTENCES = {
     DTYPE: "what one rank sends has the dtype that the other receives",
     ROOM: "what one rank sends fits into what the other receives it in",
     INTACT: "what one rank receives is what the other sent",
@@ -65,24 +65,30 @@ class Messages:
 
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
         """The occasions: one of each property, with the first call of the first rank that spoke against it, if any."""
-        judged: list[_Judged] = []
+        results: list[_Judged] = []
         sent: dict[_Route, list[_Message]] = {}
-        for route, number, sends, message in _ends(windows):
+        for route, number, sends, message in _message_ends(windows):
             if sends:
                 sent.setdefault(route, []).append(message)
-            other = self._pending.pop((route, number, not sends), None)
-            if other is None:
+            other_end = self._pending.pop((route, number, not sends), None)
+            if other_end is None:
                 self._keep((route, number, sends), message)
             else:
-                pair = (message, other) if sends else (other, message)
-                judged += ((prop, so, pair) for prop, so in _of_pair(*pair))
-        for (source, target, tag), there in sent.items():
-            back = sent.get((target, source, tag), ()) if source < target else ()
-            if len(there) == len(back):  # otherwise what goes there is not the same things as what comes back
-                turns = [turn for turn in zip(there, back, strict=True) if turn[0].tensor.dtype == turn[1].tensor.dtype]
-                judged += ((EVEN, turn[0].tensor.shape == turn[1].tensor.shape, turn) for turn in turns)
-        for prop in dict.fromkeys(prop for prop, _, _ in judged):
-            yield _occasion(prop, [(so, ends) for one, so, ends in judged if one == prop], windows[0])
+                pair = (message, other_end) if sends else (other_end, message)
+                results += ((prop, holds, pair) for prop, holds in _judge_pair(*pair))
+        for (source, target, tag), outgoing in sent.items():
+            incoming = sent.get((target, source, tag), ()) if source < target else ()
+            if len(outgoing) == len(incoming):  # otherwise what goes there is not the same things as what comes back
+                pairs = [
+                    turn
+                    for turn in zip(outgoing, incoming, strict=True)
+                    if turn[0].tensor.dtype == turn[1].tensor.dtype
+                ]
+                results += ((EVEN, turn[0].tensor.shape == turn[1].tensor.shape, turn) for turn in pairs)
+        for prop in dict.fromkeys(prop for prop, _, _ in results):
+            yield _occasion(
+                prop, [(holds, ends) for judged_prop, holds, ends in results if judged_prop == prop], windows[0]
+            )
 
     def _keep(self, key: tuple[_Route, int, bool], message: _Message) -> None:
         if len(self._pending) >= MOST_PENDING:
@@ -93,66 +99,66 @@ class Messages:
     def needs(prop: Property) -> Demand:
         """See `Relation.needs`."""
         apis = SENDS | RECEIVES | ({WAIT} if prop == INTACT else set())
-        asked = (ARGUMENTS, TENSORS, CONTENTS) if prop == INTACT else (ARGUMENTS, TENSORS)
-        return Demand(frozenset(apis), frozenset((api, what) for api in apis for what in asked))
+        data_kinds: tuple[ValueKind, ...] = (ARGUMENTS, TENSORS, CONTENTS) if prop == INTACT else (ARGUMENTS, TENSORS)
+        return Demand.of_calls(*apis, values=data_kinds)
 
     @staticmethod
     def describe(prop: Property) -> str:
         """See `Relation.describe`."""
-        return _SAID[prop]
+        return _SENTENCES[prop]
 
 
-def _occasion(prop: Property, found: Sequence[tuple[bool, Sequence[_Message]]], window: Window) -> Occasion:
-    against = [ends for so, ends in found if not so]
-    calls = [end.call for ends in against or (ends for _, ends in found) for end in ends]
+def _occasion(prop: Property, results: Sequence[tuple[bool, Sequence[_Message]]], window: Window) -> Occasion:
+    broken = [ends for holds, ends in results if not holds]
+    calls = [end.call for ends in broken or (ends for _, ends in results) for end in ends]
     seq = next((call.seq for call in calls if window.by_seq.get(call.seq) is call), NO_CALL)
-    ends = sorted({end.rank for end in against[0]}) if against else []
+    ends = sorted({end.rank for end in broken[0]}) if broken else []
     return Occasion(
         Subject(COLLECTIVE, RANKS),
         context_of(facts(), window.stage),
-        *fate(prop, not against),
+        *outcome_of(prop, not broken),
         seq,
-        note=f"not so between {named_ranks(ends)}" if against else "",
-        apart=Apart(tuple(ends), len(ends)) if against else NOT_APART,
+        note=f"not so between {named_ranks(ends)}" if broken else "",
+        differing=DifferingRanks(tuple(ends), len(ends)) if broken else NONE_DIFFER,
     )
 
 
-def _ends(windows: Sequence[Window]) -> Iterator[tuple[_Route, int, bool, _Message]]:
+def _message_ends(windows: Sequence[Window]) -> Iterator[tuple[_Route, int, bool, _Message]]:
     """What the ranks send and receive, in the order of their calls: route, number, whether it is sent, the message."""
     for window in windows:
-        got = _got(window)
+        received = _received_fingerprints(window)
         for call in window.calls:
             sends = call.name in SENDS
             if not (sends or call.name in RECEIVES) or not ended(call) or not call.tensors:
                 continue
-            told = dict(call.result)
-            peer, number, tag = told.get(PEER), told.get(NUMBER), value_of(call.args, "tag")
+            result = dict(call.result)
+            peer, number, tag = result.get(PEER), result.get(NUMBER), value_of(call.args, "tag")
             if not isinstance(peer, int) or not isinstance(number, int):
                 continue
             ranks = (window.rank, peer) if sends else (peer, window.rank)
-            value = call.tensors[0].fingerprint if sends else got.get(call.seq, _at_once(call))
+            value = call.tensors[0].fingerprint if sends else received.get(call.seq, _received_directly(call))
             message = _Message(window.rank, call, call.tensors[0], value)
             yield (*ranks, tag if isinstance(tag, int) else 0), number, sends, message
 
 
-def _at_once(call: Call) -> int | None:
+def _received_directly(call: Call) -> int | None:
     """What was received, where the call itself waited for it."""
     return None if call.name in STARTERS else call.tensors[-1].fingerprint
 
 
-def _got(window: Window) -> dict[int, int | None]:
+def _received_fingerprints(window: Window) -> dict[int, int | None]:
     """What was received, by the call that started it."""
-    found: dict[int, int | None] = {}
+    fingerprints: dict[int, int | None] = {}
     for call in window.calls:
         started = value_of(call.result, STARTED)
         if call.name == WAIT and isinstance(started, int) and call.tensors:
-            found[started] = call.tensors[0].fingerprint
-    return found
+            fingerprints[started] = call.tensors[0].fingerprint
+    return fingerprints
 
 
-def _of_pair(sent: _Message, received: _Message) -> Iterator[tuple[Property, bool]]:
+def _judge_pair(sent: _Message, received: _Message) -> Iterator[tuple[Property, bool]]:
     yield DTYPE, sent.tensor.dtype == received.tensor.dtype
     yield ROOM, math.prod(sent.tensor.shape) <= math.prod(received.tensor.shape)
-    alike = sent.tensor.shape == received.tensor.shape and sent.tensor.dtype == received.tensor.dtype
-    if alike and sent.fingerprint is not None and received.fingerprint is not None:
+    comparable = sent.tensor.shape == received.tensor.shape and sent.tensor.dtype == received.tensor.dtype
+    if comparable and sent.fingerprint is not None and received.fingerprint is not None:
         yield INTACT, sent.fingerprint == received.fingerprint

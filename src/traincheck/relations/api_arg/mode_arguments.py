@@ -18,13 +18,13 @@ from traincheck.vocab.demand import ARGUMENTS, Demand
 from traincheck.vocab.events import MODULE, Call, Window
 from traincheck.vocab.facts import FactValue, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import ARGUMENT_AGREES
 
-AGREES = "argument agrees"
 OFF = "zero in evaluation"
 TRAINING = "training"
 
 
-class Switches:
+class ModeArguments:
     """Follows the windows of one process, and keeps which figures were not zero in training, by call and module."""
 
     grain = "switch"
@@ -45,9 +45,9 @@ class Switches:
             failed: set[Property] = set()
             for name, value in call.args:
                 if isinstance(value, bool):
-                    (held if value is mode else failed).add(Property(AGREES, name))
+                    (held if value is mode else failed).add(Property(ARGUMENT_AGREES, name))
                 elif type(value) in (int, float) and self._is_switched_on(call, name, value, mode=mode, window=window):
-                    (failed if value else held).add(Property(AGREES, name, OFF))
+                    (failed if value else held).add(Property(ARGUMENT_AGREES, name, OFF))
             if held or failed:
                 subject = Subject(call.name, self.grain)
                 yield Occasion(subject, (), frozenset(held), frozenset(failed), call.seq)
@@ -58,8 +58,8 @@ class Switches:
             return False  # a count or a dimension
         if mode and not value:
             return False
-        around = next((one.receiver for one in window.ancestors(call) if one.kind == MODULE), "")
-        key = (call.name, name, around)
+        module = next((ancestor.receiver for ancestor in window.ancestors(call) if ancestor.kind == MODULE), "")
+        key = (call.name, name, module)
         if mode:
             self._on.add(key)
         return not mode and key in self._on
@@ -67,8 +67,8 @@ class Switches:
     @classmethod
     def needs(cls, subject: Subject, prop: Property) -> Demand:
         """The arguments; and, for figures, which module makes the call."""
-        apis = {subject.api, FORWARD} if prop.detail == OFF else {subject.api}
-        return Demand(frozenset(apis), frozenset(((subject.api, ARGUMENTS),)))
+        demand = Demand.of_calls(subject.api, values=(ARGUMENTS,))
+        return demand | Demand.of_calls(FORWARD) if prop.detail == OFF else demand
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

@@ -22,22 +22,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 
-from traincheck.relations.api_arg.messages import MESSAGES, Messages
+from traincheck.relations.api_arg.messages import Messages
 from traincheck.relations.base import ended, short
 from traincheck.relations.comparison import (
     AT_ONCE,
-    COMPARED,
-    DISTINCT,
-    EQUAL,
     OF_COLLECTIVES,
     OF_OTHERS,
     VALUE,
     Ways,
     common,
     compare,
+    compared_phrase,
     sampled,
-    thing_of,
-    told_by,
+    value_in_call,
 )
 from traincheck.vocab.call_kinds import named, words_of
 from traincheck.vocab.collectives import COLLECTIVE, COLLECTIVES, PURPOSE, RECEIVES, SENDS, WAIT, group_of, is_member
@@ -45,15 +42,22 @@ from traincheck.vocab.demand import ARGUMENTS, TENSORS, Demand
 from traincheck.vocab.events import LIFECYCLE, NO_CALL, PROJECT, RESULT, Call, Window
 from traincheck.vocab.facts import merged, value_of
 from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
-from traincheck.vocab.ranks import MOST_NAMED, Apart, alike, apart, named_ranks, who_differs
+from traincheck.vocab.properties import CALLS_ON_RANKS, COMPARES_CALLS, DISTINCT, EQUAL, MESSAGES
+from traincheck.vocab.ranks import (
+    MOST_NAMED,
+    DifferingRanks,
+    differing_ranks_text,
+    named_ranks,
+    ranks_that_differ,
+    ranks_that_share,
+)
 
-CALLS = "calls on ranks"
-AS_OFTEN = Property(CALLS, "as often")
-IN_ORDER = Property(CALLS, "in the same order")
-SENT = Property(CALLS, "sizes sent are those expected")
-SAME_PURPOSE = Property(CALLS, "for the same purpose")
-SAME_NUMBER = Property(COMPARED, f"{VALUE}{RESULT}", EQUAL)
-VERBS = frozenset((CALLS, MESSAGES))
+AS_OFTEN = Property(CALLS_ON_RANKS, "as often")
+IN_ORDER = Property(CALLS_ON_RANKS, "in the same order")
+SENT = Property(CALLS_ON_RANKS, "sizes sent are those expected")
+SAME_PURPOSE = Property(CALLS_ON_RANKS, "for the same purpose")
+SAME_NUMBER = Property(COMPARES_CALLS, f"{VALUE}{RESULT}", EQUAL)
+VERBS = frozenset((CALLS_ON_RANKS, MESSAGES))
 NONE: frozenset[Property] = frozenset()
 
 _SENT, _EXPECTED = "input_tensor_list", "output_tensor_list"
@@ -67,7 +71,7 @@ _Ranks = Sequence[int]
 _BETWEEN_TWO = SENDS | RECEIVES | {f"{COLLECTIVE}.batch_isend_irecv", WAIT}
 
 
-class Ranks:
+class RankCalls:
     """Compares the windows of several ranks at the same step; it keeps nothing from step to step."""
 
     def __init__(self) -> None:
@@ -76,24 +80,25 @@ class Ranks:
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
         """The occasions; `seq` is of the first window."""
         ranks = [window.rank for window in windows]
-        yield from _of_collectives(windows)
+        yield from _compare_collectives(windows)
         yield from self._messages.across(windows)
-        for level, calls in _side_by_side(windows, PROJECT).items():
-            yield _often(level, calls, ranks, windows[0])
-            yield from _compared(level, calls, AT_ONCE, ranks, windows[0])
+        for level, calls in _calls_by_level(windows, PROJECT).items():
+            yield _call_counts(level, calls, ranks, windows[0])
+            yield from _compare_arguments(level, calls, AT_ONCE, ranks, windows[0])
             for api in (level, *map(named, words_of(level))):  # see Note [Words in names]
-                yield from _returned(api, calls, ranks, windows[0])
-        for level, calls in _side_by_side(windows, LIFECYCLE).items():
-            yield from _compared(level, calls, OF_OTHERS, ranks, windows[0])
+                yield from _compare_results(api, calls, ranks, windows[0])
+        for level, calls in _calls_by_level(windows, LIFECYCLE).items():
+            yield from _compare_arguments(level, calls, OF_OTHERS, ranks, windows[0])
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         if prop.verb == MESSAGES:
             return Messages.needs(prop)
         if prop in (IN_ORDER, SAME_PURPOSE):
-            return Demand(COLLECTIVES)
-        asked = {SENT: (TENSORS,), AS_OFTEN: ()}.get(prop, (ARGUMENTS,))
-        return Demand(frozenset((subject.api,)), frozenset((subject.api, what) for what in asked))
+            return Demand.of_calls(*COLLECTIVES)
+        if prop == AS_OFTEN:
+            return Demand.of_calls(subject.api)
+        return Demand.of_calls(subject.api, values=(TENSORS if prop == SENT else ARGUMENTS,))
 
     @staticmethod
     def describe(api: str, prop: Property) -> str:
@@ -109,69 +114,75 @@ class Ranks:
 # -- collectives -------------------------------------------------------------------------------------------------------
 
 
-def _of_collectives(windows: Sequence[Window]) -> Iterator[Occasion]:
+def _compare_collectives(windows: Sequence[Window]) -> Iterator[Occasion]:
     made = [[call for call in window.calls if call.name in COLLECTIVES and ended(call)] for window in windows]
     for group in sorted({group_of(call) for calls in made for call in calls}):
-        members = [place for place, window in enumerate(windows) if is_member(window.rank, group)]
-        orders = [[call for call in made[place] if group_of(call) == group] for place in members]
+        members = [index for index, window in enumerate(windows) if is_member(window.rank, group)]
+        orders = [[call for call in made[index] if group_of(call) == group] for index in members]
         if len(members) > 1:
-            yield from _of_group(orders, [windows[place].rank for place in members], windows[0])
+            yield from _compare_group(orders, [windows[index].rank for index in members], windows[0])
 
 
-def _of_group(orders: _Calls, ranks: _Ranks, first: Window) -> Iterator[Occasion]:
+def _compare_group(orders: _Calls, ranks: _Ranks, first: Window) -> Iterator[Occasion]:
     """Of the calls of a group, rank by rank; `first` is the window of the first rank of all."""
     names = [tuple(call.name for call in order) for order in orders]
-    found = _occasion(COLLECTIVE, (call for order in orders for call in order), first, _first_seq(orders, first))
-    yield _judged(found, IN_ORDER, ranks, names, "the order of its collectives")
+    occasion = _occasion(COLLECTIVE, (call for order in orders for call in order), first, _first_seq(orders, first))
+    yield _with_verdict(occasion, IN_ORDER, ranks, names, "the order of its collectives")
     if len(set(names)) == 1:
-        yield from _of_purpose(orders, ranks, first)
+        yield from _compare_purposes(orders, ranks, first)
     by_level: dict[str, list[list[Call]]] = {}
-    for place, order in enumerate(orders):
+    for index, order in enumerate(orders):
         for call in order:
-            by_level.setdefault(call.name, [[] for _ in orders])[place].append(call)
+            by_level.setdefault(call.name, [[] for _ in orders])[index].append(call)
     for level, calls in by_level.items():
-        yield _often(level, calls, ranks, first)
-        yield from _compared(level, calls, OF_COLLECTIVES, ranks, first)
+        yield _call_counts(level, calls, ranks, first)
+        yield from _compare_arguments(level, calls, OF_COLLECTIVES, ranks, first)
         for together in zip(*calls, strict=False):
-            unlike = _sent_otherwise(together)
-            if unlike is not None:
-                found = _occasion(level, together, first, _first_seq([together], first))
-                ends = tuple(sorted(ranks[place] for place in unlike))
-                unfit = Apart(ends, len(ends))
-                yield _failed(found, SENT, f"not so between {named_ranks(ends)}", unfit) if ends else _held(found, SENT)
+            mismatch = _size_mismatch(together)
+            if mismatch is not None:
+                occasion = _occasion(level, together, first, _first_seq([together], first))
+                ends = tuple(sorted(ranks[index] for index in mismatch))
+                differing = DifferingRanks(ends, len(ends))
+                yield (
+                    _with_failed(occasion, SENT, f"not so between {named_ranks(ends)}", differing)
+                    if ends
+                    else _with_held(occasion, SENT)
+                )
 
 
-def _of_purpose(orders: _Calls, ranks: _Ranks, first: Window) -> Iterator[Occasion]:
+def _compare_purposes(orders: _Calls, ranks: _Ranks, first: Window) -> Iterator[Occasion]:
     """One occasion of the step, at the first collective that ranks meet in for different reasons, if any."""
-    met = list(zip(*orders, strict=True))
-    told = [{value_of(call.result, PURPOSE) for call in together} for together in met]
-    everywhere = set.intersection(*({_function(call) for call in order} for order in orders))
-    against = [
+    meetings = list(zip(*orders, strict=True))
+    purposes_met = [{value_of(call.result, PURPOSE) for call in together} for together in meetings]
+    everywhere = set.intersection(*({_calling_function(call) for call in order} for order in orders))
+    mismatched = [
         together
-        for together, purposes in zip(met, told, strict=True)
-        if len(purposes) > 1 and everywhere.issuperset(map(_function, together))
+        for together, purposes in zip(meetings, purposes_met, strict=True)
+        if len(purposes) > 1 and everywhere.issuperset(map(_calling_function, together))
     ]
-    calls = against[0] if against else tuple(call for order in orders for call in order)
-    found = _occasion(COLLECTIVE, calls, first, _first_seq([calls], first))
-    purposes = [value_of(call.result, PURPOSE) for call in against[0]] if against else []
-    said = ", ".join(map(str, dict.fromkeys(purposes)))
-    yield _judged(found, SAME_PURPOSE, ranks, purposes, f"what {short(calls[0].name)} is called for: {said}")
+    calls = mismatched[0] if mismatched else tuple(call for order in orders for call in order)
+    occasion = _occasion(COLLECTIVE, calls, first, _first_seq([calls], first))
+    purposes = [value_of(call.result, PURPOSE) for call in mismatched[0]] if mismatched else []
+    purposes_text = ", ".join(map(str, dict.fromkeys(purposes)))
+    yield _with_verdict(
+        occasion, SAME_PURPOSE, ranks, purposes, f"what {short(calls[0].name)} is called for: {purposes_text}"
+    )
 
 
-def _function(call: Call) -> str:
+def _calling_function(call: Call) -> str:
     """The function of the user's that makes a call. One that only some ranks have (each stage its own) says nothing."""
     return str(value_of(call.result, PURPOSE)).partition("(")[0]
 
 
-def _sent_otherwise(together: Sequence[Call]) -> set[int] | None:
+def _size_mismatch(together: Sequence[Call]) -> set[int] | None:
     """The places of the first two ranks in an exchange of lists of which one sends another size than the other expects;
     none where all is as expected, None where it is not told."""
     ranks = range(len(together))
     shapes = [{tensor.role: tensor.shape for tensor in call.tensors} for call in together]
     pairs = {
-        (one, other): (shapes[one].get(f"{_SENT}[{other}]"), shapes[other].get(f"{_EXPECTED}[{one}]"))
-        for one in ranks
-        for other in ranks
+        (sender, receiver): (shapes[sender].get(f"{_SENT}[{receiver}]"), shapes[receiver].get(f"{_EXPECTED}[{sender}]"))
+        for sender in ranks
+        for receiver in ranks
     }
     # With more parts than ranks, other ranks take part than those that are compared.
     if any(None in pair for pair in pairs.values()) or any(f"{_SENT}[{len(together)}]" in shape for shape in shapes):
@@ -182,63 +193,66 @@ def _sent_otherwise(together: Sequence[Call]) -> set[int] | None:
 # -- other calls -------------------------------------------------------------------------------------------------------
 
 
-def _side_by_side(windows: Sequence[Window], kind: str) -> dict[str, _Calls]:
+def _calls_by_level(windows: Sequence[Window], kind: str) -> dict[str, _Calls]:
     """For each API of this kind, at every level, its calls in each window; without those of several ranks together."""
-    found: dict[str, list[list[Call]]] = {}
-    for place, window in enumerate(windows):
+    calls_by_level: dict[str, list[list[Call]]] = {}
+    for index, window in enumerate(windows):
         for call in window.calls:
             if call.kind == kind and ended(call) and call.name not in COLLECTIVES | _BETWEEN_TWO:
                 for level in call.levels:
-                    found.setdefault(level, [[] for _ in windows])[place].append(call)
-    return dict(found)
+                    calls_by_level.setdefault(level, [[] for _ in windows])[index].append(call)
+    return dict(calls_by_level)
 
 
-def _often(level: str, calls: _Calls, ranks: _Ranks, first: Window) -> Occasion:
-    found = _occasion(level, (call for of_rank in calls for call in of_rank), first, _first_seq(calls, first))
-    return _judged(found, AS_OFTEN, ranks, list(map(len, calls)), f"how often {short(level)} is called")
+def _call_counts(level: str, calls: _Calls, ranks: _Ranks, first: Window) -> Occasion:
+    occasion = _occasion(level, (call for of_rank in calls for call in of_rank), first, _first_seq(calls, first))
+    return _with_verdict(occasion, AS_OFTEN, ranks, list(map(len, calls)), f"how often {short(level)} is called")
 
 
-def _compared(level: str, calls: _Calls, ways: Ways, ranks: _Ranks, first: Window) -> Iterator[Occasion]:
-    of_some = sampled(call for of_rank in calls for call in of_rank)
+def _compare_arguments(level: str, calls: _Calls, ways: Ways, ranks: _Ranks, first: Window) -> Iterator[Occasion]:
+    partly_read = sampled(call for of_rank in calls for call in of_rank)
     for together in zip(*calls, strict=False):
-        held, failed = compare(together, ways, of_some)
+        held, failed = compare(together, ways, partly_read)
         if held or failed:
             context = common(together, first.stage)
             if level.startswith(f"{COLLECTIVE}.all_to_all"):
                 context = merged(
                     context, splits=any(value_of(call.args, name) for call in together for name in _SPLITS)
                 )
-            found = Occasion(Subject(level, RANKS), context, held, NONE, _first_seq([together], first))
-            yield from _by_difference(found, failed, ranks, together) if failed else (found,)
+            occasion = Occasion(Subject(level, RANKS), context, held, NONE, _first_seq([together], first))
+            yield from _split_by_ranks(occasion, failed, ranks, together) if failed else (occasion,)
 
 
-def _by_difference(
-    found: Occasion, failed: Iterable[Property], ranks: _Ranks, together: Sequence[Call]
+def _split_by_ranks(
+    occasion: Occasion, failed: Iterable[Property], ranks: _Ranks, together: Sequence[Call]
 ) -> Iterator[Occasion]:
     """One occasion for each set of ranks that differ, with the properties that failed for them."""
-    told: dict[Apart, tuple[str, set[Property]]] = {}
+    by_ranks: dict[DifferingRanks, tuple[str, set[Property]]] = {}
     for prop in sorted(failed):
-        values = [(rank, told_by(call, prop.object)) for rank, call in zip(ranks, together, strict=True)]
+        values = [(rank, value_in_call(call, prop.object)) for rank, call in zip(ranks, together, strict=True)]
         values = [(rank, value) for rank, value in values if value is not None]
         if prop.detail == DISTINCT:
-            unlike = alike(values)
-            note = f"{named_ranks(unlike.ranks)} had the same {thing_of(prop)}"
+            differing = ranks_that_share(values)
+            note = f"{named_ranks(differing.ranks)} had the same {compared_phrase(prop)}"
         else:
-            unlike, note = apart(values), f"{who_differs(values)} in the {thing_of(prop)}"
-        told.setdefault(unlike, (note, set()))[1].add(prop)
-    for unlike, (note, props) in told.items():
-        yield found._replace(failed=frozenset(props), note=note, apart=unlike)
-        found = found._replace(held=NONE)
+            differing, note = (
+                ranks_that_differ(values),
+                f"{differing_ranks_text(values)} in the {compared_phrase(prop)}",
+            )
+        by_ranks.setdefault(differing, (note, set()))[1].add(prop)
+    for differing, (note, props) in by_ranks.items():
+        yield occasion._replace(failed=frozenset(props), note=note, differing=differing)
+        occasion = occasion._replace(held=NONE)
 
 
-def _returned(api: str, calls: _Calls, ranks: _Ranks, first: Window) -> Iterator[Occasion]:
+def _compare_results(api: str, calls: _Calls, ranks: _Ranks, first: Window) -> Iterator[Occasion]:
     """Whether whole numbers that a function returns (a capacity, a count) are the same. (Others may be by chance.)"""
     for together in zip(*calls, strict=False):
         values = [value_of(call.result, "value") for call in together]
         if all(type(value) is int for value in values):
-            found = _occasion(api, together, first, _first_seq([together], first))
-            got = ", ".join(map(str, values[:MOST_NAMED]))
-            yield _judged(found, SAME_NUMBER, ranks, values, f"what it got: {got}")
+            occasion = _occasion(api, together, first, _first_seq([together], first))
+            results = ", ".join(map(str, values[:MOST_NAMED]))
+            yield _with_verdict(occasion, SAME_NUMBER, ranks, values, f"what it got: {results}")
 
 
 def _first_seq(calls: _Calls, first: Window) -> int:
@@ -252,17 +266,19 @@ def _occasion(api: str, calls: Iterable[Call], window: Window, seq: int) -> Occa
     return Occasion(Subject(api, RANKS), common(calls, window.stage), NONE, NONE, seq)
 
 
-def _judged(found: Occasion, prop: Property, ranks: _Ranks, values: Sequence[Hashable], what: str) -> Occasion:
+def _with_verdict(
+    occasion: Occasion, prop: Property, ranks: _Ranks, values: Sequence[Hashable], difference: str
+) -> Occasion:
     """`prop` holds where the ranks have the same value; they differ in `what` otherwise."""
     if len(set(values)) < 2:
-        return _held(found, prop)
+        return _with_held(occasion, prop)
     by_rank = list(zip(ranks, values, strict=True))
-    return _failed(found, prop, f"{who_differs(by_rank)} in {what}", apart(by_rank))
+    return _with_failed(occasion, prop, f"{differing_ranks_text(by_rank)} in {difference}", ranks_that_differ(by_rank))
 
 
-def _held(found: Occasion, prop: Property) -> Occasion:
-    return found._replace(held=frozenset((prop,)))
+def _with_held(occasion: Occasion, prop: Property) -> Occasion:
+    return occasion._replace(held=frozenset((prop,)))
 
 
-def _failed(found: Occasion, prop: Property, note: str, unlike: Apart) -> Occasion:
-    return found._replace(failed=frozenset((prop,)), note=note, apart=unlike)
+def _with_failed(occasion: Occasion, prop: Property, note: str, differing: DifferingRanks) -> Occasion:
+    return occasion._replace(failed=frozenset((prop,)), note=note, differing=differing)

@@ -14,9 +14,9 @@ from traincheck.vocab.demand import TENSORS, Demand
 from traincheck.vocab.events import FUNCTION, SETUP, Call, Window
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import FILLS_MEMORY
 
-FILLED = "fills"
-FRESH = Property(FILLED, "other memory each time")
+FRESH = Property(FILLS_MEMORY, "other memory each time")
 
 _INIT = "torch.nn.init"
 
@@ -24,7 +24,7 @@ LEAST = 2
 """Different memory that one place has to fill to be judged: a single one may well be a weight that is tied."""
 
 
-class Fills:
+class Reinitialization:
     """Looks at the set-up: later, a program may well fill one buffer in every step.
 
     A library's own code that fills is left out: its constructors often fill what is inside them once more, and all that
@@ -63,7 +63,7 @@ class Fills:
 
     @staticmethod
     def needs() -> Demand:
-        return Demand(FILLS, frozenset((api, TENSORS) for api in FILLS))
+        return Demand.of_calls(*FILLS, values=(TENSORS,))
 
     @staticmethod
     def describe() -> str:

@@ -29,18 +29,26 @@ from itertools import zip_longest
 from operator import itemgetter
 from typing import ClassVar
 
-from traincheck.relations.api_arg.call_arguments import SCALED, SIZE, VALUES_OF, asked_of_arguments, judge_arguments
-from traincheck.relations.api_arg.mode_arguments import AGREES, Switches
-from traincheck.relations.api_arg.rank_calls import VERBS, Ranks
-from traincheck.relations.api_arg.reinitialization import FILLED, Fills
-from traincheck.relations.api_arg.worker_seeds import STATES, WorkerStates
+from traincheck.relations.api_arg.call_arguments import SCALED, argument_data_needed, judge_arguments
+from traincheck.relations.api_arg.mode_arguments import ModeArguments
+from traincheck.relations.api_arg.rank_calls import VERBS, RankCalls
+from traincheck.relations.api_arg.reinitialization import Reinitialization
+from traincheck.relations.api_arg.worker_seeds import WorkerSeeds
 from traincheck.relations.base import context_of, short
-from traincheck.relations.comparison import AT_ONCE, COMPARED, asked_of, common, compare, said, sampled, ways_of
+from traincheck.relations.comparison import AT_ONCE, common, compare, data_needed, phrase_for, sampled, ways_of
 from traincheck.relations.parts import BACKWARD
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, TRAIN, Call, Window
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
+from traincheck.vocab.properties import (
+    ARGUMENT_AGREES,
+    ARGUMENT_SIZE,
+    ARGUMENT_VALUES,
+    COMPARES_CALLS,
+    FILLS_MEMORY,
+    WORKER_STATES,
+)
 
 ARGUMENT, STEP, RECEIVER, THREADS = "argument", "step", "receiver", "threads"
 """Grains: one call; the calls of a step, all or on one receiver; those made in several threads. The rest have their
@@ -56,68 +64,68 @@ class APIArg:
         self._interest = interest
         self._grains = None if interest is None else {subject.grain for subject in interest}
         self._subjects: dict[tuple[str, str, tuple[str, ...]], tuple[Subject, ...]] = {}
-        self._workers = WorkerStates()
-        self._switches = Switches()
-        self._fills = Fills()
-        self._ranks = Ranks()
+        self._workers = WorkerSeeds()
+        self._switches = ModeArguments()
+        self._fills = Reinitialization()
+        self._ranks = RankCalls()
         self._next_index = 0
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         if window.index != self._next_index:
-            self._workers = WorkerStates()  # what was switched on in training is known for good
+            self._workers = WorkerSeeds()  # what was switched on in training is known for good
         self._next_index = window.index + 1
         if not window.calls:
             return
-        if self._asks_for(ARGUMENT):
+        if self._is_grain_requested(ARGUMENT):
             yield from self._of_arguments(window)
-        if self._asks_for(STEP) or self._asks_for(RECEIVER):
+        if self._is_grain_requested(STEP) or self._is_grain_requested(RECEIVER):
             yield from self._of_steps(window)
-        if self._asks_for(THREADS):
+        if self._is_grain_requested(THREADS):
             yield from self._of_threads(window)
         for part in (self._switches, self._fills, self._workers):
-            if self._asks_for(part.grain):
-                yield from filter(self._wanted, part.occasions(window))
+            if self._is_grain_requested(part.grain):
+                yield from filter(self._is_requested, part.occasions(window))
 
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
         """The occasions in windows of several ranks at the same step, see rank_calls.py."""
-        if self._asks_for(RANKS) and len(windows) > 1:
-            yield from filter(self._wanted, self._ranks.across(windows))
+        if self._is_grain_requested(RANKS) and len(windows) > 1:
+            yield from filter(self._is_requested, self._ranks.across(windows))
 
-    def _asks_for(self, grain: str) -> bool:
+    def _is_grain_requested(self, grain: str) -> bool:
         return self._grains is None or grain in self._grains
 
-    def _wanted(self, occasion: Occasion) -> bool:
+    def _is_requested(self, occasion: Occasion) -> bool:
         return self._interest is None or occasion.subject in self._interest
 
-    def _wanted_calls(self, window: Window, *grains: str) -> list[tuple[Call, tuple[Subject, ...]]]:
+    def _requested_calls(self, window: Window, *grains: str) -> list[tuple[Call, tuple[Subject, ...]]]:
         """The calls that are occasions of subjects of these grains, with the subjects, in order; most are of none."""
-        found = [
+        matches = [
             (call, subjects)
-            for (kind, levels), alike in window.calls_like.items()
+            for (kind, levels), calls in window.calls_like.items()
             for grain in grains
             if (subjects := self._subjects_of(kind, levels, grain))
-            for call in alike
-            if grain not in _OF_STEPS or grain == (RECEIVER if _receiver(call) else STEP)
+            for call in calls
+            if grain not in _STEP_GRAINS or grain == (RECEIVER if _receiver(call) else STEP)
         ]
-        found.sort(key=itemgetter(0))  # by `seq`
-        return found
+        matches.sort(key=itemgetter(0))  # by `seq`
+        return matches
 
     def _subjects_of(self, kind: str, levels: tuple[str, ...], grain: str) -> tuple[Subject, ...]:
         """The subjects of this grain that a call is an occasion of, and that are wanted; none for most calls."""
         key = (grain, kind, levels)
-        found = self._subjects.get(key)
-        if found is None:
-            told = dict.fromkeys((levels[0], levels[-1])) if grain == ARGUMENT else _comparable(kind, levels)
-            found = tuple(Subject(level, grain) for level in told)
+        subjects = self._subjects.get(key)
+        if subjects is None:
+            levels_to_judge = dict.fromkeys((levels[0], levels[-1])) if grain == ARGUMENT else _comparable(kind, levels)
+            subjects = tuple(Subject(level, grain) for level in levels_to_judge)
             if self._interest is not None:
-                found = tuple(subject for subject in found if subject in self._interest)
-            self._subjects[key] = found
-        return found
+                subjects = tuple(subject for subject in subjects if subject in self._interest)
+            self._subjects[key] = subjects
+        return subjects
 
     # -- one call --------------------------------------------------------------------------------------------------
 
     def _of_arguments(self, window: Window) -> Iterator[Occasion]:
-        for call, subjects in self._wanted_calls(window, ARGUMENT):
+        for call, subjects in self._requested_calls(window, ARGUMENT):
             if call.args or call.tensors or call.name == BACKWARD:
                 for subject in subjects:
                     for context, held, failed in judge_arguments(call, subject.api):
@@ -129,7 +137,7 @@ class APIArg:
         if window.stage != TRAIN:
             return  # an evaluation may well go over the same data twice
         groups: dict[tuple[Subject, str], list[Call]] = {}
-        for call, subjects in self._wanted_calls(window, *_OF_STEPS):
+        for call, subjects in self._requested_calls(window, *_STEP_GRAINS):
             for subject in subjects:
                 groups.setdefault((subject, _receiver(call)), []).append(call)
         for (subject, _), calls in groups.items():
@@ -139,7 +147,7 @@ class APIArg:
         groups: dict[Subject, dict[int, list[Call]]] = {}
         if len({call.thread for call in window.calls}) < 2:
             return
-        for call, subjects in self._wanted_calls(window, THREADS):
+        for call, subjects in self._requested_calls(window, THREADS):
             for subject in subjects:
                 groups.setdefault(subject, {}).setdefault(call.thread, []).append(call)
         for subject, by_thread in groups.items():
@@ -150,19 +158,19 @@ class APIArg:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        if prop.verb == STATES:
-            return WorkerStates.needs(prop)
-        if prop.verb == FILLED:
-            return Fills.needs()
+        if prop.verb == WORKER_STATES:
+            return WorkerSeeds.needs(prop)
+        if prop.verb == FILLS_MEMORY:
+            return Reinitialization.needs()
         if prop.verb in VERBS:
-            return Ranks.needs(subject, prop)
-        if prop.verb == AGREES:
-            return Switches.needs(subject, prop)
-        asked = {asked_of(prop)} if prop.verb == COMPARED else asked_of_arguments(prop)
-        return Demand(frozenset((subject.api,)), frozenset((subject.api, what) for what in asked))
+            return RankCalls.needs(subject, prop)
+        if prop.verb == ARGUMENT_AGREES:
+            return ModeArguments.needs(subject, prop)
+        data_kinds = {data_needed(prop)} if prop.verb == COMPARES_CALLS else argument_data_needed(prop)
+        return Demand.of_calls(subject.api, values=data_kinds)
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         return False
 
     @staticmethod
@@ -171,7 +179,7 @@ class APIArg:
 
     @staticmethod
     def argument_of(subject: Subject, prop: Property) -> tuple[str, str] | None:
-        return (subject.api, prop.object) if prop.verb == AGREES else None
+        return (subject.api, prop.object) if prop.verb == ARGUMENT_AGREES else None
 
     @staticmethod
     def implied(prop: Property) -> Iterable[Property]:
@@ -180,29 +188,29 @@ class APIArg:
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         api = short(subject.api)
-        if prop.verb == STATES:
-            return WorkerStates.describe(prop)
-        if prop.verb == FILLED:
-            return Fills.describe()
+        if prop.verb == WORKER_STATES:
+            return WorkerSeeds.describe(prop)
+        if prop.verb == FILLS_MEMORY:
+            return Reinitialization.describe()
         if prop.verb in VERBS:
-            return Ranks.describe(api, prop)
-        if prop.verb == AGREES:
-            return Switches.describe(subject, prop)
+            return RankCalls.describe(api, prop)
+        if prop.verb == ARGUMENT_AGREES:
+            return ModeArguments.describe(subject, prop)
         if prop == SCALED:
             return f"the loss that {api} starts from was scaled up"
-        if prop.verb == VALUES_OF:
+        if prop.verb == ARGUMENT_VALUES:
             return f"in the {prop.object} of {api}, {prop.detail}"
-        if prop.verb == SIZE:
+        if prop.verb == ARGUMENT_SIZE:
             return f"the {prop.object} of {api} has {prop.detail}"
-        who = {
+        calls_phrase = {
             STEP: f"all calls of {api} in a step have",
             RECEIVER: f"all calls of {api} on one object in a step have",
             THREADS: f"calls of {api} in several threads have",
         }.get(subject.grain, f"the calls of {api} on all ranks have")
-        return f"{who} {said(prop)}"
+        return f"{calls_phrase} {phrase_for(prop)}"
 
 
-_OF_STEPS = (STEP, RECEIVER)
+_STEP_GRAINS = (STEP, RECEIVER)
 
 
 def _receiver(call: Call) -> str:

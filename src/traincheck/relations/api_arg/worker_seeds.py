@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from traincheck.relations.base import ended
-from traincheck.relations.comparison import DISTINCT, EQUAL, common
-from traincheck.vocab.demand import READINGS, Demand
+from traincheck.relations.comparison import common
+from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Call, Window
 from traincheck.vocab.facts import FactValue
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import DISTINCT, EQUAL, WORKER_STATES
 
-STATES = "states of workers"
 RENEWED = "another in each pass"
 WORKER = "worker"
 NEXT, ITER = "torch.utils.data.DataLoader.__next__", "torch.utils.data.DataLoader.__iter__"
@@ -25,7 +25,7 @@ _Round = dict[str, FactValue]
 """A state by the name of the worker."""
 
 
-class WorkerStates:
+class WorkerSeeds:
     """Follows the windows of one process; of the pass before it keeps the first states, and who drew from them."""
 
     grain = "workers"
@@ -44,10 +44,10 @@ class WorkerStates:
             if call.name == ITER:
                 self._begin(call.receiver)
             elif call.name == NEXT:
-                judged = self._judge(call, window)
-                held = frozenset(prop for prop, so in judged if so)
-                failed = frozenset(prop for prop, so in judged if not so)
-                if judged:  # of a property that held in one round and failed in another, the failure counts
+                results = self._judge(call, window)
+                held = frozenset(prop for prop, holds in results if holds)
+                failed = frozenset(prop for prop, holds in results if not holds)
+                if results:  # of a property that held in one round and failed in another, the failure counts
                     subject, context = Subject(NEXT, self.grain), common((call,), window.stage)
                     yield Occasion(subject, context, held - failed, failed, call.seq)
 
@@ -58,20 +58,22 @@ class WorkerStates:
             self._drew_before[key] = self._drew.pop(key, set())
 
     def _judge(self, call: Call, window: Window) -> list[tuple[Property, bool]]:
-        told: dict[str, dict[str, list[FactValue]]] = {}
+        states_of: dict[str, dict[str, list[FactValue]]] = {}
         for reading in window.readings_of.get(call.seq, ()):
             if reading.kind == WORKER:
-                told.setdefault(reading.attribute, {}).setdefault(reading.variable, []).append(reading.value)
-        found = []
-        for attribute, by_worker in told.items():
-            found += self._over_passes(call.receiver, attribute, {name: told[0] for name, told in by_worker.items()})
+                states_of.setdefault(reading.attribute, {}).setdefault(reading.variable, []).append(reading.value)
+        results = []
+        for attribute, by_worker in states_of.items():
+            results += self._over_passes(
+                call.receiver, attribute, {name: states_of[0] for name, states_of in by_worker.items()}
+            )
             self._note(call.receiver, attribute, by_worker)
             for states in zip(*by_worker.values(), strict=False):
                 if len(states) > 1:
                     different = len(set(states))
-                    found.append((Property(STATES, attribute, DISTINCT), different == len(states)))
-                    found.append((Property(STATES, attribute, EQUAL), different == 1))
-        return found
+                    results.append((Property(WORKER_STATES, attribute, DISTINCT), different == len(states)))
+                    results.append((Property(WORKER_STATES, attribute, EQUAL), different == 1))
+        return results
 
     def _note(self, loader: str, attribute: str, by_worker: dict[str, list[FactValue]]) -> None:
         """Note which workers have left the state in which they began the pass."""
@@ -86,19 +88,19 @@ class WorkerStates:
         self._first[key] = states
         before = self._before.get(key, {})
         drew = self._drew_before.get(key, set())
-        both = [states[name] != old for name, old in before.items() if name in states]
-        if not drew and not all(both):
+        changed = [states[name] != old for name, old in before.items() if name in states]
+        if not drew and not all(changed):
             return []
-        return [(Property(STATES, attribute, RENEWED), all(both))] if both else []
+        return [(Property(WORKER_STATES, attribute, RENEWED), all(changed))] if changed else []
 
     @staticmethod
     def needs(prop: Property) -> Demand:
-        return Demand(frozenset((NEXT, ITER)), frozenset(((f"{WORKER}.{prop.object}", READINGS),)))
+        return Demand.of_calls(NEXT, ITER) | Demand.of_readings(f"{WORKER}.{prop.object}")
 
     @staticmethod
     def describe(prop: Property) -> str:
         state = f"the state of {prop.object}"
         if prop.detail == RENEWED:
             return f"with DataLoader.__next__, {state} in a worker is another in each pass over the data"
-        alike = "different in all workers" if prop.detail == DISTINCT else "the same in all workers"
-        return f"with DataLoader.__next__, {state} is {alike} of a data loader"
+        comparison = "different in all workers" if prop.detail == DISTINCT else "the same in all workers"
+        return f"with DataLoader.__next__, {state} is {comparison} of a data loader"

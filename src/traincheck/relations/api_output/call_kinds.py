@@ -32,28 +32,28 @@ from operator import attrgetter
 from traincheck.relations.api_arg.call_arguments import FLOATING
 from traincheck.relations.api_arg.worker_seeds import NEXT
 from traincheck.relations.api_output.call_results import WHOLE, Flow
-from traincheck.relations.base import ended, fate, short
+from traincheck.relations.base import ended, outcome_of, short
 from traincheck.relations.parts import FORWARD, number
 from traincheck.vocab.call_kinds import LAYERED, NORMALISATION, argument_of_kind, is_layer_count, taking
-from traincheck.vocab.demand import ARGUMENTS, NUMBERS, TENSORS, Demand
+from traincheck.vocab.demand import ARGUMENTS, NUMBERS, TENSORS, Demand, ValueKind
 from traincheck.vocab.events import FUNCTION, MODULE, PROJECT, Call, TensorSummary, Window
 from traincheck.vocab.facts import FactValue, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import GIVES_BACK
 
 GRAIN = "kind"
-EXPECTED = "gives back"
-WITHIN_BOUND = Property(EXPECTED, "no more than is asked for")
-SCALED = Property(EXPECTED, "the scale of its weight")
-SEVERAL_ROWS = Property(EXPECTED, "several rows")
-IN_LOW_PRECISION = Property(EXPECTED, "matrix products of autocast")
-AS_MANY_LAYERS = Property(EXPECTED, "as many layers")
+WITHIN_BOUND = Property(GIVES_BACK, "no more than is asked for")
+SCALED = Property(GIVES_BACK, "the scale of its weight")
+SEVERAL_ROWS = Property(GIVES_BACK, "several rows")
+IN_LOW_PRECISION = Property(GIVES_BACK, "matrix products of autocast")
+AS_MANY_LAYERS = Property(GIVES_BACK, "as many layers")
 
-_OF_FUNCTIONAL = ("linear", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention")
-_OF_TORCH = ("matmul", "mm", "bmm", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d")
-_OF_TENSOR = ("matmul", "__matmul__", "mm", "bmm", "addmm")
+_FUNCTIONAL_PRODUCTS = ("linear", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention")
+_TORCH_PRODUCTS = ("matmul", "mm", "bmm", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d")
+_TENSOR_PRODUCTS = ("matmul", "__matmul__", "mm", "bmm", "addmm")
 PRODUCTS = frozenset(
     f"torch.{home}{name}"
-    for home, names in (("nn.functional.", _OF_FUNCTIONAL), ("", _OF_TORCH), ("Tensor.", _OF_TENSOR))
+    for home, names in (("nn.functional.", _FUNCTIONAL_PRODUCTS), ("", _TORCH_PRODUCTS), ("Tensor.", _TENSOR_PRODUCTS))
     for name in names
 )
 """Functions that every autocast runs in low precision: products of matrices, and what is made of such."""
@@ -70,42 +70,45 @@ CONSTANT = 1e-3
 with zeros: there is no deviation to divide by. (A norm in place of a root mean square comes to that at a width of 1e6.)
 """
 
+_VALUES_NEEDED: dict[str, tuple[ValueKind, ...]] = {NORMALISATION: (TENSORS, NUMBERS), NEXT: (TENSORS,)}
+"""What is read of the calls of a kind; of others, `ARGUMENTS` and `TENSORS`."""
 
-class Expectations:
+
+class CallKinds:
     """Looks at one window at a time."""
 
     grain = GRAIN
 
     def __init__(self, interest: Set[Subject] | None = None) -> None:
-        wanted = None if interest is None else {subject.api for subject in interest if subject.grain == GRAIN}
-        self._of_modules = wanted is None or NORMALISATION in wanted
-        self._of_batches = wanted is None or NEXT in wanted
-        self._of_products = wanted is None or FORWARD in wanted
-        self._of_functions = wanted is None or not wanted <= {NORMALISATION, NEXT, FORWARD}
+        requested = None if interest is None else {subject.api for subject in interest if subject.grain == GRAIN}
+        self._of_modules = requested is None or NORMALISATION in requested
+        self._of_batches = requested is None or NEXT in requested
+        self._of_products = requested is None or FORWARD in requested
+        self._of_functions = requested is None or not requested <= {NORMALISATION, NEXT, FORWARD}
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """One occasion for each call of a kind that can be judged."""
         calls = [
             call
-            for (kind, levels), alike in window.calls_like.items()
-            if self._may_tell(kind, levels[0])
-            for call in alike
+            for (kind, levels), same_calls in window.calls_like.items()
+            if self._is_requested(kind, levels[0])
+            for call in same_calls
             if kind != MODULE or value_of(call.result, "scale") is not None
         ]
         calls.sort(key=_SEQ)
         for call in calls:
             if call.kind == PROJECT:
-                yield from _of_functions(call)
+                yield from _judge_function(call)
             elif call.kind == MODULE:
-                so = _keeps_scale(call)
-                if so is not None:
-                    yield from _as_occasion(NORMALISATION, SCALED, so, call)
+                holds = _keeps_scale(call)
+                if holds is not None:
+                    yield from _as_occasion(NORMALISATION, SCALED, holds, call)
             else:
                 yield from _as_occasion(NEXT, SEVERAL_ROWS, _has_several_rows(call), call)
         if self._of_products:
-            yield from _of_products(window)
+            yield from _judge_products(window)
 
-    def _may_tell(self, kind: str, name: str) -> bool:
+    def _is_requested(self, kind: str, name: str) -> bool:
         """Whether something wanted may be told of such calls."""
         if kind == PROJECT:
             return self._of_functions
@@ -115,9 +118,8 @@ class Expectations:
     def needs(subject: Subject, prop: Property) -> Demand:
         """What must be observed to judge a rule of this subject and property."""
         if prop == IN_LOW_PRECISION:
-            return Demand(PRODUCTS | {FORWARD}, frozenset((api, TENSORS) for api in PRODUCTS))
-        asked = {NORMALISATION: (TENSORS, NUMBERS), NEXT: (TENSORS,)}.get(subject.api, (ARGUMENTS, TENSORS))
-        return Demand(frozenset((subject.api,)), frozenset((subject.api, what) for what in asked))
+            return Demand.of_calls(*PRODUCTS, values=(TENSORS,)) | Demand.of_calls(FORWARD)
+        return Demand.of_calls(subject.api, values=_VALUES_NEEDED.get(subject.api, (ARGUMENTS, TENSORS)))
 
     @staticmethod
     def argument_of(subject: Subject) -> tuple[str, str] | None:
@@ -129,7 +131,7 @@ class Expectations:
     def describe(subject: Subject, prop: Property) -> str:
         """The rule as a sentence."""
         bound = argument_of_kind(subject.api)
-        told = {
+        sentences = {
             WITHIN_BOUND: f"a function that is given {bound} returns a sequence no longer than that, or adds no more",
             SCALED: "a normalising layer returns values with about the root mean square of its weight",
             SEVERAL_ROWS: f"the largest tensor of a batch from {short(NEXT)} has a row for each of several samples",
@@ -137,33 +139,33 @@ class Expectations:
             "convolutions) return the dtype of autocast",
             AS_MANY_LAYERS: "a module that is given a number of layers is built with as many modules of some class",
         }
-        return told[prop]
+        return sentences[prop]
 
 
 _SEQ = attrgetter("seq")
 
 
-def _as_occasion(kind: str, prop: Property, so: bool | None, call: Call) -> Iterator[Occasion]:
-    if so is not None:
-        yield Occasion(Subject(kind, GRAIN), (), *fate(prop, so), call.seq)
+def _as_occasion(kind: str, prop: Property, holds: bool | None, call: Call) -> Iterator[Occasion]:
+    if holds is not None:
+        yield Occasion(Subject(kind, GRAIN), (), *outcome_of(prop, holds), call.seq)
 
 
 # -- functions of the program's ----------------------------------------------------------------------------------------
 
 
-def _of_functions(call: Call) -> Iterator[Occasion]:
+def _judge_function(call: Call) -> Iterator[Occasion]:
     layers = value_of(call.result, "layers")
     if isinstance(layers, str):
         yield from _as_occasion(LAYERED, AS_MANY_LAYERS, _has_layers(call, layers), call)
         return
-    added, first = _added(Flow.of(call)) if call.tensors else (0, 0)
+    added, first = _added_tokens(Flow.of(call)) if call.tensors else (0, 0)
     for name, limit in call.args:
         # Below the bound there is nothing to tell it from any other number.
         if type(limit) is int and 1 < limit <= added and not name.startswith("len("):
             yield from _as_occasion(taking(name), WITHIN_BOUND, added <= limit + first, call)
 
 
-def _added(flow: Flow) -> tuple[int, int]:
+def _added_tokens(flow: Flow) -> tuple[int, int]:
     """How many tokens a call added to the sequence that it was given, or returned without it, and how many of these may
     be there to begin with; none for other calls."""
     main = flow.main
@@ -181,11 +183,14 @@ def _has_layers(call: Call, counts: str) -> bool | None:
 
     It may be meant for each of several stages, so that a multiple will do.
     """
-    asked = [value for name, value in call.args if is_layer_count(name) and type(value) is int and value > 1]
-    found = {int(count) for count in counts.split("+") if count}
-    if not asked or not found:
+    requested = [value for name, value in call.args if is_layer_count(name) and type(value) is int and value > 1]
+    built_counts = {int(count) for count in counts.split("+") if count}
+    if not requested or not built_counts:
         return None
-    return all(count + 1 in found or any(built % count == 0 for built in found) for count in asked)
+    return all(
+        count + 1 in built_counts or any(module_count % count == 0 for module_count in built_counts)
+        for count in requested
+    )
 
 
 # -- modules and batches -----------------------------------------------------------------------------------------------
@@ -219,12 +224,12 @@ def _scale(tensor: TensorSummary) -> float | None:
 
 def _has_several_rows(call: Call) -> bool | None:
     """Whether the largest tensor of a batch has several rows, where others have or its one row holds all samples."""
-    told = sorted((tensor for tensor in call.tensors if tensor.shape), key=lambda tensor: math.prod(tensor.shape))
-    if not told:
+    tensors = sorted((tensor for tensor in call.tensors if tensor.shape), key=lambda tensor: math.prod(tensor.shape))
+    if not tensors:
         return None
-    *others, largest = told
+    *others, largest = tensors
     size = value_of(call.args, "batch_size")
-    if _are_packed(told, size):
+    if _are_packed(tensors, size):
         return None
     all_in_one = largest.shape[0] == 1 and len(largest.shape) > 2 and largest.shape[1] == size and size != 1
     if all_in_one or any(tensor.shape[0] > 1 for tensor in others):
@@ -246,21 +251,21 @@ def _are_packed(tensors: Sequence[TensorSummary], size: FactValue) -> bool:
     return length > samples and all(length in tensor.shape[1:] for tensor in rows)
 
 
-def _of_products(window: Window) -> Iterator[Occasion]:
+def _judge_products(window: Window) -> Iterator[Occasion]:
     """One occasion for each call of a model under autocast in which matrices are multiplied."""
     if not any(call.kind == MODULE and value_of(call.context, "autocast") in FLOATING for call in window.calls):
         return
-    found: dict[int, list[bool]] = {}
+    low_precision: dict[int, list[bool]] = {}
     models: dict[int, Call] = {}
     for call in window.calls:
         if call.kind != FUNCTION or call.name not in PRODUCTS or not ended(call):
             continue
-        model = next((one for one in reversed(window.ancestors(call)) if one.kind == MODULE), None)
-        seen = model is not None and ended(model) and model.seq not in window.hidden
-        kind = value_of(model.context, "autocast") if model is not None and seen else None
+        model = next((ancestor for ancestor in reversed(window.ancestors(call)) if ancestor.kind == MODULE), None)
+        fully_observed = model is not None and ended(model) and model.seq not in window.hidden
+        kind = value_of(model.context, "autocast") if model is not None and fully_observed else None
         result = Flow.of(call).main
         if model is not None and kind in FLOATING and result is not None and result.dtype in FLOATING:
             models[model.seq] = model
-            found.setdefault(model.seq, []).append(result.dtype == kind)
-    for seq, in_low in found.items():
+            low_precision.setdefault(model.seq, []).append(result.dtype == kind)
+    for seq, in_low in low_precision.items():
         yield from _as_occasion(FORWARD, IN_LOW_PRECISION, 2 * sum(in_low) > len(in_low), models[seq])

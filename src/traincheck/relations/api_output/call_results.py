@@ -17,10 +17,16 @@ from traincheck.vocab.collectives import WAIT
 from traincheck.vocab.events import MODULE, RESULT, Call, TensorSummary
 from traincheck.vocab.facts import Facts, value_of
 from traincheck.vocab.occasion import Property
-
-RETURNS_DTYPE, RETURNS_SIZE, RETURNS = "returns dtype", "returns size", "returns"
-RETURNS_LENGTH, RETURNS_WIDTH, GROWS = "returns length", "returns width", "returns more"
-LEAVES, LEAVES_NORM = "leaves argument", "leaves norm"
+from traincheck.vocab.properties import (
+    LEAVES_ARGUMENT,
+    LEAVES_NORM,
+    RETURNS,
+    RETURNS_DTYPE,
+    RETURNS_LENGTH,
+    RETURNS_MORE,
+    RETURNS_SIZE,
+    RETURNS_WIDTH,
+)
 
 OF_AUTOCAST, OF_INPUT, OF_ARGUMENT = "of autocast", "of an input", "of argument "
 REQUIRES_GRAD, FINITE = Property(RETURNS, "requires_grad"), Property(RETURNS, "finite")
@@ -28,7 +34,7 @@ ROWS, UNIT = Property(RETURNS, "rows that sum to one"), Property(RETURNS, "unit 
 UNCHANGED, CHANGED = "unchanged", "changed"
 BATCH, SHAPE, LENGTH = "batch of ", "shape of ", "length of "
 AT_MOST, EQUAL_TO = "at most ", "equal to "
-MAX_NORM, ALIKE = Property(LEAVES_NORM, "at most max_norm"), Property(LEAVES_NORM, "scaled alike")
+MAX_NORM, SCALED_ALIKE = Property(LEAVES_NORM, "at most max_norm"), Property(LEAVES_NORM, "scaled alike")
 
 NORM_TOLERANCE = 1e-2
 """Norms above the limit by no more than this are rounding: a bfloat16 has 8 bits, so each gradient may be off by 0.4 %
@@ -102,11 +108,11 @@ def under_autocast(flow: Flow) -> Judged:
     autocast = value_of(flow.call.context, "autocast")
     kinds = {tensor.dtype for tensor in flow.arguments if tensor.dtype in FLOATING}
     to_cast = autocast in FLOATING and bool(kinds) and not kinds & {autocast, "float64"}
-    if to_cast and flow.main is not None and flow.main.dtype in FLOATING and not _asked_dtypes(flow.call.args):
+    if to_cast and flow.main is not None and flow.main.dtype in FLOATING and not _requested_dtypes(flow.call.args):
         yield Property(RETURNS_DTYPE, OF_AUTOCAST, flow.detail), flow.main.dtype == autocast
 
 
-def _asked_dtypes(args: Facts) -> list[tuple[str, str]]:
+def _requested_dtypes(args: Facts) -> list[tuple[str, str]]:
     """Arguments that name a data type."""
     return [(name, value) for name, value in args if isinstance(value, str) and value in (*FLOATING, *WHOLE)]
 
@@ -116,9 +122,9 @@ def dtypes(flow: Flow) -> Judged:
     main, kind = flow.main, promoted(flow.arguments)
     if main is None:
         return
-    asked = _asked_dtypes(flow.call.args)
-    if asked:
-        for name, value in asked:
+    requested = _requested_dtypes(flow.call.args)
+    if requested:
+        for name, value in requested:
             yield Property(RETURNS_DTYPE, OF_ARGUMENT + name, flow.detail), main.dtype == value
     elif kind is not None and main.dtype in FLOATING:
         yield Property(RETURNS_DTYPE, OF_INPUT, flow.detail), main.dtype == kind
@@ -162,9 +168,9 @@ def norms(flow: Flow) -> Judged:
     limit, after = number(value_of(flow.call.args, "max_norm")), number(value_of(flow.call.result, "norm_after"))
     if limit and after is not None and math.isfinite(after):
         yield MAX_NORM, after <= limit * (1 + NORM_TOLERANCE)
-    alike = value_of(flow.call.result, "alike")
-    if isinstance(alike, bool):
-        yield ALIKE, alike
+    scaled_alike = value_of(flow.call.result, "alike")
+    if isinstance(scaled_alike, bool):
+        yield SCALED_ALIKE, scaled_alike
 
 
 def values(flow: Flow) -> Judged:
@@ -203,7 +209,7 @@ def untouched(flow: Flow) -> Judged:
     for tensor in flow.arguments[:MOST_TENSORS]:
         changed = value_of(tensor.facts, "changed")
         if isinstance(changed, bool) and tensor.storage not in returned:
-            yield Property(LEAVES, tensor.role, UNCHANGED), not changed
+            yield Property(LEAVES_ARGUMENT, tensor.role, UNCHANGED), not changed
 
 
 def filled(flow: Flow) -> Judged:
@@ -211,7 +217,7 @@ def filled(flow: Flow) -> Judged:
     for tensor in flow.arguments[:MOST_TENSORS]:
         changed = value_of(tensor.facts, "changed")
         if isinstance(changed, bool) and tensor.storage and not tensor.storage.startswith("~"):
-            yield Property(LEAVES, tensor.role, CHANGED), changed
+            yield Property(LEAVES_ARGUMENT, tensor.role, CHANGED), changed
 
 
 def on_its_way(flow: Flow) -> Judged:
@@ -219,7 +225,7 @@ def on_its_way(flow: Flow) -> Judged:
     for tensor in flow.arguments:
         changed = value_of(tensor.facts, "changed")
         if flow.call.name == WAIT and isinstance(changed, bool):
-            yield Property(LEAVES, tensor.role, UNCHANGED), not changed
+            yield Property(LEAVES_ARGUMENT, tensor.role, UNCHANGED), not changed
 
 
 # -- sizes -------------------------------------------------------------------------------------------------------------
@@ -252,14 +258,14 @@ def lengths(flow: Flow) -> Judged:
     measured = [(RETURNS_LENGTH, *_count(flow))]
     if main is not None and len(main.shape) > 1:
         measured.append((RETURNS_WIDTH, main.shape[-1], 2))
-    measured.append((GROWS, _growth(flow), 1))
+    measured.append((RETURNS_MORE, _growth(flow), 1))
     for verb, size, least in measured:
         for name, limit in limits:
             if size is None or limit < least:
                 continue  # one is the size of anything
             if size >= limit:
                 yield Property(verb, AT_MOST + name, flow.detail), size == limit
-            if verb != GROWS:
+            if verb != RETURNS_MORE:
                 yield Property(verb, EQUAL_TO + name, flow.detail), size == limit
 
 
@@ -280,8 +286,8 @@ def _growth(flow: Flow) -> int | None:
     main = flow.main
     if main is not None:
         for tensor in flow.arguments:
-            alike = tensor.dtype == main.dtype and len(tensor.shape) == len(main.shape)
-            if alike and main.dtype in WHOLE and main.shape and tensor.shape[:-1] == main.shape[:-1]:
+            comparable = tensor.dtype == main.dtype and len(tensor.shape) == len(main.shape)
+            if comparable and main.dtype in WHOLE and main.shape and tensor.shape[:-1] == main.shape[:-1]:
                 return main.shape[-1] - tensor.shape[-1]
         return None
     count, given = _count(flow)[0], [length for _, length in _lengths(flow.call.args)]

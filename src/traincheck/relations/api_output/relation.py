@@ -36,24 +36,34 @@ from operator import itemgetter
 from typing import ClassVar, NamedTuple
 
 from traincheck.relations.api_output import call_results as results
-from traincheck.relations.api_output.call_kinds import Expectations
+from traincheck.relations.api_output.call_kinds import CallKinds
 from traincheck.relations.api_output.call_results import Flow
 from traincheck.relations.base import context_of, short, varies
 from traincheck.relations.parts import FORWARD
-from traincheck.vocab.bounded_cache import Kept
+from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.collectives import STARTERS, WAIT
-from traincheck.vocab.demand import ARGUMENTS, CONTENTS, NUMBERS, ROWS, TENSORS, Demand
+from traincheck.vocab.demand import ARGUMENTS, CONTENTS, NUMBERS, ROWS, TENSORS, Demand, ValueKind
 from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, PROJECT, SETUP, Call, Window
 from traincheck.vocab.facts import Facts, merged, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import (
+    LEAVES_ARGUMENT,
+    LEAVES_NORM,
+    RETURNS,
+    RETURNS_DTYPE,
+    RETURNS_LENGTH,
+    RETURNS_MORE,
+    RETURNS_SIZE,
+    RETURNS_WIDTH,
+)
 
 GRAIN = "result"
 _Judge = Callable[[Flow], results.Judged]
 
-_OF_SIZES: tuple[_Judge, ...] = (results.sizes, results.lengths, results.values, results.untouched)
+_SIZE_JUDGES: tuple[_Judge, ...] = (results.sizes, results.lengths, results.values, results.untouched)
 _IMPLIED = ((results.SHAPE, results.BATCH), (results.EQUAL_TO, results.AT_MOST))
 """Beginnings of what is said of sizes: whoever keeps the shape of an input keeps its batch."""
-_MOST_KEPT = 10_000
+_MAX_CACHED = 10_000
 """Judgements kept: of a kilobyte each."""
 
 
@@ -84,8 +94,10 @@ class APIOutput:
     def __init__(self, interest: Set[Subject] | None = None) -> None:
         self._interest = interest
         self._levels: dict[tuple[str, tuple[str, ...]], _Levels | None] = {}
-        self._kept: Kept[tuple[object, ...], tuple[tuple[_Group, ...], Facts]] = Kept(_MOST_KEPT)  # with the context
-        self._expectations = Expectations(interest)
+        self._cache: BoundedCache[tuple[object, ...], tuple[tuple[_Group, ...], Facts]] = BoundedCache(
+            _MAX_CACHED
+        )  # with the context
+        self._expectations = CallKinds(interest)
         self._grains = None if interest is None else {subject.grain for subject in interest}
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
@@ -93,14 +105,14 @@ class APIOutput:
             return
         if self._grains is None or GRAIN in self._grains:
             yield from self._of_calls(window)
-        if self._grains is None or Expectations.grain in self._grains:
+        if self._grains is None or CallKinds.grain in self._grains:
             for occasion in self._expectations.occasions(window):
                 if self._interest is None or occasion.subject in self._interest:
                     yield occasion
 
     def _of_calls(self, window: Window) -> Iterator[Occasion]:
         containers: set[int] | None = None
-        for call, levels in self._wanted_calls(window):
+        for call, levels in self._requested_calls(window):
             if call.kind == FUNCTION and value_of(call.context, "autocast") == "off":
                 continue
             contains = False
@@ -117,16 +129,16 @@ class APIOutput:
                     for subject in group.subjects:
                         yield Occasion(subject, context, group.held, group.failed, call.seq, _parameters(call))
 
-    def _wanted_calls(self, window: Window) -> list[tuple[Call, _Levels]]:
+    def _requested_calls(self, window: Window) -> list[tuple[Call, _Levels]]:
         """The calls of which something is wanted, in order."""
-        found = [
-            (call, wanted)
-            for (kind, levels), alike in window.calls_like.items()
-            if (wanted := self._levels_of(kind, levels)) is not None
-            for call in alike
+        matches = [
+            (call, subjects)
+            for (kind, levels), calls in window.calls_like.items()
+            if (subjects := self._levels_of(kind, levels)) is not None
+            for call in calls
         ]
-        found.sort(key=itemgetter(0))  # by `seq`
-        return found
+        matches.sort(key=itemgetter(0))  # by `seq`
+        return matches
 
     def _levels_of(self, kind: str, levels: tuple[str, ...]) -> _Levels | None:
         """The subjects of a call, None where none of them is wanted."""
@@ -135,13 +147,13 @@ class APIOutput:
             # Of modules in general no type or size can be expected (and to read the values of all would be dear).
             own = levels[:-1] if kind == MODULE else levels
             foreign = () if kind == FUNCTION else [level for level in own if not level.startswith("torch.")]
-            told = _Levels(*(self._wanted(some) for some in (own, own, levels, foreign)))
-            self._levels[key] = told if any(told) else None
+            subjects = _Levels(*(self._requested_subjects(some) for some in (own, own, levels, foreign)))
+            self._levels[key] = subjects if any(subjects) else None
         return self._levels[key]
 
-    def _wanted(self, levels: Sequence[str]) -> tuple[Subject, ...]:
+    def _requested_subjects(self, levels: Sequence[str]) -> tuple[Subject, ...]:
         subjects = (Subject(level, GRAIN) for level in levels)
-        return tuple(one for one in subjects if self._interest is None or one in self._interest)
+        return tuple(subject for subject in subjects if self._interest is None or subject in self._interest)
 
     def _groups(self, call: Call, levels: _Levels, stage: str, *, contains: bool) -> tuple[_Group, ...]:
         """What the call is judged on. Equal calls are, so it is worked out once, but for those whose values differ."""
@@ -150,33 +162,34 @@ class APIOutput:
             context = context_of(call.context, stage)  # equal ones are one object, and kept with what rests on them
             kinds = tuple([type(value) for _, value in call.args])  # 1 and True are equal, and here they are not
             key = (contains, call.kind, call.levels, id(context), call.args, kinds, call.result, call.tensors)
-            found = self._kept.get(key)
-            if found is not None:
-                return found[0]
-        told = tuple(_judge(call, levels._replace(cast=levels.foreign) if contains else levels))
-        return told if varying else self._kept.put(key, (told, context))[0]
+            cached = self._cache.get(key)
+            if cached is not None:
+                return cached[0]
+        groups = tuple(_judge(call, levels._replace(cast=levels.foreign) if contains else levels))
+        return groups if varying else self._cache.put(key, (groups, context))[0]
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        if subject.grain == Expectations.grain:
-            return Expectations.needs(subject, prop)
-        asked = {ARGUMENTS, TENSORS}
-        if prop.verb == results.LEAVES:
-            asked.add(CONTENTS)
-        elif prop.verb == results.RETURNS and prop.object == results.ROWS.object:
-            asked.add(ROWS)
-        elif prop.verb == results.LEAVES_NORM or (prop.verb == results.RETURNS and prop != results.REQUIRES_GRAD):
-            asked.add(NUMBERS)
+        if subject.grain == CallKinds.grain:
+            return CallKinds.needs(subject, prop)
+        data_kinds: set[ValueKind] = {ARGUMENTS, TENSORS}
+        if prop.verb == LEAVES_ARGUMENT:
+            data_kinds.add(CONTENTS)
+        elif prop.verb == RETURNS and prop.object == results.ROWS.object:
+            data_kinds.add(ROWS)
+        elif prop.verb == LEAVES_NORM or (prop.verb == RETURNS and prop != results.REQUIRES_GRAD):
+            data_kinds.add(NUMBERS)
         apis = {subject.api}
         if subject.api == WAIT:
             apis |= STARTERS
-            return Demand(frozenset(apis), frozenset((api, what) for api in apis for what in asked))
+            return Demand.of_calls(*apis, values=data_kinds)
+        demand = Demand.of_calls(subject.api, values=data_kinds)
         if prop.object == results.OF_AUTOCAST and subject.api.endswith(".forward"):
-            apis.add(FORWARD)  # to know which modules contain others
-        return Demand(frozenset(apis), frozenset((subject.api, what) for what in asked))
+            demand |= Demand.of_calls(FORWARD)  # to know which modules contain others
+        return demand
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         return False
 
     @staticmethod
@@ -185,9 +198,9 @@ class APIOutput:
 
     @staticmethod
     def argument_of(subject: Subject, prop: Property) -> tuple[str, str] | None:
-        if subject.grain == Expectations.grain:
-            return Expectations.argument_of(subject)
-        if prop.verb in (results.RETURNS_LENGTH, results.RETURNS_WIDTH, results.GROWS):
+        if subject.grain == CallKinds.grain:
+            return CallKinds.argument_of(subject)
+        if prop.verb in (RETURNS_LENGTH, RETURNS_WIDTH, RETURNS_MORE):
             return subject.api, prop.object.removeprefix(results.AT_MOST).removeprefix(results.EQUAL_TO)
         return None
 
@@ -199,40 +212,40 @@ class APIOutput:
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
-        if subject.grain == Expectations.grain:
-            return Expectations.describe(subject, prop)
+        if subject.grain == CallKinds.grain:
+            return CallKinds.describe(subject, prop)
         api = short(subject.api)
         of = f" ({prop.detail})" if prop.detail else ""
-        if prop.verb == results.LEAVES and subject.api == WAIT:
+        if prop.verb == LEAVES_ARGUMENT and subject.api == WAIT:
             return "what is sent stays as it was until the end of its sending is waited for"
-        if prop.verb == results.LEAVES and prop.detail == results.CHANGED:
+        if prop.verb == LEAVES_ARGUMENT and prop.detail == results.CHANGED:
             return f"during set-up, {api} changes the {prop.object} that it is given"
-        if prop.verb == results.LEAVES:
+        if prop.verb == LEAVES_ARGUMENT:
             return f"{api} leaves its argument {prop.object} as it was"
-        if prop == results.ALIKE:
+        if prop == results.SCALED_ALIKE:
             return f"{api} scales all gradients of an optimizer by the same factor"
-        if prop.verb == results.LEAVES_NORM:
+        if prop.verb == LEAVES_NORM:
             return f"{api} leaves gradients with a norm of max_norm at most"
-        if prop.verb == results.RETURNS_DTYPE:
+        if prop.verb == RETURNS_DTYPE:
             if prop.object in results.WHOLE:
                 return f"{api} returns a tensor{of} of {prop.object}"
             return f"{api} returns a tensor{of} with the dtype {prop.object}"
-        if prop.verb == results.RETURNS_SIZE:
+        if prop.verb == RETURNS_SIZE:
             if prop.object.startswith(results.LENGTH):
                 return f"{api} returns an entry{of} for each in {prop.object.removeprefix(results.LENGTH)}"
             return f"{api} returns a tensor{of} with the {prop.object}"
-        if prop.verb == results.RETURNS:
-            told = {
+        if prop.verb == RETURNS:
+            phrases = {
                 results.FINITE.object: "what is finite, if all that goes in is",
                 results.REQUIRES_GRAD.object: "what gradients flow through, if they flow through what goes in",
                 results.UNIT.object: f"a tensor{of} of about unit scale",
             }
-            return f"{api} returns {told.get(prop.object, f'{prop.object}{of}')}"
-        what = {results.RETURNS_LENGTH: "something", results.RETURNS_WIDTH: "a tensor"}.get(prop.verb)
-        if what is None:
+            return f"{api} returns {phrases.get(prop.object, f'{prop.object}{of}')}"
+        noun = {RETURNS_LENGTH: "something", RETURNS_WIDTH: "a tensor"}.get(prop.verb)
+        if noun is None:
             return f"{api} returns a sequence{of} that is longer than what goes in by {prop.object}"
-        measure = "rows of length" if prop.verb == results.RETURNS_WIDTH else "a length"
-        return f"{api} returns {what}{of} with {measure} {prop.object}"
+        measure = "rows of length" if prop.verb == RETURNS_WIDTH else "a length"
+        return f"{api} returns {noun}{of} with {measure} {prop.object}"
 
 
 def _parameters(call: Call) -> tuple[str, ...]:
@@ -242,11 +255,11 @@ def _parameters(call: Call) -> tuple[str, ...]:
 
 def _containers(window: Window) -> set[int]:
     """The calls of modules that called other modules, or did so for all that was seen of them."""
-    found: set[int] = set(window.hidden)
+    containers: set[int] = set(window.hidden)
     for call in window.calls:
         if call.kind == MODULE:
-            found.update(around.seq for around in window.ancestors(call) if around.kind == MODULE)
-    return found
+            containers.update(around.seq for around in window.ancestors(call) if around.kind == MODULE)
+    return containers
 
 
 def _is_inside_a_module(call: Call) -> bool:
@@ -275,7 +288,7 @@ def _judge(call: Call, levels: _Levels) -> Iterator[_Group]:
     if levels.foreign:
         context = merged(call.context, inputs_dtype=results.promoted(flow.arguments) or "none")
         yield from _group(levels.foreign, context, flow, results.dtypes)
-        yield from _group(levels.foreign, call.context, flow, *_OF_SIZES)
+        yield from _group(levels.foreign, call.context, flow, *_SIZE_JUDGES)
 
 
 def _group(subjects: tuple[Subject, ...], context: Facts, flow: Flow, *judges: _Judge) -> Iterator[_Group]:
@@ -284,7 +297,7 @@ def _group(subjects: tuple[Subject, ...], context: Facts, flow: Flow, *judges: _
     held: set[Property] = set()
     failed: set[Property] = set()
     for judge in judges:
-        for prop, so in judge(flow):
-            (held if so else failed).add(prop)
+        for prop, holds in judge(flow):
+            (held if holds else failed).add(prop)
     if held or failed:
         yield _Group(subjects, context, frozenset(held - failed), frozenset(failed))

@@ -26,8 +26,8 @@ from operator import attrgetter
 from typing import ClassVar, NamedTuple
 
 from traincheck.relations.base import (
+    argument_demand,
     argument_in,
-    asks_for_argument,
     context_of,
     family,
     fixed_arguments,
@@ -36,27 +36,27 @@ from traincheck.relations.base import (
     without_argument,
 )
 from traincheck.relations.parts import BACKWARD, FORWARD
-from traincheck.vocab.bounded_cache import Kept
+from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import COMPILED, LIFECYCLE, MODULE, REGION, TOUCHES, Call, Change, Window
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import IS_CLEARED, IS_FILLED, PRECEDED_BY, THEN
 
-PRECEDED = "preceded by"
 GRAIN = "cycle"
 STATE_TOKENS = (
-    Property(PRECEDED, "parameter.grad", "is cleared"),
-    Property(PRECEDED, "parameter.grad", "is filled"),
+    Property(PRECEDED_BY, "parameter.grad", IS_CLEARED),
+    Property(PRECEDED_BY, "parameter.grad", IS_FILLED),
 )
 """The changes that are expected in a cycle of `UPDATE`, which consumes gradients, without being established."""
 
 CLEARED, FILLED = STATE_TOKENS
-ACCUMULATES = Property(PRECEDED, "parameter.grad", "accumulates")
+ACCUMULATES = Property(PRECEDED_BY, "parameter.grad", "accumulates")
 """A backward added to a gradient that was there. No property: it tells whether clearing was called for."""
-EMPTIED = Property(PRECEDED, "parameter.grad", "is emptied")
+EMPTIED = Property(PRECEDED_BY, "parameter.grad", "is emptied")
 """A gradient was set to none. No property: it tells that a backward must fill it. (Zeros that stay zeros may be a
 backward that added nothing, of a loss at its floor.)"""
-HIDDEN, COMPUTED = Property(PRECEDED, COMPILED, TOUCHES), Property(PRECEDED, COMPILED)
+HIDDEN, COMPUTED = Property(PRECEDED_BY, COMPILED, TOUCHES), Property(PRECEDED_BY, COMPILED)
 """A compiled function ran in which gradients or parameters changed, or only something was computed (which may be what
 models do). No properties: they tell that not all calls were seen."""
 
@@ -79,7 +79,7 @@ class _Token(NamedTuple):
     """
 
     seq: int
-    what: tuple[Property, ...]
+    properties: tuple[Property, ...]
     owner: str
     call: Call | None
     variables: Mapping[str, None] = _NONE
@@ -115,21 +115,21 @@ class _Cycle:
 
     def note(self, token: _Token) -> None:
         """Calls of the same class count only on the same receiver; changes only of what this optimizer holds."""
-        apart = token.family != self.family if token.call is not None else not self.of_optimizer
-        if not apart and token.owner != self.receiver:
+        other_family = token.family != self.family if token.call is not None else not self.of_optimizer
+        if not other_family and token.owner != self.receiver:
             return
-        for what in token.what:
-            self.last[what] = token.seq
-            self.effects[what] = token.effects
+        for properties in token.properties:
+            self.last[properties] = token.seq
+            self.effects[properties] = token.effects
         if token.variables:
             self.variables.update(token.variables)
 
     def missing(self, expected: Set[Property]) -> set[Property]:
         """What of `expected` did not happen, as far as it would have been seen."""
-        found = set(expected - self.last.keys())
+        absent = set(expected - self.last.keys())
         if HIDDEN in self.last:  # what has changed shows at the next call
-            return found & set(STATE_TOKENS)
-        return {token for token in found if COMPUTED not in self.last or token.object != FORWARD}
+            return absent & set(STATE_TOKENS)
+        return {token for token in absent if COMPUTED not in self.last or token.object != FORWARD}
 
     def close(self) -> None:
         happened = self.last.keys() - {ACCUMULATES, EMPTIED, HIDDEN, COMPUTED}
@@ -149,7 +149,7 @@ class APISequence:
 
     def __init__(self, interest: Set[Subject] | None = None) -> None:
         self._interest = interest
-        self._subjects: Kept[tuple[str, ...], tuple[Subject, ...]] = Kept()
+        self._subjects: BoundedCache[tuple[str, ...], tuple[Subject, ...]] = BoundedCache()
         self._cycles: dict[tuple[str, str], _Cycle] = {}
         self._next_index = 0
 
@@ -170,19 +170,19 @@ class APISequence:
                 # What happened before the first call began before anything was counted: no cycle, no occasion.
                 self._cycles[subject.api, call.receiver] = _Cycle(call)
                 continue
-            held, failed = _judged(cycle, Property(PRECEDED, call.levels[-1]))
+            held, failed = _judge_cycle(cycle, Property(PRECEDED_BY, call.levels[-1]))
             context = context_of(call.context, window.stage)
             yield Occasion(subject, context, held, failed, call.seq, tuple(cycle.variables))
             cycle.close()
 
     def _subjects_of(self, levels: tuple[str, ...]) -> tuple[Subject, ...]:
         """What calls of these levels are occasions of, as far as it is wanted."""
-        found = self._subjects.get(levels)
-        if found is None:
-            told = (Subject(level, GRAIN) for level in levels)
-            wanted = (subject for subject in told if self._interest is None or subject in self._interest)
-            found = self._subjects.put(levels, tuple(wanted))
-        return found
+        subjects = self._subjects.get(levels)
+        if subjects is None:
+            candidates = (Subject(level, GRAIN) for level in levels)
+            requested = (subject for subject in candidates if self._interest is None or subject in self._interest)
+            subjects = self._subjects.put(levels, tuple(requested))
+        return subjects
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
@@ -193,13 +193,11 @@ class APISequence:
             apis = {subject.api, prop.object, _second(prop).object}
         else:
             apis = {subject.api, prop.object}
-        states = {(api, f"parameter.{attribute}") for api in apis for attribute in ("data", "grad")}
-        if "=" in prop.detail:
-            states |= asks_for_argument(prop.object, prop.detail)
-        return Demand(frozenset(apis), frozenset(states))
+        demand = Demand.of_calls(*apis, changes=("parameter.data", "parameter.grad"))
+        return demand | argument_demand(prop.object, prop.detail) if "=" in prop.detail else demand
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         return prop not in STATE_TOKENS and not prop.detail
 
     @staticmethod
@@ -218,25 +216,24 @@ class APISequence:
     def describe(subject: Subject, prop: Property) -> str:
         around = f"between two calls of {short(subject.api)}"
         if prop.detail.startswith(THEN):
-            return f"{around}, {_said(Property(PRECEDED, prop.object))} comes before {_said(_second(prop))}"
+            return (
+                f"{around}, {_phrase_of(Property(PRECEDED_BY, prop.object))} comes before {_phrase_of(_second(prop))}"
+            )
         if prop in STATE_TOKENS:
             return f"{around}, some {prop.object.replace('.', ' ')} {prop.detail}"
-        return f"{around}, {_said(prop)} is called"
-
-
-THEN = "then "
+        return f"{around}, {_phrase_of(prop)} is called"
 
 
 def _second(prop: Property) -> Property:
     """The second of two that a `then` property puts in order (calls only; the first stands in `object`)."""
-    return Property(PRECEDED, prop.detail.removeprefix(THEN))
+    return Property(PRECEDED_BY, prop.detail.removeprefix(THEN))
 
 
-def _said(token: Property) -> str:
+def _phrase_of(token: Property) -> str:
     return f"{short(token.object)} with {token.detail}" if token.detail else short(token.object)
 
 
-def _judged(cycle: _Cycle, itself: Property) -> tuple[Set[Property], Set[Property]]:
+def _judge_cycle(cycle: _Cycle, itself: Property) -> tuple[Set[Property], Set[Property]]:
     """Which properties held in the cycle that ends now, and which failed."""
     happened = cycle.last.keys() - {itself}
     expected = cycle.established - {itself}
@@ -248,32 +245,32 @@ def _judged(cycle: _Cycle, itself: Property) -> tuple[Set[Property], Set[Propert
     held = expected & happened
     failed = cycle.missing(expected)
     effective = [token for token in happened if cycle.effects[token] and not token.detail]
-    for one in effective:
-        for other in effective:
-            if one is not other and cycle.effects[one] & cycle.effects[other]:
-                in_order = cycle.last[one] < cycle.last[other]
-                (held if in_order else failed).add(_then(one.object, other.object))
+    for first in effective:
+        for second in effective:
+            if first is not second and cycle.effects[first] & cycle.effects[second]:
+                in_order = cycle.last[first] < cycle.last[second]
+                (held if in_order else failed).add(_ordered_property(first.object, second.object))
     return held, failed
 
 
 @functools.lru_cache(1_000)
-def _then(one: str, other: str) -> Property:
-    return Property(PRECEDED, one, THEN + other)
+def _ordered_property(first: str, second: str) -> Property:
+    return Property(PRECEDED_BY, first, THEN + second)
 
 
 def _timeline(window: Window) -> list[_Token]:
     """The calls that drive training and the changes of parameters and gradients, in order."""
     changes: dict[tuple[int, Property, str], list[list[int]]] = {}
     effects: dict[int, set[str]] = {}
-    for change, places in window.together:
+    for change, positions in window.change_groups:
         if change.kind != "parameter":
             continue
         if change.changed:
             effects.setdefault(change.call, set()).add(change.attribute)
-        for what in _state_tokens(change.attribute, change.before, change.after, change.changed):
-            if what is not ACCUMULATES or _in_backward(change, window):
-                changes.setdefault((change.call, what, change.owner), []).append(places)
-    found = [
+        for properties in _state_tokens(change.attribute, change.before, change.after, change.changed):
+            if properties is not ACCUMULATES or _in_backward(change, window):
+                changes.setdefault((change.call, properties, change.owner), []).append(positions)
+    timeline = [
         _Token(
             call.seq,
             _names(call),
@@ -283,30 +280,34 @@ def _timeline(window: Window) -> list[_Token]:
             frozenset(effects[call.seq]) if call.seq in effects else _NOTHING,
             family(call.levels[-1]),
         )
-        for (kind, _), alike in window.calls_like.items()
+        for (kind, _), calls in window.calls_like.items()
         if kind in _DRIVING
-        for call in alike
+        for call in calls
         if (value_of(call.context, "parametric") is True if kind == MODULE else _drives(call, window))
     ]
-    found.sort(key=_SEQ)
-    for (_, what, owner), groups in changes.items():
+    timeline.sort(key=_SEQ)
+    for (_, properties, owner), groups in changes.items():
         group = groups[0] if len(groups) == 1 else sorted(chain.from_iterable(groups))
         variables = dict.fromkeys(window.variables_at(group))
-        found.append(_Token(window.changes[group[0]].seq, (what,), owner, None, variables))
-    found.sort(key=_SEQ)
-    return found
+        timeline.append(_Token(window.changes[group[0]].seq, (properties,), owner, None, variables))
+    timeline.sort(key=_SEQ)
+    return timeline
 
 
 @functools.lru_cache(1_000)
 def _state_tokens(attribute: str, before: str, after: str, changed: bool) -> tuple[Property, ...]:
     """What is told of such a change of a parameter; of one that only a backward makes, if it was made in one."""
-    told = transitions(before, after, changed)
-    found = [what for what in STATE_TOKENS if what.object == f"parameter.{attribute}" and what.detail in told]
+    transitions_made = transitions(before, after, changed)
+    matches = [
+        properties
+        for properties in STATE_TOKENS
+        if properties.object == f"parameter.{attribute}" and properties.detail in transitions_made
+    ]
     if attribute == "grad" and before == after == "some" and changed:
-        found.append(ACCUMULATES)
+        matches.append(ACCUMULATES)
     if attribute == "grad" and before == "some" and after == "none":
-        found.append(EMPTIED)
-    return tuple(found)
+        matches.append(EMPTIED)
+    return tuple(matches)
 
 
 def _in_backward(change: Change, window: Window) -> bool:
@@ -336,4 +337,4 @@ def _names(call: Call) -> tuple[Property, ...]:
 
 @functools.lru_cache(1_000)
 def _named(general: str, arguments: tuple[str, ...]) -> tuple[Property, ...]:
-    return (Property(PRECEDED, general), *(Property(PRECEDED, general, given) for given in arguments))
+    return (Property(PRECEDED_BY, general), *(Property(PRECEDED_BY, general, given) for given in arguments))

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from traincheck.relations.base import context_of, fate
+from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.consistent.replicas import USED_DATA, hold_the_same
-from traincheck.relations.parts import FORWARD, UPDATE, named, readings
+from traincheck.relations.parts import FORWARD, UPDATE, named
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import TRAIN, Reading, Window
 from traincheck.vocab.facts import FactValue, facts, value_of
 from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
-from traincheck.vocab.ranks import NOT_APART, Apart, alike, named_ranks
+from traincheck.vocab.properties import DIFFERS_ON_RANKS
+from traincheck.vocab.ranks import NONE_DIFFER, DifferingRanks, named_ranks, ranks_that_share
 
 BATCH, FROZEN = "module.batch", "module.frozen"
-DIFFERENT = Property("differs on ranks", BATCH)
+DIFFERENT = Property(DIFFERS_ON_RANKS, BATCH)
 SUBJECT = Subject(BATCH, RANKS)
 
 
@@ -32,20 +33,20 @@ class Batches:
         """One occasion in a step in which batches were read on all ranks; `seq` is of the first."""
         if windows[0].stage != TRAIN:
             return
-        told = [[reading for reading in window.readings if named(reading) == BATCH] for window in windows]
-        if not all(told):
+        batches_by_rank = [[reading for reading in window.readings if named(reading) == BATCH] for window in windows]
+        if not all(batches_by_rank):
             return
         same: bool | None = True
-        if not _is_gathered(told):
+        if not _is_gathered(batches_by_rank):
             same = hold_the_same(windows)
             if same is None:
                 return
             same = same and len({_frozen(window) for window in windows}) == 1
         pair: dict[str, FactValue] = {"same_rank": False, "all_same": same}
         context = context_of(facts(**pair), TRAIN)
-        seq, same_batch = _first_alike(windows, told)
-        note = f"{named_ranks(same_batch.ranks)} had the same batch" if same_batch.ranks else ""
-        yield Occasion(SUBJECT, context, *fate(DIFFERENT, not note), seq, note=note, apart=same_batch)
+        seq, sharing = _first_shared_batch(windows, batches_by_rank)
+        note = f"{named_ranks(sharing.ranks)} had the same batch" if sharing.ranks else ""
+        yield Occasion(SUBJECT, context, *outcome_of(DIFFERENT, not note), seq, note=note, differing=sharing)
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -53,10 +54,11 @@ class Batches:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand(frozenset((FORWARD, UPDATE)), readings(BATCH, FROZEN, USED_DATA) | {(UPDATE, "parameter.data")})
+        update = Demand.of_calls(UPDATE, changes=("parameter.data",))
+        return Demand.of_calls(FORWARD) | update | Demand.of_readings(BATCH, FROZEN, USED_DATA)
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         return False
 
     @staticmethod
@@ -71,19 +73,21 @@ class Batches:
         """Nothing is kept."""
 
 
-def _is_gathered(told: Sequence[Sequence[Reading]]) -> bool:
+def _is_gathered(batches_by_rank: Sequence[Sequence[Reading]]) -> bool:
     """Whether every rank's model gathers its parameters for the calls that were given these batches."""
-    return all(value_of(batch.context, "gathered") is True for batches in told for batch in batches)
+    return all(value_of(batch.context, "gathered") is True for batches in batches_by_rank for batch in batches)
 
 
-def _first_alike(windows: Sequence[Window], told: Sequence[Sequence[Reading]]) -> tuple[int, Apart]:
+def _first_shared_batch(
+    windows: Sequence[Window], batches_by_rank: Sequence[Sequence[Reading]]
+) -> tuple[int, DifferingRanks]:
     """The ranks that share the first batch that any of them share, and the call of the first rank that was given it (or
     of its first batch where none is shared)."""
-    for batches in zip(*told, strict=False):
-        found = alike([(window.rank, batch.value) for window, batch in zip(windows, batches, strict=True)])
-        if found.ranks:
-            return batches[0].call, found
-    return told[0][0].call, NOT_APART
+    for batches in zip(*batches_by_rank, strict=False):
+        sharing = ranks_that_share([(window.rank, batch.value) for window, batch in zip(windows, batches, strict=True)])
+        if sharing.ranks:
+            return batches[0].call, sharing
+    return batches_by_rank[0][0].call, NONE_DIFFER
 
 
 def _frozen(window: Window) -> frozenset[FactValue]:

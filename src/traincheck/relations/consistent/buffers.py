@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from traincheck.relations.base import context_of, fate
-from traincheck.relations.consistent.rank_pairs import Kept, classes_of, pairs_of
-from traincheck.relations.parts import named, readings
+from traincheck.relations.base import context_of, outcome_of
+from traincheck.relations.consistent.rank_pairs import AgreedVariables, classes_of, pairs_of
+from traincheck.relations.parts import named
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import TRAIN, Reading, Window
 from traincheck.vocab.facts import FactValue, facts
 from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
-from traincheck.vocab.ranks import apart, who_differs
+from traincheck.vocab.properties import SAME_ON_RANKS
+from traincheck.vocab.ranks import differing_ranks_text, ranks_that_differ
 
 USED = "buffer.used_data"
 SUBJECT = Subject(USED, RANKS)
 _CONTEXT = context_of(facts(same_name=True, same_rank=False), TRAIN)
-SAME = Property("same on ranks", USED)
+SAME = Property(SAME_ON_RANKS, USED)
 
 
 class Buffers:
@@ -29,31 +30,35 @@ class Buffers:
 
     def __init__(self) -> None:
         self._first: dict[str, FactValue] = {}
-        self._kept = Kept()
+        self._agreed = AgreedVariables()
 
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
         """For each pair of ranks, one occasion for the buffers of each fate; `seq` is of the first window."""
         if windows[0].stage != TRAIN:
             return
-        told = {window.rank: _told(window) for window in windows if window.values_of == window.rank}
-        for of_rank in told.values():
-            for name, reading in of_rank.items():
+        readings_by_rank = {
+            window.rank: _first_readings(window) for window in windows if window.values_of == window.rank
+        }
+        for readings in readings_by_rank.values():
+            for name, reading in readings.items():
                 self._first.setdefault(name, reading.value)
-        alike = classes_of(windows)
-        for one, other in sorted(pairs_of(list(alike)) | self._kept.pairs(alike)):
-            kept = self._kept.of(one, other, alike)
-            fates: dict[bool, list[str]] = {}
-            for name, mine in told[one].items():
-                theirs = told.get(other, told[one]).get(name)
+        classes = classes_of(windows)
+        for first, second in sorted(pairs_of(list(classes)) | self._agreed.pairs(classes)):
+            agreed = self._agreed.of(first, second, classes)
+            outcomes: dict[bool, list[str]] = {}
+            for name, own in readings_by_rank[first].items():
+                theirs = readings_by_rank.get(second, readings_by_rank[first]).get(name)
                 if theirs is not None:
-                    so = mine.value == theirs.value
-                    if kept.has(name):
-                        fates.setdefault(so, []).append(name)
-                    if so and mine.value != self._first[name]:
-                        kept.add(name)
-            for so, names in fates.items():
-                found = Occasion(SUBJECT, _CONTEXT, *fate(SAME, so), told[one][names[0]].call, tuple(names))
-                yield found if so else _unlike(found, windows, told)
+                    holds = own.value == theirs.value
+                    if agreed.has(name):
+                        outcomes.setdefault(holds, []).append(name)
+                    if holds and own.value != self._first[name]:
+                        agreed.add(name)
+            for holds, names in outcomes.items():
+                occasion = Occasion(
+                    SUBJECT, _CONTEXT, *outcome_of(SAME, holds), readings_by_rank[first][names[0]].call, tuple(names)
+                )
+                yield occasion if holds else _with_difference(occasion, windows, readings_by_rank)
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -61,10 +66,10 @@ class Buffers:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand(frozenset(), readings(USED, "parameter.used_data"))
+        return Demand.of_readings(USED, "parameter.used_data")
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         return False
 
     @staticmethod
@@ -79,23 +84,28 @@ class Buffers:
         """See `across`, which looks at several ranks."""
 
 
-def _unlike(found: Occasion, windows: Sequence[Window], told: Mapping[int, Mapping[str, Reading]]) -> Occasion:
+def _with_difference(
+    occasion: Occasion, windows: Sequence[Window], readings_by_rank: Mapping[int, Mapping[str, Reading]]
+) -> Occasion:
     """The occasion with who differs in the first of its buffers."""
-    readings = [(window.rank, told[window.values_of].get(found.variables[0])) for window in windows]
-    seen = [(rank, reading.value) for rank, reading in readings if reading is not None]
-    return found._replace(note=f"{who_differs(seen)} in what the buffer holds when it is used", apart=apart(seen))
+    readings = [(window.rank, readings_by_rank[window.values_of].get(occasion.variables[0])) for window in windows]
+    values = [(rank, reading.value) for rank, reading in readings if reading is not None]
+    return occasion._replace(
+        note=f"{differing_ranks_text(values)} in what the buffer holds when it is used",
+        differing=ranks_that_differ(values),
+    )
 
 
 def values(window: Window) -> Iterator[tuple[str, str, object]]:
     """What of the buffers is compared, see `ComparesRanks.values`."""
-    for name, reading in _told(window).items():
+    for name, reading in _first_readings(window).items():
         yield USED, name, reading.value
 
 
-def _told(window: Window) -> dict[str, Reading]:
+def _first_readings(window: Window) -> dict[str, Reading]:
     """The first reading of each buffer."""
-    found: dict[str, Reading] = {}
+    readings: dict[str, Reading] = {}
     for reading in window.readings:
         if named(reading) == USED:
-            found.setdefault(reading.variable, reading)
-    return found
+            readings.setdefault(reading.variable, reading)
+    return readings

@@ -19,6 +19,6 @@ def of_replays() -> tuple[Invariant, ...]:
     return tuple(_rule(f"{KIND}.{part}", prop, severity) for part, prop, severity in rules)
 
 
-def _rule(thing: str, prop: Property, severity: str) -> Invariant:
-    subject = Subject(thing, GRAIN)
+def _rule(quantity: str, prop: Property, severity: str) -> Invariant:
+    subject = Subject(quantity, GRAIN)
     return standing_rule(Consistent.name, subject, prop, severity, Consistent.describe(subject, prop))

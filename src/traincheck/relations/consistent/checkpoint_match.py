@@ -21,19 +21,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from traincheck.relations.base import ended, fate, short
-from traincheck.relations.parts import is_figure, readings, said
+from traincheck.relations.base import ended, outcome_of, short
+from traincheck.relations.parts import is_figure, phrase_for
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, LOADED, SAVED, Call, Reading, Window
 from traincheck.vocab.facts import Facts, FactValue, merged, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import IS_LOADED, IS_SAVED, LIVE_EQUALS_LOADED, SAVED_EQUALS_LIVE, TAKES_SOMETHING
 
-SAVED_EQUALS, LOADED_EQUALS = "saved equals live", "live equals loaded"
-IS_SAVED, IS_LOADED = "is saved", "is loaded"
-TAKES = "takes something"
 PRESENT = "present"
 
-_VERBS = {SAVED: (SAVED_EQUALS, IS_SAVED), LOADED: (LOADED_EQUALS, IS_LOADED)}
+_VERBS_BY_ROLE = {SAVED: (SAVED_EQUALS_LIVE, IS_SAVED), LOADED: (LIVE_EQUALS_LOADED, IS_LOADED)}
 _OF_TENSORS = ("parameter", "buffer")
 
 
@@ -46,26 +44,26 @@ class _Copied(NamedTuple):
     context: dict[str, FactValue]
 
 
-class Copies:
+class CheckpointMatch:
     """Judges the calls in which something was saved or loaded."""
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """One occasion for all variables of a call that fared alike, at every level of the call."""
         elsewhere = _saved_elsewhere(window)
-        for seq, told in window.readings_of.items():
+        for seq, readings_of_call in window.readings_of.items():
             call = window.by_seq.get(seq)
             if call is None or not ended(call):
                 continue
             if seq in elsewhere:
-                told = [reading for reading in told if _missing(reading) not in elsewhere[seq]]
+                readings_of_call = [reading for reading in readings_of_call if _missing(reading) not in elsewhere[seq]]
             for role in (SAVED, LOADED):
-                if not any(reading.role == role for reading in told):
+                if not any(reading.role == role for reading in readings_of_call):
                     continue
                 within = value_of(call.context, "within")
                 around: Facts = () if within is None else (("within", within),)
                 if role == LOADED:
-                    yield from _taken(call, told)
-                for (kind, context, held, failed), variables in _alike(told, role).items():
+                    yield from _judge_anything_loaded(call, readings_of_call)
+                for (kind, context, held, failed), variables in _by_outcome(readings_of_call, role).items():
                     told_context = merged(context, **dict(around))
                     for level in call.levels:
                         subject = Subject(level, f"{kind}.{role}")
@@ -81,45 +79,47 @@ class Copies:
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         kind = subject.grain.rpartition(".")[0]
-        if prop.verb == TAKES:
-            return Demand(frozenset((subject.api,)), readings(*(f"{one}.{PRESENT}" for one in _OF_TENSORS)))
+        if prop.verb == TAKES_SOMETHING:
+            return Demand.of_calls(subject.api) | Demand.of_readings(
+                *(f"{tensor_kind}.{PRESENT}" for tensor_kind in _OF_TENSORS)
+            )
         if prop.verb in (IS_SAVED, IS_LOADED):
             attributes: tuple[str, ...] = (PRESENT,)
         else:  # whether values can be compared is told by dtype and shape
             attributes = ("data", "dtype", "shape") if prop.object == "data" else (prop.object,)
-        return Demand(frozenset((subject.api,)), readings(*(f"{kind}.{attribute}" for attribute in attributes)))
+        return Demand.of_calls(subject.api) | Demand.of_readings(*(f"{kind}.{attribute}" for attribute in attributes))
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         # Weights may be saved in another precision, and loaded in part, on purpose.
-        return prop.verb == IS_LOADED or (prop.verb == SAVED_EQUALS and prop.object == "dtype")
+        return prop.verb == IS_LOADED or (prop.verb == SAVED_EQUALS_LIVE and prop.object == "dtype")
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
         kind, _, role = subject.grain.rpartition(".")
-        thing = kind.replace("_", " ")
+        noun = kind.replace("_", " ")
         call = short(subject.api)
-        if prop.verb == TAKES:
+        if prop.verb == TAKES_SOMETHING:
             return f"a call of {call} finds something of the model in what it loads"
         if prop.verb in (IS_SAVED, IS_LOADED):
-            return f"every {thing} of the model is among what a call of {call} {'saves' if role == SAVED else 'loads'}"
+            return f"every {noun} of the model is among what a call of {call} {'saves' if role == SAVED else 'loads'}"
         if kind in _OF_TENSORS:
-            what = f"{'value' if prop.object == 'data' else prop.object} of a {thing}"
+            quantity = f"{'value' if prop.object == 'data' else prop.object} of a {noun}"
         else:
-            what = said(f"{kind}.{prop.object}")
+            quantity = phrase_for(f"{kind}.{prop.object}")
         if role == SAVED:
-            return f"the {what} that a call of {call} saves is that of the live one"
-        return f"after a call of {call}, the {what} is that of the loaded one"
+            return f"the {quantity} that a call of {call} saves is that of the live one"
+        return f"after a call of {call}, the {quantity} is that of the loaded one"
 
 
-def _taken(call: Call, told: list[Reading]) -> Iterator[Occasion]:
+def _judge_anything_loaded(call: Call, readings_of_call: list[Reading]) -> Iterator[Occasion]:
     """Whether anything was loaded, see Note [Loading in part]."""
-    found = [reading for reading in told if reading.role == LOADED and reading.attribute == PRESENT]
-    there = next(filter(None, ([one for one in found if one.kind == kind] for kind in _OF_TENSORS)), [])
-    if there:
-        held, failed = fate(Property(TAKES, "model"), any(reading.value is True for reading in there))
-        missing = () if held else tuple(reading.variable for reading in there)
-        note = f"none of {len(missing)} {there[0].kind}s of the model was in what was loaded"
+    presence = [reading for reading in readings_of_call if reading.role == LOADED and reading.attribute == PRESENT]
+    listed = next(filter(None, ([member for member in presence if member.kind == kind] for kind in _OF_TENSORS)), [])
+    if listed:
+        held, failed = outcome_of(Property(TAKES_SOMETHING, "model"), any(reading.value is True for reading in listed))
+        missing = () if held else tuple(reading.variable for reading in listed)
+        note = f"none of {len(missing)} {listed[0].kind}s of the model was in what was loaded"
         for level in call.levels:
             yield Occasion(Subject(level, f"model.{LOADED}"), (), held, failed, call.seq, missing, note=note)
 
@@ -127,19 +127,19 @@ def _taken(call: Call, told: list[Reading]) -> Iterator[Occasion]:
 def _saved_elsewhere(window: Window) -> dict[int, set[str]]:
     """For each call that saved a part, what the other parts have, see Note [Several files]."""
     goes: dict[tuple[str, int], dict[int, set[str]]] = {}
-    for seq, told in window.readings_of.items():
+    for seq, readings_of_call in window.readings_of.items():
         call = window.by_seq.get(seq)
         if call is None or not ended(call):
             continue
-        there = {r.variable for r in told if r.role == SAVED and r.attribute == PRESENT and r.value is True}
-        if there:
-            goes.setdefault((call.levels[-1], call.parent), {})[seq] = there
-    found: dict[int, set[str]] = {}
+        saved = {r.variable for r in readings_of_call if r.role == SAVED and r.attribute == PRESENT and r.value is True}
+        if saved:
+            goes.setdefault((call.levels[-1], call.parent), {})[seq] = saved
+    elsewhere: dict[int, set[str]] = {}
     for parts in goes.values():
         whole = set().union(*parts.values())
         if len(parts) > 1 and len(whole) == sum(map(len, parts.values())):
-            found.update((seq, whole - part) for seq, part in parts.items())
-    return found
+            elsewhere.update((seq, whole - part) for seq, part in parts.items())
+    return elsewhere
 
 
 def _missing(reading: Reading) -> str:
@@ -148,36 +148,36 @@ def _missing(reading: Reading) -> str:
     return reading.variable if missing else ""
 
 
-_Fate = tuple[str, Facts, frozenset[Property], frozenset[Property]]
+_Outcome = tuple[str, Facts, frozenset[Property], frozenset[Property]]
 
 
-def _alike(told: list[Reading], role: str) -> dict[_Fate, list[str]]:
+def _by_outcome(readings_of_call: list[Reading], role: str) -> dict[_Outcome, list[str]]:
     """The variables of a call, by kind, circumstances and what held and failed of them."""
-    found: dict[_Fate, list[str]] = {}
-    for copied in _copied(told, role):
+    groups: dict[_Outcome, list[str]] = {}
+    for copied in _copied(readings_of_call, role):
         held, failed = _judged(copied, role)
         if held or failed:
-            fate = (copied.kind, tuple(sorted(copied.context.items())), frozenset(held), frozenset(failed))
-            found.setdefault(fate, []).append(copied.variable)
-    return found
+            outcome = (copied.kind, tuple(sorted(copied.context.items())), frozenset(held), frozenset(failed))
+            groups.setdefault(outcome, []).append(copied.variable)
+    return groups
 
 
-def _copied(told: list[Reading], role: str) -> list[_Copied]:
-    found: dict[tuple[str, str], _Copied] = {}
-    for reading in told:
+def _copied(readings_of_call: list[Reading], role: str) -> list[_Copied]:
+    copies: dict[tuple[str, str], _Copied] = {}
+    for reading in readings_of_call:
         if reading.role in (LIVE, role):
             key = (reading.kind, reading.variable)
-            copied = found.get(key)
+            copied = copies.get(key)
             if copied is None:
-                copied = found[key] = _Copied(*key, {}, {})
+                copied = copies[key] = _Copied(*key, {}, {})
             copied.values[reading.attribute, reading.role] = reading.value
             copied.context.update(reading.context)
-    return list(found.values())
+    return list(copies.values())
 
 
 def _judged(copied: _Copied, role: str) -> tuple[set[Property], set[Property]]:
     """What held of one variable and what failed; what is told of one side only is not judged."""
-    equals, there = _VERBS[role]
+    equals, there = _VERBS_BY_ROLE[role]
     results: dict[Property, bool] = {}
     for (attribute, of), value in copied.values.items():
         if of != role:
@@ -188,7 +188,7 @@ def _judged(copied: _Copied, role: str) -> tuple[set[Property], set[Property]]:
         live = copied.values.get((attribute, LIVE))
         if live is not None and value is not None and _comparable(copied, attribute, role):
             results[Property(equals, attribute)] = _agree(attribute, live, value)
-    held = {prop for prop, so in results.items() if so}
+    held = {prop for prop, holds in results.items() if holds}
     return held, results.keys() - held
 
 

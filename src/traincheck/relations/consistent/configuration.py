@@ -10,35 +10,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from traincheck.relations.parts import FORWARD, UPDATE, named, readings, said
-from traincheck.vocab.demand import Demand
+from traincheck.relations.parts import FORWARD, UPDATE, named, phrase_for
+from traincheck.vocab.demand import NOTHING, Demand
 from traincheck.vocab.events import LIVE, TRAIN, Reading, Window
 from traincheck.vocab.facts import FactValue, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import IS
 
-IS = "is"
 GRAIN = "setting"
 
-MOST = 16
+MAX_OBJECTS = 16
 """So many groups, models or loaders of a program are told of; more are made by a loop, and no setting of anybody's."""
 
-_OF_KINDS: dict[str, frozenset[str]] = {
+_SETTINGS_BY_KIND: dict[str, frozenset[str]] = {
     "optimizer": frozenset(("class",)),
     "loader": frozenset(("batch_size", "dataset_size")),
     "module": frozenset(("class", "input", "parameters")),
     "run": frozenset(("ranks",)),
 }
 PRECISION = "module.autocast"
-_APIS = {
+_API_BY_KIND = {
     "hyperparameter": UPDATE,
     "optimizer": UPDATE,
     "module": FORWARD,
     "loader": "torch.utils.data.DataLoader.__iter__",
 }
 
-SETTINGS = Demand(
-    frozenset(_APIS.values()),
-    readings("hyperparameter.*", *(f"{kind}.{name}" for kind, names in _OF_KINDS.items() for name in sorted(names))),
+SETTINGS = Demand.of_calls(*_API_BY_KIND.values()) | Demand.of_readings(
+    "hyperparameter.*", *(f"{kind}.{name}" for kind, names in _SETTINGS_BY_KIND.items() for name in sorted(names))
 )
 """What must be observed for a run to tell its settings where no rule asks for them: others may be compared with it."""
 
@@ -61,14 +60,14 @@ class Configuration:
         for reading in window.readings:
             if not _is_setting(reading, window):
                 continue
-            thing = named(reading)
-            order = self._seen.setdefault(thing, {})
-            if reading.variable in order or len(order) >= MOST:
+            quantity = named(reading)
+            order = self._seen.setdefault(quantity, {})
+            if reading.variable in order or len(order) >= MAX_OBJECTS:
                 continue
-            place = order[reading.variable] = len(order) + 1
-            held = frozenset((Property(IS, thing, _written(reading.value)),))
+            position = order[reading.variable] = len(order) + 1
+            held = frozenset((Property(IS, quantity, _written(reading.value)),))
             # `failed` is None: it has no other value.
-            yield Occasion(Subject(thing, f"{GRAIN} {place}"), (), held, None, reading.call, (reading.variable,))
+            yield Occasion(Subject(quantity, f"{GRAIN} {position}"), (), held, None, reading.call, (reading.variable,))
 
     def forget(self) -> None:
         """Of what comes later it is not known whether it is the first."""
@@ -80,19 +79,19 @@ class Configuration:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        api = _APIS.get(subject.api.partition(".")[0])
-        read = readings(subject.api) if subject.api != PRECISION else frozenset[tuple[str, str]]()
-        return Demand(frozenset((api,)) if api else frozenset(), read)
+        api = _API_BY_KIND.get(subject.api.partition(".")[0])
+        demand = Demand.of_calls(api) if api else NOTHING
+        return demand if subject.api == PRECISION else demand | Demand.of_readings(subject.api)
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         return False
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
-        place = subject.grain.removeprefix(f"{GRAIN} ")
-        which = "" if place == "1" else f" (number {place})"
-        return f"the {said(subject.api)}{which} is {prop.detail}"
+        position = subject.grain.removeprefix(f"{GRAIN} ")
+        which = "" if position == "1" else f" (number {position})"
+        return f"the {phrase_for(subject.api)}{which} is {prop.detail}"
 
 
 def _precision(window: Window) -> Iterator[Occasion]:
@@ -110,7 +109,7 @@ def _is_setting(reading: Reading, window: Window) -> bool:
     if reading.kind == "hyperparameter":  # what is read when a state is loaded is what another run had
         call = window.by_seq.get(reading.call)
         return reading.attribute != "keys" and call is not None and call.levels[-1] == UPDATE
-    return reading.attribute in _OF_KINDS.get(reading.kind, ())
+    return reading.attribute in _SETTINGS_BY_KIND.get(reading.kind, ())
 
 
 def _written(value: FactValue) -> str:

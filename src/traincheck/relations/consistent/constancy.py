@@ -21,20 +21,20 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from traincheck.relations.base import context_of, fate
-from traincheck.relations.parts import SCHEDULE, TIME, UPDATE, calls_of, is_figure, named, readings, said
+from traincheck.relations.base import context_of, outcome_of
+from traincheck.relations.parts import SCHEDULE, TIME, UPDATE, calls_of, is_figure, named, phrase_for
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, Call, Reading, Window
 from traincheck.vocab.facts import Facts, FactValue, facts, merged, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import KEEPS, STAYS
 
-STAYS, KEEPS = "stays", "keeps"
 FROZEN = "frozen"
 LOAD = "torch.optim.Optimizer.load_state_dict"
 REQUIRES_GRAD = "parameter.requires_grad"
 KEYS, TIED, PARAMETER_DATA = "hyperparameter.keys", "parameter.tied", "parameter.data"
 
-_OF_PARAMETERS = ("requires_grad", "dtype", "shape")
+_PARAMETER_ATTRIBUTES = ("requires_grad", "dtype", "shape")
 _SCHEDULED = ("lr", "keys")
 """Entries of a parameter group that have rules of their own."""
 
@@ -53,7 +53,7 @@ class _Value:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _Tracked:
     """One attribute of all its variables: values now, and of what has changed the value at each optimizer's last step.
 
     A variable that was not there then has None in `since`.
@@ -75,8 +75,8 @@ class _Kept:
         old = self.values.get(reading.variable)
         if old is not None and old.value == reading.value:
             return
-        for changed in self.since.values():
-            changed.setdefault(reading.variable, old)
+        for changes in self.since.values():
+            changes.setdefault(reading.variable, old)
         # For the next change the state before it is what tells an honest exception: a frozen one is let go, say.
         context = reading.context
         if reading.attribute == "requires_grad":
@@ -107,11 +107,11 @@ class _Kept:
 
 
 def _grouped(values: dict[str, _Value], without: set[str] | tuple[str, ...]) -> dict[Facts, tuple[str, ...]]:
-    found: dict[Facts, list[str]] = {}
-    for name, kept in values.items():
+    groups: dict[Facts, list[str]] = {}
+    for name, state in values.items():
         if name not in without:
-            found.setdefault(kept.context, []).append(name)
-    return {context: tuple(names) for context, names in found.items()}
+            groups.setdefault(state.context, []).append(name)
+    return {context: tuple(names) for context, names in groups.items()}
 
 
 class Constancy:
@@ -122,7 +122,7 @@ class Constancy:
         self.forget()
 
     def forget(self) -> None:
-        self._kept: dict[tuple[str, str], _Kept] = {}
+        self._tracked: dict[tuple[str, str], _Tracked] = {}
         self._entries: dict[str, dict[str, frozenset[str]]] = {}
         self._tied: set[str] = set()
         self._scheduled.clear()
@@ -134,63 +134,65 @@ class Constancy:
             if general == SCHEDULE:
                 self._scheduled = dict.fromkeys(self._scheduled, True)
                 continue
-            told = [reading for reading in window.readings_of.get(call.seq, ()) if reading.role == LIVE]
-            yield from self._of_entries(call, window, told)
+            live_readings = [reading for reading in window.readings_of.get(call.seq, ()) if reading.role == LIVE]
+            yield from self._of_entries(call, window, live_readings)
             if general == LOAD:  # it is what a load is for, to change what is set
-                for key in [key for key in self._kept if key[1] == call.receiver]:
-                    del self._kept[key]
+                for key in [key for key in self._tracked if key[1] == call.receiver]:
+                    del self._tracked[key]
                 continue
-            yield from self._of_values(call, window, told)
+            yield from self._of_values(call, window, live_readings)
             yield from self._of_ties(call, window)
 
-    def _of_values(self, call: Call, window: Window, told: list[Reading]) -> Iterator[Occasion]:
-        for reading in told:
-            if _stays(reading):
+    def _of_values(self, call: Call, window: Window, live_readings: list[Reading]) -> Iterator[Occasion]:
+        for reading in live_readings:
+            if _is_tracked(reading):
                 owner = call.receiver if reading.kind == "hyperparameter" else ""
-                self._kept.setdefault((named(reading), owner), _Kept()).take(reading)
+                self._tracked.setdefault((named(reading), owner), _Tracked()).take(reading)
         scheduled = self._scheduled.get(call.receiver, False)
         self._scheduled[call.receiver] = False
-        for (thing, owner), kept in self._kept.items():
+        for (quantity, owner), tracked in self._tracked.items():
             if owner not in ("", call.receiver):
                 continue
-            fates = list(kept.step(call.receiver))
-            if owner and scheduled and not kept.not_scheduled(all(so for _, _, so in fates)):
+            outcomes = list(tracked.step(call.receiver))
+            if owner and scheduled and not tracked.not_scheduled(all(holds for _, _, holds in outcomes)):
                 continue
-            for context, variables, so in fates:
-                subject, prop = _stays_what(thing, frozen=_is_frozen(thing, context))
-                yield _occasion(subject, context, window, prop, so, call, variables)
+            for context, variables, holds in outcomes:
+                subject, prop = _subject_and_property(quantity, frozen=_is_frozen(quantity, context))
+                yield _occasion(subject, context, window, prop, holds, call, variables)
 
-    def _of_entries(self, call: Call, window: Window, told: list[Reading]) -> Iterator[Occasion]:
-        known = self._entries.setdefault(call.receiver, {})
-        fates = dict.fromkeys(known, True) if call.levels[-1] == UPDATE else {}
-        for reading in told:
+    def _of_entries(self, call: Call, window: Window, live_readings: list[Reading]) -> Iterator[Occasion]:
+        entries_by_group = self._entries.setdefault(call.receiver, {})
+        outcomes = dict.fromkeys(entries_by_group, True) if call.levels[-1] == UPDATE else {}
+        for reading in live_readings:
             if named(reading) == KEYS:
-                entries = frozenset(str(reading.value).split("+"))
-                if reading.variable in known:
-                    so = known[reading.variable] <= entries
-                    fates[reading.variable] = so and fates.get(reading.variable, True)
-                known[reading.variable] = entries
-        for so in (True, False):
-            names = tuple(name for name, fate in fates.items() if fate is so)
+                new_entries = frozenset(str(reading.value).split("+"))
+                if reading.variable in entries_by_group:
+                    holds = entries_by_group[reading.variable] <= new_entries
+                    outcomes[reading.variable] = holds and outcomes.get(reading.variable, True)
+                entries_by_group[reading.variable] = new_entries
+        for holds in (True, False):
+            names = tuple(name for name, kept in outcomes.items() if kept is holds)
             if names:
                 prop = Property(KEEPS, KEYS)
-                yield _occasion(Subject(KEYS, TIME), (), window, prop, so, call, names)
+                yield _occasion(Subject(KEYS, TIME), (), window, prop, holds, call, names)
 
     def _of_ties(self, call: Call, window: Window) -> Iterator[Occasion]:
-        alike = [change for change, _ in window.together if change.call == call.seq and change.kind == "parameter"]
-        if not self._tied and not any(value_of(change.context, "tied") is True for change in alike):
+        parameter_changes = [
+            change for change, _ in window.change_groups if change.call == call.seq and change.kind == "parameter"
+        ]
+        if not self._tied and not any(value_of(change.context, "tied") is True for change in parameter_changes):
             return
-        fates: dict[tuple[Facts, bool], list[str]] = {}
-        told: dict[int, bool] = {}  # contexts are few and shared, variables are many
+        outcomes: dict[tuple[Facts, bool], list[str]] = {}
+        tied_by_context: dict[int, bool] = {}  # contexts are few and shared, variables are many
         for change in window.changes_of.get(call.seq, ()):
             if change.kind != "parameter" or change.attribute != "data":
                 continue
-            tied = told.get(id(change.context))
+            tied = tied_by_context.get(id(change.context))
             if tied is None:
-                tied = told[id(change.context)] = value_of(change.context, "tied") is True
+                tied = tied_by_context[id(change.context)] = value_of(change.context, "tied") is True
             if change.variable in self._tied:
                 context = facts(requires_grad=value_of(change.context, "requires_grad"))
-                fates.setdefault((context, tied), []).append(change.variable)
+                outcomes.setdefault((context, tied), []).append(change.variable)
                 if not tied:
                     self._tied.discard(change.variable)
             elif tied:
@@ -198,7 +200,7 @@ class Constancy:
         if len(self._tied) > MOST_VARIABLES:
             self._tied.clear()
         prop = Property(STAYS, TIED)
-        for (context, tied), names in fates.items():
+        for (context, tied), names in outcomes.items():
             yield _occasion(Subject(TIED, TIME), context, window, prop, tied, call, tuple(names))
 
     @staticmethod
@@ -208,14 +210,14 @@ class Constancy:
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         if subject.api == TIED:
-            return Demand(frozenset((UPDATE,)), frozenset(((UPDATE, PARAMETER_DATA),)))
+            return Demand.of_calls(UPDATE, changes=(PARAMETER_DATA,))
         apis = {UPDATE}
         if subject.api.startswith("hyperparameter."):
             apis |= {SCHEDULE, LOAD}
-        return Demand(frozenset(apis), readings(subject.api))
+        return Demand.of_calls(*apis) | Demand.of_readings(subject.api)
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         # To let frozen layers go one by one is a way to train.
         return prop.verb == STAYS and prop.detail == FROZEN
 
@@ -227,22 +229,22 @@ class Constancy:
             return "weights that are tied stay tied from one update to the next"
         if subject.api == REQUIRES_GRAD:
             return f"a parameter that is {prop.detail or 'trainable'} stays so from one update to the next"
-        return f"the {said(subject.api)} stays as it is from one update to the next"
+        return f"the {phrase_for(subject.api)} stays as it is from one update to the next"
 
 
-def _is_frozen(thing: str, context: Facts) -> bool:
-    return thing == REQUIRES_GRAD and value_of(context, "requires_grad") is False
+def _is_frozen(quantity: str, context: Facts) -> bool:
+    return quantity == REQUIRES_GRAD and value_of(context, "requires_grad") is False
 
 
 @functools.lru_cache(1_000)
-def _stays_what(thing: str, *, frozen: bool) -> tuple[Subject, Property]:
+def _subject_and_property(quantity: str, *, frozen: bool) -> tuple[Subject, Property]:
     """The property: that a trainable parameter is frozen and that a frozen one is let go are two things."""
-    return Subject(thing, TIME), Property(STAYS, thing, FROZEN if frozen else "")
+    return Subject(quantity, TIME), Property(STAYS, quantity, FROZEN if frozen else "")
 
 
-def _stays(reading: Reading) -> bool:
+def _is_tracked(reading: Reading) -> bool:
     if reading.kind == "parameter":
-        return reading.attribute in _OF_PARAMETERS
+        return reading.attribute in _PARAMETER_ATTRIBUTES
     return reading.kind == "hyperparameter" and reading.attribute not in _SCHEDULED and is_figure(reading.value)
 
 
@@ -251,8 +253,8 @@ def _occasion(
     context: Facts,
     window: Window,
     prop: Property,
-    so: bool,
+    holds: bool,
     call: Call,
     variables: tuple[str, ...],
 ) -> Occasion:
-    return Occasion(subject, context_of(context, window.stage), *fate(prop, so), call.seq, variables)
+    return Occasion(subject, context_of(context, window.stage), *outcome_of(prop, holds), call.seq, variables)

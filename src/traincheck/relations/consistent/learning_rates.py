@@ -18,13 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from traincheck.relations.base import context_of, fate
-from traincheck.relations.parts import SCHEDULE, UPDATE, calls_of, named, number, outermost, readings
+from traincheck.relations.base import context_of, outcome_of
+from traincheck.relations.parts import SCHEDULE, UPDATE, calls_of, named, number, outermost
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, Call, Reading, Window
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import AGREES_WITH, DOES_NOT_HALVE
 
-AGREES, BEGINS = "agrees with", "does not halve"
 LR, SCHEDULED_LR = "hyperparameter.lr", "scheduler.lr"
 GRAIN, START = "schedule", "start"
 
@@ -35,7 +35,7 @@ LEAST_SHARE = 0.5
 _FIRST_GROUP = ".param_groups[0]"
 
 
-class Rates:
+class LearningRates:
     """Follows the learning rate of the first group of each optimizer, and of the scheduler."""
 
     def __init__(self) -> None:
@@ -57,36 +57,38 @@ class Rates:
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """One occasion at each update where there is something to compare the rate with."""
         for call in calls_of(window, UPDATE, SCHEDULE):
-            told = [reading for reading in window.readings_of.get(call.seq, ()) if reading.role == LIVE]
+            live_readings = [reading for reading in window.readings_of.get(call.seq, ()) if reading.role == LIVE]
             if call.levels[-1] == UPDATE:
-                yield from self._of_update(call, window, told)
+                yield from self._of_update(call, window, live_readings)
             elif outermost(call, window):
                 self._schedulers.add(call.receiver)
-                self._announced = next((number(r.value) for r in told if named(r) == SCHEDULED_LR), None)
+                self._announced = next((number(r.value) for r in live_readings if named(r) == SCHEDULED_LR), None)
 
-    def _of_update(self, call: Call, window: Window, told: list[Reading]) -> Iterator[Occasion]:
+    def _of_update(self, call: Call, window: Window, live_readings: list[Reading]) -> Iterator[Occasion]:
         optimizer = call.receiver
-        old = self._rates.get(optimizer)
-        for reading in told:
-            rate = number(reading.value)
-            if named(reading) == LR and reading.variable.endswith(_FIRST_GROUP) and rate is not None:
-                self._rates[optimizer] = rate
+        old_rate = self._rates.get(optimizer)
+        for reading in live_readings:
+            new_rate = number(reading.value)
+            if named(reading) == LR and reading.variable.endswith(_FIRST_GROUP) and new_rate is not None:
+                self._rates[optimizer] = new_rate
         steps = self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
-        now = self._rates.get(optimizer)
-        if now is None:
+        rate_now = self._rates.get(optimizer)
+        if rate_now is None:
             return
         group = (optimizer + _FIRST_GROUP,)
-        if old is not None and self._from_start and steps <= FIRST_STEPS:
-            yield _occasion(START, Property(BEGINS, LR), now >= LEAST_SHARE * old, call, window, group)
+        if old_rate is not None and self._from_start and steps <= FIRST_STEPS:
+            yield _occasion(
+                START, Property(DOES_NOT_HALVE, LR), rate_now >= LEAST_SHARE * old_rate, call, window, group
+            )
         if self._announced is not None and len(self._schedulers) == len(self._steps) == 1:
-            agrees = math.isclose(now, self._announced, rel_tol=1e-6, abs_tol=1e-12)
+            agrees = math.isclose(rate_now, self._announced, rel_tol=1e-6, abs_tol=1e-12)
             (scheduler,) = self._schedulers
             pair = optimizer, scheduler
             if not (self._from_start or agrees or pair in self._agreed):
                 return
             if agrees:
                 self._agreed.add(pair)
-            yield _occasion(GRAIN, Property(AGREES, SCHEDULED_LR), agrees, call, window, group)
+            yield _occasion(GRAIN, Property(AGREES_WITH, SCHEDULED_LR), agrees, call, window, group)
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -95,11 +97,11 @@ class Rates:
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         if subject.grain == START:
-            return Demand(frozenset((UPDATE,)), readings(LR))
-        return Demand(frozenset((UPDATE, SCHEDULE)), readings(LR, SCHEDULED_LR))
+            return Demand.of_calls(UPDATE) | Demand.of_readings(LR)
+        return Demand.of_calls(UPDATE, SCHEDULE) | Demand.of_readings(LR, SCHEDULED_LR)
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         return False
 
     @staticmethod
@@ -111,6 +113,8 @@ class Rates:
         return "the learning rate that an optimizer uses is the one that its scheduler has set"
 
 
-def _occasion(grain: str, prop: Property, so: bool, call: Call, window: Window, variables: tuple[str, ...]) -> Occasion:
+def _occasion(
+    grain: str, prop: Property, holds: bool, call: Call, window: Window, variables: tuple[str, ...]
+) -> Occasion:
     context = context_of((), window.stage)
-    return Occasion(Subject(LR, grain), context, *fate(prop, so), call.seq, variables)
+    return Occasion(Subject(LR, grain), context, *outcome_of(prop, holds), call.seq, variables)

@@ -1,6 +1,6 @@
 """Ranks that are alike: which pairs of them are compared, and what is remembered of which.
 
-Where ranks are known to hold the same (`Window.alike`), one is compared for all of them, and what is found holds for
+Where ranks are known to hold the same (`Window.shared`), one is compared for all of them, and what is found holds for
 the others too.
 """
 
@@ -21,10 +21,10 @@ Classes = dict[int, frozenset[int]]
 
 def classes_of(windows: Sequence[Window]) -> Classes:
     """Which of the windows tell for which ranks."""
-    found: dict[int, list[int]] = {}
+    ranks_by_leader: dict[int, list[int]] = {}
     for window in windows:
-        found.setdefault(window.values_of, []).append(window.rank)
-    return {leader: frozenset(ranks) for leader, ranks in found.items()}
+        ranks_by_leader.setdefault(window.values_of, []).append(window.rank)
+    return {leader: frozenset(ranks) for leader, ranks in ranks_by_leader.items()}
 
 
 def pairs_of(ranks: Sequence[int]) -> set[tuple[int, int]]:
@@ -34,32 +34,32 @@ def pairs_of(ranks: Sequence[int]) -> set[tuple[int, int]]:
     return {*((ranks[0], other) for other in ranks[1:]), *pairwise(ranks)}
 
 
-class Kept:
+class AgreedVariables:
     """Which variables ranks held alike after an earlier update that changed them."""
 
     def __init__(self) -> None:
         self._of: dict[frozenset[int], set[str]] = {}
         self._last: dict[int, frozenset[int]] = {}
 
-    def pairs(self, alike: Classes) -> set[tuple[int, int]]:
+    def pairs(self, classes: Classes) -> set[tuple[int, int]]:
         """Of those that are alike the first two, and of those that were alike in the last step, but are no more, each
         with the next: what they hold is in their windows only."""
-        found = {(leader, min(ranks - {leader})) for leader, ranks in alike.items() if len(ranks) > 1}
-        were = {ranks for leader in alike if len(ranks := self._last.get(leader, frozenset())) > 1}
-        for ranks in were:
-            found.update(pairwise(sorted(ranks.intersection(alike))))
-        self._last = {rank: ranks for ranks in alike.values() for rank in ranks}
-        return found
+        pairs = {(leader, min(ranks - {leader})) for leader, ranks in classes.items() if len(ranks) > 1}
+        split_classes = {ranks for leader in classes if len(ranks := self._last.get(leader, frozenset())) > 1}
+        for ranks in split_classes:
+            pairs.update(pairwise(sorted(ranks.intersection(classes))))
+        self._last = {rank: ranks for ranks in classes.values() for rank in ranks}
+        return pairs
 
-    def of(self, one: int, other: int, alike: Classes) -> Names:
+    def of(self, first: int, second: int, classes: Classes) -> VariableNames:
         """Those of two ranks; what is added to them is so of all ranks that are like either."""
-        ranks = alike[one] | alike.get(other, alike[one])
-        more = [names for held, names in self._of.items() if len(held) > 2 and one in held and other in held]
-        own = self._of.get(frozenset((one, other)), set())
-        return Names([self._of.setdefault(ranks, set()), own, *more])
+        ranks = classes[first] | classes.get(second, classes[first])
+        more = [names for held, names in self._of.items() if len(held) > 2 and first in held and second in held]
+        own = self._of.get(frozenset((first, second)), set())
+        return VariableNames([self._of.setdefault(ranks, set()), own, *more])
 
 
-class Names(NamedTuple):
+class VariableNames(NamedTuple):
     """A union of sets, of which the first takes what is added."""
 
     sets: list[set[str]]

@@ -12,21 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from traincheck.relations.base import context_of, fate
-from traincheck.relations.parts import FORWARD, calls_of, named, number, readings
+from traincheck.relations.base import context_of, outcome_of
+from traincheck.relations.parts import FORWARD, calls_of, named, number
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import TRAIN, Call, Change, Window
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import HAS_TAKEN_EFFECT, IS_AS_BUILT, IS_UPDATED_BEFORE_USE
 
 OWN_TRAIN, ATTRIBUTES, MADE = "module.own_train", "module.attributes", "buffer.made"
 BUFFER_DATA = "buffer.data"
 AS_BUILT = "as built"
 GRAIN = "readiness"
 
-IN_FORCE = Property("has taken effect", OWN_TRAIN)
-KEPT = Property("is as built", ATTRIBUTES)
-FIRST_UPDATED = Property("is updated before it is used", BUFFER_DATA)
+IN_FORCE = Property(HAS_TAKEN_EFFECT, OWN_TRAIN)
+KEPT = Property(IS_AS_BUILT, ATTRIBUTES)
+FIRST_UPDATED = Property(IS_UPDATED_BEFORE_USE, BUFFER_DATA)
 
 MOST_VARIABLES = 100_000
 """Beyond this a program makes modules in a loop; what was kept of them is forgotten, so that memory is bounded."""
@@ -47,27 +48,27 @@ class Readiness:
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """Occasions at the first call of a model (its attributes), and at calls in training."""
         for call in calls_of(window, FORWARD):
-            yield from self._of_readings(call, window)
+            yield from self._judge_attributes(call, window)
             if value_of(call.context, "outermost") is True:
-                yield from self._of_trains(call, window)
+                yield from self._judge_train_methods(call, window)
             if self._random:
-                yield from self._of_buffers(call, window)
+                yield from self._judge_buffers(call, window)
         if len(self._in_force) + len(self._random) > MOST_VARIABLES:
             self.forget()
 
-    def _of_readings(self, call: Call, window: Window) -> Iterator[Occasion]:
+    def _judge_attributes(self, call: Call, window: Window) -> Iterator[Occasion]:
         changed: dict[str, str] = {}
         judged = False
         for reading in window.readings_of.get(call.seq, ()):
-            thing = named(reading)
-            if thing == OWN_TRAIN:
+            quantity = named(reading)
+            if quantity == OWN_TRAIN:
                 self._in_force[reading.variable] = reading.value is True
-            elif thing == MADE:
+            elif quantity == MADE:
                 self._random[reading.variable] = True
                 made = number(reading.value)
                 if made is not None:
                     self._made[reading.variable] = int(made)
-            elif thing == ATTRIBUTES:
+            elif quantity == ATTRIBUTES:
                 judged = True
                 if reading.value != AS_BUILT:
                     changed[reading.variable] = str(reading.value)
@@ -77,41 +78,41 @@ class Readiness:
             names = tuple(changed) or (call.receiver,)
             yield _occasion(Subject(ATTRIBUTES, GRAIN), KEPT, not changed, call, window, names, note=note)
 
-    def _of_trains(self, call: Call, window: Window) -> Iterator[Occasion]:
+    def _judge_train_methods(self, call: Call, window: Window) -> Iterator[Occasion]:
         if window.stage != TRAIN or value_of(call.context, "grad_mode") != "on":
             return
         own = [name for name in self._in_force if name == call.receiver or name.startswith(f"{call.receiver}.")]
-        for so in (True, False):
-            names = tuple(name for name in own if self._in_force[name] is so)
+        for holds in (True, False):
+            names = tuple(name for name in own if self._in_force[name] is holds)
             if names:
-                note = "" if so else f"the train() of {names[0]} was never called, and nothing in it is frozen"
-                yield _occasion(Subject(OWN_TRAIN, GRAIN), IN_FORCE, so, call, window, names, note=note)
+                note = "" if holds else f"the train() of {names[0]} was never called, and nothing in it is frozen"
+                yield _occasion(Subject(OWN_TRAIN, GRAIN), IN_FORCE, holds, call, window, names, note=note)
 
-    def _of_buffers(self, call: Call, window: Window) -> Iterator[Occasion]:
+    def _judge_buffers(self, call: Call, window: Window) -> Iterator[Occasion]:
         training = value_of(call.context, "training") is True
-        fates: dict[bool, list[str]] = {}
+        outcomes: dict[bool, list[str]] = {}
         for change in window.changes_of.get(call.seq, ()):
             name = change.variable
             if change.kind != "buffer" or name not in self._random:
                 continue
             if training and change.changed:
-                fates.setdefault(self._random[name], []).append(name)
+                outcomes.setdefault(self._random[name], []).append(name)
                 self._made.pop(name, None)
             elif not training and not change.changed and self._random[name] and self._is_made(change):
                 self._random[name] = False
                 self._sites[name] = call.site, window.step
-        for so, names in fates.items():
-            site, step = self._sites.get(names[0], ("", 0)) if not so else ("", 0)
+        for holds, names in outcomes.items():
+            site, step = self._sites.get(names[0], ("", 0)) if not holds else ("", 0)
             note = (
                 ""
-                if so
+                if holds
                 else (
                     f"{names[0]} still had the random numbers that it was made with when the model was called in "
                     f"evaluation mode (after step {step}); training updates it only now"
                 )
             )
             subject = Subject(BUFFER_DATA, GRAIN)
-            yield _occasion(subject, FIRST_UPDATED, so, call, window, tuple(names), site=site, note=note)
+            yield _occasion(subject, FIRST_UPDATED, holds, call, window, tuple(names), site=site, note=note)
 
     def _is_made(self, change: Change) -> bool:
         """Whether a buffer holds the numbers that it was made with."""
@@ -124,11 +125,11 @@ class Readiness:
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         if subject.api == BUFFER_DATA:
-            return Demand(frozenset((FORWARD,)), readings(MADE) | {(FORWARD, BUFFER_DATA)})
-        return Demand(frozenset((FORWARD,)), readings(subject.api))
+            return Demand.of_calls(FORWARD, changes=(BUFFER_DATA,)) | Demand.of_readings(MADE)
+        return Demand.of_calls(FORWARD) | Demand.of_readings(subject.api)
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         return False
 
     @staticmethod
@@ -149,7 +150,7 @@ def _of_attribute(variable: str, value: str, others: int) -> str:
 def _occasion(
     subject: Subject,
     prop: Property,
-    so: bool,
+    holds: bool,
     call: Call,
     window: Window,
     variables: tuple[str, ...],
@@ -157,4 +158,4 @@ def _occasion(
     site: str = "",
     note: str = "",
 ) -> Occasion:
-    return Occasion(subject, context_of((), window.stage), *fate(prop, so), call.seq, variables, site, note)
+    return Occasion(subject, context_of((), window.stage), *outcome_of(prop, holds), call.seq, variables, site, note)

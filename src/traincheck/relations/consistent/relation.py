@@ -21,33 +21,34 @@ from typing import ClassVar
 from traincheck.relations.consistent import buffers, replicas
 from traincheck.relations.consistent.batches import Batches
 from traincheck.relations.consistent.buffers import Buffers
-from traincheck.relations.consistent.checkpoint_match import Copies
-from traincheck.relations.consistent.configuration import IS, Configuration
+from traincheck.relations.consistent.checkpoint_match import CheckpointMatch
+from traincheck.relations.consistent.configuration import Configuration
 from traincheck.relations.consistent.constancy import Constancy
-from traincheck.relations.consistent.learning_rates import Rates
+from traincheck.relations.consistent.learning_rates import LearningRates
 from traincheck.relations.consistent.readiness import Readiness
-from traincheck.relations.consistent.replayed_steps import Recomputed
+from traincheck.relations.consistent.replayed_steps import ReplayedSteps
 from traincheck.relations.consistent.replicas import Replicas
 from traincheck.relations.consistent.restarts import Restarts
-from traincheck.relations.consistent.train_mode_restored import Modes
-from traincheck.relations.parts import Composite, Part
+from traincheck.relations.consistent.train_mode_restored import TrainModeRestored
+from traincheck.relations.parts import Composite, RelationPart
 from traincheck.vocab.events import Window
 from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
+from traincheck.vocab.properties import IS
 
 
 class Consistent(Composite):
     """See the module's docstring."""
 
     name: ClassVar[str] = "Consistent"
-    parts: ClassVar[tuple[type[Part], ...]] = (
-        Copies,
+    parts: ClassVar[tuple[type[RelationPart], ...]] = (
+        CheckpointMatch,
         Constancy,
-        Modes,
-        Rates,
+        TrainModeRestored,
+        LearningRates,
         Configuration,
         Readiness,
         Restarts,
-        Recomputed,
+        ReplayedSteps,
         Batches,
         Buffers,
         Replicas,
@@ -63,7 +64,7 @@ class Consistent(Composite):
         if self._compares and len(windows) > 1:
             for part in self._comparing:
                 for occasion in part.across(windows):
-                    if self._wanted(occasion.subject):
+                    if self._is_requested(occasion.subject):
                         yield occasion
 
     @staticmethod

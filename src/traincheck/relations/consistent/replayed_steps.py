@@ -13,17 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from traincheck.relations.base import context_of, fate
-from traincheck.relations.parts import named, readings
+from traincheck.relations.base import context_of, outcome_of
+from traincheck.relations.parts import named
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Reading, Window
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
-from traincheck.vocab.ranks import NOT_APART, Apart, named_ranks
+from traincheck.vocab.properties import REPEATS
+from traincheck.vocab.ranks import NONE_DIFFER, DifferingRanks, named_ranks
 from traincheck.vocab.replayed_computations import ELSEWHERE, KIND, PERSISTENT, SAME, TRANSIENT, UNDECIDED
 
 GRAIN = "again"
-REPEATS = "repeats"
 EXACT = Property(REPEATS, "to the last bit")
 DECIDED = Property(REPEATS, "or it is known why not")
 WAYS = {
@@ -35,17 +35,21 @@ ELSEWHERE_ENDS = "from the same state, twice"
 """How notes end. Causes know them by it."""
 
 
-def _of_ranks(reading: Reading) -> tuple[str, Apart]:
+def _rank_difference(reading: Reading) -> tuple[str, DifferingRanks]:
     """What another rank found, in words, and which ranks differ."""
-    told = dict(reading.context)
-    ranks = tuple(int(rank) for rank in str(told["ranks"]).split("+"))
-    who = named_ranks(ranks)
-    differ = f"{who} computed something else than the others" if len(ranks) == 1 else f"{who} computed different things"
-    note = f"in step {told['step']}, {differ}: {told['first']}, in the {told['part']} of {reading.variable}, "
-    return note + ELSEWHERE_ENDS, Apart(ranks, int(str(told["compared"])))
+    details = dict(reading.context)
+    ranks = tuple(int(rank) for rank in str(details["ranks"]).split("+"))
+    ranks_phrase = named_ranks(ranks)
+    differ = (
+        f"{ranks_phrase} computed something else than the others"
+        if len(ranks) == 1
+        else f"{ranks_phrase} computed different things"
+    )
+    note = f"in step {details['step']}, {differ}: {details['first']}, in the {details['part']} of {reading.variable}, "
+    return note + ELSEWHERE_ENDS, DifferingRanks(ranks, int(str(details["compared"])))
 
 
-class Recomputed:
+class ReplayedSteps:
     """Looks at one window at a time."""
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
@@ -53,16 +57,16 @@ class Recomputed:
         for reading in window.readings:
             if reading.kind != KIND:
                 continue
-            said, context = str(reading.value), context_of((), window.stage)
-            note, ranks = "", NOT_APART
-            if said != SAME and reading.attribute == ELSEWHERE:
-                note, ranks = _of_ranks(reading)
-            elif said != SAME:
+            verdict, context = str(reading.value), context_of((), window.stage)
+            note, ranks = "", NONE_DIFFER
+            if verdict != SAME and reading.attribute == ELSEWHERE:
+                note, ranks = _rank_difference(reading)
+            elif verdict != SAME:
                 first, step = value_of(reading.context, "first"), value_of(reading.context, "step")
                 note = f"in step {step}, {first} was not what it is when the {reading.attribute} of {reading.variable} "
-                note += f"is executed again from the same state; {WAYS.get(said, said)}"
-            decided = fate(DECIDED, said != UNDECIDED)
-            exact = fate(EXACT, said == SAME) if said != UNDECIDED else (frozenset(), frozenset())
+                note += f"is executed again from the same state; {WAYS.get(verdict, verdict)}"
+            decided = outcome_of(DECIDED, verdict != UNDECIDED)
+            exact = outcome_of(EXACT, verdict == SAME) if verdict != UNDECIDED else (frozenset(), frozenset())
             yield Occasion(
                 Subject(named(reading), GRAIN),
                 context,
@@ -84,10 +88,10 @@ class Recomputed:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand(states=readings(subject.api))
+        return Demand.of_readings(subject.api)
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         return False
 
     @staticmethod

@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from traincheck.relations.base import context_of, fate
-from traincheck.relations.parts import UPDATE, calls_of, is_figure, named, number, readings, said
+from traincheck.relations.base import context_of, outcome_of
+from traincheck.relations.parts import UPDATE, calls_of, is_figure, named, number, phrase_for
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, Call, Reading, Window
 from traincheck.vocab.facts import FactValue
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import TAKES_OVER
 
-TAKES_OVER = "takes over"
 GRAIN = "restart"
 STEP, PARAMETER_DATA = "optimizer_state.step", "parameter.data"
 _HYPERPARAMETER = "hyperparameter"
@@ -58,47 +58,47 @@ class Restarts:
 
     def __init__(self) -> None:
         self._from_start = True
-        self._known: dict[str, _Optimizer] = {}
+        self._optimizers: dict[str, _Optimizer] = {}
 
     def forget(self) -> None:
         """From now on the first step that is seen of an optimizer need not be its first."""
         self._from_start = False
-        self._known.clear()
+        self._optimizers.clear()
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """One occasion for each setting at each step of an optimizer that goes on for another."""
         if not self._from_start:
             return
         for call in calls_of(window, UPDATE):
-            known = self._known.get(call.receiver)
-            if known is None:
-                if len(self._known) >= MOST_OPTIMIZERS:
-                    del self._known[next(iter(self._known))]
-                known = self._known[call.receiver] = _Optimizer()
+            optimizer = self._optimizers.get(call.receiver)
+            if optimizer is None:
+                if len(self._optimizers) >= MOST_OPTIMIZERS:
+                    del self._optimizers[next(iter(self._optimizers))]
+                optimizer = self._optimizers[call.receiver] = _Optimizer()
             for reading in window.readings_of.get(call.seq, ()):
                 if reading.role == LIVE and reading.kind == _HYPERPARAMETER and reading.attribute not in _OTHER:
-                    known.take(reading)
+                    optimizer.take(reading)
                 elif named(reading) == STEP:
-                    known.count = number(reading.value) or 0
-            known.steps += 1
-            if known.steps == 1:
-                self._begins(call, window, known)
-            if known.before is not None:
-                yield from _judge(known, known.before, call, window)
+                    optimizer.count = number(reading.value) or 0
+            optimizer.steps += 1
+            if optimizer.steps == 1:
+                self._begins(call, window, optimizer)
+            if optimizer.before is not None:
+                yield from _judge(optimizer, optimizer.before, call, window)
 
-    def _begins(self, call: Call, window: Window, known: _Optimizer) -> None:
-        known.parameters = frozenset(
+    def _begins(self, call: Call, window: Window, optimizer: _Optimizer) -> None:
+        optimizer.parameters = frozenset(
             _unnumbered(change.variable)
             for change in window.changes_of.get(call.seq, ())
             if change.kind == "parameter" and change.owner == call.receiver
         )
-        if known.count <= 1 or not known.parameters:
+        if optimizer.count <= 1 or not optimizer.parameters:
             return
-        for name, other in reversed(self._known.items()):
-            alike = _unnumbered(name) == _unnumbered(call.receiver) and other.parameters == known.parameters
-            if other is not known and alike and other.count >= known.count - 1:
-                known.before, known.name_before = other, name
-                other.before = None
+        for name, earlier in reversed(self._optimizers.items()):
+            same_model = _unnumbered(name) == _unnumbered(call.receiver) and earlier.parameters == optimizer.parameters
+            if earlier is not optimizer and same_model and earlier.count >= optimizer.count - 1:
+                optimizer.before, optimizer.name_before = earlier, name
+                earlier.before = None
                 return
 
     @staticmethod
@@ -107,38 +107,38 @@ class Restarts:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand(frozenset((UPDATE,)), readings(subject.api, STEP) | {(UPDATE, PARAMETER_DATA)})
+        return Demand.of_calls(UPDATE, changes=(PARAMETER_DATA,)) | Demand.of_readings(subject.api, STEP)
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         return False
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
-        return f"an optimizer that goes on where another one stopped has the same {said(subject.api)} as that one"
+        return f"an optimizer that goes on where another one stopped has the same {phrase_for(subject.api)} as that one"
 
 
-def _judge(known: _Optimizer, before: _Optimizer, call: Call, window: Window) -> Iterator[Occasion]:
+def _judge(optimizer: _Optimizer, before: _Optimizer, call: Call, window: Window) -> Iterator[Occasion]:
     by_attribute: dict[str, list[tuple[str, bool]]] = {}
     for key, old in before.settings.items():
-        if is_figure(old) and key not in before.varied and key in known.settings:
-            by_attribute.setdefault(key[1], []).append((key[0], known.settings[key] == old))
-    for attribute, fates in by_attribute.items():
-        thing = f"{_HYPERPARAMETER}.{attribute}"
-        lost = [group for group, so in fates if not so]
+        if is_figure(old) and key not in before.varied and key in optimizer.settings:
+            by_attribute.setdefault(key[1], []).append((key[0], optimizer.settings[key] == old))
+    for attribute, results in by_attribute.items():
+        quantity = f"{_HYPERPARAMETER}.{attribute}"
+        lost = [group for group, same in results if not same]
         note = ""
         if lost:
             key = lost[0], attribute
             note = (
-                f"{attribute} of {call.receiver}.{lost[0]} is {known.settings[key]} after the restart, and was "
-                f"{before.settings[key]} in {known.name_before} before it"
+                f"{attribute} of {call.receiver}.{lost[0]} is {optimizer.settings[key]} after the restart, and was "
+                f"{before.settings[key]} in {optimizer.name_before} before it"
             )
         yield Occasion(
-            Subject(thing, GRAIN),
+            Subject(quantity, GRAIN),
             context_of((), window.stage),
-            *fate(Property(TAKES_OVER, thing), not lost),
+            *outcome_of(Property(TAKES_OVER, quantity), not lost),
             call.seq,
-            tuple(f"{call.receiver}.{group}" for group in (lost or [group for group, _ in fates])),
+            tuple(f"{call.receiver}.{group}" for group in (lost or [group for group, _ in results])),
             note=note,
         )
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from traincheck.relations.base import context_of
-from traincheck.relations.parts import FORWARD, calls_of, named, readings
+from traincheck.relations.parts import FORWARD, calls_of, named
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, TRAIN, Call, Window
 from traincheck.vocab.facts import FactValue, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import RESTORES
 
-RESTORES = "restores"
 TRAINING = "module.training"
 GRAIN = "evaluation"
 
@@ -24,7 +24,7 @@ MOST_MODULES = 100_000
 """Beyond this a program makes modules in a loop; what was kept of them is forgotten, so that memory is bounded."""
 
 
-class Modes:
+class TrainModeRestored:
     """Follows the training flags of all modules."""
 
     def __init__(self) -> None:
@@ -55,12 +55,12 @@ class Modes:
 
     def _judge(self, call: Call, window: Window) -> Iterator[Occasion]:
         own = [name for name in self._before if name == call.receiver or name.startswith(f"{call.receiver}.")]
-        fates: dict[bool, list[str]] = {}
+        outcomes: dict[bool, list[str]] = {}
         for name in own:
-            fates.setdefault(self._before.pop(name) == self._flags[name], []).append(name)
+            outcomes.setdefault(self._before.pop(name) == self._flags[name], []).append(name)
         prop = frozenset((Property(RESTORES, TRAINING),))
-        for so, names in fates.items():
-            held, failed = (prop, frozenset[Property]()) if so else (frozenset[Property](), prop)
+        for restored, names in outcomes.items():
+            held, failed = (prop, frozenset[Property]()) if restored else (frozenset[Property](), prop)
             context = context_of((), window.stage)
             yield Occasion(Subject(TRAINING, GRAIN), context, held, failed, call.seq, tuple(names))
 
@@ -70,10 +70,10 @@ class Modes:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand(frozenset((FORWARD,)), readings(TRAINING))
+        return Demand.of_calls(FORWARD) | Demand.of_readings(TRAINING)
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         return False
 
     @staticmethod

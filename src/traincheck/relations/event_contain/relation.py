@@ -33,8 +33,8 @@ from operator import itemgetter
 from typing import ClassVar, NamedTuple
 
 from traincheck.relations.base import (
+    argument_demand,
     argument_in,
-    asks_for_argument,
     context_of,
     ended,
     fixed_arguments,
@@ -43,13 +43,13 @@ from traincheck.relations.base import (
     transitions,
     without_argument,
 )
-from traincheck.vocab.bounded_cache import Kept
+from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.demand import SOME_STATE, Demand
 from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, REGION, Call, Change, Window
 from traincheck.vocab.facts import Facts, merged, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import CHANGES, CONTAINS_CALL, CONTAINS_CHANGE, IS_CLEARED, IS_FILLED
 
-CALL, CHANGE = "contains call", "contains change"
 WITHIN = "calls"
 """The grain at which the calls inside a call are its properties."""
 
@@ -65,7 +65,7 @@ TORCH = "torch."
 
 STATE = "optimizer_state.data"
 
-SOME_DO = ("changes", "is cleared", "is filled")
+SOME_DO = (CHANGES, IS_CLEARED, IS_FILLED)
 """Transitions that say something when some variable makes them (that some variable does not change says nothing)."""
 
 
@@ -87,41 +87,43 @@ class EventContain:
 
     def __init__(self, interest: Set[Subject] | None = None) -> None:
         self._interest = interest
-        self._subjects: Kept[tuple[str, tuple[str, ...]], _Subjects] = Kept()
-        self._of_things: Kept[tuple[str, tuple[str, ...], str, str], tuple[Subject, ...]] = Kept()
+        self._subjects: BoundedCache[tuple[str, tuple[str, ...]], _Subjects] = BoundedCache()
+        self._subjects_by_change: BoundedCache[tuple[str, tuple[str, ...], str, str], tuple[Subject, ...]] = (
+            BoundedCache()
+        )
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         if not window.calls:
             return
-        wanted = [
+        requested = [
             (call, subjects)
-            for (kind, levels), alike in window.calls_like.items()
+            for (kind, levels), same_calls in window.calls_like.items()
             if (subjects := self._subjects_of(kind, levels)) is not _NO_SUBJECTS
-            for call in alike
+            for call in same_calls
         ]
-        wanted.sort(key=itemgetter(0))  # by `seq`
-        inner_calls = _calls_inside(window, {call.seq for call, subjects in wanted if subjects.calls is not None})
-        inner_changes = _changes_inside(window, {call.seq for call, subjects in wanted if subjects.changes})
-        partly = _partly_seen(window)
-        for call, subjects in wanted:
+        requested.sort(key=itemgetter(0))  # by `seq`
+        inner_calls = _calls_inside(window, {call.seq for call, subjects in requested if subjects.calls is not None})
+        inner_changes = _changes_inside(window, {call.seq for call, subjects in requested if subjects.changes})
+        partly_observed = _partly_seen(window)
+        for call, subjects in requested:
             if subjects.calls is not None:
                 inside = inner_calls.get(call.seq)
-                yield from _of_calls(subjects.calls, call, window, inside, seen=call.seq not in partly)
+                yield from _call_occasions(subjects.calls, call, window, inside, seen=call.seq not in partly_observed)
             if call.seq in inner_changes:
-                yield from _of_changes(subjects.changes, call, window, inner_changes[call.seq])
+                yield from _change_occasions(subjects.changes, call, window, inner_changes[call.seq])
         yield from self._of_variables(window)
 
     def _subjects_of(self, kind: str, levels: tuple[str, ...]) -> _Subjects:
         """What calls of these levels are occasions of."""
-        found = self._subjects.get((kind, levels))
-        if found is None:
-            calls = None if kind == REGION else next(self._wanted((levels[0],), WITHIN), None)
-            changes = () if kind == FUNCTION else tuple(self._wanted(_answerable(kind, levels), "call"))
-            found = _Subjects(calls, changes) if calls is not None or changes else _NO_SUBJECTS
-            self._subjects.put((kind, levels), found)
-        return found
+        subjects = self._subjects.get((kind, levels))
+        if subjects is None:
+            calls = None if kind == REGION else next(self._requested((levels[0],), WITHIN), None)
+            changes = () if kind == FUNCTION else tuple(self._requested(_answerable(kind, levels), "call"))
+            subjects = _Subjects(calls, changes) if calls is not None or changes else _NO_SUBJECTS
+            self._subjects.put((kind, levels), subjects)
+        return subjects
 
-    def _wanted(self, levels: Iterable[str], grain: str) -> Iterator[Subject]:
+    def _requested(self, levels: Iterable[str], grain: str) -> Iterator[Subject]:
         for level in levels:
             subject = Subject(level, grain)
             if self._interest is None or subject in self._interest:
@@ -129,43 +131,47 @@ class EventContain:
 
     def _of_variables(self, window: Window) -> Iterator[Occasion]:
         groups: dict[tuple[object, ...], tuple[Change, Call, tuple[Subject, ...], list[list[int]]]] = {}
-        for change, places in window.together:
+        for change, positions in window.change_groups:
             call = window.by_seq.get(change.call)
             # A call without a receiver (a backward) holds and owns nothing: which variables it concerns is not known.
             # What an optimizer keeps for each parameter, and which of it changes when, is its own affair.
             if change.kind == "optimizer_state" or call is None or not call.receiver or not ended(call):
                 continue
             subjects = self._subjects_around(call, change)
-            if subjects and _shows(change) and not _stays_zero(*_alike(change)):
-                like = (change.call, change.context, _alike(change))
-                groups.setdefault(like, (change, call, subjects, []))[3].append(places)
-        for change, call, subjects, alike in groups.values():
+            if subjects and _shows(change) and not _stays_zero(*_shape_of(change)):
+                group_key = (change.call, change.context, _shape_of(change))
+                groups.setdefault(group_key, (change, call, subjects, []))[3].append(positions)
+        for change, call, subjects, position_lists in groups.values():
             context = _context_of(change, call, window.stage)
-            held, failed = _of_one(*_alike(change))
-            variables = window.variables_at(alike[0] if len(alike) == 1 else sorted(chain.from_iterable(alike)))
+            held, failed = _variable_outcome(*_shape_of(change))
+            variables = window.variables_at(
+                position_lists[0] if len(position_lists) == 1 else sorted(chain.from_iterable(position_lists))
+            )
             for subject in subjects:
                 yield Occasion(subject, context, held, failed, change.call, variables)
 
     def _subjects_around(self, call: Call, change: Change) -> tuple[Subject, ...]:
         """What a change around a call is an occasion of."""
         key = (call.kind, call.levels, change.kind, change.attribute)
-        found = self._of_things.get(key)
-        if found is None:
+        subjects = self._subjects_by_change.get(key)
+        if subjects is None:
             levels = _answerable(call.kind, call.levels)
-            found = self._of_things.put(key, tuple(self._wanted(levels, f"{change.kind}.{change.attribute}")))
-        return found
+            subjects = self._subjects_by_change.put(
+                key, tuple(self._requested(levels, f"{change.kind}.{change.attribute}"))
+            )
+        return subjects
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        if prop.verb == CALL:
-            return Demand(frozenset((subject.api, prop.object)), asks_for_argument(prop.object, prop.detail))
+        if prop.verb == CONTAINS_CALL:
+            return Demand.of_calls(subject.api, prop.object) | argument_demand(prop.object, prop.detail)
         # What changes inside a block or a function changes in the calls that it makes.
         around = (subject.api, *CHANGERS) if subject.grain == "call" else (subject.api,)
-        what = SOME_STATE if prop.object == STATE else prop.object  # that something of it changes is all that is said
-        return Demand(apis=frozenset((subject.api,)), states=frozenset((api, what) for api in around))
+        state = SOME_STATE if prop.object == STATE else prop.object  # that something of it changes is all that is said
+        return Demand.of_calls(subject.api) | Demand.of_changes(*((api, state) for api in around))
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         return False
 
     @staticmethod
@@ -182,80 +188,86 @@ class EventContain:
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
-        if prop.verb == CALL:
+        if prop.verb == CONTAINS_CALL:
             with_argument = f" with {prop.detail}" if prop.detail else ""
             return f"a call of {short(subject.api)} calls {short(prop.object)}{with_argument}"
-        what = prop.object.replace(".", " ").replace("_", " ")
+        noun = prop.object.replace(".", " ").replace("_", " ")
         if subject.grain == "call":
-            return f"in a call of {short(subject.api)}, some {what} {prop.detail}"
-        return f"in a call of {short(subject.api)}, the {what} {prop.detail}"
+            return f"in a call of {short(subject.api)}, some {noun} {prop.detail}"
+        return f"in a call of {short(subject.api)}, the {noun} {prop.detail}"
 
 
-def _of_calls(
-    subject: Subject, call: Call, window: Window, inside: set[Property] | None, *, seen: bool
+def _call_occasions(
+    subject: Subject, call: Call, window: Window, properties: set[Property] | None, *, seen: bool
 ) -> Iterator[Occasion]:
     # A call that never contains another is nobody's container; saying nothing of it keeps the tallies small, and
     # one that sometimes does is told from its first containing call on.
-    if inside is None and call.kind == FUNCTION:
+    if properties is None and call.kind == FUNCTION:
         return
-    if seen or inside:
+    if seen or properties:
         failed = None if seen else frozenset[Property]()
-        yield Occasion(subject, context_of(call.context, window.stage), inside or frozenset(), failed, call.seq)
+        yield Occasion(subject, context_of(call.context, window.stage), properties or frozenset(), failed, call.seq)
 
 
-def _of_changes(subjects: tuple[Subject, ...], call: Call, window: Window, inside: set[_Like]) -> Iterator[Occasion]:
-    held, could = _some(frozenset(inside), of_receiver=bool(call.receiver))
+def _change_occasions(
+    subjects: tuple[Subject, ...], call: Call, window: Window, inside: set[_ChangeShape]
+) -> Iterator[Occasion]:
+    held, possible_props = _some_variable_outcome(frozenset(inside), of_receiver=bool(call.receiver))
     if call.seq in window.hidden:
-        could -= {prop for prop in could if not _all_seen(call, prop, window)}
-    context, failed = context_of(call.context, window.stage), could - held
+        possible_props -= {prop for prop in possible_props if not _all_seen(call, prop, window)}
+    context, failed = context_of(call.context, window.stage), possible_props - held
     for subject in subjects:
         yield Occasion(subject, context, held, failed, call.seq)
 
 
 @functools.lru_cache(1_000)
-def _some(inside: frozenset[_Like], *, of_receiver: bool) -> tuple[frozenset[Property], frozenset[Property]]:
+def _some_variable_outcome(
+    inside: frozenset[_ChangeShape], *, of_receiver: bool
+) -> tuple[frozenset[Property], frozenset[Property]]:
     """What held of some variable, and what could have, where these changed inside a call.
 
     Of an attribute that was not observed around the call (an optimizer without state) nothing can be said, nor of a
     transition that no variable could make. Without a receiver (a backward) it is not known which variables the call is
     about, only that some must change.
     """
-    told = SOME_DO if of_receiver else SOME_DO[:1]
-    if of_receiver and any(_stays_zero(*like) for like in inside):
-        inside = frozenset(like for like in inside if like[4] or like[1] != "grad" or like[2] == "some")
-    held = (prop for like in inside for prop in _as_change(*like) if prop.detail in told)
+    relevant = SOME_DO if of_receiver else SOME_DO[:1]
+    if of_receiver and any(_stays_zero(*shape) for shape in inside):
+        inside = frozenset(shape for shape in inside if shape[4] or shape[1] != "grad" or shape[2] == "some")
+    held = (prop for shape in inside for prop in _change_properties(*shape) if prop.detail in relevant)
     # A backward that adds zeros to zeros changes nothing and is right; where there was none, it leaves something.
-    sure = {like[:3] for like in inside if of_receiver or like[2] == "none"}
-    return frozenset(held), frozenset(prop for before in sure for prop in _could(*before) if prop.detail in told)
+    required = {shape[:3] for shape in inside if of_receiver or shape[2] == "none"}
+    return frozenset(held), frozenset(
+        prop for before in required for prop in _possible_properties(*before) if prop.detail in relevant
+    )
 
 
 @functools.lru_cache(1_000)
-def _of_one(
+def _variable_outcome(
     kind: str, attribute: str, before: str, after: str, changed: bool
 ) -> tuple[frozenset[Property], frozenset[Property]]:
     """What held and what failed of a variable that changed like this."""
-    held = frozenset(_as_change(kind, attribute, before, after, changed))
-    return held, frozenset(_could(kind, attribute, before)) - held
+    held = frozenset(_change_properties(kind, attribute, before, after, changed))
+    return held, frozenset(_possible_properties(kind, attribute, before)) - held
 
 
 def _context_of(change: Change, call: Call, stage: str) -> Facts:
     """The circumstances of a change; by the `id` of those of the variable, see `context_of` in base.py."""
-    of_call = tuple([pair for pair in call.context if pair[0] in _TOLD_OF_CALL])
+    of_call = tuple([pair for pair in call.context if pair[0] in _CALL_FACTS])
     key = (id(change.context), of_call, change.before, stage)
-    found = _contexts.get(key)
-    if found is None:
-        told = context_of(merged(change.context, before=change.before, **dict(of_call)), stage)
-        found = _contexts.put(key, (told, change.context))
-    return found[0]
+    cached = _contexts.get(key)
+    if cached is None:
+        context = context_of(merged(change.context, before=change.before, **dict(of_call)), stage)
+        cached = _contexts.put(key, (context, change.context))
+    return cached[0]
 
 
-_contexts: Kept[tuple[int, Facts, str, str], tuple[Facts, Facts]] = Kept()
+_contexts: BoundedCache[tuple[int, Facts, str, str], tuple[Facts, Facts]] = BoundedCache()
 
-_TOLD_OF_CALL = ("training", "grad_mode", "set_to_none", "closure")
+_CALL_FACTS = ("training", "grad_mode", "set_to_none", "closure")
 """What of the call's context bears on each variable."""
 
 
-def _as_content(call: Call, parent: Call) -> frozenset[Property]:
+def _call_properties(call: Call, parent: Call) -> frozenset[Property]:
     """The ways to name a call inside another: by its own and its most general name, with each fixed argument.
 
     Which layers a container of torch holds is a matter of its construction, so torch's modules have no name of their
@@ -276,20 +288,23 @@ def _as_content(call: Call, parent: Call) -> frozenset[Property]:
 @functools.lru_cache(10_000)
 def _named(own: str, general: str, arguments: tuple[str, ...]) -> frozenset[Property]:
     names = {own, general} - {""}
-    return frozenset(Property(CALL, name, argument) for name in names for argument in ("", *arguments))
+    return frozenset(Property(CONTAINS_CALL, name, argument) for name in names for argument in ("", *arguments))
 
 
-_Like = tuple[str, str, str, str, bool]
+_ChangeShape = tuple[str, str, str, str, bool]
 
 
-def _alike(change: Change) -> _Like:
+def _shape_of(change: Change) -> _ChangeShape:
     """What a change is, whatever it is of. Of some hundred in a step few differ."""
     return change.kind, change.attribute, change.before, change.after, change.changed
 
 
 @functools.lru_cache(10_000)
-def _as_change(kind: str, attribute: str, before: str, after: str, changed: bool) -> tuple[Property, ...]:
-    return tuple(Property(CHANGE, f"{kind}.{attribute}", one) for one in transitions(before, after, changed))
+def _change_properties(kind: str, attribute: str, before: str, after: str, changed: bool) -> tuple[Property, ...]:
+    return tuple(
+        Property(CONTAINS_CHANGE, f"{kind}.{attribute}", transition)
+        for transition in transitions(before, after, changed)
+    )
 
 
 def _answerable(kind: str, levels: tuple[str, ...]) -> tuple[str, ...]:
@@ -301,10 +316,10 @@ def _shows(change: Change) -> bool:
     """Whether an update ought to show in this change, see Note [Updates that need not show]."""
     if change.attribute != "data" or change.kind == "buffer":
         return True
-    told = change.context
-    if value_of(told, "held") != "this":
+    variable_facts = change.context
+    if value_of(variable_facts, "held") != "this":
         return True
-    return value_of(told, "lost") is not True and value_of(told, "grad") not in ("unused", "zero")
+    return value_of(variable_facts, "lost") is not True and value_of(variable_facts, "grad") not in ("unused", "zero")
 
 
 def _stays_zero(kind: str, attribute: str, before: str, after: str, changed: bool) -> bool:
@@ -313,57 +328,59 @@ def _stays_zero(kind: str, attribute: str, before: str, after: str, changed: boo
 
 
 @functools.lru_cache(10_000)
-def _could(kind: str, attribute: str, before: str) -> tuple[Property, ...]:
-    return tuple(Property(CHANGE, f"{kind}.{attribute}", one) for one in possible(before))
+def _possible_properties(kind: str, attribute: str, before: str) -> tuple[Property, ...]:
+    return tuple(Property(CONTAINS_CHANGE, f"{kind}.{attribute}", transition) for transition in possible(before))
 
 
 def _partly_seen(window: Window) -> set[int]:
     """The calls of which not all that they call themselves was seen, see Note [Insides that were not seen]."""
-    found: set[int] = set()
+    partly_seen: set[int] = set()
     for region in (regions[0] for seq, regions in window.hidden.items() if regions[0].seq == seq):
         around = next((call for call in window.ancestors(region) if call.kind != REGION), None)
         if around is not None:
-            found.add(around.seq)
-    return found
+            partly_seen.add(around.seq)
+    return partly_seen
 
 
 def _all_seen(call: Call, prop: Property, window: Window) -> bool:
     """Whether all changes of this kind inside a call were seen, if there were any."""
     for region in window.hidden.get(call.seq, ()):
-        around = [one for one in (region, *window.ancestors(region)) if one.seq >= call.seq]
-        told = (change for one in around for change in window.changes_of.get(one.seq, ()))
-        if not any(f"{change.kind}.{change.attribute}" == prop.object for change in told):
+        calls_around = [
+            call_around for call_around in (region, *window.ancestors(region)) if call_around.seq >= call.seq
+        ]
+        changes = (change for call_around in calls_around for change in window.changes_of.get(call_around.seq, ()))
+        if not any(f"{change.kind}.{change.attribute}" == prop.object for change in changes):
             return False
     return True
 
 
-def _calls_inside(window: Window, wanted: set[int]) -> dict[int, set[Property]]:
+def _calls_inside(window: Window, requested: set[int]) -> dict[int, set[Property]]:
     """What each call of the window calls itself, of those that are `wanted`."""
-    found: dict[int, set[Property]] = {}
-    for call in window.calls if wanted else ():
+    properties_by_call: dict[int, set[Property]] = {}
+    for call in window.calls if requested else ():
         parent = window.by_seq.get(call.parent)
         while parent is not None:
             # What a call that drives training computes on the way (and what users hand to a loader) is its own affair.
-            if parent.seq in wanted and not (call.kind == FUNCTION and parent.kind == LIFECYCLE):
-                found.setdefault(parent.seq, set()).update(_as_content(call, parent))
+            if parent.seq in requested and not (call.kind == FUNCTION and parent.kind == LIFECYCLE):
+                properties_by_call.setdefault(parent.seq, set()).update(_call_properties(call, parent))
             if parent.kind != REGION:  # what is called in a block is called by the function around it
                 break
             parent = window.by_seq.get(parent.parent)
-    return found
+    return properties_by_call
 
 
-def _changes_inside(window: Window, wanted: set[int]) -> dict[int, set[_Like]]:
+def _changes_inside(window: Window, requested: set[int]) -> dict[int, set[_ChangeShape]]:
     """What changes there are inside each call, at any depth; of modules only those around the call itself.
 
     Of calls that are `wanted`.
     """
-    found: dict[int, set[_Like]] = {}
-    for change, _ in window.together if wanted else ():
+    shapes_by_call: dict[int, set[_ChangeShape]] = {}
+    for change, _ in window.change_groups if requested else ():
         if not change.changed and not _shows(change):
             continue
         call = window.by_seq.get(change.call)
         while call is not None:
-            if call.seq in wanted and (call.kind != MODULE or call.seq == change.call):
-                found.setdefault(call.seq, set()).add(_alike(change))
+            if call.seq in requested and (call.kind != MODULE or call.seq == change.call):
+                shapes_by_call.setdefault(call.seq, set()).add(_shape_of(change))
             call = window.by_seq.get(call.parent)
-    return found
+    return shapes_by_call

@@ -12,21 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from traincheck.relations.base import context_of, fate
+from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.parts import BACKWARD, FORWARD, UPDATE, calls_of
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import MODULE, Call, Window
 from traincheck.vocab.facts import facts, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import LEARNS_FROM
 
 GRAIN = "lesson"
-LEARNS = Property("learns from", BACKWARD)
+LEARNS = Property(LEARNS_FROM, BACKWARD)
 
 MOST_OPTIMIZERS = 10_000
 """Beyond this a program makes optimizers in a loop; what is known of them is forgotten, so that memory is bounded."""
 
 
-class Lessons:
+class BackwardBeforeStep:
     """Follows backwards and calls of models from update to update."""
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class Lessons:
 
     def _clear(self) -> None:
         self._backwards = self._forwards = 0
-        self._known: dict[str, tuple[int, int]] = {}  # of an optimizer: both, up to its last update
+        self._at_last_update: dict[str, tuple[int, int]] = {}  # of an optimizer: both, up to its last update
 
     def forget(self) -> None:
         self._from_start = False
@@ -43,10 +44,10 @@ class Lessons:
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """One occasion for each update that follows a call of a model in training."""
-        told = [
+        model_calls = [
             call for call in calls_of(window, FORWARD) if value_of(call.context, "outermost") is True and _trains(call)
         ]
-        for call in sorted([*told, *calls_of(window, BACKWARD, UPDATE)], key=_when):
+        for call in sorted([*model_calls, *calls_of(window, BACKWARD, UPDATE)], key=_when):
             general = call.levels[-1]
             if general == BACKWARD:
                 self._backwards += 1
@@ -56,18 +57,18 @@ class Lessons:
                 yield from self._judge(call, window)
 
     def _judge(self, call: Call, window: Window) -> Iterator[Occasion]:
-        known = self._known.get(call.receiver, (0, 0) if self._from_start else None)
-        if len(self._known) >= MOST_OPTIMIZERS:
-            self._known.clear()
+        counts = self._at_last_update.get(call.receiver, (0, 0) if self._from_start else None)
+        if len(self._at_last_update) >= MOST_OPTIMIZERS:
+            self._at_last_update.clear()
             self._from_start = False
-        self._known[call.receiver] = self._backwards, self._forwards
-        if known is None or self._forwards == known[1]:
+        self._at_last_update[call.receiver] = self._backwards, self._forwards
+        if counts is None or self._forwards == counts[1]:
             return
-        found = value_of(call.context, "grads")
-        if found is None and self._backwards == known[0]:
+        grads = value_of(call.context, "grads")
+        if grads is None and self._backwards == counts[0]:
             return  # it was not looked at
-        learns = self._backwards > known[0] or found not in ("none", "unused")
-        yield Occasion(Subject(UPDATE, GRAIN), context_of(facts(), window.stage), *fate(LEARNS, learns), call.seq)
+        learns = self._backwards > counts[0] or grads not in ("none", "unused")
+        yield Occasion(Subject(UPDATE, GRAIN), context_of(facts(), window.stage), *outcome_of(LEARNS, learns), call.seq)
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -75,10 +76,10 @@ class Lessons:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand(frozenset((UPDATE, BACKWARD, FORWARD)))
+        return Demand.of_calls(UPDATE, BACKWARD, FORWARD)
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         return False
 
     @staticmethod
@@ -93,10 +94,10 @@ def _when(call: Call) -> int:
 
 def _trains(call: Call) -> bool:
     """Whether a model, called from outside any other, is called in a way that gradients may come of."""
-    told = call.context
+    context = call.context
     return (
         call.kind == MODULE
-        and value_of(told, "parametric") is True
-        and value_of(told, "training") is True
-        and value_of(told, "grad_mode") == "on"
+        and value_of(context, "parametric") is True
+        and value_of(context, "training") is True
+        and value_of(context, "grad_mode") == "on"
     )

@@ -14,18 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from traincheck.relations.base import context_of, fate, short
-from traincheck.relations.parts import SCHEDULE, UPDATE, calls_of, named, number, outermost, readings, said
-from traincheck.vocab.demand import Demand
+from traincheck.relations.base import context_of, outcome_of, short
+from traincheck.relations.parts import SCHEDULE, UPDATE, calls_of, named, number, outermost, phrase_for
+from traincheck.vocab.demand import ARGUMENTS, Demand
 from traincheck.vocab.events import LIVE, Call, Window
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import GROWS_BY_ONE
 
-GROWS = "grows by one per"
 GRAIN = "counter"
 HIGHEST, LOWEST, EPOCH = "optimizer_state.step", "optimizer_state.lowest_step", "scheduler.last_epoch"
 LOAD = "torch.optim.Optimizer.load_state_dict"
-_TELLING = ("grads", "closure")
+_CALL_FACTS = ("grads", "closure")
 """What of a call may tell why it counts or does not: an optimizer that finds no gradients passes parameters over."""
 _COUNTED = {HIGHEST: UPDATE, LOWEST: UPDATE, EPOCH: SCHEDULE}
 
@@ -50,21 +50,21 @@ class Counters:
 
     def _of_call(self, call: Call, window: Window) -> Iterator[Occasion]:
         for reading in window.readings_of.get(call.seq, ()):
-            thing, now = named(reading), number(reading.value)
-            if _COUNTED.get(thing) != call.levels[-1] or reading.role != LIVE or now is None:
+            quantity, count = named(reading), number(reading.value)
+            if _COUNTED.get(quantity) != call.levels[-1] or reading.role != LIVE or count is None:
                 continue
-            last = self._last.get((thing, call.receiver))
-            self._last[thing, call.receiver] = now
-            if last is None or (thing == LOWEST and (now < last or value_of(call.context, "grads") == "mixed")):
+            last = self._last.get((quantity, call.receiver))
+            self._last[quantity, call.receiver] = count
+            if last is None or (quantity == LOWEST and (count < last or value_of(call.context, "grads") == "mixed")):
                 continue
             if value_of(call.context, "grads") == "unused":
                 continue
-            if thing == EPOCH and value_of(call.args, "epoch") is not None:
+            if quantity == EPOCH and value_of(call.args, "epoch") is not None:
                 continue
-            held, failed = fate(Property(GROWS, short(_COUNTED[thing])), now == last + 1)
-            told_of_call = tuple(pair for pair in call.context if pair[0] in _TELLING)
-            context = context_of(told_of_call, window.stage)
-            yield Occasion(Subject(thing, GRAIN), context, held, failed, call.seq, (reading.variable,))
+            held, failed = outcome_of(Property(GROWS_BY_ONE, short(_COUNTED[quantity])), count == last + 1)
+            call_facts = tuple(pair for pair in call.context if pair[0] in _CALL_FACTS)
+            context = context_of(call_facts, window.stage)
+            yield Occasion(Subject(quantity, GRAIN), context, held, failed, call.seq, (reading.variable,))
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -74,13 +74,13 @@ class Counters:
     def needs(subject: Subject, prop: Property) -> Demand:
         call = _COUNTED[subject.api]
         if call == UPDATE:
-            return Demand(frozenset((UPDATE, LOAD)), readings(subject.api))
-        return Demand(frozenset((SCHEDULE,)), readings(subject.api) | {(SCHEDULE, "arguments")})
+            return Demand.of_calls(UPDATE, LOAD) | Demand.of_readings(subject.api)
+        return Demand.of_calls(SCHEDULE, values=(ARGUMENTS,)) | Demand.of_readings(subject.api)
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         return False
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
-        return f"with each call of {prop.object}, the {said(subject.api)} grows by one"
+        return f"with each call of {prop.object}, the {phrase_for(subject.api)} grows by one"

@@ -15,30 +15,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from traincheck.relations.base import context_of, fate
+from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.parts import BACKWARD, UPDATE, in_order
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import NO_CALL, TRAIN, Change, Window
 from traincheck.vocab.facts import Facts, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import CHANGES, IS_CLEARED, IS_CLEARED_BEFORE_USE, MOVES
 
 GRAIN = "step"
 DATA, GRAD = "parameter.data", "parameter.grad"
-MOVES = Property("moves", DATA, "changes")
-CLEARED = Property("is cleared before its next use", GRAD, "is cleared")
+CHANGES_IN_STEP = Property(MOVES, DATA, CHANGES)
+CLEARED = Property(IS_CLEARED_BEFORE_USE, GRAD, IS_CLEARED)
 
-_TOLD = ("attributes", "held", "owned", "precision", "requires_grad", "scalar", "tied")
+_VARIABLE_FACTS = ("attributes", "held", "owned", "precision", "requires_grad", "scalar", "tied")
 """What of the variable's facts may tell an honest exception."""
 
 MOST_VARIABLES = 100_000
 """Beyond this a program makes parameters in a loop; what is known of them is forgotten, so that memory is bounded."""
 
 
-_CLEARED, _FILLED, _PILED = 1, 2, 4
+_CLEARED, _FILLED, _ADDED_TO = 1, 2, 4
 """What became of a gradient since an update used it: in one number, as there is one for each parameter."""
 
 _MAY_HOLD = ("this", "none")
-_Fates = dict[tuple[Property, int, Facts, bool], list[str]]
+_Outcomes = dict[tuple[Property, int, Facts, bool], list[str]]
 
 
 class _Event(NamedTuple):
@@ -50,7 +51,7 @@ class _Event(NamedTuple):
     uses: tuple[int, Facts] | None = None
 
 
-class Progress:
+class ParameterUpdates:
     """Follows the gradients from use to use, and looks at each step by itself for the rest."""
 
     def __init__(self) -> None:
@@ -64,51 +65,51 @@ class Progress:
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """The occasions of both kinds; variables that fared alike are one."""
         updates = {call.seq for call in window.calls if call.levels[-1] == UPDATE}
-        fates: _Fates = {}
-        self._follow_gradients(window, updates, fates)
+        outcomes: _Outcomes = {}
+        self._follow_gradients(window, updates, outcomes)
         if window.stage == TRAIN and updates:
-            self._look_at_data(window, updates, fates)
-        for (prop, seq, context, so), names in fates.items():
+            self._look_at_data(window, updates, outcomes)
+        for (prop, seq, context, holds), names in outcomes.items():
             subject = Subject(prop.object, GRAIN)
-            yield Occasion(subject, context_of(context, window.stage), *fate(prop, so), seq, tuple(names))
+            yield Occasion(subject, context_of(context, window.stage), *outcome_of(prop, holds), seq, tuple(names))
 
-    def _look_at_data(self, window: Window, updates: set[int], fates: _Fates) -> None:
-        due: list[tuple[list[int], tuple[int, Facts]]] = []
+    def _look_at_data(self, window: Window, updates: set[int], outcomes: _Outcomes) -> None:
+        to_change: list[tuple[list[int], tuple[int, Facts]]] = []
         moved: set[str] = set()
-        for change, places in window.together:
+        for change, positions in window.change_groups:
             if change.kind != "parameter" or change.attribute != "data":
                 continue
             if change.call != NO_CALL and change.call not in updates:
                 continue
             if change.changed:
-                moved.update(window.variables_at(places))
-            if _is_due(change):
+                moved.update(window.variables_at(positions))
+            if _should_change(change):
                 seq = change.call if change.call != NO_CALL else max(updates)
-                due.append((places, (seq, self._told(change.context))))
+                to_change.append((positions, (seq, self._variable_facts(change.context))))
         expected: dict[str, tuple[int, Facts]] = {}
-        for places, found in in_order(due):
-            for variable in window.variables_at(places):
-                expected.setdefault(variable, found)
-        alike: dict[tuple[int, bool], list[str]] = {}  # by the identity of what was found, which is in `due`
-        for variable, found in expected.items():
-            so = variable in moved
-            names = alike.get((id(found), so))
+        for positions, group in in_order(to_change):
+            for variable in window.variables_at(positions):
+                expected.setdefault(variable, group)
+        names_by_group: dict[tuple[int, bool], list[str]] = {}  # by the identity of what was found, which is in `due`
+        for variable, group in expected.items():
+            holds = variable in moved
+            names = names_by_group.get((id(group), holds))
             if names is None:
-                names = alike[id(found), so] = fates.setdefault((MOVES, *found, so), [])
+                names = names_by_group[id(group), holds] = outcomes.setdefault((CHANGES_IN_STEP, *group, holds), [])
             names.append(variable)
 
-    def _follow_gradients(self, window: Window, updates: set[int], fates: _Fates) -> None:
+    def _follow_gradients(self, window: Window, updates: set[int], outcomes: _Outcomes) -> None:
         used = self._used
-        for places, (notes, piles, uses) in in_order(self._of_gradients(window, updates)):
-            for variable in window.variables_at(places):
-                known = used.get(variable)
+        for positions, (notes, accumulates, uses) in in_order(self._of_gradients(window, updates)):
+            for variable in window.variables_at(positions):
+                state = used.get(variable)
                 if uses is None:
-                    if known is not None:
-                        used[variable] = known | notes | (_PILED if piles and not known & _CLEARED else 0)
+                    if state is not None:
+                        used[variable] = state | notes | (_ADDED_TO if accumulates and not state & _CLEARED else 0)
                     continue
                 used_by_update = variable in self._written or value_of(uses[1], "held") != "none"
-                if used_by_update and known is not None and known & _FILLED and known & (_CLEARED | _PILED):
-                    fates.setdefault((CLEARED, *uses, bool(known & _CLEARED)), []).append(variable)
+                if used_by_update and state is not None and state & _FILLED and state & (_CLEARED | _ADDED_TO):
+                    outcomes.setdefault((CLEARED, *uses, bool(state & _CLEARED)), []).append(variable)
                 if len(used) > MOST_VARIABLES:
                     used.clear()
                     self._written.clear()
@@ -116,29 +117,29 @@ class Progress:
 
     def _of_gradients(self, window: Window, updates: set[int]) -> list[tuple[list[int], _Event]]:
         """What becomes of gradients in the window, with the places of the changes."""
-        found: list[tuple[list[int], _Event]] = []
-        for change, places in window.together:
+        events: list[tuple[list[int], _Event]] = []
+        for change, positions in window.change_groups:
             event = None
             if change.kind != "parameter":
                 continue
             if change.attribute == "data" and change.changed and value_of(change.context, "held") == "none":
-                self._written.update(window.variables_at(places))
+                self._written.update(window.variables_at(positions))
             if change.attribute == "grad":
                 call = window.by_seq.get(change.call)
-                event = _noted(change, call is not None and call.levels[-1] == BACKWARD)
+                event = _gradient_event(change, call is not None and call.levels[-1] == BACKWARD)
             elif change.call in updates and _is_used(change):
-                event = _Event(uses=(change.call, self._told(change.context)))
+                event = _Event(uses=(change.call, self._variable_facts(change.context)))
             if event is not None:
-                found.append((places, event))
-        return found
+                events.append((positions, event))
+        return events
 
-    def _told(self, context: Facts) -> Facts:
-        found = self._contexts.get(context)
-        if found is None:
+    def _variable_facts(self, context: Facts) -> Facts:
+        cached = self._contexts.get(context)
+        if cached is None:
             if len(self._contexts) > MOST_VARIABLES:
                 self._contexts.clear()
-            found = self._contexts[context] = tuple(pair for pair in context if pair[0] in _TOLD)
-        return found
+            cached = self._contexts[context] = tuple(pair for pair in context if pair[0] in _VARIABLE_FACTS)
+        return cached
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -146,20 +147,20 @@ class Progress:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand(frozenset((UPDATE, BACKWARD)), frozenset(((UPDATE, DATA), (BACKWARD, GRAD))))
+        return Demand.of_calls(UPDATE, changes=(DATA,)) | Demand.of_calls(BACKWARD, changes=(GRAD,))
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         return False
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
-        if prop == MOVES:
+        if prop == CHANGES_IN_STEP:
             return "in a training step, a parameter that gets a gradient (or whose copy in the optimizer does) changes"
         return "a gradient that an update has used is cleared before the next update uses it"
 
 
-def _noted(change: Change, in_backward: bool) -> _Event | None:
+def _gradient_event(change: Change, in_backward: bool) -> _Event | None:
     """What is noted of a gradient that changed like this, None where it is nothing."""
     kept = change.before == "some" and change.after == "some"
     fills = in_backward and change.changed and change.after == "some"
@@ -168,13 +169,17 @@ def _noted(change: Change, in_backward: bool) -> _Event | None:
 
 def _is_used(change: Change) -> bool:
     """Whether an update used the gradient of this variable (of one that another optimizer holds it did not)."""
-    told = change.context
-    return change.attribute == "data" and value_of(told, "grad") == "some" and value_of(told, "held") in _MAY_HOLD
+    variable_facts = change.context
+    return (
+        change.attribute == "data"
+        and value_of(variable_facts, "grad") == "some"
+        and value_of(variable_facts, "held") in _MAY_HOLD
+    )
 
 
-def _is_due(change: Change) -> bool:
+def _should_change(change: Change) -> bool:
     """Whether the step should have changed this variable."""
-    told = dict(change.context)
-    if told.get("lost") is True or told.get("lr") != "positive":
+    variable_facts = dict(change.context)
+    if variable_facts.get("lost") is True or variable_facts.get("lr") != "positive":
         return False
-    return change.call == NO_CALL or (told.get("held") == "this" and told.get("grad") == "some")
+    return change.call == NO_CALL or (variable_facts.get("held") == "this" and variable_facts.get("grad") == "some")

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from traincheck.relations.parts import Composite, Part
-from traincheck.relations.periodic.backward_before_step import Lessons
+from traincheck.relations.parts import Composite, RelationPart
+from traincheck.relations.periodic.backward_before_step import BackwardBeforeStep
 from traincheck.relations.periodic.counters import Counters
-from traincheck.relations.periodic.parameter_updates import Progress
-from traincheck.relations.periodic.run_totals import Horizons, Passes
-from traincheck.relations.periodic.schedule_length import Spans
-from traincheck.relations.periodic.uninitialized import Uninitialised
+from traincheck.relations.periodic.parameter_updates import ParameterUpdates
+from traincheck.relations.periodic.run_totals import LoaderPasses, ScheduleHorizons
+from traincheck.relations.periodic.schedule_length import ScheduleLength
+from traincheck.relations.periodic.uninitialized import Uninitialized
 from traincheck.relations.periodic.unused_gradients import UnusedGradients
-from traincheck.relations.periodic.update_intervals import Rhythms
+from traincheck.relations.periodic.update_intervals import UpdateIntervals
 from traincheck.relations.periodic.zero_gradients import ZeroGradients
 
 
@@ -29,15 +29,15 @@ class Periodic(Composite):
     """See the module's docstring."""
 
     name: ClassVar[str] = "Periodic"
-    parts: ClassVar[tuple[type[Part], ...]] = (
-        Progress,
-        Lessons,
+    parts: ClassVar[tuple[type[RelationPart], ...]] = (
+        ParameterUpdates,
+        BackwardBeforeStep,
         ZeroGradients,
         UnusedGradients,
-        Uninitialised,
+        Uninitialized,
         Counters,
-        Rhythms,
-        Passes,
-        Horizons,
-        Spans,
+        UpdateIntervals,
+        LoaderPasses,
+        ScheduleHorizons,
+        ScheduleLength,
     )

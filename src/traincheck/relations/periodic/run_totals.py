@@ -20,14 +20,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from traincheck.relations.base import context_of, fate
-from traincheck.relations.parts import SCHEDULE, UPDATE, calls_of, named, number, outermost, readings
+from traincheck.relations.base import context_of, outcome_of
+from traincheck.relations.parts import SCHEDULE, UPDATE, calls_of, named, number, outermost
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import ANNOUNCED, END, EVAL, LIVE, NO_CALL, Call, Reading, Window
 from traincheck.vocab.facts import Facts, FactValue, facts, value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import DIFFERS_BETWEEN_PASSES, REACHES, STAYS_WITHIN
 
-REACHES, DIFFERS, WITHIN = "reaches", "differs between passes", "stays within"
 PASS, HORIZON, RUN = "pass", "horizon", "run"
 BATCHES, ORDER, LENGTH = "loader.batches", "loader.order", "loader.length"
 EPOCH, TOTAL, SCHEDULED_LR, STEPS = "scheduler.last_epoch", "scheduler.total", "scheduler.lr", "run.steps"
@@ -59,7 +59,7 @@ class _Loader:
     site: str = ""  # where the latest began
 
 
-class Passes:
+class LoaderPasses:
     """Follows the passes over each loader."""
 
     def __init__(self) -> None:
@@ -97,12 +97,12 @@ class Passes:
             loader.closing = False
 
     def _loader(self, name: str) -> _Loader:
-        found = self._loaders.get(name)
-        if found is None:
+        loader = self._loaders.get(name)
+        if loader is None:
             if len(self._loaders) >= MOST_LOADERS:
                 del self._loaders[next(iter(self._loaders))]
-            found = self._loaders[name] = _Loader()
-        return found
+            loader = self._loaders[name] = _Loader()
+        return loader
 
     def _begins(self, call: Call) -> None:
         loader = self._loader(call.receiver)
@@ -121,7 +121,12 @@ class Passes:
         if old is not None and reading.value is not None:
             subject = Subject(ORDER, PASS)
             yield _occasion(
-                subject, Property(DIFFERS, ORDER), old != reading.value, (), reading.call, (reading.variable,)
+                subject,
+                Property(DIFFERS_BETWEEN_PASSES, ORDER),
+                old != reading.value,
+                (),
+                reading.call,
+                (reading.variable,),
             )
 
     def _ends(self, reading: Reading, window: Window) -> Iterator[Occasion]:
@@ -134,9 +139,11 @@ class Passes:
         names = (reading.variable,)
         cut = loader.cut or (loader.looked and not self._updates)
         if loader.length is not None and loader.whole >= ESTABLISHED and loader.closes and not cut:
-            told = facts(updated=updates > 0)
+            pass_facts = facts(updated=updates > 0)
             reached = batches == loader.length
-            occasion = _occasion(Subject(BATCHES, PASS), Property(REACHES, LENGTH), reached, told, reading.call, names)
+            occasion = _occasion(
+                Subject(BATCHES, PASS), Property(REACHES, LENGTH), reached, pass_facts, reading.call, names
+            )
             if not reached:
                 occasion = occasion._replace(site=loader.site, note=_left(reading.variable, loader, batches, window))
             yield occasion
@@ -155,20 +162,20 @@ class Passes:
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         # A source tells of a pass at the fetch that ends it.
-        return Demand(frozenset((UPDATE, ITER, NEXT, *CLOSING)), readings(BATCHES, ORDER, LENGTH))
+        return Demand.of_calls(UPDATE, ITER, NEXT, *CLOSING) | Demand.of_readings(BATCHES, ORDER, LENGTH)
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
-        return prop.verb == DIFFERS  # who trains in a fixed order may mean to
+    def is_optional_practice(prop: Property) -> bool:
+        return prop.verb == DIFFERS_BETWEEN_PASSES  # who trains in a fixed order may mean to
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
-        if prop.verb == DIFFERS:
+        if prop.verb == DIFFERS_BETWEEN_PASSES:
             return "each pass over a loader in which parameters are updated has its batches in another order"
         return "a loader that was read to its end in every pass so far is read to its end in the next as well"
 
 
-class Horizons:
+class ScheduleHorizons:
     """Follows schedulers that announce for how many steps they are made."""
 
     def __init__(self) -> None:
@@ -195,15 +202,15 @@ class Horizons:
         name, old = call.receiver, self._rates.get(call.receiver)
         for reading in window.readings_of.get(call.seq, ()):
             value = number(reading.value)
-            kept = {TOTAL: self._totals, EPOCH: self._epochs, SCHEDULED_LR: self._rates}.get(named(reading))
-            if kept is not None and value is not None and (reading.role == ANNOUNCED) == (kept is self._totals):
-                kept[name] = value
+            values = {TOTAL: self._totals, EPOCH: self._epochs, SCHEDULED_LR: self._rates}.get(named(reading))
+            if values is not None and value is not None and (reading.role == ANNOUNCED) == (values is self._totals):
+                values[name] = value
         total, epoch, rate = self._totals.get(name), self._epochs.get(name), self._rates.get(name)
         if total is None or epoch is None or (epoch > total and (old is None or rate is None)):
             return
-        so = epoch <= total or rate == old
+        rests = epoch <= total or rate == old
         context = context_of((), window.stage)
-        yield _occasion(Subject(EPOCH, HORIZON), Property(WITHIN, TOTAL), so, context, call.seq, (name,))
+        yield _occasion(Subject(EPOCH, HORIZON), Property(STAYS_WITHIN, TOTAL), rests, context, call.seq, (name,))
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -211,11 +218,11 @@ class Horizons:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        told = readings(EPOCH, TOTAL, SCHEDULED_LR) if subject.grain == HORIZON else readings(EPOCH, TOTAL, STEPS)
-        return Demand(frozenset((SCHEDULE,)), told)
+        last = SCHEDULED_LR if subject.grain == HORIZON else STEPS
+        return Demand.of_calls(SCHEDULE) | Demand.of_readings(EPOCH, TOTAL, last)
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         # A run may be stopped early, or be a short trial of a long one.
         return prop == Property(REACHES, TOTAL)
 
@@ -244,17 +251,17 @@ def _in_order(window: Window) -> list[Call | Reading]:
         (call.end if call.levels[-1] == ITER else call.seq, call)
         for call in calls_of(window, UPDATE, ITER, NEXT, *CLOSING)
     ]
-    told = (BATCHES, ORDER, LENGTH)
+    quantities = (BATCHES, ORDER, LENGTH)
     events += [
         (reading.seq, reading)
         for reading in window.readings
-        if named(reading) in told and (reading.role == ANNOUNCED) == (named(reading) == LENGTH)
+        if named(reading) in quantities and (reading.role == ANNOUNCED) == (named(reading) == LENGTH)
     ]
     events.sort(key=lambda event: event[0])
     return [event for _, event in events]
 
 
 def _occasion(
-    subject: Subject, prop: Property, so: bool, context: Facts, seq: int, variables: tuple[str, ...]
+    subject: Subject, prop: Property, holds: bool, context: Facts, seq: int, variables: tuple[str, ...]
 ) -> Occasion:
-    return Occasion(subject, context, *fate(prop, so), seq, variables)
+    return Occasion(subject, context, *outcome_of(prop, holds), seq, variables)

@@ -19,16 +19,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from traincheck.relations.base import context_of, fate
-from traincheck.relations.parts import SCHEDULE, calls_of, named, number, outermost, readings
+from traincheck.relations.base import context_of, outcome_of
+from traincheck.relations.parts import SCHEDULE, calls_of, named, number, outermost
 from traincheck.relations.periodic.run_totals import ITER, LENGTH, NEXT, SCHEDULED_LR
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import ANNOUNCED, Call, Window
 from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import COVERS_A_PASS
 
 SPAN = "scheduler.span"
-COVERS = Property("covers a pass", LENGTH)
+COVERS = Property(COVERS_A_PASS, LENGTH)
 SUBJECT = Subject(SPAN, "span")
 SHARE = 0.75
 """See Note [What a scheduler counts]."""
@@ -45,7 +46,7 @@ class _Pass:
     between: dict[str, int] = field(default_factory=dict)
 
 
-class Spans:
+class ScheduleLength:
     """Follows the pass over the loader that was read last, and the schedulers."""
 
     def __init__(self) -> None:
@@ -64,8 +65,8 @@ class Spans:
                 if outermost(call, window):
                     yield from self._of_step(call, window)
             elif call.levels[-1] == ITER:
-                told = (r for r in window.readings_of.get(call.seq, ()) if named(r) == LENGTH)
-                length = next((number(reading.value) for reading in told), None)
+                lengths = (r for r in window.readings_of.get(call.seq, ()) if named(r) == LENGTH)
+                length = next((number(reading.value) for reading in lengths), None)
                 self._passes[call.receiver] = _Pass(call.receiver, length)
                 self._latest = call.receiver
             elif value_of(call.context, "last_batch") is True or value_of(call.result, "last_batch") is True:
@@ -82,18 +83,20 @@ class Spans:
                 self._totals[name] = value
             elif value is not None and named(reading) == SCHEDULED_LR:
                 self._rates[name] = value
-        total, rate, found = self._totals.get(name), self._rates.get(name), self._passes.get(self._latest)
-        if found is None or found.length is None or not found.batches:
+        total, rate, current_pass = self._totals.get(name), self._rates.get(name), self._passes.get(self._latest)
+        if current_pass is None or current_pass.length is None or not current_pass.batches:
             return
-        first = found.first.setdefault(name, found.batches)
-        if found.batches > first:
-            between = found.between.setdefault(name, found.batches - first)
+        first = current_pass.first.setdefault(name, current_pass.batches)
+        if current_pass.batches > first:
+            between = current_pass.between.setdefault(name, current_pass.batches - first)
             if total is None or rate is None or old is None or rate >= old:
                 return
-            steps = int(found.length // between)
-            so = total >= SHARE * steps
-            note = "" if so else _told(name, total, between, found.loader, steps)
-            yield Occasion(SUBJECT, context_of((), window.stage), *fate(COVERS, so), call.seq, (name,), note=note)
+            steps = int(current_pass.length // between)
+            covered = total >= SHARE * steps
+            note = "" if covered else _note_text(name, total, between, current_pass.loader, steps)
+            yield Occasion(
+                SUBJECT, context_of((), window.stage), *outcome_of(COVERS, covered), call.seq, (name,), note=note
+            )
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -101,10 +104,10 @@ class Spans:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand(frozenset((ITER, NEXT, SCHEDULE)), readings(LENGTH, SPAN, SCHEDULED_LR))
+        return Demand.of_calls(ITER, NEXT, SCHEDULE) | Demand.of_readings(LENGTH, SPAN, SCHEDULED_LR)
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         return False
 
     @staticmethod
@@ -112,10 +115,10 @@ class Spans:
         return "a scheduler that is stepped per batch is made for as many steps as one pass over the data has"
 
 
-def _told(name: str, total: float, between: int, loader: str, steps: int) -> str:
-    each = "batch" if between == 1 else f"group of {between} batches"
+def _note_text(name: str, total: float, between: int, loader: str, steps: int) -> str:
+    unit = "batch" if between == 1 else f"group of {between} batches"
     return (
-        f"{name} was made for {total:g} steps but is stepped after each {each}, and a pass over {loader} has {steps}: "
+        f"{name} was made for {total:g} steps but is stepped after each {unit}, and a pass over {loader} has {steps}: "
         "its learning rate is at its end within the first epoch"
     )
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from traincheck.relations.base import context_of, fate
-from traincheck.relations.parts import named, readings
+from traincheck.relations.base import context_of, outcome_of
+from traincheck.relations.parts import named
 from traincheck.vocab.builtin_rules import FIRST_USE, MEMORY, WRITTEN, sentence_of
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Reading, Window
@@ -18,7 +18,7 @@ from traincheck.vocab.facts import value_of
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 
-class Uninitialised:
+class Uninitialized:
     """Looks at one window at a time."""
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
@@ -31,7 +31,7 @@ class Uninitialised:
             names = tuple(reading.variable for reading in unwritten)
             note = f"{len(names)} parameters have the contents that to_empty() left in their memory"
             subject, context = Subject(MEMORY, FIRST_USE), context_of((), window.stage)
-            yield Occasion(subject, context, *fate(WRITTEN, False), unwritten[0].seq, names, site=site, note=note)
+            yield Occasion(subject, context, *outcome_of(WRITTEN, False), unwritten[0].seq, names, site=site, note=note)
 
     def forget(self) -> None:
         """Nothing is kept."""
@@ -42,10 +42,10 @@ class Uninitialised:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand(states=readings(subject.api))
+        return Demand.of_readings(subject.api)
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         return False
 
     @staticmethod

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from traincheck.relations.base import context_of, fate
-from traincheck.relations.parts import named, number, readings
+from traincheck.relations.base import context_of, outcome_of
+from traincheck.relations.parts import named, number
 from traincheck.vocab.builtin_rules import IDLE, UNUSED, USE, USED, sentence_of
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Window
@@ -30,16 +30,16 @@ class UnusedGradients:
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """An occasion where gradients were not used."""
         for reading in window.readings:
-            thing = named(reading)
-            count = number(reading.value) if thing in (UNUSED, IDLE) else None
+            quantity = named(reading)
+            count = number(reading.value) if quantity in (UNUSED, IDLE) else None
             if count is None:
                 continue
             note = f"{count:,.0f} backwards ran in this run and no parameter was updated"
-            if thing == IDLE:
+            if quantity == IDLE:
                 note += f"; {reading.variable} holds parameters that got gradients, and it has never stepped"
             site = str(value_of(reading.context, "site") or "")
-            subject, context = Subject(thing, USE), context_of((), window.stage)
-            yield Occasion(subject, context, *fate(USED, False), reading.seq, site=site, note=note)
+            subject, context = Subject(quantity, USE), context_of((), window.stage)
+            yield Occasion(subject, context, *outcome_of(USED, False), reading.seq, site=site, note=note)
 
     def forget(self) -> None:
         """Nothing is kept."""
@@ -50,10 +50,10 @@ class UnusedGradients:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        return Demand(states=readings(subject.api))
+        return Demand.of_readings(subject.api)
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         return False
 
     @staticmethod

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from traincheck.relations.base import context_of, fate
+from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.parts import UPDATE
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import TRAIN, Change, Window
 from traincheck.vocab.occasion import Occasion, Property, Subject
+from traincheck.vocab.properties import KEEPS_INTERVAL
 
-KEEPS_RHYTHM = "keeps its rhythm"
 GRAIN = "rhythm"
 _CHANGES = {"parameter.data": UPDATE}
 """Changes that have a rhythm of their own. (When buffers change follows from the modules' modes.)"""
@@ -31,7 +31,7 @@ LONGEST = 64
 
 
 @dataclass(slots=True)
-class _Beat:
+class _Interval:
     """When a thing last changed, how long its periods are and how many of that length were seen in a row."""
 
     last: int
@@ -52,19 +52,22 @@ class _Beat:
 
 
 def _need_not_show(change: Change) -> bool:
-    told = dict(change.context)
-    quiet = told.get("lr") in ("zero", "negligible", "none") or told.get("grad") in ("zero", "unused")
-    return quiet or told.get("lost") is True
+    variable_facts = dict(change.context)
+    quiet = variable_facts.get("lr") in ("zero", "negligible", "none") or variable_facts.get("grad") in (
+        "zero",
+        "unused",
+    )
+    return quiet or variable_facts.get("lost") is True
 
 
-class Rhythms:
+class UpdateIntervals:
     """Counts training steps, and keeps a beat for each kind of thing."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        self._beats: dict[str, _Beat] = {}
+        self._intervals: dict[str, _Interval] = {}
         self._now = 0
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
@@ -75,28 +78,28 @@ class Rhythms:
         changed: dict[str, int] = {}
         quiet: dict[str, bool] = {}
         latest: dict[str, int] = {}
-        for change, places in window.together:
-            thing, call = f"{change.kind}.{change.attribute}", window.by_seq.get(change.call)
-            if call is not None and call.levels[-1] == _CHANGES.get(thing):
-                if change.changed and places[-1] >= latest.get(thing, 0):
-                    changed[thing], latest[thing] = change.call, places[-1]
-                quiet[thing] = quiet.get(thing, True) and _need_not_show(change)
+        for change, positions in window.change_groups:
+            quantity, call = f"{change.kind}.{change.attribute}", window.by_seq.get(change.call)
+            if call is not None and call.levels[-1] == _CHANGES.get(quantity):
+                if change.changed and positions[-1] >= latest.get(quantity, 0):
+                    changed[quantity], latest[quantity] = change.call, positions[-1]
+                quiet[quantity] = quiet.get(quantity, True) and _need_not_show(change)
         if window.stage != TRAIN:
             return
-        for thing in quiet.keys() - changed.keys():
-            if quiet[thing]:
-                self._beats.pop(thing, None)
+        for quantity in quiet.keys() - changed.keys():
+            if quiet[quantity]:
+                self._intervals.pop(quantity, None)
         self._now += 1
-        for thing in sorted(self._beats.keys() | changed.keys()):
-            beat = self._beats.get(thing)
-            if beat is None:
-                self._beats[thing] = _Beat(self._now)
+        for quantity in sorted(self._intervals.keys() | changed.keys()):
+            interval = self._intervals.get(quantity)
+            if interval is None:
+                self._intervals[quantity] = _Interval(self._now)
                 continue
-            kept = beat.tick(self._now, thing in changed)
+            kept = interval.tick(self._now, quantity in changed)
             if kept is not None:
-                seq = changed.get(thing, updates[0])
-                judged = fate(Property(KEEPS_RHYTHM, thing), bool(kept))
-                yield Occasion(Subject(thing, GRAIN), context_of((), window.stage), *judged, seq)
+                seq = changed.get(quantity, updates[0])
+                judged = outcome_of(Property(KEEPS_INTERVAL, quantity), bool(kept))
+                yield Occasion(Subject(quantity, GRAIN), context_of((), window.stage), *judged, seq)
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -105,11 +108,11 @@ class Rhythms:
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
         call = _CHANGES[subject.api]
-        return Demand(frozenset((UPDATE, call)), frozenset(((call, subject.api),)))
+        return Demand.of_calls(UPDATE) | Demand.of_calls(call, changes=(subject.api,))
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
-        return prop.verb == KEEPS_RHYTHM
+    def is_optional_practice(prop: Property) -> bool:
+        return prop.verb == KEEPS_INTERVAL
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from traincheck.relations.base import context_of, fate
+from traincheck.relations.base import context_of, outcome_of
 from traincheck.relations.parts import BACKWARD, UPDATE, calls_of
 from traincheck.vocab.builtin_rules import FIRST, GRAD, LONG, NOT_ALL_ZERO, NOT_ZERO_FOR_LONG, STRETCH, sentence_of
 from traincheck.vocab.demand import NOTHING, Demand
@@ -55,24 +55,26 @@ class ZeroGradients:
             names = tuple(name for name, count in self._zero.items() if count == FIRST)
             if names:
                 note = f"every gradient was zero in each of {FIRST} steps"
-                yield Occasion(Subject(GRAD, STRETCH), context, *fate(NOT_ALL_ZERO, False), seq, names, note=note)
+                yield Occasion(Subject(GRAD, STRETCH), context, *outcome_of(NOT_ALL_ZERO, False), seq, names, note=note)
         elif self._alive:
             names = tuple(name for name in left if self._zero[name] >= LONG)
             if names:
                 self._reported = True
                 note = f"these gradients were zero in each of {LONG} steps, and others were not"
-                yield Occasion(Subject(GRAD, STRETCH), context, *fate(NOT_ZERO_FOR_LONG, False), seq, names, note=note)
+                yield Occasion(
+                    Subject(GRAD, STRETCH), context, *outcome_of(NOT_ZERO_FOR_LONG, False), seq, names, note=note
+                )
 
     def _note(self, window: Window) -> list[str]:
         """Note whose gradients are something; the names of those that a backward has left at zero so far."""
         zero: dict[str, None] = {}
-        for change, places in window.together:
+        for change, positions in window.change_groups:
             if change.kind != "parameter" or change.attribute != "grad" or change.after not in ("zero", "some"):
                 continue
             call = window.by_seq.get(change.call)
             if call is None or call.levels[-1] != BACKWARD:
                 continue
-            names = window.variables_at(places)
+            names = window.variables_at(positions)
             if change.after == "zero":
                 zero.update(dict.fromkeys(names))
             elif len(self._alive) < MOST_VARIABLES:
@@ -88,7 +90,7 @@ class ZeroGradients:
         return NOTHING
 
     @staticmethod
-    def is_habit(prop: Property) -> bool:
+    def is_optional_practice(prop: Property) -> bool:
         return False
 
     @staticmethod

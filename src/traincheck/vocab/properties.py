@@ -1,0 +1,146 @@
+"""The verbs of properties: what each one asserts, and how the other stages treat a rule that uses it.
+
+Books store verbs, so their text never changes. Declare a new verb of TrainCheck's own relations here. A package that
+adds a relation may use further verbs: `traits_of` treats them as plain statements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from traincheck.vocab.occasion import Property
+
+CONTAINS_CALL, CONTAINS_CHANGE = "contains call", "contains change"
+PRECEDED_BY = "preceded by"
+
+ARGUMENT_VALUES, ARGUMENT_SIZE, ARGUMENT_IS_SCALED = "argument values", "argument size", "argument is scaled"
+ARGUMENT_AGREES, FILLS_MEMORY = "argument agrees", "fills"
+COMPARES_CALLS, WORKER_STATES, CALLS_ON_RANKS, MESSAGES = "arguments", "states of workers", "calls on ranks", "messages"
+
+RETURNS, RETURNS_DTYPE, RETURNS_SIZE = "returns", "returns dtype", "returns size"
+RETURNS_LENGTH, RETURNS_WIDTH, RETURNS_MORE = "returns length", "returns width", "returns more"
+GIVES_BACK, LEAVES_ARGUMENT, LEAVES_NORM = "gives back", "leaves argument", "leaves norm"
+
+IS, STAYS, KEEPS, RESTORES, TAKES_OVER = "is", "stays", "keeps", "restores", "takes over"
+SAVED_EQUALS_LIVE, LIVE_EQUALS_LOADED = "saved equals live", "live equals loaded"
+IS_SAVED, IS_LOADED, TAKES_SOMETHING = "is saved", "is loaded", "takes something"
+AGREES_WITH, DOES_NOT_HALVE = "agrees with", "does not halve"
+HAS_TAKEN_EFFECT, IS_AS_BUILT, IS_UPDATED_BEFORE_USE = (
+    "has taken effect",
+    "is as built",
+    "is updated before it is used",
+)
+REPEATS, SAME_ON_RANKS, DIFFERS_ON_RANKS = "repeats", "same on ranks", "differs on ranks"
+
+MOVES, IS_CLEARED_BEFORE_USE, LEARNS_FROM = "moves", "is cleared before its next use", "learns from"
+GROWS_BY_ONE, KEEPS_INTERVAL = "grows by one per", "keeps its rhythm"
+REACHES, DIFFERS_BETWEEN_PASSES, STAYS_WITHIN = "reaches", "differs between passes", "stays within"
+COVERS_A_PASS, IS_NOT_ZERO, ARE_USED, IS_WRITTEN = "covers a pass", "is not zero", "are used", "is written"
+
+EQUAL, DISTINCT = "all equal", "all distinct"
+"""Details of a comparison of several calls: every value is the same, or no two are."""
+
+THEN = "then "
+"""Start of a detail that orders two calls: the object comes first, the API in the rest of the detail second."""
+
+CHANGES, DOES_NOT_CHANGE, IS_CLEARED, IS_FILLED = "changes", "does not change", "is cleared", "is filled"
+PAST_TENSE = {
+    CHANGES: "changed",
+    DOES_NOT_CHANGE: "did not change",
+    IS_CLEARED: "was cleared",
+    IS_FILLED: "was filled",
+}
+"""Details that name a transition of a variable, with their past tense."""
+
+
+class Evidence(Enum):
+    """What of the call a report shows beside a violation, apart from the parameters around it."""
+
+    NONE = "none"
+    RESULT = "result"
+    CLIPPING = "clipping"
+
+
+@dataclass(frozen=True, slots=True)
+class VerbTraits:
+    """How the other stages treat a rule with this verb.
+
+    `expects_call`: a violation means that nobody made the call in `object`. `expects_difference`: the compared values
+    are meant to differ, so a violation means that they are the same. `evidence`: what a report shows of the call.
+    """
+
+    meaning: str
+    expects_call: bool = False
+    expects_difference: bool = False
+    evidence: Evidence = Evidence.NONE
+
+
+VERBS: dict[str, VerbTraits] = {
+    CONTAINS_CALL: VerbTraits("a call of the subject makes a call of the object", expects_call=True),
+    CONTAINS_CHANGE: VerbTraits("a variable changes in a call of the subject"),
+    PRECEDED_BY: VerbTraits("the object occurs between two calls of the subject", expects_call=True),
+    ARGUMENT_VALUES: VerbTraits("the values of a tensor argument have a form, such as rows that sum to one"),
+    ARGUMENT_SIZE: VerbTraits("a tensor argument has more than one element along the dimension"),
+    ARGUMENT_IS_SCALED: VerbTraits("a gradient scaler scaled the loss that a backward starts from"),
+    ARGUMENT_AGREES: VerbTraits("an argument follows the training mode of the module around the call"),
+    FILLS_MEMORY: VerbTraits("each call fills other memory with random numbers"),
+    COMPARES_CALLS: VerbTraits("several calls have equal or distinct arguments and results"),
+    WORKER_STATES: VerbTraits("loader workers have equal, distinct or renewed random states"),
+    CALLS_ON_RANKS: VerbTraits("ranks make the same calls"),
+    MESSAGES: VerbTraits("a message fits the receiver and arrives as it was sent"),
+    RETURNS: VerbTraits("the result has a quality, such as finite values"),
+    RETURNS_DTYPE: VerbTraits("the result has the dtype of autocast, an input or an argument"),
+    RETURNS_SIZE: VerbTraits("the result has the batch or the shape of an input", evidence=Evidence.RESULT),
+    RETURNS_LENGTH: VerbTraits("an argument bounds the length of the result", evidence=Evidence.RESULT),
+    RETURNS_WIDTH: VerbTraits("an argument bounds the last dimension of the result", evidence=Evidence.RESULT),
+    RETURNS_MORE: VerbTraits("an argument bounds what a call adds to a sequence", evidence=Evidence.RESULT),
+    GIVES_BACK: VerbTraits("a call of this kind returns what the kind is for", evidence=Evidence.RESULT),
+    LEAVES_ARGUMENT: VerbTraits("the call leaves an argument unchanged, or changes it"),
+    LEAVES_NORM: VerbTraits(
+        "clipping bounds the norm and scales all gradients by one factor", evidence=Evidence.CLIPPING
+    ),
+    IS: VerbTraits("a setting of the program has this value"),
+    STAYS: VerbTraits("a value is the same at the next update"),
+    KEEPS: VerbTraits("a parameter group has all entries that it had"),
+    RESTORES: VerbTraits("a module has the training flag that it had before an evaluation"),
+    TAKES_OVER: VerbTraits("a restarted optimizer has the settings of the one it continues"),
+    SAVED_EQUALS_LIVE: VerbTraits("a saved value equals the live one"),
+    LIVE_EQUALS_LOADED: VerbTraits("a live value equals the loaded one after a load"),
+    IS_SAVED: VerbTraits("a checkpoint contains every variable of the model"),
+    IS_LOADED: VerbTraits("a load restores every variable of the model"),
+    TAKES_SOMETHING: VerbTraits("a load finds at least one variable of the model"),
+    AGREES_WITH: VerbTraits("an optimizer uses the learning rate that its scheduler set"),
+    DOES_NOT_HALVE: VerbTraits("the learning rate does not fall by more than half in the first steps"),
+    HAS_TAKEN_EFFECT: VerbTraits("a custom train() method ran before training"),
+    IS_AS_BUILT: VerbTraits("the attributes of a module are those that its constructor set"),
+    IS_UPDATED_BEFORE_USE: VerbTraits("training updates a random buffer before an evaluation uses it"),
+    REPEATS: VerbTraits("a step that is executed again gives the same bits"),
+    SAME_ON_RANKS: VerbTraits("ranks hold the same value"),
+    DIFFERS_ON_RANKS: VerbTraits("each rank has its own value", expects_difference=True),
+    MOVES: VerbTraits("a training step changes a parameter that has a gradient"),
+    IS_CLEARED_BEFORE_USE: VerbTraits("a gradient is cleared between two updates that use it"),
+    LEARNS_FROM: VerbTraits("a backward runs between a training forward and the update"),
+    GROWS_BY_ONE: VerbTraits("each call increases a counter by one"),
+    KEEPS_INTERVAL: VerbTraits("a variable changes every k steps, as before"),
+    REACHES: VerbTraits("a total equals what was announced"),
+    DIFFERS_BETWEEN_PASSES: VerbTraits("each pass over a loader has another order"),
+    STAYS_WITHIN: VerbTraits("a counter does not exceed what was announced"),
+    COVERS_A_PASS: VerbTraits("a schedule that is stepped per batch is as long as one pass over the data"),
+    IS_NOT_ZERO: VerbTraits("gradients are not always zero"),
+    ARE_USED: VerbTraits("an update uses the gradients that a run computes"),
+    IS_WRITTEN: VerbTraits("memory is written before a model uses it"),
+}
+"""Every verb of TrainCheck's own relations."""
+
+_PLAIN = VerbTraits("a statement of a relation from another package")
+
+
+def traits_of(prop: Property) -> VerbTraits:
+    """How to treat a property; the defaults for a verb that is not declared here."""
+    return VERBS.get(prop.verb, _PLAIN)
+
+
+def expects_difference(prop: Property) -> bool:
+    """Whether a violation means that values are the same although they should differ."""
+    return traits_of(prop).expects_difference or prop.detail == DISTINCT
