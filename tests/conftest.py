@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 from sample_rules import STEP, make_invariant
-from traincheck.vocab.finding import ENDED, KILLED, Cost, Counts, Finding, Parting, RankState, Report, Site
+from traincheck.vocab.finding import ENDED, KILLED, Cost, Counts, Divergence, Finding, RankState, Report, Site
 from traincheck.vocab.invariant import Clause, Invariant, Support
 from traincheck.vocab.occasion import Property, Subject
 
@@ -123,6 +123,7 @@ def some_report(some_invariants: tuple[Invariant, ...]) -> Report:
         last_step=120,
         times=118,
         ranks=(1,),
+        diagnosis="optimizer-changes-nothing",
     )
     notice = Finding("notice", 7, 0, "The loss is printed no more", "", None, (), "a print", "none", (), (), 7, 1)
     counts = Counts(
@@ -145,7 +146,7 @@ def some_report(some_invariants: tuple[Invariant, ...]) -> Report:
         RankState(0, "job", ENDED, 120, 650, 120, 118, 5, "gradients differ"),
         RankState(1, "job", KILLED, 118, 640, 118, 118, 5, "gradients differ"),
     )
-    parting = Parting("job", 5, "gradients differ", (0, 1), 2)
+    parting = Divergence("job", 5, "gradients differ", (0, 1), 2)
     cost = Cost(
         120, 44, 640.0, {"optimizers": 2.56, "modules": 1.92, "functions": 1.28, "loaders": 0.064}, {"trace": 1.6}
     )

@@ -211,7 +211,7 @@ def _book(path: Path, folder: Path) -> None:
     json.dumps(book_data(book.invariants))
     for rule in book.invariants[:3]:
         list(explain.meaning(rule))
-        explain.told(rule)
+        explain.facts_of(rule)
     compare(book, book)
 
 

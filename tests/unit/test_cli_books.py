@@ -227,7 +227,7 @@ def test_explain_says_what_an_invariant_is_good_for(runs: list[str], capsys: pyt
         CLEARED,
         "parameter.grad around torch.optim.Optimizer.zero_grad",
         "a.py, b.py, c.py",
-        "What breaks it: Gradients are not cleared between steps",
+        "If it breaks: Gradients are not cleared between steps [gradients-not-cleared]",
         f"traincheck mute good.jsonl {rule.id} --reason",
     ):
         assert part in told

@@ -9,12 +9,12 @@ import pytest
 
 from recorded_runs import training
 from traincheck.checking import engine
-from traincheck.checking.causes import cause_of
 from traincheck.checking.engine import Outcome, Tried
 from traincheck.checking.findings import group
 from traincheck.checking.notifier import Teller
 from traincheck.checking.outcome_files import read_outcome, save_outcome
 from traincheck.checking.results import conclude
+from traincheck.diagnoses.catalogue import diagnose
 from traincheck.invariants.book import Book
 from traincheck.vocab.finding import Finding, Violation
 from traincheck.vocab.invariant import Clause, Invariant
@@ -30,9 +30,9 @@ def violation(new_invariant: NewInvariant, rank: int, step: int = 1) -> Violatio
 @pytest.mark.parametrize(
     ("failed", "held", "told"),
     [
-        ((1,), (0,), "so on rank 1, not on rank 0"),
-        ((0, 2), (1, 3), "so on ranks 0, 2, not on ranks 1, 3"),
-        ((1,), tuple(range(2, 20)), "so on rank 1, not on ranks 2-19"),
+        ((1,), (0,), "on rank 1, not on rank 0"),
+        ((0, 2), (1, 3), "on ranks 0, 2, not on ranks 1, 3"),
+        ((1,), tuple(range(2, 20)), "on rank 1, not on ranks 2-19"),
         ((0, 1), (), ""),
     ],
 )
@@ -46,7 +46,7 @@ def test_a_finding_says_on_which_ranks_it_is_so(
         outcomes.append(Outcome(rank, rank, {rule.id: Tried(5, len(violations))}, violations, windows=5))
     report = conclude(Book((rule,)), [rule], outcomes, unobserved={}).report
     (finding,) = report.findings
-    assert finding.observed.endswith(told) if told else "so on" not in finding.observed
+    assert finding.observed.endswith(told) if told else "on rank" not in finding.observed
     assert (finding.ranks, finding.compared) == (failed, 0)
 
 
@@ -84,7 +84,7 @@ def test_what_was_not_called_at_all_is_in_no_mode(
 ) -> None:
     rule = new_invariant(Property("contains call", "torch.nn.Module.forward", "training=True"))
     found = Violation(rule, 1, 0, 0, 1, "train", 1, None, "", (), evidence=evidence)
-    assert (cause_of(found).title == "Training runs in evaluation mode") == told
+    assert (diagnose(found).slug == "training-in-evaluation-mode") == told
 
 
 def test_a_name_in_a_module_says_more_than_a_place_in_an_optimizer(new_invariant: NewInvariant) -> None:
@@ -107,4 +107,4 @@ def test_a_cause_that_follows_from_no_other_is_a_finding_of_its_own(new_invarian
     rules = (updates, frozen, batches)
     findings = group(Violation(rule, 1, 0, 0, 1, "train", 1, None, "", ()) for rule in rules)
     assert sorted(len(finding.invariants) for finding in findings) == [1, 2]
-    assert "Ranks train on the same batch" in {finding.title for finding in findings}
+    assert "ranks-train-on-same-batch" in {finding.diagnosis for finding in findings}

@@ -118,7 +118,7 @@ def test_a_page_says_what_was_watched_and_at_what_cost(some_report: Report, clea
 
 def test_findings_of_several_runs_are_lined_up(some_report: Report, clean_report: Report) -> None:
     error, notice = some_report.findings
-    other = replace(some_report, findings=(replace(error, step=9), replace(error, title="another", step=1)))
+    other = replace(some_report, findings=(replace(error, step=9), replace(error, title="another", step=1, diagnosis="another")))
     rows = shared([some_report, clean_report, other])
     assert [(row.title, row.times) for row in rows] == [(error.title, 2), ("another", 1), (notice.title, 1)]
     assert [seen and (seen.place, seen.finding.step) for seen in rows[0].runs] == [(1, 3), None, (1, 9)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from traincheck.vocab.bounded_cache import Kept
+from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.facts import Facts
 from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.occasion import Occasion, Property, Subject
@@ -45,7 +45,9 @@ class Deployed:
     def __init__(self) -> None:
         self._of: dict[Subject, list[Rule]] = {}
         self._speaking: dict[tuple[Subject, Facts], Speaking] = {}
-        self._of_objects: Kept[tuple[Subject, int], tuple[Speaking, Facts]] = Kept()  # as in relations/base.py
+        self._of_objects: BoundedCache[tuple[Subject, int], tuple[Speaking, Facts]] = (
+            BoundedCache()
+        )  # as in relations/base.py
 
     def add(self, rule: Invariant, tried: Tried) -> None:
         """Deploy a rule; `tried` is where it is counted how it fares."""

@@ -25,7 +25,7 @@ from traincheck import plugins
 from traincheck.vocab.call_kinds import kinds_of
 from traincheck.vocab.collectives import COLLECTIVES
 from traincheck.vocab.demand import Demand
-from traincheck.vocab.events import DIGEST, NO_CALL, OF_VALUES, SOURCE, Alike, Call, Change, Reading, Window
+from traincheck.vocab.events import DIGEST, NO_CALL, OF_VALUES, SOURCE, Call, Change, Reading, SharedValues, Window
 
 MOST_SECTIONS = 256
 """Sections that are told apart; with more of them, several share a digest."""
@@ -55,7 +55,7 @@ def lean(window: Window, demand: Demand) -> Window:
     digests = (Reading(-1, NO_CALL, section, DIGEST, OF_VALUES, value) for section, value in sorted(sums.items()))
     told = {(what, variable) for what, variable, _ in values}
     others = (reading for reading in window.readings if (_thing(reading), reading.variable) not in told)
-    kept = (one for one in others if one.kind == SOURCE or demand.wants_reading(one.kind, one.attribute))
+    kept = (one for one in others if one.kind == SOURCE or demand.takes_reading(one.kind, one.attribute))
     return replace(window, calls=_calls(window, demand), changes=(), readings=(*digests, *kept))
 
 
@@ -67,7 +67,7 @@ def full(window: Window, demand: Demand) -> Window:
         for reading in window.readings
         if (_thing(reading), reading.variable) in told
         or reading.kind == SOURCE
-        or demand.wants_reading(reading.kind, reading.attribute)
+        or demand.takes_reading(reading.kind, reading.attribute)
     )
     changes = tuple(change for change in window.changes if (_thing(change), change.variable) in told)
     around = {*(change.call for change in changes), *(reading.call for reading in readings)}
@@ -176,9 +176,9 @@ def _put_together(
         leader = whole.get(places[0])
         if leader is None:
             continue
-        like = Alike(leader.rank, bool(shards))
-        found[places[0]] = replace(_without(leader, shards, crowded), alike=like)
-        found.update((place, replace(windows[place], alike=like)) for place in places[1:])
+        like = SharedValues(leader.rank, bool(shards))
+        found[places[0]] = replace(_without(leader, shards, crowded), shared=like)
+        found.update((place, replace(windows[place], shared=like)) for place in places[1:])
     return [found[place] for place in sorted(found)]
 
 
@@ -241,7 +241,7 @@ def _calls(window: Window, demand: Demand, around: Set[int] = frozenset()) -> tu
     return tuple(
         call
         for call in window.calls
-        if call.seq in around or call.name in COLLECTIVES or demand.wants_call((*call.levels, *kinds_of(call)))
+        if call.seq in around or call.name in COLLECTIVES or demand.records_call((*call.levels, *kinds_of(call)))
     )
 
 

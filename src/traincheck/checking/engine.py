@@ -14,12 +14,12 @@ from traincheck.checking.memory_limit import Memory
 from traincheck.checking.suspended_rules import Resting
 from traincheck.relations.base import compares_ranks, needed
 from traincheck.vocab.availability import Absence
-from traincheck.vocab.demand import Demand, joined
+from traincheck.vocab.demand import Demand, union_of
 from traincheck.vocab.events import Call, Window
 from traincheck.vocab.finding import Site, Violation
 from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.occasion import Occasion
-from traincheck.vocab.ranks import NOT_APART, Apart
+from traincheck.vocab.ranks import NONE_DIFFER, DifferingRanks
 
 MOST_VIOLATIONS = 200
 MOST_IN_ALL, FEW = 5_000, 10
@@ -63,7 +63,7 @@ def demand_of(invariants: Iterable[Invariant]) -> Demand:
     """What must be observed to judge `invariants`."""
     asked = {(rule.relation, rule.subject, rule.property) for rule in invariants}
     relations = plugins.load("traincheck.relations", {name for name, _, _ in asked})
-    return joined(needed(relations[name], subject, prop) for name, subject, prop in asked if name in relations)
+    return union_of(needed(relations[name], subject, prop) for name, subject, prop in asked if name in relations)
 
 
 class Engine:
@@ -98,7 +98,7 @@ class Engine:
         comparing = ((name, relation) for name, relation in self._relations if compares_ranks(relation))
         told = ((name, relation.across(self._memories[name].shown(windows))) for name, relation in comparing)
         ranks = tuple(window.rank for window in windows)
-        return self._judge(windows[0], told, Apart(ranks, len(ranks)))
+        return self._judge(windows[0], told, DifferingRanks(ranks, len(ranks)))
 
     def mute(self, muted: Mapping[str, str]) -> None:
         """From the next window on these rules (by id, with the reason) are not judged, and no others are muted."""
@@ -111,7 +111,7 @@ class Engine:
             self.outcome.absences, self.outcome.resting = self._resting.absences, self._resting.reasons
 
     def _judge(
-        self, window: Window, told: Iterable[tuple[str, Iterable[Occasion]]], between: Apart = NOT_APART
+        self, window: Window, told: Iterable[tuple[str, Iterable[Occasion]]], between: DifferingRanks = NONE_DIFFER
     ) -> list[Violation]:
         """`between` names the ranks whose windows these are, for occasions that do not tell which of them differ."""
         found: dict[str, tuple[Invariant, list[Occasion]]] = {}
@@ -168,7 +168,7 @@ def _shown(rule: Invariant, call: Call, window: Window, only: Iterable[str]) -> 
 
 
 def _violation(
-    rule: Invariant, occasions: list[Occasion], window: Window, instead: tuple[str, ...], between: Apart
+    rule: Invariant, occasions: list[Occasion], window: Window, instead: tuple[str, ...], between: DifferingRanks
 ) -> Violation:
     seq = min(occasion.seq for occasion in occasions)
     call = window.by_seq.get(seq)
@@ -191,5 +191,5 @@ def _violation(
         occasions=sum(max(1, len(occasion.variables)) for occasion in occasions),
         evidence=(*instead, *(_shown(rule, call, window, only) if call is not None else ())),
         note=next((occasion.note for occasion in occasions if occasion.note), ""),
-        apart=next((occasion.apart for occasion in occasions if occasion.apart.ranks), between),
+        differing=next((occasion.differing for occasion in occasions if occasion.differing.ranks), between),
     )

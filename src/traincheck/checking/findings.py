@@ -1,10 +1,10 @@
-"""Findings: violations are echoes of one another; group them under one cause, and put the likeliest first.
+"""Groups violations into findings, and puts the likeliest cause first.
 
 Note [Grouping]
-One defect breaks many rules, most of them in the step in which it first shows, some a step later (what a cycle lacks
-shows at its end). So violations that begin within `ECHO_STEPS` of the leading one's first step are one finding,
-unless their cause stands alone (cause.py). The leading violation is that of the highest severity, then the earliest,
-then the one whose cause is nearest to the root.
+One defect breaks many rules, most of them in the step in which it first shows, some a step later (a rule about a cycle
+fails at its end). So violations that begin within `ECHO_STEPS` of the first step of the leading violation join its
+finding, unless their diagnosis stands alone. The leading violation has the highest severity, then the earliest step,
+then the diagnosis with the lowest priority number.
 """
 
 from __future__ import annotations
@@ -13,36 +13,38 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from traincheck.checking.cause import Cause
-from traincheck.checking.causes import cause_of, expected, observed
+from traincheck.diagnoses.catalogue import diagnose
+from traincheck.diagnoses.diagnosis import Diagnosis
+from traincheck.relations.base import short
 from traincheck.vocab.finding import Finding, Violation
-from traincheck.vocab.invariant import ERROR, NOTICE
+from traincheck.vocab.invariant import ERROR, NOTICE, Invariant
+from traincheck.vocab.properties import PAST_TENSE
 from traincheck.vocab.ranks import named_ranks
 
 ECHO_STEPS = 1
 
-PLACE = ".param_groups["
-"""In the name of a parameter that no module owns: its place in an optimizer."""
+OPTIMIZER_INDEX = ".param_groups["
+"""Part of the name of a parameter that no module owns: its index in an optimizer."""
 
 
 @dataclass
-class _Strand:
-    """All violations of one invariant in one process: when it began and how it went on."""
+class _RuleHistory:
+    """All violations of one invariant in one process: the first one and how it went on."""
 
     first: Violation
     last_step: int
     times: int
     variables: tuple[str, ...]
-    cause: Cause
+    diagnosis: Diagnosis
 
     @property
-    def place(self) -> tuple[object, ...]:
-        """The order in which strands lead."""
+    def order(self) -> tuple[object, ...]:
+        """The lowest value leads."""
         rule = self.first.invariant
         return (
             rule.severity != ERROR,
             self.first.step,
-            self.cause.rank,
+            self.diagnosis.priority,
             self.first.rank,
             rule.precondition.size,
             -rule.support.runs,
@@ -56,85 +58,122 @@ def group(
     judged: Mapping[str, frozenset[int]] = MappingProxyType({}),
     failed: Mapping[tuple[str, int], tuple[int, int]] = MappingProxyType({}),
 ) -> tuple[Finding, ...]:
-    """The findings behind `violations`, the leading one first; `judged` tells on which ranks a rule (its id) was.
+    """The findings behind `violations`, the leading one first.
 
-    `failed` tells by the id of a rule and the process in how many windows it failed and in which step last, where not
-    all violations are there.
+    `judged` has the ranks on which each rule (by id) was judged. `failed` has, by the id of a rule and the process, the
+    number of windows in which it failed and the last step, for runs of which not all violations are kept.
     """
-    strands = _strands(violations)
-    for strand in strands:
-        times, last = failed.get((strand.first.invariant.id, strand.first.process), (0, 0))
-        strand.times, strand.last_step = max(times, strand.times), max(last, strand.last_step)
-    pending = sorted(strands, key=lambda strand: strand.place)
+    histories = _histories(violations)
+    for history in histories:
+        times, last = failed.get((history.first.invariant.id, history.first.process), (0, 0))
+        history.times, history.last_step = max(times, history.times), max(last, history.last_step)
+    pending = sorted(histories, key=lambda history: history.order)
     findings = []
     while pending:
         leader = pending[0]
-        echoes = [strand for strand in pending if strand is leader or _echoes(strand, leader)]
-        pending = [strand for strand in pending if strand not in echoes]
+        echoes = [history for history in pending if history is leader or _echoes(history, leader)]
+        pending = [history for history in pending if history not in echoes]
         findings.append(_finding(leader, echoes, judged.get(leader.first.invariant.id, frozenset())))
     return tuple(findings)
 
 
-def _strands(violations: Iterable[Violation]) -> list[_Strand]:
-    strands: dict[tuple[str, int], _Strand] = {}
+def _histories(violations: Iterable[Violation]) -> list[_RuleHistory]:
+    histories: dict[tuple[str, int], _RuleHistory] = {}
     for violation in violations:
         key = (violation.invariant.id, violation.process)
-        strand = strands.get(key)
-        if strand is None:
-            strands[key] = _Strand(violation, violation.step, 1, violation.variables, cause_of(violation))
+        history = histories.get(key)
+        if history is None:
+            histories[key] = _RuleHistory(violation, violation.step, 1, violation.variables, diagnose(violation))
         else:
-            strand.last_step = max(strand.last_step, violation.step)
-            strand.times += 1
-    return list(strands.values())
+            history.last_step = max(history.last_step, violation.step)
+            history.times += 1
+    return list(histories.values())
 
 
-def _echoes(strand: _Strand, leader: _Strand) -> bool:
-    begins = strand.first.step - leader.first.step
-    same_cause = strand.cause.rank == leader.cause.rank and strand.cause.title == leader.cause.title
-    if same_cause and begins >= 0:
+def _echoes(history: _RuleHistory, leader: _RuleHistory) -> bool:
+    delay = history.first.step - leader.first.step
+    if delay >= 0 and _same_trouble(history.diagnosis, leader.diagnosis):
         return True
-    if strand.cause.stands_alone or leader.cause.stands_alone:
+    if history.diagnosis.stands_alone or leader.diagnosis.stands_alone:
         return False
-    if strand.first.invariant.severity == NOTICE and begins >= 0:
-        return begins <= ECHO_STEPS
-    return abs(begins) <= ECHO_STEPS
+    if history.first.invariant.severity == NOTICE and delay >= 0:
+        return delay <= ECHO_STEPS
+    return abs(delay) <= ECHO_STEPS
 
 
-def _where(failed: Set[int], held: Set[int]) -> tuple[str, ...]:
-    """On which ranks a rule failed, where it held on others."""
-    return (f"so on {named_ranks(failed)}, not on {named_ranks(held)}",) if held else ()
+def _same_trouble(one: Diagnosis, other: Diagnosis) -> bool:
+    """Rules that no diagnosis explains share a slug, and are the same trouble only if they are about the same API."""
+    return one.slug == other.slug and one.title == other.title
 
 
-def _told_by_others(strands: Iterable[_Strand]) -> tuple[str, ...]:
-    """The variables of the first that has any. A name in a module says more than a place in an optimizer."""
-    told = sorted((strand.variables for strand in strands if strand.variables), key=_are_places)
-    return told[0] if told else ()
-
-
-def _are_places(variables: Iterable[str]) -> bool:
-    return all(PLACE in name for name in variables)
-
-
-def _finding(leader: _Strand, strands: Sequence[_Strand], judged: frozenset[int]) -> Finding:
+def _finding(leader: _RuleHistory, histories: Sequence[_RuleHistory], judged: frozenset[int]) -> Finding:
     first = leader.first
-    failed = {strand.first.rank for strand in strands if strand.first.invariant == first.invariant}
-    variables = leader.variables or _told_by_others(strands)
-    site = first.site or next((strand.first.site for strand in strands if strand.first.site), None)
-    compared = first.apart.compared
+    failed = {history.first.rank for history in histories if history.first.invariant == first.invariant}
+    site = first.site or next((history.first.site for history in histories if history.first.site), None)
+    compared = first.differing.compared
     return Finding(
         severity=first.invariant.severity,
         step=first.step,
         rank=first.rank,
-        title=leader.cause.title,
-        cause=leader.cause.cause,
+        title=leader.diagnosis.title,
+        cause=leader.diagnosis.problem,
         site=site,
-        variables=variables,
+        variables=leader.variables or _variables_of_echoes(histories),
         expected=expected(first.invariant),
-        observed="; ".join((observed(first), *_where(failed, judged - failed))),
-        advice=leader.cause.advice,
-        invariants=tuple(strand.first.invariant.id for strand in strands),
-        last_step=max(strand.last_step for strand in strands),
-        times=max(strand.times for strand in strands),
-        ranks=first.apart.ranks if compared else tuple(sorted(failed)),
+        observed="; ".join((observed(first), *_failing_ranks(failed, judged - failed))),
+        advice=leader.diagnosis.advice,
+        invariants=tuple(history.first.invariant.id for history in histories),
+        last_step=max(history.last_step for history in histories),
+        times=max(history.times for history in histories),
+        ranks=first.differing.ranks if compared else tuple(sorted(failed)),
         compared=compared,
+        diagnosis=leader.diagnosis.slug,
     )
+
+
+def _variables_of_echoes(histories: Iterable[_RuleHistory]) -> tuple[str, ...]:
+    """The variables of the first rule that has any. A name in a module says more than an index in an optimizer."""
+    names = sorted((history.variables for history in histories if history.variables), key=_are_unnamed)
+    return names[0] if names else ()
+
+
+def _are_unnamed(variables: Iterable[str]) -> bool:
+    return all(OPTIMIZER_INDEX in name for name in variables)
+
+
+def _failing_ranks(failed: Set[int], held: Set[int]) -> tuple[str, ...]:
+    """The ranks on which a rule failed, if it held on others."""
+    return (f"on {named_ranks(failed)}, not on {named_ranks(held)}",) if held else ()
+
+
+def expected(rule: Invariant) -> str:
+    """The behaviour that the rule expects, and the good runs that showed it."""
+    condition = f" (when {rule.precondition})" if rule.precondition.clauses else ""
+    runs, steps = rule.support.runs, rule.support.steps
+    learned = f"; true in {runs} good run{'s' * (runs != 1)}, {steps} steps" if runs else ""
+    return f"{rule.sentence}{condition}{learned}"
+
+
+def observed(violation: Violation) -> str:
+    """The behaviour of this run instead, and the state of the parameters around it."""
+    return "; ".join((violation.note or _opposite(violation), *violation.evidence))
+
+
+def _opposite(violation: Violation) -> str:
+    rule, prop = violation.invariant, violation.invariant.property
+    api = f"{short(rule.subject.api)}" + (f" ({violation.receiver})" if violation.receiver else "")
+    scope = f"since the last {api}" if rule.subject.grain == "cycle" else f"in {api}"
+    if prop.detail in PAST_TENSE:
+        attribute = prop.object.replace(".", " ").replace("_", " ")
+        if rule.subject.grain in ("call", "cycle"):
+            return f"{scope}, no {attribute} {PAST_TENSE[prop.detail]}"
+        opposite = {"changes": "did not change", "does not change": "changed", "is cleared": "was not cleared"}
+        if rule.subject.grain == "step":
+            scope = f"by the end of the step of {violation.receiver}"
+        return f"{scope}, the {attribute} {opposite.get(prop.detail, 'did not')}"
+    if prop.detail.startswith("then "):
+        return f"{scope}, {short(prop.detail.removeprefix('then '))} came before {short(prop.object)}"
+    if prop.verb in ("contains call", "preceded by"):
+        with_argument = f" with {prop.detail}" if prop.detail else ""
+        return f"{scope}, {short(prop.object)} was not called{with_argument}"
+    return f"not true {scope}" if rule.subject.api.startswith("torch.") or violation.receiver else "not true here"

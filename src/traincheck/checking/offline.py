@@ -110,19 +110,15 @@ def unobserved(rules: Sequence[Invariant], recorded: Demand, notes: Sequence[Pro
     for rule in rules:
         relation = relations.get(rule.relation)
         wanted = NOTHING if relation is None else needed(relation, rule.subject, rule.property)
-        if not recorded.everything and not _covers(recorded, wanted):
+        if not recorded.covers(wanted):
             found[rule.id] = "recorded selectively, for other invariants"
         elif faulty:
             found[rule.id] = f"a source did not observe: {', '.join(faulty)}"
-        elif INSIDE in missing and not wanted.apis <= FROM_OUTSIDE:
+        elif INSIDE in missing and not wanted.calls <= FROM_OUTSIDE:
             found[rule.id] = "what is compiled is not observed inside"
-        elif REPLAYS in missing and wanted.wants_readings(COMPUTATION):
+        elif REPLAYS in missing and wanted.takes_readings(COMPUTATION):
             found[rule.id] = "what it is about could not be executed again"
     return found
-
-
-def _covers(recorded: Demand, needed: Demand) -> bool:
-    return needed.apis <= recorded.apis and needed.states <= recorded.states
 
 
 def cost_of(notes: Sequence[ProcessNote]) -> Cost | None:

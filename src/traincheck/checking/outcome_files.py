@@ -16,7 +16,7 @@ from traincheck.invariants.book import Book
 from traincheck.vocab.availability import Absence
 from traincheck.vocab.finding import Site, Violation
 from traincheck.vocab.invariant import Invariant
-from traincheck.vocab.ranks import NOT_APART, Apart
+from traincheck.vocab.ranks import NONE_DIFFER, DifferingRanks
 
 OF_PROCESSES, OF_RANKS, FOLLOWED = "live-*.json", "ranks-*.json", "followed-*.json"
 """What processes found, each of itself; what a rank found that compares them all; and what the command that started
@@ -37,7 +37,7 @@ class _Failed(msgspec.Struct, frozen=True):
     occasions: int
     evidence: tuple[str, ...] = ()
     note: str = ""
-    apart: Apart = NOT_APART
+    apart: DifferingRanks = NONE_DIFFER
 
 
 class _Stored(msgspec.Struct, frozen=True):
@@ -133,7 +133,7 @@ def _failed(violation: Violation) -> _Failed:
         violation.occasions,
         violation.evidence,
         violation.note,
-        violation.apart,
+        violation.differing,
     )
 
 

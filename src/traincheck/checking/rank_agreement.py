@@ -10,7 +10,7 @@ from traincheck.vocab.events import TRAIN, Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.finding_details import FAINT, UNKNOWN, WRONG, Agreement, Aspect, History, Row, State, Strip
 from traincheck.vocab.invariant import Invariant
-from traincheck.vocab.ranks import apart, numbers_of
+from traincheck.vocab.ranks import rank_numbers, ranks_that_differ
 
 MOST_LABELS = 24
 """Rows and columns of a matrix; ranks that hold the same in everything share one where there are more."""
@@ -50,7 +50,7 @@ def agreement(by_rank: Mapping[int, Mapping[int, _Held]], step: int) -> Agreemen
     for rank, of_rank in told.items():
         alone = len(told) <= MOST_LABELS
         groups.setdefault(rank if alone else tuple(sorted(of_rank.items())), []).append(rank)
-    leaders = [(numbers_of(ranks), told[ranks[0]]) for ranks in list(groups.values())[:MOST_LABELS]]
+    leaders = [(rank_numbers(ranks), told[ranks[0]]) for ranks in list(groups.values())[:MOST_LABELS]]
     keys = {key for _, of_rank in leaders for key in of_rank}
     things = sorted({THINGS.get(what, what.replace(".", " ").replace("_", " ")) for what, _ in keys})
     alike = tuple(
@@ -68,7 +68,7 @@ def of_ranks(by_rank: Mapping[int, Mapping[int, _Held]], mark: int) -> History |
     every = tuple(range(min(steps), max(steps) + 1))
     for step in every:
         told = [(rank, tuple(sorted(of[step].items()))) for rank, of in sorted(by_rank.items()) if of.get(step)]
-        differ = set(apart(told).ranks) if len({values for _, values in told}) > 1 else set()
+        differ = set(ranks_that_differ(told).ranks) if len({values for _, values in told}) > 1 else set()
         known = {rank for rank, _ in told} if len(told) > 1 else set()
         for rank, strip in states.items():
             strip.append(UNKNOWN if rank not in known else int(rank in differ))
@@ -77,6 +77,6 @@ def of_ranks(by_rank: Mapping[int, Mapping[int, _Held]], mark: int) -> History |
         alike: dict[Strip, list[int]] = {}
         for rank, strip in states.items():
             alike.setdefault(Strip(tuple(strip)), []).append(rank)
-        rows = [(f"ranks {numbers_of(ranks)}", strip) for strip, ranks in alike.items()]
+        rows = [(f"ranks {rank_numbers(ranks)}", strip) for strip, ranks in alike.items()]
     told_rows = tuple(Row((name,), (strip,)) for name, strip in rows[:MOST_LABELS])
     return History("Ranks", every, mark, (BESIDE,), told_rows, max(len(rows) - MOST_LABELS, 0))

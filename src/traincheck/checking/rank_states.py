@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from traincheck.checking.causes import cause_of
 from traincheck.checking.rank_engine import Compared
+from traincheck.diagnoses.catalogue import diagnose
 from traincheck.relations.base import short
 from traincheck.trace.folder import Job, RunFolder
 from traincheck.trace.run_notes import ProcessNote
 from traincheck.vocab.collectives import COLLECTIVE
-from traincheck.vocab.finding import ELSEWHERE, ENDED, GOING, KILLED, MISSING, STOPPED, Parting, RankState, Violation
+from traincheck.vocab.finding import ELSEWHERE, ENDED, GOING, KILLED, MISSING, STOPPED, Divergence, RankState, Violation
 from traincheck.vocab.invariant import ERROR
 
 WRITING = "trace:"
@@ -70,28 +70,28 @@ def with_comparisons(ranks: Iterable[RankState], compared: Iterable[Compared]) -
 def _beside_others(state: RankState, compared: Compared) -> RankState:
     if state.end == MISSING:
         return state
-    own = [violation for violation in compared.outcome.violations if state.rank in violation.apart.ranks]
+    own = [violation for violation in compared.outcome.violations if state.rank in violation.differing.ranks]
     if not own:
         return replace(state, compared=compared.outcome.steps)
     first = min(own, key=_place)
     return replace(state, compared=compared.outcome.steps, apart=first.step, what=what_of(first))
 
 
-def partings(compared: Sequence[Compared]) -> tuple[Parting, ...]:
+def partings(compared: Sequence[Compared]) -> tuple[Divergence, ...]:
     """Where the ranks of each job first went apart, of those in which they did."""
     found = []
     for one in compared:
-        between = [violation for violation in one.outcome.violations if violation.apart.ranks]
+        between = [violation for violation in one.outcome.violations if violation.differing.ranks]
         if between:
             first = min(between, key=_place)
-            found.append(Parting(one.job, first.step, what_of(first), *first.apart))
+            found.append(Divergence(one.job, first.step, what_of(first), *first.differing))
     return tuple(found)
 
 
 def _place(violation: Violation) -> tuple[object, ...]:
     """What is told first: errors, then the earliest step, then the cause that is nearest to the root."""
     rule = violation.invariant
-    return rule.severity != ERROR, violation.step, cause_of(violation).rank, rule.id
+    return rule.severity != ERROR, violation.step, diagnose(violation).priority, rule.id
 
 
 def what_of(violation: Violation) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from traincheck import plugins
 from traincheck.relations.base import needed
-from traincheck.vocab.availability import Absence, touched
+from traincheck.vocab.availability import Absence, needed_source
 from traincheck.vocab.demand import NOTHING, Demand
 from traincheck.vocab.invariant import Invariant
 
@@ -59,7 +60,8 @@ class Resting:
         """The rules that rest on one of these sources, and on which."""
         found = self._known.get(off)
         if found is None:
-            told = ((rule.id, touched(off, self._demand(rule)) if off else "") for rule in self._rules)
+            declarations = plugins.load(plugins.SOURCE_GROUP, off)
+            told = ((rule.id, needed_source(off, self._demand(rule), declarations)) for rule in self._rules)
             found = self._known[off] = {name: source for name, source in told if source}
         return found
 

@@ -26,11 +26,8 @@ from traincheck.diagnoses.diagnosis import Diagnosis, Match
 from traincheck.errors import PluginError
 from traincheck.plugins import DIAGNOSIS_GROUP
 from traincheck.relations.base import short
-from traincheck.vocab.finding import Violation
+from traincheck.vocab.finding import UNEXPLAINED, Violation
 from traincheck.vocab.invariant import Invariant
-
-UNEXPLAINED = "differs-from-good-runs"
-"""The diagnosis of a rule that no other one explains."""
 
 _SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 _TEXTS = ("slug", "title", "problem", "priority_reason", "example")

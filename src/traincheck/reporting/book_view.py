@@ -14,27 +14,19 @@ from traincheck.reporting import phrases
 from traincheck.vocab.invariant import ERROR, Conjunction, Invariant
 
 
-def selected(
-    invariants: Iterable[Invariant], *, text: str = "", relation: str = "", severity: str = ""
-) -> tuple[Invariant, ...]:
-    """The invariants that fit all that is asked for, in their order; an empty condition fits every one.
+def selected(invariants: Iterable[Invariant], text: str = "") -> tuple[Invariant, ...]:
+    """The invariants in which every word of `text` occurs, in their order.
 
-    Every word of `text` must occur in the id, the sentence, the rule itself, its precondition or the scripts it was
-    learned from. Upper and lower case are the same in `text` and `relation`.
+    TrainCheck searches the id, the sentence, relation and severity, subject and property, the precondition, the scripts
+    and the mute, in upper and lower case.
     """
-    sought = text.lower().split()
-    return tuple(
-        invariant
-        for invariant in invariants
-        if (not relation or invariant.relation.lower() == relation.lower())
-        and (not severity or invariant.severity == severity)
-        and all(word in _searched(invariant) for word in sought)
-    )
+    words = text.lower().split()
+    return tuple(invariant for invariant in invariants if all(word in _searched_text(invariant) for word in words))
 
 
-def _searched(told: Invariant) -> str:
-    parts = (told.id, told.sentence, *told.subject, *told.property, str(told.precondition), *told.origin, told.mute)
-    return "\n".join(parts).lower()
+def _searched_text(rule: Invariant) -> str:
+    words = (rule.id, rule.sentence, rule.relation, rule.severity, *rule.subject, *rule.property)
+    return "\n".join((*words, str(rule.precondition), *rule.origin, rule.mute)).lower()
 
 
 def book_data(invariants: Iterable[Invariant]) -> list[dict[str, object]]:

@@ -77,7 +77,7 @@ def _command(finding: Finding) -> str:
     where = {}
     if finding.site is not None:
         where = {"file": in_repository(phrases.plain(finding.site.file)), "line": str(finding.site.line)}
-    properties = {**where, "title": f"TrainCheck: {phrases.plain(finding.title)}"}
+    properties = {**where, "title": f"TrainCheck: {phrases.plain(phrases.titled(finding))}"}
     told = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
     level = "error" if finding.severity == ERROR else "notice"
     return f"::{level} {told}::{_data(chr(10).join(phrases.in_lines(finding)))}"

@@ -10,7 +10,7 @@ from traincheck.errors import ReportNotFound, ReportTooNew, ReportUnreadable
 from traincheck.files import PathLike, read_bounded, write_whole
 from traincheck.reporting.base import Document
 from traincheck.terminal_text import json_text
-from traincheck.vocab.finding import REPORT_VERSION, Cost, Counts, Finding, Parting, RankState, Report
+from traincheck.vocab.finding import REPORT_VERSION, Cost, Counts, Divergence, Finding, RankState, Report
 
 
 class _Document(msgspec.Struct):
@@ -23,7 +23,7 @@ class _Document(msgspec.Struct):
     not_observed: tuple[str, ...]
     run: dict[str, Any]
     ranks: tuple[RankState, ...] = ()
-    partings: tuple[Parting, ...] = ()
+    partings: tuple[Divergence, ...] = ()
     cost: Cost | None = None
 
 

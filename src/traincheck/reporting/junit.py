@@ -77,9 +77,9 @@ def _named(report: Report) -> list[tuple[str, Finding]]:
     seen: Counter[str] = Counter()
     named = []
     for finding in report.findings:
-        seen[finding.title] += 1
-        again = seen[finding.title]
-        named.append((f"{finding.title} ({again})" if again > 1 else finding.title, finding))
+        name = phrases.titled(finding)
+        seen[name] += 1
+        named.append((f"{name} ({seen[name]})" if seen[name] > 1 else name, finding))
     return named
 
 
@@ -90,7 +90,7 @@ def _case(finding: Finding, name: str, report: Report, failing: tuple[str, ...])
     told = "\n".join(phrases.in_lines(finding))
     message = f"{finding.severity} at step {finding.step}: {finding.observed}"
     kind = "failure" if finding.severity in failing else "skipped"
-    case.add(kind, told, type=_plain(finding.severity), message=_plain(message))
+    case.add(kind, told, type=_plain(finding.diagnosis or finding.severity), message=_plain(message))
     return case
 
 

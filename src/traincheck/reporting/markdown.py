@@ -49,7 +49,7 @@ def _lines(report: Report) -> Iterator[str]:
             yield f"and {len(report.findings) - ROWS:,} more findings in the JSON report"
             yield ""
     for place, finding in enumerate(report.findings[:AT_LENGTH], 1):
-        yield f"### {place}. {escaped(finding.title)}"
+        yield f"### {place}. {escaped(phrases.titled(finding))}"
         yield ""
         yield from (f"* {escaped(line)}" for line in phrases.in_lines(finding))
         yield ""

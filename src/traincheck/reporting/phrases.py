@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from traincheck.terminal_text import plain as plain
-from traincheck.vocab.finding import STOPPED, Cost, Counts, Finding, Parting, RankState, Report
+from traincheck.vocab.finding import STOPPED, Cost, Counts, Divergence, Finding, RankState, Report
 from traincheck.vocab.invariant import ERROR, NOTICE, Support
-from traincheck.vocab.ranks import Apart, named_ranks, numbers_of
+from traincheck.vocab.ranks import DifferingRanks, named_ranks, rank_numbers
 
 
 def number(count: int, noun: str) -> str:
@@ -107,25 +107,25 @@ def steps(finding: Finding) -> str:
 
 def ranks_of(finding: Finding) -> str:
     """The ranks that a finding is about, as a column of a table has them: `1`, `0, 1`, `1 of 4`."""
-    found = numbers_of(finding.ranks or (finding.rank,))
-    return f"{found} of {finding.compared:,}" if finding.apart.deviate else found
+    found = rank_numbers(finding.ranks or (finding.rank,))
+    return f"{found} of {finding.compared:,}" if finding.differing.is_minority else found
 
 
 def about_ranks(finding: Finding) -> str:
     """The same in words: `rank 1`, `between ranks 0, 1`, `rank 1 of 4 deviates`."""
-    return apart(finding.apart) if finding.compared else named_ranks(finding.ranks or (finding.rank,))
+    return apart(finding.differing) if finding.compared else named_ranks(finding.ranks or (finding.rank,))
 
 
-def apart(told: Apart) -> str:
+def apart(told: DifferingRanks) -> str:
     """Which ranks differ; where most do, it is told between which."""
-    if told.deviate:
+    if told.is_minority:
         return f"{named_ranks(told.ranks)} of {told.compared:,} deviate{'s' * (len(told.ranks) == 1)}"
     return f"between {named_ranks(told.ranks)}"
 
 
-def parting(told: Parting) -> str:
+def parting(told: Divergence) -> str:
     """Where the ranks of a job first were not as they should be."""
-    return f"since step {told.step:,}, {told.what}{':' * told.apart.deviate} {apart(told.apart)}"
+    return f"since step {told.step:,}, {told.what}{':' * told.differing.is_minority} {apart(told.differing)}"
 
 
 def recording(told: RankState) -> str:
@@ -140,6 +140,16 @@ def beside_others(told: RankState) -> str:
     if told.compared is None:
         return "not compared"
     return "agrees" if told.compared >= told.recorded else f"agrees to step {told.compared:,}"
+
+
+def titled(finding: Finding) -> str:
+    """The title and the diagnosis: `Gradients are not cleared between steps [gradients-not-cleared]`."""
+    return f"{finding.title} [{finding.diagnosis}]" if finding.diagnosis else finding.title
+
+
+def read_more(finding: Finding) -> str:
+    """The command that explains the diagnosis of a finding; empty where none is known."""
+    return f"traincheck explain {finding.diagnosis}" if finding.diagnosis else ""
 
 
 def sentence(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from traincheck.vocab.finding import RankState
-from traincheck.vocab.ranks import MOST_NAMED, numbers_of
+from traincheck.vocab.ranks import MOST_NAMED, rank_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ def rank_rows(states: Sequence[RankState]) -> tuple[RankRow, ...]:
     for state in states:
         alone = state.rank if sizes[state.job] <= MOST_NAMED else -1
         rows.setdefault((replace(state, rank=-1), alone), []).append(state)
-    return tuple(RankRow(numbers_of(state.rank for state in alike), alike[0]) for alike in rows.values())
+    return tuple(RankRow(rank_numbers(state.rank for state in alike), alike[0]) for alike in rows.values())
 
 
 def job_names(states: Sequence[RankState]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
+from traincheck.diagnoses.catalogue import catalogue
 from traincheck.reporting import phrases
 from traincheck.reporting.base import Document
 from traincheck.reporting.json_report import tellable
@@ -25,47 +26,65 @@ from traincheck.vocab.invariant import ERROR
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 ROOT = "%SRCROOT%"
 """What relative paths are relative to, as GitHub names it."""
+FINGERPRINT = "traincheck/v2"
+"""Version 1 was made of the title, version 2 is made of the diagnosis."""
 LONGEST = 60
-"""Characters of a rule's id that are taken from the title."""
+"""Characters of the title in the id of a rule, for reports without a diagnosis."""
 
 
 class SarifSink(Document):
-    """One result for each finding; findings of one title are of one rule."""
+    """One result for each finding. The rule of a result is the diagnosis of the finding."""
 
     name = "sarif"
     file = "traincheck.sarif"
 
     def text(self, report: Report) -> str:
-        titles = list(dict.fromkeys(finding.title for finding in report.findings))
+        first_of_rule: dict[str, Finding] = {}
+        for finding in report.findings:
+            first_of_rule.setdefault(rule_id(finding), finding)
+        rule_ids = list(first_of_rule)
         driver = {
             "name": "TrainCheck",
             "version": __version__,
-            "rules": [_rule(title, report) for title in titles],
+            "rules": [_rule(name, finding) for name, finding in first_of_rule.items()],
         }
         run = {
             "tool": {"driver": driver},
             "invocations": [_invocation(report)],
             "columnKind": "unicodeCodePoints",
-            "results": [_result(finding, titles, report) for finding in report.findings],
+            "results": [_result(finding, rule_ids, report) for finding in report.findings],
             "properties": {"verdict": report.verdict, "headline": phrases.headline(report)},
         }
         log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
         return json_text(json.dumps(tellable(log), indent=2, ensure_ascii=False)) + "\n"
 
 
-def _rule(title: str, report: Report) -> dict[str, Any]:
-    first = next(finding for finding in report.findings if finding.title == title)
-    return {
-        "id": rule_id(title),
+def _rule(name: str, finding: Finding) -> dict[str, Any]:
+    """A rule in the words of the catalogue, or of its first finding if the catalogue does not have it."""
+    entry = catalogue().get(finding.diagnosis)
+    title, problem, advice = finding.title, finding.cause, finding.advice
+    if entry is not None:
+        title, problem, advice = entry.title, entry.problem, entry.advice
+    lines = [problem or title, *(f"{number}. {line}" for number, line in enumerate(advice, 1))]
+    rule = {
+        "id": name,
         "shortDescription": _message(title),
-        "fullDescription": _message(first.cause or title),
-        "help": _message(*(first.advice or (title,))),
-        "defaultConfiguration": {"level": _level(first)},
+        "fullDescription": _message(problem or title),
+        "help": _message(*lines, *filter(None, [phrases.read_more(finding)])),
+        "defaultConfiguration": {"level": _level(finding)},
     }
+    if entry is not None and entry.url:
+        rule["helpUri"] = entry.url
+    return rule
 
 
-def rule_id(title: str) -> str:
-    """`gradients-are-not-cleared-between-steps`: the same in every report, so that results can be followed."""
+def rule_id(finding: Finding) -> str:
+    """The slug of the diagnosis; the title in the form of a slug in reports of older versions."""
+    return phrases.plain(finding.diagnosis) or slug_of(finding.title)
+
+
+def slug_of(title: str) -> str:
+    """`the-loss-is-not-printed` for a title; the same title always gives the same slug."""
     name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
     if len(name) <= LONGEST and name:
         return name
@@ -73,16 +92,16 @@ def rule_id(title: str) -> str:
     return f"{name[:LONGEST]}-{number}".lstrip("-")
 
 
-def _result(finding: Finding, titles: list[str], report: Report) -> dict[str, Any]:
-    place = f"{finding.site.file}:{finding.site.function}" if finding.site else ""
-    told = f"{finding.title}\n{place}".encode("utf-8", "replace")
+def _result(finding: Finding, rule_ids: list[str], report: Report) -> dict[str, Any]:
+    position = f"{finding.site.file}:{finding.site.function}" if finding.site else ""
+    identity = f"{finding.identity}\n{position}".encode("utf-8", "replace")
     return {
-        "ruleId": rule_id(finding.title),
-        "ruleIndex": titles.index(finding.title),
+        "ruleId": rule_id(finding),
+        "ruleIndex": rule_ids.index(rule_id(finding)),
         "level": _level(finding),
         "message": _message(finding.title + ".", *phrases.in_lines(finding)),
         "locations": _locations(finding, report),
-        "partialFingerprints": {"traincheck/v1": hashlib.sha256(told).hexdigest()[:32]},
+        "partialFingerprints": {FINGERPRINT: hashlib.sha256(identity).hexdigest()[:32]},
         "properties": {
             "step": finding.step,
             "lastStep": finding.last_step,

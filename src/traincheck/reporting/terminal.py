@@ -18,7 +18,7 @@ from traincheck.files import PathLike
 from traincheck.reporting import phrases
 from traincheck.reporting.rank_rows import job_names, rank_rows
 from traincheck.version import __version__
-from traincheck.vocab.finding import Finding, Parting, Report, Site
+from traincheck.vocab.finding import Divergence, Finding, Report, Site
 from traincheck.vocab.invariant import ERROR
 
 WIDEST = 120
@@ -94,6 +94,7 @@ def finding_block(finding: Finding, width: int = WIDEST) -> Text:
     rows += [("expected", _wrapped(finding.expected, width)), ("observed", _wrapped(finding.observed, width))]
     for place, advice in enumerate(finding.advice, 1):
         rows.append(("look at" if place == 1 else "", _wrapped(f"{place}. {advice}", width)))
+    rows.append(("read more", _wrapped(phrases.read_more(finding), width)))
     if finding.invariants:
         rows.append(("invariants", _wrapped(phrases.listed(finding.invariants, NAMES), width)))
     return Text("\n").join([_title(finding, width), *_lines(rows)])
@@ -119,12 +120,12 @@ def _title(finding: Finding, width: int) -> Text:
         (f"TrainCheck {phrases.plain(finding.severity).upper()}", _STYLES.get(finding.severity, "bold")), where
     )
     room = " " * len(head)
-    lines = textwrap.wrap(phrases.plain(finding.title), width, initial_indent=room, subsequent_indent="  ")
+    lines = textwrap.wrap(phrases.plain(phrases.titled(finding)), width, initial_indent=room, subsequent_indent="  ")
     return head.append("\n".join(lines)[len(room) :], "bold")
 
 
 def _on_ranks(finding: Finding) -> str:
-    if finding.apart.deviate:
+    if finding.differing.is_minority:
         return f", {phrases.about_ranks(finding)}"
     alone = finding.rank == 0 and len(finding.ranks) < 2  # there may be no other rank
     return "" if alone else f" {'' if finding.compared else 'on '}{phrases.about_ranks(finding)}"
@@ -185,7 +186,7 @@ def _ranks_table(report: Report) -> Table:
     return table
 
 
-def _first_apart(parting: Parting, report: Report, width: int) -> Text:
+def _first_apart(parting: Divergence, report: Report, width: int) -> Text:
     jobs = job_names(report.ranks)
     of_job = f"job {jobs[parting.job]}: " if parting.job in jobs else ""
     lines = textwrap.wrap(

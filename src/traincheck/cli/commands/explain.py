@@ -1,4 +1,4 @@
-"""`traincheck explain`: one invariant at length, or the way of candidates through the inference."""
+"""`traincheck explain`: a diagnosis, one invariant at length, or the way of candidates through the inference."""
 
 from __future__ import annotations
 
@@ -9,62 +9,106 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from traincheck.cli import flags
-from traincheck.cli.commands.infer import workable
+from traincheck.cli.commands.infer import checked_jobs
 from traincheck.cli.console import Progress, amount, columns, out, out_json, remark
 from traincheck.errors import BadOption
 
 if TYPE_CHECKING:
+    from traincheck.diagnoses.diagnosis import Diagnosis
     from traincheck.inference.candidate_trace import Followed, Seen
+    from traincheck.vocab.demand import Demand
     from traincheck.vocab.finding import Violation
     from traincheck.vocab.invariant import Invariant
 
 EPILOG = """\b
 Examples:
+  traincheck explain gradients-not-cleared
   traincheck explain good.jsonl 3f9a0c11d2
   traincheck explain --candidate "zero_grad resets gradients" runs/cnn runs/lstm
   traincheck explain --candidate "zero_grad resets gradients" --journal good.jsonl.journal.jsonl
 
-From runs (or tally files) a candidate is followed through the inference: in which contexts the property held and
-failed, which condition was found, what became of it and why. The journal that `traincheck infer` left tells the end of
-it, at once and without the runs.
+Every finding shows its diagnosis in brackets, as in [gradients-not-cleared].
+
+With runs (or tally files), TrainCheck follows a candidate through the inference: the contexts in which it held and
+failed, the condition, the decision and its reason. The journal that `traincheck infer` left holds the decision only,
+but needs no runs.
 """
 
-Places = Annotated[
+Arguments = Annotated[
     Optional[list[Path]],  # noqa: UP045
     typer.Argument(
-        metavar="BOOK ID|RUN...", help="A book and an id, or run folders and tally files.", show_default=False
+        metavar="DIAGNOSIS|BOOK ID|RUN...",
+        help="A diagnosis; a book and an id; or run folders and tally files.",
+        show_default=False,
     ),
 ]
 
 
 def command(
-    places: Places = None,
+    arguments: Arguments = None,
     candidate: flags.Candidate = None,
     journal: flags.JournalRead = None,
     jobs: flags.Jobs = None,
     as_json: flags.AsJson = False,
 ) -> None:
-    """Explain an invariant, or the fate of candidates.
+    """Explain a diagnosis, an invariant, or why candidates were kept or dropped.
 
-    Given a book and an id: all that is known of that invariant. Given --candidate and run folders or a journal: why the
-    candidates that these runs suggested were kept or dropped.
+    Given a diagnosis: the problem, what to check first, and an example. Given a book and an id: everything about that
+    invariant. Given --candidate and run folders or a journal: why these candidates were kept or dropped.
     """
-    given = list(places or ())
+    paths = list(arguments or ())
     if candidate is not None:
-        if (journal is None) == (not given):
+        if (journal is None) == (not paths):
             raise BadOption("--candidate", candidate, "run folders or --journal FILE to look for it in, one of the two")
-        found = in_journal(candidate, journal) if journal is not None else in_runs(candidate, given, jobs)
-        raise typer.Exit(tell_candidates(candidate, found, as_json))
-    if len(given) != 2 or journal is not None:
-        raise BadOption("explain", " ".join(map(str, given)), "BOOK ID, or --candidate TEXT RUN...")
-    raise typer.Exit(explain(given[0], str(given[1]), as_json))
+        traces = in_journal(candidate, journal) if journal is not None else in_runs(candidate, paths, jobs)
+        raise typer.Exit(print_candidates(candidate, traces, as_json))
+    if len(paths) == 1 and journal is None:
+        raise typer.Exit(explain_diagnosis(str(paths[0]), as_json))
+    if len(paths) != 2 or journal is not None:
+        raise BadOption("explain", " ".join(map(str, paths)), "DIAGNOSIS, BOOK ID, or --candidate TEXT RUN...")
+    raise typer.Exit(explain(paths[0], str(paths[1]), as_json))
+
+
+# -- a diagnosis -----------------------------------------------------------------------------------------------------
+
+
+def explain_diagnosis(slug: str, as_json: bool = False) -> int:
+    """Print the page of a diagnosis. Raises BadOption for an unknown slug, with those that are similar."""
+    from traincheck.diagnoses.catalogue import catalogue
+    from traincheck.diagnoses.page import page
+
+    entry = catalogue().get(slug.strip("[]"))
+    if entry is None:
+        from difflib import get_close_matches
+
+        similar = ", ".join(get_close_matches(slug, catalogue(), cutoff=0.5))
+        raise BadOption("explain", slug, f"a diagnosis{f', such as {similar}' if similar else ''}, or BOOK ID")
+    if as_json:
+        out_json(diagnosis_data(entry))
+    else:
+        out(page(entry).rstrip())
+    return 0
+
+
+def diagnosis_data(entry: Diagnosis) -> dict[str, Any]:
+    """A diagnosis as plain data."""
+    return {
+        "diagnosis": entry.slug,
+        "title": entry.title,
+        "cause": entry.problem,
+        "advice": list(entry.advice),
+        "example": entry.example,
+        "priority": entry.priority,
+        "priority_reason": entry.priority_reason,
+        "stands_alone": entry.stands_alone,
+    }
 
 
 # -- an invariant ----------------------------------------------------------------------------------------------------
 
 
 def explain(path: Path, name: str, as_json: bool = False) -> int:
-    """Print all that is known of the invariant `name` (its id, or the unique start of it) of a book."""
+    """Print everything about the invariant `name` (its id, or the unique start of it) of a book."""
     from traincheck.invariants.book import read_book
     from traincheck.invariants.lookup import named
 
@@ -73,7 +117,7 @@ def explain(path: Path, name: str, as_json: bool = False) -> int:
         out_json(data(rule))
         return 0
     out(rule.sentence)
-    for line in columns(told(rule)):
+    for line in columns(facts_of(rule)):
         out(line)
     out("")
     for line in meaning(rule):
@@ -85,12 +129,12 @@ def explain(path: Path, name: str, as_json: bool = False) -> int:
     return 0
 
 
-def told(rule: Invariant) -> list[tuple[str, str]]:
-    """Label and text of everything about it."""
+def facts_of(rule: Invariant) -> list[tuple[str, str]]:
+    """Label and text of each fact about the invariant."""
     from traincheck.inference.candidate_trace import arithmetic
 
     support = rule.support
-    spoken_of = str(rule.experience)
+    experience = str(rule.experience)
     evidence = f"{amount(support.occasions, 'occasion')} in {amount(support.steps, 'step')}, "
     rows = [
         ("id", rule.id),
@@ -98,7 +142,7 @@ def told(rule: Invariant) -> list[tuple[str, str]]:
         ("subject", f"{rule.subject.api} (each {rule.subject.grain})"),
         ("property", " ".join(filter(None, rule.property))),
         ("when", str(rule.precondition)),
-        ("speaks of", "" if spoken_of == "always" else f"runs as those it was learned from: {spoken_of}"),
+        ("applies to", "" if experience == "always" else f"runs like those it was learned from: {experience}"),
         ("severity", rule.severity),
         ("scope", rule.scope),
         ("rests on", f"{evidence}{amount(support.runs, 'run')}, {amount(support.scripts, 'script')}"),
@@ -112,36 +156,50 @@ def told(rule: Invariant) -> list[tuple[str, str]]:
 
 
 def observed(rule: Invariant) -> list[str]:
-    """What must be observed to judge it: the calls, and what of them."""
+    """What TrainCheck must observe to judge the invariant: calls, and their values."""
     from traincheck import plugins
     from traincheck.relations.base import needed
-    from traincheck.vocab.demand import ARGUMENTS, CONTENTS, NUMBERS, READINGS, ROWS, TENSORS
 
     relation = plugins.load("traincheck.relations").get(rule.relation)
     if relation is None:
         return [f"the relation {rule.relation} is not installed here, so it cannot be judged"]
-    demand = needed(relation, rule.subject, rule.property)
-    said = {ARGUMENTS: "arguments of", TENSORS: "tensors of", READINGS: "readings of"}
-    said |= {NUMBERS: "numbers in tensors of", ROWS: "rows in tensors of", CONTENTS: "contents of tensors of"}
-    asked: dict[str, list[str]] = {}
-    for api, what in sorted(demand.states):
-        asked.setdefault(f"{said[what]}" if what in said else f"{what} around", []).append(api)
-    calls = [f"calls of {', '.join(sorted(demand.apis))}"] if demand.apis else []
-    return [*calls, *(f"{what} {', '.join(apis)}" for what, apis in asked.items())]
+    return list(_parts_of(needed(relation, rule.subject, rule.property)))
+
+
+def _parts_of(demand: Demand) -> Iterator[str]:
+    """The parts of a demand, each as a phrase such as `arguments of torch.relu`."""
+    if demand.calls:
+        yield f"calls of {', '.join(sorted(demand.calls))}"
+    apis: dict[str, list[str]] = {}
+    for api, kind in demand.call_values:
+        apis.setdefault(f"{_VALUES.get(kind, kind)} of", []).append(api)
+    for api, attribute in demand.state_changes:
+        apis.setdefault(f"{attribute} around", []).append(api)
+    for quantity in (f"{kind}.{attribute}" for kind, attribute in demand.readings):
+        apis.setdefault("readings of", []).append(quantity)
+    yield from (f"{phrase} {', '.join(sorted(names))}" for phrase, names in sorted(apis.items()))
+
+
+_VALUES = {"numbers": "numbers in tensors", "rows": "rows in tensors", "contents": "contents of tensors"}
 
 
 def meaning(rule: Invariant) -> Iterator[str]:
-    """What it means when the rule is broken, as a finding would say it."""
-    from traincheck.checking.causes import cause_of
-
-    cause = cause_of(_broken(rule))
-    yield f"What breaks it: {cause.title}"
-    yield f"  {cause.cause}"
-    yield from (f"  - {advice}" for advice in cause.advice)
+    """The diagnosis of a finding about this invariant."""
+    entry = diagnosis_of(rule)
+    yield f"If it breaks: {entry.title} [{entry.slug}]"
+    yield f"  {entry.problem}"
+    yield from (f"  - {advice}" for advice in entry.advice)
 
 
-def _broken(rule: Invariant) -> Violation:
-    """The rule as if it had just been broken, nowhere in particular."""
+def diagnosis_of(rule: Invariant) -> Diagnosis:
+    """The diagnosis of a violation of this invariant, as far as the invariant determines it."""
+    from traincheck.diagnoses.catalogue import diagnose
+
+    return diagnose(_violation_of(rule))
+
+
+def _violation_of(rule: Invariant) -> Violation:
+    """A violation without a call, variables or notes."""
     from traincheck.vocab.events import NO_CALL, TRAIN
     from traincheck.vocab.finding import Violation
 
@@ -151,19 +209,23 @@ def _broken(rule: Invariant) -> Violation:
 
 
 def data(rule: Invariant) -> dict[str, Any]:
-    """The invariant as its line in a book, with what else is known of it."""
+    """The invariant as its line in a book, with its confidence, demand and diagnosis."""
     import msgspec
 
-    from traincheck.checking.causes import cause_of
     from traincheck.inference.candidate_trace import arithmetic
     from traincheck.invariants.book_format import InvariantLine
 
-    cause = cause_of(_broken(rule))
+    entry = diagnosis_of(rule)
     line: dict[str, Any] = msgspec.to_builtins(InvariantLine.of(rule))
     return line | {
         "arithmetic": arithmetic(rule),
         "observes": observed(rule),
-        "catches": {"title": cause.title, "cause": cause.cause, "advice": list(cause.advice)},
+        "catches": {
+            "diagnosis": entry.slug,
+            "title": entry.title,
+            "cause": entry.problem,
+            "advice": list(entry.advice),
+        },
     }
 
 
@@ -176,7 +238,7 @@ def in_runs(candidate: str, runs: Sequence[Path], jobs: int | None = None) -> li
     from traincheck.inference.learn import learn
 
     with Progress() as progress:
-        learned = learn(runs, progress, workable(jobs, runs))
+        learned = learn(runs, progress, checked_jobs(jobs, runs))
     for line in learned.remarks:
         remark(line)
     return follow(candidate, learned)
@@ -190,31 +252,31 @@ def in_journal(candidate: str, journal: Path) -> list[Followed]:
     return follow_journal(candidate, Journal.read(journal))
 
 
-def tell_candidates(candidate: str, found: Sequence[Followed], as_json: bool) -> int:
-    """Print what became of them."""
+def print_candidates(candidate: str, traces: Sequence[Followed], as_json: bool) -> int:
+    """Print what the inference decided about each candidate."""
     if as_json:
-        out_json([candidate_data(one) for one in found])
+        out_json([candidate_data(trace) for trace in traces])
         return 0
-    for one in found:
-        out(str(one.entry))
-        for line in way(one):
+    for trace in traces:
+        out(str(trace.entry))
+        for line in details(trace):
             out(f"    {line}")
-    if not found:
+    if not traces:
         remark(f"no candidate says '{candidate}'; nothing in these runs suggested it")
     return 0
 
 
-def way(one: Followed) -> Iterator[str]:
-    """What the journal does not say: the contexts, and how the confidence comes about."""
+def details(trace: Followed) -> Iterator[str]:
+    """What the journal does not hold: the contexts, and the arithmetic of the confidence."""
     from traincheck.inference.candidate_trace import arithmetic
 
-    if one.by is not None:
-        condition = "" if one.by.precondition == "always" else f", when {one.by.precondition}"
-        yield f"kept is {one.by.id}: {one.by.sentence}{condition}"
-    if one.rule is not None:
-        yield f"confidence: {arithmetic(one.rule)}"
-    if one.seen:
-        yield from contexts(one.seen)
+    if trace.by is not None:
+        condition = "" if trace.by.precondition == "always" else f", when {trace.by.precondition}"
+        yield f"kept is {trace.by.id}: {trace.by.sentence}{condition}"
+    if trace.rule is not None:
+        yield f"confidence: {arithmetic(trace.rule)}"
+    if trace.seen:
+        yield from contexts(trace.seen)
 
 
 MOST_CONTEXTS = 12
@@ -222,14 +284,14 @@ MOST_CONTEXTS = 12
 
 
 def contexts(seen: Sequence[Seen]) -> Iterator[str]:
-    """A table of the contexts; facts that are the same in all of them are told once."""
-    same = set.intersection(*(set(map(_fact, one.context)) for one in seen))
+    """A table of the contexts. Facts that are the same in all of them come first, once."""
+    same = set.intersection(*(set(map(_fact, row.context)) for row in seen))
     shared = [text for text in map(_fact, seen[0].context) if text in same]
     yield f"in all {amount(len(seen), 'context')}: {', '.join(shared) or 'nothing is the same'}"
     rows = [("held", "failed", "steps", "runs", "context")]
-    for one in seen[:MOST_CONTEXTS]:
-        differs = [text for text in map(_fact, one.context) if text not in same]
-        rows.append((f"{one.held:,}", f"{one.failed:,}", f"{one.steps:,}", f"{one.runs}", ", ".join(differs) or "-"))
+    for row in seen[:MOST_CONTEXTS]:
+        differs = [text for text in map(_fact, row.context) if text not in same]
+        rows.append((f"{row.held:,}", f"{row.failed:,}", f"{row.steps:,}", f"{row.runs}", ", ".join(differs) or "-"))
     yield from columns(rows)
     if len(seen) > MOST_CONTEXTS:
         yield f"  and {len(seen) - MOST_CONTEXTS} contexts more"
@@ -239,14 +301,14 @@ def _fact(pair: tuple[str, object]) -> str:
     return f"{pair[0]} {pair[1]}"
 
 
-def candidate_data(one: Followed) -> dict[str, Any]:
+def candidate_data(trace: Followed) -> dict[str, Any]:
     """A candidate as plain data: its entry in the journal, and what was counted where the runs are known."""
     import msgspec
 
-    found: dict[str, Any] = msgspec.to_builtins(one.entry)
-    if one.subject is not None and one.property is not None:
-        found["subject"], found["property"] = one.subject._asdict(), one.property._asdict()
-        found["contexts"] = [
+    record: dict[str, Any] = msgspec.to_builtins(trace.entry)
+    if trace.subject is not None and trace.property is not None:
+        record["subject"], record["property"] = trace.subject._asdict(), trace.property._asdict()
+        record["contexts"] = [
             {
                 "context": dict(seen.context),
                 "held": seen.held,
@@ -254,8 +316,8 @@ def candidate_data(one: Followed) -> dict[str, Any]:
                 "steps": seen.steps,
                 "runs": seen.runs,
             }
-            for seen in one.seen
+            for seen in trace.seen
         ]
-    if one.by is not None:
-        found["implied_by"] = one.by.id
-    return found
+    if trace.by is not None:
+        record["implied_by"] = trace.by.id
+    return record

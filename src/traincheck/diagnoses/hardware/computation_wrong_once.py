@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from traincheck.diagnoses.diagnosis import Diagnosis, Match
-from traincheck.relations.consistent.replayed_steps import REPEATS, WAYS
+from traincheck.relations.consistent.replayed_steps import WAYS
+from traincheck.vocab.properties import REPEATS
 from traincheck.vocab.replayed_computations import TRANSIENT
 
 DIAGNOSIS = Diagnosis(

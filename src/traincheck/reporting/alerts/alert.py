@@ -49,7 +49,7 @@ def of_finding(finding: Finding, status: RunStatus) -> Alert:
     """A finding was made."""
     on = f" on rank {finding.rank}" if finding.rank or len(status.ranks) > 1 else ""
     ranks = f", {phrases.about_ranks(finding)}" if finding.compared else on
-    said = [f"TrainCheck {finding.severity.upper()} at step {finding.step}{ranks}: {finding.title}"]
+    said = [f"TrainCheck {finding.severity.upper()} at step {finding.step}{ranks}: {phrases.titled(finding)}"]
     said += [finding.cause] if finding.cause else []
     said += [f"where: {finding.site}"] if finding.site else []
     said += [f"look at: {finding.advice[0]}"] if finding.advice else []

@@ -34,20 +34,20 @@ class Shared:
 def shared(reports: Sequence[Report]) -> tuple[Shared, ...]:
     """The findings of all runs: errors first, then what most of them have, then what came first.
 
-    Findings of one title are one: what a rule is about (a parameter, a call) has another name in another program. An
+    Findings with one diagnosis share a row: the rule (a parameter, a call) has another name in another program. An
     error in one run may be a notice in another; it is told as an error.
     """
-    found: dict[str, dict[int, Seen]] = {}
+    found: dict[str, dict[int, Seen]] = {}  # by identity
     for number, report in enumerate(reports):
         for place, finding in enumerate(report.findings, 1):
-            found.setdefault(finding.title, {}).setdefault(number, Seen(place, finding))
+            found.setdefault(finding.identity, {}).setdefault(number, Seen(place, finding))
     rows = [
         Shared(
             min((seen.finding.severity for seen in of.values()), key=lambda severity: severity != ERROR),
-            title,
+            next(iter(of.values())).finding.title,
             tuple(of.get(number) for number in range(len(reports))),
         )
-        for title, of in found.items()
+        for of in found.values()
     ]
     return tuple(sorted(rows, key=lambda row: (row.severity != ERROR, -row.times, _first(row))))
 

@@ -34,14 +34,15 @@ _TOP = "page"
 class HtmlSink(Document):
     """Writes the HTML report when the run is over; `judged` is asked then for the invariants and their verdicts.
 
-    Known limitations: it has the report alone, and so shows neither code nor pictures (see `render_page`).
+    Set `exhibits` before `close` to show code and pictures with the findings.
     """
 
     name = "html"
     file = "traincheck.html"
+    exhibits: Sequence[Exhibit] = ()
 
     def text(self, report: Report) -> str:
-        return html_of(report, self._judged())
+        return html_of(report, self._judged(), self.exhibits)
 
 
 def render_html(report: Report, invariants: Sequence[Judged], path: PathLike, exhibits: Sequence[Exhibit] = ()) -> None:

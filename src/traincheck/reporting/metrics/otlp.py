@@ -41,7 +41,7 @@ class Otlp:
             from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
             from opentelemetry.sdk.resources import Resource
         except ImportError:
-            raise MissingExtra("--otlp", "opentelemetry-exporter-otlp-proto-http", INSTALL) from None
+            raise MissingExtra("--metrics URL", "opentelemetry-exporter-otlp-proto-http", INSTALL) from None
         self._status: RunStatus | None = None
         self._complaints = _Complaints(f"{parts.scheme}://{parts.hostname}", tell)
         log = logging.getLogger("opentelemetry")

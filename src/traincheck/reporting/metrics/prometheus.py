@@ -38,7 +38,7 @@ class Prometheus:
             from prometheus_client import CollectorRegistry
             from prometheus_client.exposition import MetricsHandler
         except ImportError:
-            raise MissingExtra("--metrics-port", "prometheus-client", INSTALL) from None
+            raise MissingExtra("--metrics PORT", "prometheus-client", INSTALL) from None
         self._status: RunStatus | None = None
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)

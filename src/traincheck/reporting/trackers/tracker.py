@@ -83,4 +83,4 @@ def name_of(run: Mapping[str, str]) -> str:
 
 def in_words(finding: Finding) -> str:
     """A finding in one line."""
-    return phrases.plain(f"{finding.severity} at step {finding.step}: {finding.title}")
+    return phrases.plain(f"{finding.severity} at step {finding.step}: {phrases.titled(finding)}")
