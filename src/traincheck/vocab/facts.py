@@ -1,4 +1,4 @@
-"""Facts: the closed vocabulary in which the circumstances of an occasion are told."""
+"""The closed vocabulary of facts, which describe the circumstances of an occasion."""
 
 from __future__ import annotations
 
@@ -27,25 +27,18 @@ FACTS: dict[str, str] = {
     "before": "state of the variable's attribute before the call: none, zero or some",
     "precision": "full (float32, float64) or low (float16, bfloat16 and below)",
     "scalar": "True for a variable of one element",
-    "sparse": "True when the gradient is sparse",
     "set_to_none": "argument of zero_grad",
     "half": "True for a backward of what was computed under float16 autocast",
     "create_graph": "argument of backward",
     "retain_graph": "argument of backward",
     "first_batch": "True for the first batch of a pass over a data loader",
     "last_batch": "True when a data loader was exhausted",
-    "skipped": "True when a gradient scaler left the optimizer step out",
     "within": "context managers active around the call (no_sync, sdpa_kernel ...), joined by +; empty for none",
     "kind": "what a variable is: parameter, buffer, optimizer_state, hyperparameter, module, loader ...",
-    "inputs_require_grad": "whether any tensor that went into the call requires a gradient",
-    "inputs_floating": "whether any tensor that went into the call is of floating point",
     "inputs_dtype": "the floating point type of what went into the call, the widest of several; none for none",
-    "inputs_finite": "whether all tensors that went into the call were finite",
     "tied": "whether several names stand for the variable",
     "same_name": "of a pair: whether both have the same name",
     "same_rank": "of a pair: whether both are of the same rank",
-    "same_dtype": "of a pair: whether both have the same dtype",
-    "same_shape": "of a pair: whether both have the same shape",
     "same_before": "of a pair over ranks: whether both had the same value before the update",
     "same_grad": "of a pair over ranks: whether the update used the same gradient, other than zero, on both",
     "kept_same": "of a pair over ranks: whether both had the same value after an earlier update that changed it",
@@ -59,10 +52,10 @@ FACTS: dict[str, str] = {
     "by_library": "True where a library's own code, and not the project's, fills memory with random numbers",
     "attributes": "marks that frameworks set on a parameter (tensor_model_parallel ...), joined by +; empty for none",
 }
-"""Every fact that may occur in a context. Never here: process and object ids, addresses, byte counts, clocks."""
+"""Every fact that a context may hold. It never holds process and object ids, addresses, byte counts or clocks."""
 
 JOINED = frozenset(("within", "attributes"))
-"""Facts whose value is several names joined by +: a condition may ask whether one of them is there."""
+"""Facts whose value is several names joined by +. A condition may test whether one name is among them."""
 
 
 def facts(**pairs: FactValue) -> Facts:
@@ -75,9 +68,9 @@ def merged(base: Facts, **extra: FactValue) -> Facts:
     return tuple(sorted({**dict(base), **extra}.items()))
 
 
-def value_of(of: Facts, name: str) -> FactValue:
-    """The value of the fact `name`, None when it is not told."""
-    for key, value in of:
+def value_of(context: Facts, name: str) -> FactValue:
+    """The value of the fact `name`, None if the context lacks it."""
+    for key, value in context:
         if key == name:
             return value
     return None
