@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks.detection.recordings import ROOT, Program, of_example
 from benchmarks.verdicts import fared
-from traincheck.inference.candidate_selection import weigh
-from traincheck.inference.pack_building import parts, read_themes
+from traincheck.inference.candidate_selection import select_rules
+from traincheck.inference.pack_building import read_themes, split_by_theme
 from traincheck.inference.tally import Tally
 from traincheck.invariants.book import Book
 from traincheck.vocab.invariant import ERROR
@@ -115,9 +115,9 @@ def _share(tallies: Mapping[str, Tally]) -> None:
 
 
 def _without(name: str) -> dict[str, Alarms]:
-    book, _ = weigh([tally for other, tally in _shared.items() if other != name])
+    book, _ = select_rules([tally for other, tally in _shared.items() if other != name])
     found: dict[str, Alarms] = {}
-    for pack, part in {WHOLE: book, **parts(book, read_themes(THEMES))}.items():
+    for pack, part in {WHOLE: book, **split_by_theme(book, read_themes(THEMES))}.items():
         found[pack] = Alarms()
         found[pack].add(name, part, _shared[name])
     return found

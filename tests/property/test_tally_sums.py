@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traincheck.inference.candidate_selection import weigh
+from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.tally import MOST_VALUES, Tally
 from traincheck.inference.tally_files import read_tallies, write_tallies
 from traincheck.inference.tally_runs import each_run_once, tally_windows
@@ -106,7 +106,7 @@ def reread(tallies: Sequence[Tally]) -> list[Tally]:
 
 def learned(tallies: Sequence[Tally]) -> tuple[bytes, bytes]:
     """Book and journal, as files."""
-    book, journal = weigh(each_run_once((Path("here"), tally) for tally in tallies).tallies)
+    book, journal = select_rules(each_run_once((Path("here"), tally) for tally in tallies).tallies)
     with tempfile.TemporaryDirectory() as folder:
         write_book(book, Path(folder) / "book")
         journal.write(Path(folder) / "journal")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Set
 
 import pytest
 
-from traincheck.inference.candidate_selection import weigh
+from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.contexts import SKETCH
 from traincheck.inference.journal import DROPPED, KEPT, Entry, Journal
 from traincheck.inference.tally import Tally
@@ -73,7 +73,7 @@ def only(journal: Journal) -> Entry:
 
 
 def steps_of(*tallies: Tally) -> int:
-    book, _ = weigh(tallies)
+    book, _ = select_rules(tallies)
     (rule,) = book.invariants
     assert rule.precondition == Precondition()
     return rule.support.steps
@@ -86,7 +86,7 @@ def test_steps_of_two_contexts_that_share_windows_count_once() -> None:
     """Windows 0 to 9 in one context, 5 to 14 in another: fifteen windows, in which there were twenty occasions."""
     tally = tallied(tallied(run(), range(10)), range(5, 15), context=LATER)
     assert steps_of(tally) == 15
-    book, _ = weigh([tally])
+    book, _ = select_rules([tally])
     assert book.invariants[0].support.occasions == 20
 
 
@@ -124,14 +124,14 @@ def test_steps_are_those_that_the_precondition_selects() -> None:
     for script in ("a.py", "b.py", "c.py"):
         tally = tallied(run(script), [0], held=False, context=WARMUP)
         tallies.append(tallied(tally, range(1, 20), context=LATER))
-    book, _ = weigh(tallies)
+    book, _ = select_rules(tallies)
     (rule,) = book.invariants
     assert rule.precondition.true_in(LATER) and not rule.precondition.true_in(WARMUP)
     assert (rule.support.steps, rule.support.occasions, rule.support.scripts) == (57, 57, 3)
 
 
 def test_a_rule_of_a_single_step_is_a_coincidence() -> None:
-    book, journal = weigh([tallied(tallied(run(), [3]), [3], context=LATER)])
+    book, journal = select_rules([tallied(tallied(run(), [3]), [3], context=LATER)])
     assert not book.invariants and only(journal).reason == "seen in a single training step"
 
 
@@ -140,25 +140,25 @@ def test_a_rule_of_a_single_step_is_a_coincidence() -> None:
 
 def test_one_program_makes_a_rule_of_its_pipeline() -> None:
     """Three runs: 3/4, an error there, and nothing anywhere else."""
-    book, _ = weigh([tallied(run(), range(4)) for _ in range(3)])
+    book, _ = select_rules([tallied(run(), range(4)) for _ in range(3)])
     (rule,) = book.invariants
     assert (rule.scope, rule.confidence, rule.severity, rule.origin) == (PIPELINE, 0.75, ERROR, ("a.py",))
     assert deployable(book.invariants, "a.py") == (rule,) and deployable(book.invariants, "b.py") == ()
 
 
 def test_two_runs_of_a_pipeline_are_a_notice() -> None:
-    (rule,) = weigh([tallied(run(), range(100)) for _ in range(2)])[0].invariants
+    (rule,) = select_rules([tallied(run(), range(100)) for _ in range(2)])[0].invariants
     assert (rule.scope, rule.confidence, rule.severity) == (PIPELINE, round(2 / 3, 4), NOTICE)
 
 
 def test_several_programs_make_a_general_rule() -> None:
     """Three programs at fourteen steps between them: (4/5) (15/16) = 3/4; with a step less, a notice."""
     tallies = [tallied(run("a.py"), range(5)), tallied(run("b.py"), range(5)), tallied(run("c.py"), range(4))]
-    (rule,) = weigh(tallies)[0].invariants
+    (rule,) = select_rules(tallies)[0].invariants
     assert (rule.scope, rule.confidence, rule.severity) == (GENERAL, 0.75, ERROR)
     assert deployable([rule], "never-seen.py") == (rule,)
     tallies[2] = tallied(run("c.py"), range(3))
-    (rule,) = weigh(tallies)[0].invariants
+    (rule,) = select_rules(tallies)[0].invariants
     assert rule.confidence < 0.75 and rule.severity == NOTICE
 
 
@@ -178,7 +178,7 @@ def test_a_habit_is_a_notice_however_certain(prop: Property, severity: str) -> N
     tallies = [
         tallied(run(f"{number}.py"), range(50), prop, subject=CYCLE, relation="APISequence") for number in range(10)
     ]
-    (rule,) = weigh(tallies)[0].invariants
+    (rule,) = select_rules(tallies)[0].invariants
     assert rule.severity == severity and rule.confidence == round(11 / 12 * 501 / 502, 4)
 
 
@@ -186,31 +186,31 @@ def test_a_habit_is_a_notice_however_certain(prop: Property, severity: str) -> N
 
 
 def test_what_never_held_is_dropped() -> None:
-    book, journal = weigh([tallied(run(), range(20), held=False)])
+    book, journal = select_rules([tallied(run(), range(20), held=False)])
     entry = only(journal)
     assert not book.invariants
     assert (entry.reason, entry.held, entry.failed, entry.steps, entry.runs) == ("it never held", 0, 20, 20, 1)
 
 
 def test_what_no_fact_explains_is_dropped() -> None:
-    book, journal = weigh([tallied(tallied(run(), range(0, 20, 2)), range(1, 20, 2), held=False)])
+    book, journal = select_rules([tallied(tallied(run(), range(0, 20, 2)), range(1, 20, 2), held=False)])
     assert not book.invariants
     assert "it both held and failed in the context" in only(journal).reason
 
 
 def test_the_journal_counts_windows_once() -> None:
     tally = tallied(tallied(run(), range(10), held=False), range(5, 15), held=False, context=LATER)
-    entry = only(weigh([tally])[1])
+    entry = only(select_rules([tally])[1])
     assert (entry.failed, entry.steps) == (20, 15)
 
 
 def test_what_is_counted_of_a_relation_that_is_not_installed_is_passed_over() -> None:
-    book, journal = weigh([tallied(run(), range(9), relation="Elsewhere")])
+    book, journal = select_rules([tallied(run(), range(9), relation="Elsewhere")])
     assert book.invariants == () and journal.entries == []
 
 
 def test_of_no_runs_nothing_is_learned() -> None:
-    book, journal = weigh([])
+    book, journal = select_rules([])
     assert (book, journal.entries) == (Book(), [])
 
 
@@ -231,14 +231,14 @@ def flagged(script: str, *values: bool, tensors: bool = True) -> Tally:
 
 def test_a_rule_rests_on_an_argument_only_if_it_varied() -> None:
     """`f` was never called without the flag: that `g` sets it may be everybody's habit. In one run it is not set."""
-    book, journal = weigh([flagged("a.py", True), flagged("b.py", True)])
+    book, journal = select_rules([flagged("a.py", True), flagged("b.py", True)])
     assert not book.invariants and "the argument flag never had another value" in only(journal).reason
-    book, _ = weigh([flagged("a.py", True), flagged("b.py", True, False)])
+    book, _ = select_rules([flagged("a.py", True), flagged("b.py", True, False)])
     assert [rule.property for rule in book.invariants] == [WITH_FLAG]
 
 
 def test_calls_that_do_nothing_are_dull() -> None:
-    book, journal = weigh([flagged("a.py", True, False, tensors=False)])
+    book, journal = select_rules([flagged("a.py", True, False, tensors=False)])
     assert not book.invariants and f"{F} is dull" in only(journal).reason
 
 
@@ -246,7 +246,7 @@ def test_calls_that_do_nothing_are_dull() -> None:
 
 
 def test_a_setting_is_kept_for_the_program_whose_runs_agree_on_it() -> None:
-    book, journal = weigh([setting("a.py", "0.01"), setting("a.py", "0.01")])
+    book, journal = select_rules([setting("a.py", "0.01"), setting("a.py", "0.01")])
     (rule,) = book.invariants
     assert (rule.property, rule.program, rule.scope, rule.origin) == (rate("0.01"), "a.py", PIPELINE, ("a.py",))
     assert (rule.support.runs, rule.support.scripts, rule.confidence) == (2, 1, round(2 / 3, 4))
@@ -257,28 +257,28 @@ def test_a_setting_is_kept_for_the_program_whose_runs_agree_on_it() -> None:
 
 def test_a_setting_is_a_notice_however_many_runs_had_it() -> None:
     """Who changes it may mean to."""
-    (rule,) = weigh([setting("a.py", "0.01") for _ in range(50)])[0].invariants
+    (rule,) = select_rules([setting("a.py", "0.01") for _ in range(50)])[0].invariants
     assert rule.severity == NOTICE and rule.confidence == round(50 / 51, 4)
 
 
 def test_one_run_may_be_meant_to_differ_from_the_next() -> None:
-    book, journal = weigh([setting("a.py", "0.01"), setting("b.py", "0.01")])
+    book, journal = select_rules([setting("a.py", "0.01"), setting("b.py", "0.01")])
     assert not book.invariants
     assert reasons(journal) == [f"seen in one run of {name} only: it may be meant to vary" for name in ("a.py", "b.py")]
 
 
 def test_what_varied_from_run_to_run_or_in_one_is_no_setting() -> None:
     """Twice 0.01 and once 0.1: neither is what the program is run with. Nor are both, in one run."""
-    book, journal = weigh([setting("a.py", "0.01"), setting("a.py", "0.01"), setting("a.py", "0.1")])
+    book, journal = select_rules([setting("a.py", "0.01"), setting("a.py", "0.01"), setting("a.py", "0.1")])
     assert not book.invariants and reasons(journal) == ["it varied in a.py"] * 2
-    book, journal = weigh([setting("a.py", "0.01", "0.1")] * 2)
+    book, journal = select_rules([setting("a.py", "0.01", "0.1")] * 2)
     assert not book.invariants and reasons(journal) == ["it varied in a.py"] * 2
 
 
 def test_each_program_has_its_own_setting() -> None:
     """Another program's value neither counts for it nor against it, and says nothing in the journal."""
     settings = (("a.py", "0.01"), ("b.py", "0.1"), ("c.py", "0.01"))
-    book, journal = weigh([setting(*values) for values in settings * 2])
+    book, journal = select_rules([setting(*values) for values in settings * 2])
     rules = {rule.program: rule for rule in book.invariants}
     assert {name: rule.property for name, rule in rules.items()} == {
         "a.py": rate("0.01"),

@@ -53,13 +53,15 @@ def test_what_went_and_what_came(some_invariants: tuple[Invariant, ...]) -> None
 def test_each_field_of_a_rule_is_compared(name: str, change: dict[str, object], new_invariant: Make) -> None:
     rule = new_invariant()
     (changed,) = compare(Book((rule,)), Book((replace(rule, **change),))).changed  # type: ignore[arg-type]
-    assert changed.what == (name,) and changed.a is rule
+    assert changed.fields == (name,) and changed.a is rule
 
 
 def test_a_rule_with_another_condition_is_one_rule(new_invariant: Make) -> None:
     narrow, wide = new_invariant(clauses=(Clause("stage", "train"),)), new_invariant()
     difference = compare(Book((narrow,)), Book((wide,)))
-    assert [(changed.a, changed.b, changed.what) for changed in difference.changed] == [(narrow, wide, ("condition",))]
+    assert [(changed.a, changed.b, changed.fields) for changed in difference.changed] == [
+        (narrow, wide, ("condition",))
+    ]
     assert (difference.only_in_a, difference.only_in_b, difference.same) == ((), (), 0)
     third = new_invariant(clauses=(Clause("stage", "eval"),))
     several = compare(Book((narrow,)), Book((wide, third)))  # which of the two it became is not told

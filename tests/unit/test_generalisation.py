@@ -8,7 +8,7 @@ import pytest
 
 from recorded_runs import training
 from traincheck import plugins
-from traincheck.inference.candidate_selection import weigh
+from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.generalisation import Generalisation, more_general, scope_of
 from traincheck.inference.rule_index import RuleIndex
 from traincheck.inference.tally import Tally
@@ -129,7 +129,7 @@ def learned(*optimizers: str) -> dict[str, Invariant]:
     for index, name in enumerate(optimizers):
         tallies.append(Tally(f"{index}.py", ""))
         tally_windows(training(8, name), tallies[-1])
-    book, _ = weigh(tallies)
+    book, _ = select_rules(tallies)
     return {
         invariant.subject.api: invariant
         for invariant in book.invariants
@@ -158,7 +158,7 @@ def test_a_level_at_which_it_does_not_hold_is_passed_over() -> None:
         for window in range(20):
             occasions = [Occasion(Subject(level), (), held, failed, 0) for level in (api, STEP)]
             tallies[-1].add_occasions("EventContain", occasions, window)
-    book, journal = weigh(tallies)
+    book, journal = select_rules(tallies)
     (rule,) = book.invariants
     assert rule.subject == Subject(SGD) and rule.support.scripts == 2
     assert any(

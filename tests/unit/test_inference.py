@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from traincheck.inference.candidate_selection import weigh
+from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.confidence import ERROR_CONFIDENCE, of_programs, of_runs, of_support, severity
 from traincheck.inference.journal import DROPPED, KEPT
 from traincheck.inference.learn import tally_windows
@@ -89,7 +89,9 @@ def rule(rules: Iterable[Invariant], subject: Subject, prop: Property) -> Invari
 
 
 def test_support_counts_windows_runs_and_programs() -> None:
-    book, journal = weigh([tally("a.py", windows()), tally("a.py", windows()), tally("b.py", windows(6, "Adam"))])
+    book, journal = select_rules(
+        [tally("a.py", windows()), tally("a.py", windows()), tally("b.py", windows(6, "Adam"))]
+    )
     general = rule(book.invariants, Subject(STEP), CHANGES)
     assert (general.support.steps, general.support.runs, general.support.scripts) == (22, 3, 2)
     assert general.origin == ("a.py", "b.py") and general.scope == "general"
@@ -102,7 +104,7 @@ def test_support_counts_windows_runs_and_programs() -> None:
 
 
 def test_a_rule_of_a_single_step_is_a_coincidence() -> None:
-    book, journal = weigh([tally("a.py", windows(1))])
+    book, journal = select_rules([tally("a.py", windows(1))])
     assert rule_or_none(book.invariants, Subject(STEP), CHANGES) is None
     assert "single training step" in " ".join(entry.reason for entry in journal.entries if entry.outcome == DROPPED)
 
@@ -112,7 +114,7 @@ def rule_or_none(rules: Iterable[Invariant], subject: Subject, prop: Property) -
 
 
 def test_the_general_class_speaks_for_the_special_one() -> None:
-    book, journal = weigh([tally("a.py", windows()), tally("b.py", windows(8, "Adam"))])
+    book, journal = select_rules([tally("a.py", windows()), tally("b.py", windows(8, "Adam"))])
     subjects = {invariant.subject.api for invariant in book.invariants if invariant.property == CHANGES}
     assert subjects == {STEP}
     assert any("more general class" in entry.reason for entry in journal.entries)
@@ -131,10 +133,10 @@ def test_the_order_of_runs_does_not_matter(tmp_path: Path) -> None:
             (create() for create in order), key=lambda tallied: (tallied.script, tallied.digest, tallied.steps)
         )
         path = tmp_path / f"{number}.jsonl"
-        write_book(weigh(tallies)[0], path)
+        write_book(select_rules(tallies)[0], path)
         written.add(path.read_bytes())
     assert len(written) == 1
-    unsorted = {weigh([create() for create in order])[0].invariants for order in itertools.permutations(make)}
+    unsorted = {select_rules([create() for create in order])[0].invariants for order in itertools.permutations(make)}
     assert len({tuple(sorted(map(repr, rules))) for rules in unsorted}) == 1
 
 

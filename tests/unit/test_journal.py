@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from traincheck.errors import JournalUnreadable, OutputError
-from traincheck.inference.candidate_trace import follow_journal
+from traincheck.inference.candidate_trace import trace_in_journal
 from traincheck.inference.journal import DROPPED, KEPT, Entry, Journal, is_journal, words
 
 SENTENCES = (
@@ -121,7 +121,7 @@ def test_a_chain_of_what_implies_what_is_followed_to_its_end() -> None:
             entry("round", id="eeeeeeeeee", reason="implied by dddddddddd: x"),
         ]
     )
-    (clears,) = follow_journal("clears", chain)
+    (clears,) = trace_in_journal("clears", chain)
     assert clears.by is chain.entries[0]
-    (turns,) = follow_journal("turns", chain)
+    (turns,) = trace_in_journal("turns", chain)
     assert turns.by is None

@@ -11,7 +11,7 @@ import pytest
 from traincheck.cli.main import main
 from traincheck.errors import NoSuchInvariant
 from traincheck.invariants.book import Book, read_book, write_book
-from traincheck.invariants.lookup import named
+from traincheck.invariants.lookup import invariant_by_id
 from traincheck.invariants.mute import carry_over, with_mutes
 from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.occasion import Property
@@ -50,22 +50,28 @@ def test_mutes_go_over_to_the_book_that_replaces_theirs(some_invariants: tuple[I
 
 def test_an_invariant_is_named_by_its_first_digits(book: Book, some_invariants: tuple[Invariant, ...]) -> None:
     for rule in some_invariants:
-        assert named(book, "good.jsonl", rule.id) == named(book, "good.jsonl", f" {rule.id[:8].upper()}") == rule
+        assert (
+            invariant_by_id(book, "good.jsonl", rule.id)
+            == invariant_by_id(book, "good.jsonl", f" {rule.id[:8].upper()}")
+            == rule
+        )
 
 
 def test_who_is_meant_is_asked(book: Book, some_invariants: tuple[Invariant, ...], new_invariant: Make) -> None:
     first = some_invariants[0]
     slip = ("0" if first.id[0] != "0" else "1") + first.id[1:]
     with pytest.raises(NoSuchInvariant, match=f"no id begins with '{slip}'. Did you mean {first.id}"):
-        named(book, "good.jsonl", slip)
+        invariant_by_id(book, "good.jsonl", slip)
     with pytest.raises(NoSuchInvariant, match=f"Did you mean {some_invariants[3].id} .*the loss is printed"):
-        named(book, "good.jsonl", "printed")
+        invariant_by_id(book, "good.jsonl", "printed")
     for text in ("", " ", "zzzz"):
         with pytest.raises(NoSuchInvariant, match="traincheck show"):
-            named(book, "good.jsonl", text)
+            invariant_by_id(book, "good.jsonl", text)
     many = Book(tuple(new_invariant(Property("preceded by", str(number))) for number in range(40)))
     with pytest.raises(NoSuchInvariant, match=r"[0-9]+ ids begin with '.'. Did you mean"):
-        named(many, "good.jsonl", max("0123456789abcdef", key=lambda d: sum(r.id[0] == d for r in many.invariants)))
+        invariant_by_id(
+            many, "good.jsonl", max("0123456789abcdef", key=lambda d: sum(r.id[0] == d for r in many.invariants))
+        )
 
 
 def test_several_are_muted_and_unmuted(

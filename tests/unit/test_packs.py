@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from traincheck.cli.main import main
 from traincheck.errors import BadOption, PacksUnreadable
-from traincheck.inference.pack_building import Theme, Themes, parts, read_themes
+from traincheck.inference.pack_building import Theme, Themes, read_themes, split_by_theme
 from traincheck.invariants.book import Book, LearnedRun, read_book
 from traincheck.invariants.packs import (
     ANCHOR,
@@ -190,9 +190,9 @@ def test_packs_are_used_where_no_book_is_named(
     monkeypatch.setenv("TRAINCHECK_PACKS", str(folder))
     assert "packs packs 1: general" in output_of()
     monkeypatch.delenv("TRAINCHECK_PACKS")
-    monkeypatch.setenv("TRAINCHECK_BOOKS", book)
+    monkeypatch.setenv("TRAINCHECK_BOOK", book)
     assert main(["packs", "list"]) == 0 and "traincheck " in capsys.readouterr().out
-    monkeypatch.delenv("TRAINCHECK_BOOKS")
+    monkeypatch.delenv("TRAINCHECK_BOOK")
     for words, slug in (
         (["--packs", "none"], "no-book"),
         (["--packs", "none", "--packs", "shipped"], "bad-option"),
@@ -227,7 +227,7 @@ def test_what_one_program_did_is_in_no_pack(new_invariant: Rules) -> None:
     own = type(common)(**{**_fields(common), "relation": "APIArg", "scope": PIPELINE, "id": ""})
     setting = type(common)(**{**_fields(common), "relation": "Periodic", "program": "a.py", "id": ""})
     themes = Themes(themes={"distributed": Theme(programs=("torchrun *",), ranks=2)})
-    books = parts(Book((common, ranks, own, setting), runs), themes)
+    books = split_by_theme(Book((common, ranks, own, setting), runs), themes)
     assert {name: book.invariants for name, book in books.items()} == {GENERAL: (common,), "distributed": (ranks,)}
     assert [run.script for run in books["distributed"].runs] == ["torchrun c.py", "torchrun d.py"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from traincheck.inference.salience import any_varied, why_dull
+from traincheck.inference.salience import any_varied, reason_to_skip
 from traincheck.inference.tally import Reach, Tally
 from traincheck.vocab.events import FUNCTION, LIFECYCLE, MODULE, NO_CALL, PROJECT, TRAIN, Call, Change, Window
 from traincheck.vocab.facts import Facts, facts
@@ -32,31 +32,31 @@ def change(seq: int, changed: bool = True) -> Change:
 
 @pytest.mark.parametrize("kind", [FUNCTION, PROJECT])
 def test_a_function_that_does_nothing_is_dull(kind: str) -> None:
-    reason = why_dull(CALLS_F, None, [tally(call(0, kind=kind, result=facts(value=True)))])
+    reason = reason_to_skip(CALLS_F, None, [tally(call(0, kind=kind, result=facts(value=True)))])
     assert reason is not None and "f is dull" in reason
 
 
 def test_one_tensor_in_one_run_is_enough() -> None:
     """What a call is for it need not do each time: `maybe_clip` returns a norm in one run and nothing in another."""
     quiet, useful = tally(call(0)), tally(call(0), call(1, result=facts(dtype="float32")))
-    assert why_dull(CALLS_F, None, [quiet]) is not None
-    assert why_dull(CALLS_F, None, [quiet, useful]) is why_dull(CALLS_F, None, [useful]) is None
+    assert reason_to_skip(CALLS_F, None, [quiet]) is not None
+    assert reason_to_skip(CALLS_F, None, [quiet, useful]) is reason_to_skip(CALLS_F, None, [useful]) is None
 
 
 def test_a_change_of_state_is_enough_and_an_idle_one_is_not() -> None:
-    assert why_dull(CALLS_F, None, [tally(call(0), changes=(change(0),))]) is None
-    assert why_dull(CALLS_F, None, [tally(call(0), changes=(change(0, changed=False),))]) is not None
+    assert reason_to_skip(CALLS_F, None, [tally(call(0), changes=(change(0),))]) is None
+    assert reason_to_skip(CALLS_F, None, [tally(call(0), changes=(change(0, changed=False),))]) is not None
 
 
 @pytest.mark.parametrize("kind", [LIFECYCLE, MODULE])
 def test_what_drives_training_is_never_dull(kind: str) -> None:
-    assert why_dull(CALLS_F, None, [tally(call(0, kind=kind))]) is None
+    assert reason_to_skip(CALLS_F, None, [tally(call(0, kind=kind))]) is None
 
 
 def test_of_what_was_never_called_nothing_is_known() -> None:
     """A change of a variable is the object of a property, too, and no call."""
-    assert why_dull(Property("contains change", "parameter.data", "changes"), None, [tally(call(0))]) is None
-    assert why_dull(CALLS_F, None, []) is None
+    assert reason_to_skip(Property("contains change", "parameter.data", "changes"), None, [tally(call(0))]) is None
+    assert reason_to_skip(CALLS_F, None, []) is None
 
 
 def test_dullness_is_of_all_processes_of_a_run() -> None:
@@ -64,7 +64,7 @@ def test_dullness_is_of_all_processes_of_a_run() -> None:
     first.reach["f"] = Reach(calls=5, kind=FUNCTION)
     second.reach["f"] = Reach(calls=5, tensors=1, kind=FUNCTION)
     first.merge(second)
-    assert why_dull(CALLS_F, None, [first]) is None
+    assert reason_to_skip(CALLS_F, None, [first]) is None
 
 
 # -- taste -------------------------------------------------------------------------------------------------------------
@@ -73,9 +73,9 @@ def test_dullness_is_of_all_processes_of_a_run() -> None:
 def test_an_argument_that_never_varied_is_a_matter_of_taste() -> None:
     useful = facts(dtype="float32")
     same = [tally(call(0, args=facts(affine=True), result=useful), call(1, args=facts(affine=True), result=useful))] * 2
-    reason = why_dull(CALLS_F, ("f", "affine"), same)
+    reason = reason_to_skip(CALLS_F, ("f", "affine"), same)
     assert reason is not None and "affine never had another value" in reason
-    assert why_dull(CALLS_F, None, same) is None, "a property that rests on no argument"
+    assert reason_to_skip(CALLS_F, None, same) is None, "a property that rests on no argument"
 
 
 def test_it_may_vary_from_run_to_run_or_in_one() -> None:

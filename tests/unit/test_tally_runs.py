@@ -133,7 +133,7 @@ class Counting:
 def test_ranks_are_compared_where_a_relation_does(folder: Path, monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
     monkeypatch.setattr("traincheck.inference.tally_runs.plugins.load", lambda group: {"Counting": Counting})
     monkeypatch.setattr(
-        "traincheck.inference.tally_runs.spread", lambda work, inputs, jobs: enumerate(map(work, inputs))
+        "traincheck.inference.tally_runs.run_in_workers", lambda work, inputs, jobs: enumerate(map(work, inputs))
     )
     other = training(8, rank=1)
     other[5] = replace(other[5], calls=other[5].calls[:2], changes=())
@@ -148,6 +148,6 @@ def test_ranks_are_compared_where_a_relation_does(folder: Path, monkeypatch: pyt
 def test_small_recordings_are_worth_no_second_process(sources: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     assert suitable_jobs(sources) == suitable_jobs([]) == suitable_jobs([Path("absent")]) == 1
     monkeypatch.setattr("traincheck.inference.tally_runs.WORTH_A_WORKER", 10)
-    monkeypatch.setattr("traincheck.inference.tally_runs.cores", lambda: 3)
+    monkeypatch.setattr("traincheck.inference.tally_runs.available_cores", lambda: 3)
     assert suitable_jobs(sources) == 3
     assert suitable_jobs(sources[1:2]) == 1

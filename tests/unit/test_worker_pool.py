@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from traincheck.errors import NoBook, TraceUnreadable, WorkerLost
-from traincheck.inference.worker_pool import cores, spread
+from traincheck.inference.worker_pool import available_cores, run_in_workers
 
 
 def double(number: int) -> int:
@@ -44,14 +44,14 @@ def wait_long(number: int) -> int:
 
 @pytest.mark.parametrize("jobs", [1, 2, 9])
 def test_results_come_with_their_places(jobs: int) -> None:
-    assert sorted(spread(double, range(5), jobs)) == [(index, 2 * index) for index in range(5)]
-    assert list(spread(double, [], jobs)) == []
+    assert sorted(run_in_workers(double, range(5), jobs)) == [(index, 2 * index) for index in range(5)]
+    assert list(run_in_workers(double, [], jobs)) == []
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_our_errors_travel_as_they_are(jobs: int) -> None:
     with pytest.raises(TraceUnreadable, match="number 3") as raised:
-        list(spread(refuse, [1, 2, 3, 4], jobs))
+        list(run_in_workers(refuse, [1, 2, 3, 4], jobs))
     assert raised.value.slug == "trace-unreadable" and raised.value.exit_code == 2
     assert str(raised.value) == str(TraceUnreadable("runs/x/events", "number 3"))
     assert not multiprocessing.active_children()
@@ -59,17 +59,17 @@ def test_our_errors_travel_as_they_are(jobs: int) -> None:
 
 def test_a_fault_of_ours_says_where() -> None:
     with pytest.raises(RuntimeError, match=r"over 0:\n(.|\n)*ZeroDivisionError"):
-        list(spread(stumble, [1, 0, 2], 2))
+        list(run_in_workers(stumble, [1, 0, 2], 2))
 
 
 def test_a_worker_that_is_killed_is_named() -> None:
     with pytest.raises(WorkerLost, match=r"was reading '2' ended by signal 9.*--jobs 1"):
-        list(spread(die, [1, 2, 3, 4], 2))
+        list(run_in_workers(die, [1, 2, 3, 4], 2))
     assert not multiprocessing.active_children()
 
 
 def test_who_stops_listening_stops_the_workers() -> None:
-    results = spread(wait_long, [0, 1, 1], 2)
+    results = run_in_workers(wait_long, [0, 1, 1], 2)
     assert next(results) == (0, 0)
     assert len(multiprocessing.active_children()) == 2
     results.close()  # as an exception or Ctrl-C in the loop over them does
@@ -77,7 +77,7 @@ def test_who_stops_listening_stops_the_workers() -> None:
 
 
 def test_ctrl_c_is_heard_as_before_and_not_by_the_workers() -> None:
-    results = spread(wait_long, [0, 1], 2)
+    results = run_in_workers(wait_long, [0, 1], 2)
     next(results)
     for child in multiprocessing.active_children():
         assert child.pid is not None
@@ -93,13 +93,13 @@ def test_ctrl_c_is_heard_as_before_and_not_by_the_workers() -> None:
 
 FIRST = """
 import signal
-from traincheck.inference.worker_pool import spread
+from traincheck.inference.worker_pool import run_in_workers
 
 def held(number):
     return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 if __name__ == "__main__":
-    print(held(0), sorted(spread(held, [1, 2], 2)), held(0))
+    print(held(0), sorted(run_in_workers(held, [1, 2], 2)), held(0))
 """
 
 
@@ -118,4 +118,4 @@ def test_errors_without_arguments_travel_too() -> None:
 
 
 def test_there_is_a_core() -> None:
-    assert cores() >= 1
+    assert available_cores() >= 1

@@ -9,8 +9,8 @@ from torch import nn
 
 from observed_process import observing
 from sample_windows import UPDATE, Script
-from traincheck.diagnoses.catalogue import diagnose
 from traincheck.checking.engine import Engine
+from traincheck.diagnoses.catalogue import diagnose
 from traincheck.invariants import builtin_rules
 from traincheck.invariants.book import Book, merge_books
 from traincheck.relations.consistent.builtin_rules import of_replays

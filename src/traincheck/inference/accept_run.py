@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from traincheck.errors import BadOption
-from traincheck.inference.candidate_selection import weigh
+from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.tally import Tally
 from traincheck.inference.tally_files import read_tallies, write_tallies
 from traincheck.inference.tally_runs import Progress, gather
@@ -63,7 +63,7 @@ def accept(folders: Sequence[Path], library: Path, reason: str = "", progress: P
     kept_runs = {run.run for run in kept}
     tallies = [tally for tally in (*stored_tallies, *(tally for tally, _ in new.values())) if tally.run in kept_runs]
     older = read_book(library / BOOK) if (library / BOOK).is_file() else Book()
-    book, _, unmuted = carry_over(weigh(sorted(tallies, key=_order))[0], older.invariants)
+    book, _, unmuted = carry_over(select_rules(sorted(tallies, key=_order))[0], older.invariants)
     difference = compare(older, book)
     last = LastChange(
         runs=tuple(run.run for run in accepted),

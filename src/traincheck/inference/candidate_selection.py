@@ -13,7 +13,7 @@ from traincheck.inference.journal import DROPPED, KEPT, Entry, Journal
 from traincheck.inference.named_books import elsewhere_of
 from traincheck.inference.preconditions import experience
 from traincheck.inference.preconditions import learn as learn_precondition
-from traincheck.inference.salience import why_dull
+from traincheck.inference.salience import reason_to_skip
 from traincheck.inference.suppression import suppress
 from traincheck.inference.tally import Key, Tally, candidates
 from traincheck.invariants.book import Book, LearnedRun
@@ -27,7 +27,7 @@ LEAST_RUNS_OF_A_SETTING = 2
 """A setting that was seen in one run only may be meant to vary from run to run, as a seed is."""
 
 
-def weigh(tallies: Sequence[Tally]) -> tuple[Book, Journal]:
+def select_rules(tallies: Sequence[Tally]) -> tuple[Book, Journal]:
     """Judge every candidate that the tallies (one for each run) hold."""
     relations = plugins.load("traincheck.relations")
     journal = Journal()
@@ -78,7 +78,7 @@ class _Candidate:
         if not any(row.held for row in self.evidence):
             self._drop("it never held")
             return
-        reason = why_dull(self.prop, self.argument, self.tallies)
+        reason = reason_to_skip(self.prop, self.argument, self.tallies)
         if reason is not None:
             self._drop(reason)
             return

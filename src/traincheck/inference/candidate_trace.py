@@ -17,7 +17,7 @@ from traincheck.vocab.occasion import Property, Subject
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ContextCounts:
     """How the property fared in one context, in all runs together; `runs` counts those that showed the context."""
 
     context: Facts
@@ -28,7 +28,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class CandidateTrace:
     """A candidate: its entry in the journal, what was counted in each context, and the rule if it became one.
 
     `by` is the kept candidate that implies it in the end. Subject and property are None where only the journal is
@@ -38,20 +38,20 @@ class Followed:
     entry: Entry
     subject: Subject | None = None
     property: Property | None = None
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[ContextCounts, ...] = ()
     rule: Invariant | None = None
     by: Entry | None = None
 
 
-def follow_journal(text: str, journal: Journal, most: int = 10) -> list[Followed]:
+def trace_in_journal(text: str, journal: Journal, most: int = 10) -> list[CandidateTrace]:
     """The candidates that `text` names, best first, as far as the journal knows them."""
     by_id = {entry.id: entry for entry in journal.entries if entry.id}
-    return [Followed(entry, by=_implying(entry, by_id)) for entry in journal.find(text, most)]
+    return [CandidateTrace(entry, by=_implying(entry, by_id)) for entry in journal.find(text, most)]
 
 
-def follow(text: str, learned: Learned, most: int = 10) -> list[Followed]:
+def trace_candidates(text: str, learned: Learned, most: int = 10) -> list[CandidateTrace]:
     """The candidates that `text` names, best first, as `Journal.find` finds them."""
-    traces = follow_journal(text, learned.journal, most)
+    traces = trace_in_journal(text, learned.journal, most)
     sentences = {(trace.entry.relation, trace.entry.sentence) for trace in traces}
     relations = plugins.load("traincheck.relations")
     candidates_by_sentence: dict[tuple[str, str], list[tuple[Key, Property]]] = {}
@@ -66,7 +66,7 @@ def follow(text: str, learned: Learned, most: int = 10) -> list[Followed]:
     ]
 
 
-def _counted(trace: Followed, matching: Sequence[tuple[Key, Property]], learned: Learned) -> Followed:
+def _counted(trace: CandidateTrace, matching: Sequence[tuple[Key, Property]], learned: Learned) -> CandidateTrace:
     rule = learned.book.by_id(trace.entry.id) if trace.entry.id else None
     # One sentence may tell two candidates, of two libraries with a class of one name.
     for (_, subject), prop in matching:
@@ -88,13 +88,13 @@ def _implying(entry: Entry, by_id: Mapping[str, Entry]) -> Entry | None:
 _IMPLIED = re.compile(r"implied by (\w+)")
 
 
-def evidence(tallies: Sequence[Tally], key: Key, prop: Property) -> list[Seen]:
+def evidence(tallies: Sequence[Tally], key: Key, prop: Property) -> list[ContextCounts]:
     """What was counted of a candidate in each context: those where it failed first, then the most frequent ones."""
-    counts: dict[Facts, Seen] = {}
+    counts: dict[Facts, ContextCounts] = {}
     for tally in tallies:
         for context, count in tally.evidence(key, prop):
-            old = counts.get(context, Seen(context, 0, 0, 0, 0))
-            counts[context] = Seen(
+            old = counts.get(context, ContextCounts(context, 0, 0, 0, 0))
+            counts[context] = ContextCounts(
                 old.context, old.held + count.held, old.failed + count.failed, old.steps + count.windows, old.runs + 1
             )
     return sorted(counts.values(), key=lambda seen: (-seen.failed, -seen.held, repr(seen.context)))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from traincheck.inference.candidate_selection import weigh
+from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.journal import Journal
 from traincheck.inference.tally import Tally
 from traincheck.inference.tally_runs import Cluster, Progress, gather
@@ -39,5 +39,5 @@ def learn(
     gathered = gather(sources, progress, jobs, cluster)
     if progress:
         progress("weighing candidates", 0, 0)
-    book, journal = weigh(gathered.tallies)
+    book, journal = select_rules(gathered.tallies)
     return Learned(book, journal, time.perf_counter() - began, gathered.tallies, gathered.remarks)

@@ -15,7 +15,7 @@ import msgspec
 
 from traincheck.errors import BadOption
 from traincheck.files import write_whole
-from traincheck.inference.candidate_selection import weigh
+from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.tally import Tally
 from traincheck.invariants.book import Book, bytes_of
 from traincheck.invariants.packs import GENERAL, MANIFEST, Manifest, Pack, narrowest
@@ -70,7 +70,7 @@ class Packed:
     manifest: Manifest
 
 
-def parts(book: Book, themes: Themes) -> dict[str, Book]:
+def split_by_theme(book: Book, themes: Themes) -> dict[str, Book]:
     """The book of each theme that has rules, and of what no theme explains, see Note [Several packs of one book].
 
     Only rules that several programs bear out are packed: what one program did says nothing of others.
@@ -95,9 +95,9 @@ def parts(book: Book, themes: Themes) -> dict[str, Book]:
     }
 
 
-def pack(tallies: Sequence[Tally], themes: Themes, version: str) -> Packed:
+def build_packs(tallies: Sequence[Tally], themes: Themes, version: str) -> Packed:
     """Learn a book from all of the tallies and take it apart."""
-    books = parts(weigh(tallies)[0], themes)
+    books = split_by_theme(select_rules(tallies)[0], themes)
     packs = []
     for name, book in books.items():
         theme = themes.themes.get(name, Theme(programs=(), about=themes.about))
@@ -143,7 +143,7 @@ def write_packs(packed: Packed, folder: Path) -> None:
     write_whole(folder / MANIFEST, manifest + b"\n")
 
 
-def left_over(folder: Path, packed: Packed) -> list[Path]:
+def stale_books(folder: Path, packed: Packed) -> list[Path]:
     """The books of older packs in `folder` that are none of these."""
     kept = {f"{name}.jsonl" for name in packed.books}
     return sorted(path for path in folder.glob("*.jsonl") if path.name not in kept)

@@ -213,7 +213,9 @@ class _Case:
             return -self._contexts.runs_in(new), -new.bit_count()
 
         for _, equal in groupby(sorted(ties, key=roughly), key=roughly):
-            yield from sorted(equal, key=lambda new: (-self._contexts.held(new), min(map(self._clause_order, ties[new]))))
+            yield from sorted(
+                equal, key=lambda new: (-self._contexts.held(new), min(map(self._clause_order, ties[new])))
+            )
 
     def _clause_order(self, masks: tuple[int, ...]) -> ClauseOrder:
         return tuple(sorted(self._contexts.clause_orders[mask] for mask in masks))

@@ -19,7 +19,7 @@ from traincheck.inference.tally import Tally
 from traincheck.vocab.occasion import Property
 
 
-def why_dull(prop: Property, argument: tuple[str, str] | None, tallies: Sequence[Tally]) -> str | None:
+def reason_to_skip(prop: Property, argument: tuple[str, str] | None, tallies: Sequence[Tally]) -> str | None:
     """Why a candidate is not worth weighing, None when it is; `argument` is what its relation says that it rests on."""
     if _does_nothing(prop.object, tallies):
         return f"{prop.object} is dull: it was never seen to return a tensor or to change a state"
@@ -30,7 +30,7 @@ def why_dull(prop: Property, argument: tuple[str, str] | None, tallies: Sequence
 
 def _does_nothing(api: str, tallies: Sequence[Tally]) -> bool:
     seen = [tally for tally in tallies if api in tally.reach]
-    return bool(seen) and all(tally.dull(api) for tally in seen)
+    return bool(seen) and all(tally.is_inert(api) for tally in seen)
 
 
 def any_varied(api: str, argument: str, tallies: Sequence[Tally]) -> bool:

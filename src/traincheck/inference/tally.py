@@ -233,7 +233,7 @@ class Tally:
             if count is not None and count.held + count.failed:
                 yield context, count
 
-    def dull(self, api: str) -> bool:
+    def is_inert(self, api: str) -> bool:
         """Whether calls of `api` were never seen to return a tensor or to change a state (functions only)."""
         reach = self.reach.get(api)
         return reach is not None and reach.kind in (FUNCTION, PROJECT) and not reach.tensors and not reach.effects

@@ -22,7 +22,7 @@ from traincheck import plugins
 from traincheck.errors import RunFolderEmpty, TraceOutOfReach
 from traincheck.inference.tally import Tally
 from traincheck.inference.tally_files import read_tallies
-from traincheck.inference.worker_pool import cores, spread
+from traincheck.inference.worker_pool import available_cores, run_in_workers
 from traincheck.relations.base import compares_ranks
 from traincheck.trace.alignment import aligned
 from traincheck.trace.folder import RunFolder, bytes_of
@@ -199,7 +199,7 @@ def _comparing() -> list[Any]:
 def suitable_jobs(sources: Sequence[Path]) -> int:
     """As many jobs as there are cores and as the recordings are worth, see `WORTH_A_WORKER`."""
     sizes = [bytes_of(file) for source in sources if source.is_dir() for file in RunFolder(source).event_files()]
-    return max(1, min(cores(), len(sizes), sum(sizes) // WORTH_A_WORKER))
+    return max(1, min(available_cores(), len(sizes), sum(sizes) // WORTH_A_WORKER))
 
 
 def _recorded(path: Path) -> _Recorded:
@@ -219,7 +219,7 @@ def _read(folders: Sequence[_Recorded], progress: Progress | None, jobs: int) ->
         work.sort(key=lambda item: -item[1].size)
     if progress and work:
         progress(f"reading {work[0][0].path}", 0, len(work))
-    finished = spread(_tally_part, [part for _, part in work], jobs)
+    finished = run_in_workers(_tally_part, [part for _, part in work], jobs)
     for number, (index, done) in enumerate(finished, start=1):
         folder, _ = work[index]
         folder.done.append(done)

@@ -24,14 +24,14 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 
-def cores() -> int:
+def available_cores() -> int:
     """Processor cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def spread(work: Callable[[In], Out], inputs: Sequence[In], jobs: int) -> Iterator[tuple[int, Out]]:
+def run_in_workers(work: Callable[[In], Out], inputs: Sequence[In], jobs: int) -> Iterator[tuple[int, Out]]:
     """`work` of each of the inputs with its place among them, in the order in which they are done.
 
     With more than one job, `work`, inputs and results must be such as can be pickled; what is begun first should be

@@ -19,7 +19,7 @@ import msgspec
 
 from traincheck.errors import BookConflict, BookNotFound, BookTooNew, BookUnreadable, BookUnrecognised, OutputError
 from traincheck.files import read_bounded, write_whole
-from traincheck.invariants.book_format import FORMAT, KIND, HeaderLine, InvariantLine, KindLine, RunEntry, tellable
+from traincheck.invariants.book_format import FORMAT, KIND, HeaderLine, InvariantLine, KindLine, RunEntry, printable
 from traincheck.version import __version__
 from traincheck.vocab.invariant import Invariant, Precondition, Support, identity
 
@@ -236,7 +236,7 @@ def bytes_of(book: Book, path: PathLike) -> bytes:
         format=FORMAT,
         kind=KIND,
         traincheck=__version__,
-        runs=[RunEntry(tellable(run.script), run.digest, run.steps, tellable(run.program)) for run in book.runs],
+        runs=[RunEntry(printable(run.script), run.digest, run.steps, printable(run.program)) for run in book.runs],
         invariants=len(book.invariants),
     )
     encode = msgspec.json.Encoder().encode

@@ -169,10 +169,10 @@ class InvariantLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
             confidence=rule.confidence,
             severity=rule.severity,  # type: ignore[arg-type]  # reading checks it
             scope=rule.scope,  # type: ignore[arg-type]
-            origin=[tellable(script) for script in rule.origin],
+            origin=[printable(script) for script in rule.origin],
             sentence=rule.sentence,
             mute=rule.mute,
-            program=tellable(rule.program),
+            program=printable(rule.program),
             elsewhere=ElsewhereEntry.of(rule.elsewhere) if rule.elsewhere is not None else None,
         )
 
@@ -206,6 +206,6 @@ def _clauses(entries: list[ClauseEntry]) -> Conjunction:
     return tuple(entry.clause() for entry in entries)
 
 
-def tellable(text: str) -> str:
+def printable(text: str) -> str:
     """`text` with what UTF-8 cannot hold written out: file names may hold any bytes, and JSON may not."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -20,7 +20,7 @@ from traincheck.vocab.builtin_rules import (
     WRITTEN,
     sentence_of,
 )
-from traincheck.vocab.invariant import ERROR, NOTICE, Invariant, standing_rule
+from traincheck.vocab.invariant import ERROR, NOTICE, Invariant, builtin_rule
 from traincheck.vocab.occasion import Property, Subject
 
 RELATION = "Periodic"
@@ -45,4 +45,4 @@ def is_always_deployed(rule: Invariant) -> bool:
 
 
 def _rule(subject: Subject, prop: Property, severity: str) -> Invariant:
-    return standing_rule(RELATION, subject, prop, severity, sentence_of(subject, prop))
+    return builtin_rule(RELATION, subject, prop, severity, sentence_of(subject, prop))

@@ -20,7 +20,7 @@ class Changed:
 
     a: Invariant
     b: Invariant
-    what: tuple[str, ...]
+    fields: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

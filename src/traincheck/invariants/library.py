@@ -64,7 +64,7 @@ def find(start: Path) -> Path | None:
     return None
 
 
-def place_of(start: Path) -> Path:
+def library_path(start: Path) -> Path:
     """Where the library of that project is, or belongs: beside what marks the project, or in `start` itself."""
     existing = find(start)
     if existing is not None:

@@ -13,7 +13,7 @@ MOST_CANDIDATES = 3
 """Named in an error: a message is no list."""
 
 
-def named(book: Book, path: str | os.PathLike[str], name: str) -> Invariant:
+def invariant_by_id(book: Book, path: str | os.PathLike[str], name: str) -> Invariant:
     """The one invariant whose id begins with `name`.
 
     Raises NoSuchInvariant, which names `path` and what may be meant: ids that begin so or look alike, or rules in whose

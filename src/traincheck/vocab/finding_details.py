@@ -12,7 +12,7 @@ UNKNOWN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Excerpt:
+class CodeExcerpt:
     """Lines of the user's code around `line`; the first of them has the number `first`. `note` says what is to be known
     of them, or why there are none."""
 
@@ -83,18 +83,18 @@ class Agreement:
     (or groups of ranks that differ in nothing) of the i-th and the j-th label."""
 
     step: int
-    what: str
+    quantity: str
     labels: tuple[str, ...]
     values: int
-    alike: tuple[tuple[int, ...], ...]
+    agreeing: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Exhibit:
+class FindingDetails:
     """What one finding is shown with. `mute` is the command that switches its rules off, `note` says why there is
     nothing to be seen of its steps."""
 
-    code: Excerpt | None = None
+    code: CodeExcerpt | None = None
     histories: tuple[History, ...] = ()
     curves: tuple[Curve, ...] = ()
     agreement: Agreement | None = None

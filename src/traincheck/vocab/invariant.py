@@ -191,7 +191,7 @@ def _clause_text(clause: Clause) -> str:
     return f"{clause.fact} {clause.value!r} {clause.negated}{' contains' if clause.contains else ''}"
 
 
-def standing_rule(relation: str, subject: Subject, prop: Property, severity: str, sentence: str) -> Invariant:
+def builtin_rule(relation: str, subject: Subject, prop: Property, severity: str, sentence: str) -> Invariant:
     """A rule of this relation that no good run has shown."""
     return Invariant(
         relation=relation,

@@ -5,7 +5,7 @@ from __future__ import annotations
 AUTO, FILES, EXCHANGE, OFF = "auto", "files", "exchange", "off"
 """How ranks are compared: as the run folders allow, by their files, by what they tell each other, or not at all."""
 
-FOUND, ALL = "found", "all"
+AROUND_FINDINGS, ALL = "found", "all"
 """What of a checked run is recorded: the steps around what was found, the first and the last ones and a few others; or
 each step that is watched."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from traincheck.relations.consistent.relation import Consistent
 from traincheck.relations.consistent.replayed_steps import DECIDED, EXACT, GRAIN
-from traincheck.vocab.invariant import ERROR, NOTICE, Invariant, standing_rule
+from traincheck.vocab.invariant import ERROR, NOTICE, Invariant, builtin_rule
 from traincheck.vocab.occasion import Property, Subject
 from traincheck.vocab.replayed_computations import ELSEWHERE, KIND, PARTS
 
@@ -21,4 +21,4 @@ def of_replays() -> tuple[Invariant, ...]:
 
 def _rule(quantity: str, prop: Property, severity: str) -> Invariant:
     subject = Subject(quantity, GRAIN)
-    return standing_rule(Consistent.name, subject, prop, severity, Consistent.describe(subject, prop))
+    return builtin_rule(Consistent.name, subject, prop, severity, Consistent.describe(subject, prop))
