@@ -1,4 +1,4 @@
-"""What the site shows beside docs/: the decisions in the navigation, and pages that lie elsewhere in the repository.
+"""What the site shows beside docs/: decisions and findings in the navigation, and pages that lie elsewhere in the repository.
 
 A hook of mkdocs (see mkdocs.yml). Links are written for the repository, where GitHub shows them; those that leave docs/
 or come from outside are turned here into links of the site. What leads to no page of it fails `mkdocs build --strict`.
@@ -18,19 +18,22 @@ OUTSIDE = {
     "examples/README.md": "examples/README.md",
 }
 """Pages of the site that are files elsewhere in the repository."""
+LISTED = {"Decisions": "decisions/[0-9]*.md", "Findings": "findings/*.md"}
+"""Entries of the navigation, and the pages that belong below each of them."""
 SCRIPTS = "examples/**/*.py"
 """What the list of examples links to."""
 FENCED_OR_LINK = re.compile(r"^```.*?^```|(?P<before>\]\()(?P<link>[^)\s]+)(?=\))", re.MULTILINE | re.DOTALL)
 
 
 def on_config(config: Any) -> Any:
-    """Put every decision into the navigation, below their list."""
-    folder = ROOT / "docs" / "decisions"
-    pages = [f"decisions/{page.name}" for page in sorted(folder.glob("[0-9]*.md"))]
+    """Put every decision and every finding into the navigation, below their list."""
     for section in config.nav:
         for entry in next(iter(section.values())) if isinstance(next(iter(section.values())), list) else []:
-            if "Decisions" in entry:
-                entry["Decisions"] += pages
+            for name, pattern in LISTED.items():
+                if name in entry:
+                    listed = set(entry[name])
+                    pages = (path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").glob(pattern))
+                    entry[name] += sorted(page for page in pages if page not in listed)
     return config
 
 

@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "checking": GROUND | RULES | {"diagnoses"},
     "sdc": GROUND | {"sources"},
     "testing": GROUND | RULES | {"inference", "checking", "diagnoses", "sources", "sdc"},
-    "runtime": GROUND | RULES | {"sources", "inference", "checking", "reporting", "config", "options"},
+    "runtime": GROUND | RULES | {"sources", "inference", "checking", "diagnoses", "reporting", "config", "options"},
     "integrations": GROUND | {"runtime", "__init__"},
 }
 """What each stage may import besides itself. `cli`, `__init__` and `__main__` stand on top and may import all."""

@@ -13,8 +13,8 @@ from repository import DOCUMENTS, ROOT, told
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]*#[^)\s]+)\)")
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-EVERY_DECISION = re.compile(r"decisions/\d{4}-")
-"""docs/pages.py puts them into the navigation; tests/house/test_documents.py looks at their list."""
+LISTED = re.compile(r"decisions/\d{4}-|findings/(?!index\.md)")
+"""docs/pages.py puts these pages into the navigation; tests/house/test_documents.py looks at their lists."""
 
 
 def settings() -> Any:
@@ -43,20 +43,21 @@ def entries(nav: Any) -> Iterator[str]:
 
 def test_navigation_holds_every_page_once() -> None:
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
-    expected = {page for page in pages if not EVERY_DECISION.match(page)} | set(hook().OUTSIDE)
+    expected = {page for page in pages if not LISTED.match(page)} | set(hook().OUTSIDE)
     found = list(entries(settings()["nav"]))
     assert sorted(expected - set(found)) == [], "put these pages into `nav` of mkdocs.yml"
     assert sorted(set(found) - expected) == [], "`nav` of mkdocs.yml names what is not there"
     assert len(found) == len(set(found))
 
 
-def test_the_hook_adds_every_decision() -> None:
+def test_the_hook_adds_every_decision_and_every_finding() -> None:
     class Config:
         nav = settings()["nav"]
 
-    pages = [entry for entry in entries(hook().on_config(Config).nav) if EVERY_DECISION.match(entry)]
-    decisions = sorted(path.name for path in (ROOT / "docs" / "decisions").glob("[0-9]*.md"))
-    assert pages == [f"decisions/{name}" for name in decisions]
+    pages = [entry for entry in entries(hook().on_config(Config).nav) if LISTED.match(entry)]
+    files = (path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md"))
+    assert sorted(pages) == sorted(file for file in files if LISTED.match(file))
+    assert len(pages) == len(set(pages))
 
 
 def test_pages_from_outside_are_there() -> None:

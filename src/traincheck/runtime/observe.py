@@ -1,5 +1,4 @@
-"""Observing from inside a program: `with traincheck.observe(...)`, `with traincheck.checked(...)`, `traincheck.step()`
-and `traincheck.stage(...)`."""
+"""The Python API that observes training from inside a program: `observe`, `checked`, `step` and `stage`."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from traincheck import plugins, redaction
 from traincheck.checking.code_excerpts import with_files
 from traincheck.checking.finding_details import exhibits
 from traincheck.checking.live_results import gather
-from traincheck.config import checked_number
+from traincheck.config import Budget, checked_action, checked_budget, checked_number
 from traincheck.errors import BadOption
 from traincheck.files import PathLike
 from traincheck.invariants.book import Book, read_book, write_book
@@ -33,7 +32,7 @@ from traincheck.runtime.launching.program_identity import CheckedProgram, identi
 from traincheck.runtime.launching.rule_selection import Rules, book_of
 from traincheck.runtime.launching.run_settings import Settings
 from traincheck.runtime.launching.run_setup import begin, checked_program, default_folder, now_in_words
-from traincheck.runtime.stderr_log import complain, in_words
+from traincheck.runtime.stderr_log import in_words, log_warning
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.format import BOOK_FILE
 from traincheck.trace.run_notes import Manifest
@@ -45,14 +44,14 @@ if TYPE_CHECKING:
 
 
 class Observation:
-    """A run that is observed from inside: `folder` is its run folder, `report` what was found (None when recording)."""
+    """A run that is observed from inside: `folder` is its run folder, `report` its report (None when recording)."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.report: Report | None = None
 
     def _repr_html_(self) -> str | None:
-        """The page of the report, as notebooks show it; None where there is none."""
+        """The page of the report, as notebooks show it; None without a page."""
         try:
             page = (self.folder / "report.html").read_text(encoding="utf-8")
         except OSError:
@@ -66,41 +65,39 @@ def observe(
     run_folder: PathLike,
     book: PathLike | Sequence[PathLike] = (),
     *,
-    on_violation: Literal["warn", "stop", "callback"] = "warn",
-    look_closer: int = 5,
+    on_violation: str = "warn",
+    record_after_finding: int = 5,
     snapshot: bool = False,
     record: Literal["found", "all"] = "found",
     keep_recording: str = "1 GB",
     packages: Sequence[str] = (),
     name: str = "",
-    sample_every: int = 1,
-    warm_up: int = 20,
     budget: str = "",
 ) -> Iterator[Observation]:
     """Observe the training inside the block, for a notebook or a library.
 
-    Without a book the run is recorded in full into `run_folder`, as `traincheck collect` does. With one or more books
-    it is checked while it trains, as `traincheck run` does: findings are shown on stderr as they are made, report.json
-    and report.html are left in the folder, and `Observation.report` holds the report when the block is left. `name` is
-    what the run is called (the running script by default). `sample_every`, `warm_up` and `budget` ("1%") are the
-    options of `traincheck run`: which steps are watched. A recording is of all of them.
+    Without a book TrainCheck records the run in full into `run_folder`, as `traincheck collect` does. With one or more
+    books it checks the run, as `traincheck run` does: it shows findings on stderr, writes report.json and report.html,
+    and sets `Observation.report` at the end of the block. `name` is the name of the run (default: the script). The
+    other options are those of `traincheck run`; `budget` ("1%" or "1/10") does not apply to a recording.
 
-    Raises TrainCheckError before the block is entered where the folder or a book cannot be used, and StopTraining
-    inside it with `on_violation="stop"`; `look_closer`, `snapshot`, `record` and `keep_recording` are as the options
-    of `traincheck run`. Nothing is raised when the block is left: what could not be written then (a full disk) is said
-    on stderr, and `report` is None where it could not be made. Inside a program that is observed already, the block
-    only yields.
-    Known limitations: torch functions are seen only in the thread that enters the block. In a process with several
-    threads a model that exists already has its name from its first use on, unless global variables lead to it.
+    Raises TrainCheckError before the block if the folder or a book cannot be used, and StopTraining inside the block
+    with `on_violation="stop"`. The end of the block raises nothing: TrainCheck reports an error such as a full disk on
+    stderr and leaves `report` None. Inside a program that is observed already, the block has no effect.
+    Known limitations: TrainCheck sees torch functions only in the thread that enters the block. In a process with
+    several threads, an existing model has its name only from its first use on, unless a global variable leads to it.
     """
-    _checked(on_violation, record, look_closer)
-    keep = int(checked_number(OPTIONS["keep_recording"], keep_recording, "keep_recording"))
-    share = _sampled(sample_every, warm_up, budget, checked=not isinstance(book, Sequence) or bool(book))
+    _check(record, record_after_finding)
+    action = checked_action(on_violation, "on_violation")
+    keep = checked_number(OPTIONS["keep_recording"], keep_recording, "keep_recording")
+    limits = checked_budget(budget, "budget") if budget else Budget()
+    paths = _paths(book)
+    if limits.limits and not paths:
+        raise BadOption("budget", budget, RECORDED_WHOLE)
     outer = process_session.current
     if outer is not None and outer.running:
         yield Observation(Path(outer.settings.run_folder))
         return
-    paths = _several(book)
     program = _program(name)
     rules = _rules(paths, program) if paths else None
     folder = _prepare(run_folder, rules, tuple(str(path) for path in paths), program)
@@ -108,16 +105,17 @@ def observe(
         run_folder=str(folder.path.absolute()),
         mode="collect" if rules is None else "run",
         books=() if rules is None else (str((folder.path / BOOK_FILE).absolute()),),
-        on_violation=on_violation,
-        look_closer=look_closer,
+        on_violation="callback" if ":" in action else _literal(action),
+        callback=action if ":" in action else "",
+        record_after_finding=record_after_finding,
         snapshot=snapshot,
         record="all" if rules is None else record,
         keep_recording=keep,
         project=(str(Path.cwd()),),
         packages=tuple(packages),
-        sample_every=sample_every,
-        warm_up=warm_up,
-        budget=share,
+        budget=limits.share,
+        sample_every=limits.every,
+        warm_up=limits.first,
         script=folder.manifest.script,
     )
     observation = Observation(folder.path)
@@ -132,70 +130,67 @@ def checked(
     *,
     packs: str | Sequence[str] = (),
     name: str = "",
-    on_violation: Literal["warn", "stop", "callback"] | None = None,
-    callback: str | None = None,
-    look_closer: int | None = None,
+    on_violation: str | None = None,
+    record_after_finding: int | None = None,
     snapshot: bool | None = None,
     record: Literal["found", "all"] | None = None,
     keep_recording: str | None = None,
     compare_ranks: Literal["auto", "files", "exchange", "off"] | None = None,
     packages: Sequence[str] = (),
-    sample_every: int | None = None,
-    warm_up: int | None = None,
     budget: str | None = None,
     replay_every: int | None = None,
     runs: PathLike | None = None,
 ) -> Iterator[Observation]:
     """Check the training inside the block as `traincheck run` checks a program.
 
-    What it is checked against, and every other option, is as there: the books and packs that are named, otherwise those
-    of the environment (`TRAINCHECK_BOOKS`) or of `[tool.traincheck]` in pyproject.toml, otherwise the project's library
-    and the packs that come with TrainCheck. Findings are shown on stderr as they are made and summed up when the block
-    is left; `Observation.report` holds them. The run folder is made in `runs` where none is named; where a launcher has
-    started several ranks, each has one of its own, with `-rank1` behind its name, and what they tell each other is
-    compared by the first.
+    Every option works as there. TrainCheck checks the named books and packs; else those of the environment
+    (`TRAINCHECK_BOOK`) or of `[tool.traincheck]` in pyproject.toml; else the project's library and the shipped packs.
+    It shows findings and a summary on stderr, and sets `Observation.report` at the end of the block. Without
+    `run_folder` it makes one in `runs`. Under a launcher each rank has a run folder of its own, with `-rank1` behind
+    its name, and rank 0 compares the ranks.
 
-    Raises as `observe` does. Inside a program that is observed already, by `traincheck run`, say, the block only
-    yields. Known limitations: as for `observe`; what happened before the block (a model that was built, a seed that was
-    set) is not seen, so rules about it are not triggered.
+    Raises as `observe` does. Inside a program that is observed already, such as under `traincheck run`, the block has
+    no effect. Known limitations: those of `observe`. TrainCheck does not see earlier events, such as a seed or the
+    construction of a model, so rules about them do not trigger.
     """
     outer = process_session.current
     if outer is not None and outer.running:
         yield Observation(Path(outer.settings.run_folder))
         return
-    said = {
-        "books": tuple(map(str, _several(book))),
+    options = {
+        "books": tuple(map(str, _paths(book))),
         "packs": (packs,) if isinstance(packs, str) and packs else tuple(packs),
         "on_violation": on_violation,
-        "callback": callback,
-        "look_closer": look_closer,
+        "record_after_finding": record_after_finding,
         "snapshot": snapshot,
         "record": record,
         "keep_recording": keep_recording,
         "compare_ranks": compare_ranks,
         "packages": tuple(packages),
-        "sample_every": sample_every,
-        "warm_up": warm_up,
         "budget": budget,
         "replay_every": replay_every,
         "runs": os.fspath(runs) if runs is not None else None,
     }
-    config = configs.load(said, os.environ, Path.cwd())
+    config = configs.load(options, os.environ, Path.cwd())
     plugins.check("traincheck.relations")
+    if plugins.added(plugins.DIAGNOSIS_GROUP):
+        from traincheck.diagnoses.catalogue import catalogue
+
+        catalogue()  # raises PluginError
     target = Target.running(name)
     program = checked_program(target, config)
     rules = book_of(config, program, lambda matter: program_of(target, os.environ, Path.cwd(), matter))
     path = Path(run_folder) if run_folder is not None else default_folder(config.runs, target)
-    folder, settings = begin(target, config, _own_of_rank(path), rules)
+    folder, settings = begin(target, config, _folder_of_rank(path), rules)
     settings = msgspec.structs.replace(settings, project=tuple(dict.fromkeys((*settings.project, str(Path.cwd())))))
     observation = Observation(folder.path)
     try:
         with _observed(observation, folder, settings, rules):
             yield observation
     finally:
-        # The other ranks say nothing of what the first says as well: that nothing was found.
+        # Other ranks print no summary without findings, as the first rank prints one.
         if observation.report is not None and (observation.report.findings or _rank() in ("", "0")):
-            _sum_up(observation.report, folder.path)
+            _print_summary(observation.report, folder.path)
 
 
 @contextmanager
@@ -213,31 +208,31 @@ def _observed(observation: Observation, folder: RunFolder, settings: Settings, r
 
 
 def _rank() -> str:
-    """The rank of this process as its launcher has it, empty where there are no others."""
+    """The rank of this process according to its launcher, empty for a single process."""
     return os.environ.get("RANK", "") if os.environ.get("WORLD_SIZE", "1") != "1" else ""
 
 
-def _own_of_rank(path: Path) -> Path:
-    """The run folder of this process, where a launcher has started several ranks."""
+def _folder_of_rank(path: Path) -> Path:
+    """The run folder of this rank: `path` itself for a single process."""
     rank = _rank()
     return path.with_name(f"{path.name}-rank{rank}") if rank else path
 
 
-def _several(book: PathLike | Sequence[PathLike]) -> list[PathLike]:
+def _paths(book: PathLike | Sequence[PathLike]) -> list[PathLike]:
     return [book] if isinstance(book, (str, os.PathLike)) else list(book)
 
 
 def _rules(paths: Sequence[PathLike], program: CheckedProgram) -> Book:
-    """One book of those in `paths`, as they are deployed on the program.
+    """One book with the rules in `paths` that are deployed on the program.
 
-    Raises BookError, NoRuleDeployed, and PluginError where a package adds what cannot be used.
+    Raises BookError, NoRuleDeployed, and PluginError for a plug-in that cannot be used.
     """
     plugins.check("traincheck.relations")
     return Rules(tuple((str(path), read_book(path), True) for path in paths), ()).book(program)
 
 
 def _program(name: str) -> CheckedProgram:
-    """The program that this process runs; `name` is what it is called, by default after its script."""
+    """The program that this process runs, under `name` or the name of its script."""
     identity = identity_of(Target.running(), Path.cwd())
     if name:
         identity = ProgramIdentity(identity.main)
@@ -245,29 +240,20 @@ def _program(name: str) -> CheckedProgram:
     return CheckedProgram(script, script, identity)
 
 
-def _checked(on_violation: object, record: object, look_closer: object) -> None:
-    """Raises BadOption where one of these is something else than it may be."""
-    if on_violation not in ("warn", "stop", "callback"):
-        raise BadOption("on_violation", on_violation, "'warn', 'stop' or 'callback'")
+def _check(record: object, record_after_finding: object) -> None:
+    """Raises BadOption."""
     if record not in OPTIONS["record"].choices:
         raise BadOption("record", record, "'found' or 'all'")
-    if type(look_closer) is not int or look_closer < 0:
-        raise BadOption("look_closer", look_closer, "a whole number, 0 or more")
+    if type(record_after_finding) is not int or record_after_finding < 0:
+        raise BadOption("record_after_finding", record_after_finding, "a whole number, 0 or more")
 
 
-def _sampled(sample_every: int, warm_up: int, budget: str, *, checked: bool) -> float:
-    """The budget as a share of one, where the three can be. Raises BadOption."""
-    checked_number(OPTIONS["sample_every"], sample_every, "sample_every")
-    checked_number(OPTIONS["warm_up"], warm_up, "warm_up")
-    share = float(checked_number(OPTIONS["budget"], budget or "0%", "budget"))
-    if not checked and (sample_every > 1 or share):
-        if sample_every > 1:
-            raise BadOption("sample_every", sample_every, RECORDED_WHOLE)
-        raise BadOption("budget", budget, RECORDED_WHOLE)
-    return share
+def _literal(action: str) -> Literal["warn", "stop", "callback"]:
+    return "stop" if action == "stop" else "callback" if action == "callback" else "warn"
 
 
 def _prepare(path: PathLike, book: Book | None, books: tuple[str, ...], program: CheckedProgram) -> RunFolder:
+    plugins.check(plugins.SOURCE_GROUP)
     folder = RunFolder.create(
         path,
         Manifest(
@@ -286,7 +272,7 @@ def _prepare(path: PathLike, book: Book | None, books: tuple[str, ...], program:
 
 
 def _conclude(observation: Observation, folder: RunFolder, book: Book | None, *, failed: bool) -> None:
-    """Write down how it ended and what was found. What fails here (a full disk) is said: the program goes on."""
+    """Record the end and write the report. An error, such as a full disk, is logged: the program goes on."""
     parts: list[Callable[[], object]] = [lambda: folder.update(ended=now_in_words(), exit_code=int(failed))]
     if book is not None:
         parts.append(lambda: _report(observation, folder.path, book))
@@ -294,7 +280,7 @@ def _conclude(observation: Observation, folder: RunFolder, book: Book | None, *,
         try:
             part()
         except Exception as error:
-            complain(f"{in_words(error)} (the program goes on)")
+            log_warning(f"{in_words(error)} (the program goes on)")
 
 
 def _report(observation: Observation, folder: Path, book: Book) -> None:
@@ -305,7 +291,7 @@ def _report(observation: Observation, folder: Path, book: Book) -> None:
     render_html(report, checked.verdicts, folder / "report.html", shown)
 
 
-def _sum_up(report: Report, folder: Path) -> None:
+def _print_summary(report: Report, folder: Path) -> None:
     from rich.console import Console
 
     from traincheck.reporting.terminal import TerminalSink
@@ -313,12 +299,15 @@ def _sum_up(report: Report, folder: Path) -> None:
     files = [folder / "report.json", folder / "report.html"]
     try:
         TerminalSink(Console(stderr=True, highlight=False, force_jupyter=False), files).close(report)
-    except Exception as error:  # a stderr of the program's own, say
-        complain(f"{in_words(error)} (the program goes on)")
+    except Exception as error:  # the program may have replaced stderr
+        log_warning(f"{in_words(error)} (the program goes on)")
 
 
 def step() -> None:
-    """Say that a training step ends here. From the first call on, only these calls end steps. No effect unobserved."""
+    """Mark the end of a training step. From the first call on, only these calls end steps.
+
+    It has no effect in a program that is not observed.
+    """
     running = process_session.current
     if running is not None and running.running:
         recorder = running.recorder
@@ -327,12 +316,12 @@ def step() -> None:
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Say that what happens in the block is of this stage: `train` or `eval`. No effect unobserved.
+    """Mark the block as a stage, `train` or `eval`. It has no effect in a program that is not observed.
 
     Raises BadOption for another name.
     """
     if name not in (TRAIN, EVAL):
-        raise BadOption("stage", name, f"one of {', '.join(repr(known) for known in STAGES[1:3])}")
+        raise BadOption("stage", name, f"one of {', '.join(map(repr, STAGES[1:3]))}")
     running = process_session.current
     recorder = running.recorder if running is not None and running.running else None
     if recorder is not None:

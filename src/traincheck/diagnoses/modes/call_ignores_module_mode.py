@@ -16,5 +16,4 @@ DIAGNOSIS = Diagnosis(
     example="""\
 x = F.dropout(x, 0.1)  # training defaults to True
 """,
-    former_titles=("A function is told another mode than its module is in",),
 )
