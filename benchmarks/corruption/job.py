@@ -60,14 +60,20 @@ def train(name: str, point: Point, rank: int, home: Path, book: Path) -> dict[st
     watch = WATCHES[name]
     dist.init_process_group("gloo", init_method=f"file://{home / 'store'}", rank=rank, world_size=2)
     settle(point.seed, 1)
-    with traincheck.checked(home / "run", book, compare_ranks="exchange", look_closer=0, **watch.options) as seen:
+    with traincheck.checked(home / "run", book, compare_ranks="exchange", record_after_finding=0, **watch.options) as seen:
         told = _trained(watch, point, rank)
         dist.barrier()
     dist.barrier()
     dist.destroy_process_group()
     assert seen.report is not None
     findings = [
-        {"step": one.step, "title": one.title, "severity": one.severity, "compared": one.compared}
+        {
+            "step": one.step,
+            "diagnosis": one.diagnosis,
+            "title": one.title,
+            "severity": one.severity,
+            "compared": one.compared,
+        }
         for one in seen.report.findings
     ]
     return {**told, "findings": findings, "not_observed": list(seen.report.not_observed)}

@@ -26,12 +26,12 @@ RULES = {
 """Of the pack `distributed`: what is asked of replicas. That each rank has another batch is not asked of twins."""
 
 ONE_RANK = (
-    "A computation was wrong once",
-    "A device computes something else each time",
-    "A computation does not repeat any more",
+    "computation-wrong-once",
+    "device-computes-differently-each-time",
+    "computation-stopped-repeating",
 )
-TWO_RANKS = "Two ranks compute different things from the same"
-"""Titles of findings of `--replay-every`."""
+TWO_RANKS = "ranks-compute-different-results"
+"""Diagnoses of `--replay-every`."""
 
 BITS, RATES, SEEDS = (2, 30), (0.05, 0.5), 2
 SELDOM, OFTEN = RATES[:1], (0.5, 5.0)
@@ -59,12 +59,12 @@ class Watch:
 
 def repeated(finding: Mapping[str, Any]) -> bool:
     """Whether a rank that executed its step again got something else."""
-    return finding["title"] in ONE_RANK
+    return finding["diagnosis"] in ONE_RANK
 
 
 def repeated_elsewhere(finding: Mapping[str, Any]) -> bool:
     """Whether the next rank got something else."""
-    return bool(finding["title"] == TWO_RANKS)
+    return bool(finding["diagnosis"] == TWO_RANKS)
 
 
 def between_ranks(finding: Mapping[str, Any]) -> bool:
@@ -79,7 +79,7 @@ WATCHES: Mapping[str, Watch] = {
     SAMPLED: Watch(
         Grid(BITS, (OPTIMIZER, COMMUNICATION), SELDOM, SEEDS),
         {SAMPLED: between_ranks},
-        {"sample_every": 10, "warm_up": 2},
+        {"budget": "1/10,first=2"},
     ),
     TWINS: Watch(Grid(BITS, SITES, SELDOM, SEEDS, stuck=(FORWARD, OPTIMIZER)), {TWINS: between_ranks}, reduced=False),
     REPLAY: Watch(

@@ -49,7 +49,8 @@ class Case:
     that are: for each entry, a good finding has at least one of its words. Both are for cases of several ranks.
     `untaught` says why no other program can teach what is wrong here, where that is so.
     `twins` are the arguments of earlier, different configurations of the clean program. A right diagnosis has, for each
-    entry of `names`, at least one of its words. `env` is set for the program, both clean and buggy.
+    entry of `names`, at least one of its words; a word may be
+    the slug of a diagnosis. `env` is set for the program, both clean and buggy.
     """
 
     id: str

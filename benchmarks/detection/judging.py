@@ -77,6 +77,7 @@ def lacking(groups: Sequence[tuple[str, ...]], said: str) -> tuple[tuple[str, ..
 def words_of(finding: Finding) -> str:
     """What a finding says of the trouble. Not its advice, which lists what it may come from."""
     parts: Sequence[str] = (
+        finding.diagnosis,
         finding.title,
         finding.cause,
         str(finding.site or ""),

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from benchmarks.recorded_findings import title_of
+
 Row = dict[str, Any]
 
 HEAD = """
-## What is told live
+## Detection during the run
 
-`python -m benchmarks.detection --live`: each case of several ranks once more, clean and buggy, under `traincheck run`
-and `torchrun`, with the book of the examples and the twin book together. *Told* is the step of the nearest error
-finding that the clean run does not have; *ahead* how many seconds before the last event of a rank the leading one was
-on the screen (these programs train for a few seconds). *As offline*: the report says what a check of the recording
-that this run left says, and all that one of the full recording does (which holds values of some steps only). *Ranks*
-and *parameter or call* are judged by `at_fault` and `concerns` in `case.toml`, *cause* by `names` as above. Of two
-ranks that differ nothing tells which one is wrong, so both are named.
+`python -m benchmarks.detection --live` runs each case of several ranks again, clean and buggy, under `traincheck run` and
+`torchrun`. It uses the book of the examples and the twin book together. *Reported* is the step of the nearest error that the
+clean run does not have. *Ahead* is the time between the finding on the screen and the last event of a rank; these programs
+train for a few seconds. *As offline* means that the report agrees with a check of this recording, and contains all findings
+of a check of a full recording. `at_fault` and `concerns` in `case.toml` define the right *ranks* and *parameter or call*, and
+`names` the right *cause*. If two ranks differ, either can be wrong, so both are named.
 """
 
 GOALS: dict[str, Callable[[Row], bool]] = {
@@ -47,7 +48,7 @@ def _counts(rows: list[Row]) -> Iterator[str]:
 
 
 def _cases(rows: list[Row]) -> Iterator[str]:
-    head = "case | due | told | ahead | as offline | ranks | parameter or call | cause | clean run | leading finding"
+    head = "case | due | reported | ahead | as offline | ranks | parameter or call | cause | clean run | leading finding"
     yield f"\n| {head} |\n{'|---' * 10}|\n"
     for row in rows:
         short = shortfalls(row)
@@ -64,7 +65,7 @@ def _cases(rows: list[Row]) -> Iterator[str]:
             _marked(_thing(leading) if leading else "none", "parameter or call named" in short),
             _marked("not named", True) if "cause named" in short else "named",
             "silent" if not row["clean"] else _marked(f"{len(row['clean'])} findings", True),
-            leading["title"] if leading else "-",
+            title_of(leading) if leading else "-",
         ]
         yield f"| {' | '.join(cells)} |\n"
 
@@ -90,10 +91,10 @@ def _marked(words: str, wrong: bool) -> str:
 def _shortfalls(rows: list[Row]) -> Iterator[str]:
     short = [(row, goals) for row in rows if (goals := shortfalls(row))]
     if not short:
-        yield "\nAll of them reach all that is wanted.\n"
+        yield "\nAll cases reach all goals.\n"
         return
-    yield "\nWhat falls short:\n\n"
+    yield "\nMissed goals:\n\n"
     for row, goals in short:
         observed = row["live"]["leading"]["observed"] if row["live"]["leading"] else "nothing"
-        alarms = f"; the clean run was told: {', '.join(row['clean'])}" if row["clean"] else ""
+        alarms = f"; the clean run has: {', '.join(row['clean'])}" if row["clean"] else ""
         yield f"* {row['id']}: not {', '.join(goals)}. Observed: {observed}{alarms}.\n".replace("|", "\\|")

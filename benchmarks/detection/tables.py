@@ -8,34 +8,33 @@ from typing import Any
 from benchmarks.detection.books import EXAMPLES, TWIN
 from benchmarks.detection.cases import PARTS
 from benchmarks.detection.judging import WITHIN
+from benchmarks.recorded_findings import title_of
 
 Row = dict[str, Any]
 
 HEAD = """
-## What silent errors are detected
+## Detected silent errors
 
-`make bench-detection` (`python -m benchmarks.detection`): each case in `benchmarks/detection/cases/` is a real silent
-error, reproduced by its mechanism in a program of its own, clean and buggy. *Detected*: an error finding in the buggy
-run that the clean run does not have, first told within one step of the step in which the effect first exists (which a
-test shows without TrainCheck; what is wrong before the first step, 0 here, shows in step 1 at the latest). *Named*: the
-leading finding names what `case.toml` says a right diagnosis must name.
-The book *examples* was learned from the scripts in `examples/`, which share neither model nor data with any case; the
-book *twin* from three earlier runs of the clean program with another seed, size and length.
+`make bench-detection` runs the cases in `benchmarks/detection/cases/`. Each case is a real silent error, reproduced by its
+mechanism in a new program, with a clean twin. *Detected* means an error in the buggy run that the clean run does not have,
+within one step of the first effect. A test determines the first effect without TrainCheck; an error before the first step
+(0 here) must show in step 1. *Named* means that the leading finding contains the diagnosis in `case.toml`. The book *examples*
+comes from the scripts in `examples/`, which share neither model nor data with any case. The book *twin* comes from three
+earlier runs of the clean program, with another seed, size and length.
 """
 
 ALARMS = """
 ### False alarms
 
-Every rule that a book says was violated in a clean run. Error findings are false alarms; notices are told, and do not
-fail a run.
+This table counts every rule that was violated in a clean run. Errors are false alarms; notices fail no run.
 """
 
 BASELINES = """
-### What simple detectors see
+### Simple detectors
 
-The same programs, judged by rules on loss and gradient norm, by two learned detectors of scikit-learn fitted to an
-earlier clean run, and by torch's anomaly mode (`benchmarks/baselines/`). *In time* is an alarm within one step of the
-first bad step; an alarm on the clean run is a false one.
+The same programs are judged by rules on loss and gradient norm, and by torch's anomaly mode (`benchmarks/baselines/`). Two
+learned detectors of scikit-learn are fitted to an earlier clean run. *In time* is an alarm within one step of the first bad
+step. An alarm on the clean run is a false alarm.
 """
 
 
@@ -71,7 +70,7 @@ def _cases(result: Row) -> Iterator[str]:
         books = row["books"]
         best = books[EXAMPLES] if books[EXAMPLES]["detected"] or not books[TWIN]["detected"] else books[TWIN]
         leading = best["leading"]
-        told = f"step {leading['step']}: {leading['title']}" if leading else "-"
+        told = f"step {leading['step']}: {title_of(leading)}" if leading else "-"
         yield (
             f"| [{row['id']}]({row['source']}) {row['title']} | {row['ranks']} | {row['first_bad_step']} | "
             f"{_cell(books[EXAMPLES])} | {_cell(books[TWIN])} | {_escaped(told)} | {row['seconds']['buggy']} |\n"
@@ -89,13 +88,13 @@ def _cell(verdict: Row) -> str:
 def _misses(result: Row) -> Iterator[str]:
     missed = [row for row in result["cases"] if not row["books"][EXAMPLES]["detected"]]
     if missed:
-        yield "\nMissed by the book of the examples:\n\n"
+        yield "\nThe book of the examples misses:\n\n"
         for row in missed:
             twin = row["books"][TWIN]
             other = (
-                f"the twin book says: {twin['leading']['title']}"
+                f"the twin book finds: {title_of(twin['leading'])}"
                 if twin["detected"]
-                else "the twin book misses it, too"
+                else "the twin book misses it as well"
             )
             yield f"* {row['id']} ({row['title']}): {other}. {_escaped(row['untaught'])}".rstrip() + "\n"
 
@@ -109,13 +108,13 @@ def _alarms(result: Row) -> Iterator[str]:
             f"{found['failed_share_of_triggered']:.3%} |\n"
         )
     alarms = dict.fromkeys(f"* {_escaped(alarm)}\n" for _, found in told for alarm in found["alarms"])
-    yield "\nAll of them:\n\n" + "".join(alarms) if alarms else "\nThere is none.\n"
+    yield "\nAll violated rules:\n\n" + "".join(alarms) if alarms else "\nNo rule was violated.\n"
 
 
 def _baselines(result: Row) -> Iterator[str]:
     rows = [row for row in result["cases"] if row["baselines"]]
     names = list(dict.fromkeys(name for row in rows for run in ("buggy", "clean") for name in row["baselines"][run]))
-    yield "\n| detector | buggy runs with an alarm | in time | and silent on the clean run "
+    yield "\n| detector | buggy runs with an alarm | in time | in time and silent on the clean run "
     yield f"| clean runs with an alarm (of {len(rows)}) |\n|---|---|---|---|---|\n"
     for name in sorted(names):
         seen = [row for row in rows if name in row["baselines"]["buggy"]]

@@ -23,6 +23,7 @@ from benchmarks.public.page import write_page
 from benchmarks.public.programs import BadList, Program, read_programs
 from benchmarks.public.running import measure, observed_words
 from benchmarks.public.verdicts import CLEAN, FALSE, SKIPPED, TRUE, unexplained, verdict
+from benchmarks.recorded_findings import diagnosis_of
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "public.json"
 SCRATCH = Path(tempfile.gettempdir()) / "traincheck-public"
@@ -83,7 +84,8 @@ def _result(program: Program, chosen: argparse.Namespace) -> dict[str, Any]:
     print(f"{program.id}: {name}", _line(figures), flush=True)
     if name == FALSE:
         for finding in unexplained(program, figures):
-            print(f"    {finding['severity']} at step {finding['step']}: {finding['title']} ({finding['site']})")
+            title = f"{finding['title']} [{diagnosis_of(finding)}]"
+            print(f"    {finding['severity']} at step {finding['step']}: {title} ({finding['site']})")
         print(f"    {' '.join(observed_words(program, chosen.scratch / program.id / 'run'))}")
     return {"verdict": name, **figures}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.public.programs import Program, read_programs
 from benchmarks.public.verdicts import MOST_RATIO, MOST_SECONDS, SKIPPED, VERDICTS, too_slow
+from benchmarks.recorded_findings import diagnosis_of, title_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "public.json"
@@ -66,13 +67,13 @@ def _explanations(programs: list[Program], found: dict[str, Any]) -> list[str]:
     """Each finding: explained by the list, or counted as false."""
     lines = []
     for program in programs:
-        explained = {finding.title: finding for finding in program.expected}
+        explained = {finding.diagnosis: finding for finding in program.expected}
         for finding in found[program.id].get("findings", ()):
-            known = explained.get(finding["title"])
+            known = explained.get(diagnosis_of(finding))
             why = f"True: {known.why} (`{known.where}`)" if known else "Counted as false: the list does not explain it."
             at = f" at `{finding['site']}`" if finding["site"] else ""
             lines.append(
-                f"* **{program.id}**, {finding['severity']} in step {finding['step']}: {finding['title']}{at}. {why}"
+                f"* **{program.id}**, {finding['severity']} in step {finding['step']}: {title_of(finding)}{at}. {why}"
             )
     return lines
 

@@ -61,9 +61,9 @@ class Data:
 
 @dataclass(frozen=True)
 class Expected:
-    """A finding that is true: its title, the place in the program (FILE:LINE), and why it is true."""
+    """A finding that is true: its diagnosis, the place in the program (FILE:LINE), and why it is true."""
 
-    title: str
+    diagnosis: str
     where: str
     why: str
 
@@ -184,9 +184,9 @@ def _check(path: Path, program: Program) -> None:
 def _check_explained(path: Path, name: str, finding: Expected) -> None:
     """A finding counts as true only with the place in the program and a reason."""
     if not _PLACE.fullmatch(finding.where):
-        raise BadList(path, name, f"where of {finding.title!r} must be FILE:LINE")
+        raise BadList(path, name, f"where of {finding.diagnosis!r} must be FILE:LINE")
     if len(finding.why.split()) < 8:
-        raise BadList(path, name, f"why of {finding.title!r} must explain why the finding is true")
+        raise BadList(path, name, f"why of {finding.diagnosis!r} must explain why the finding is true")
 
 
 def packages(programs: Sequence[Program]) -> set[str]:

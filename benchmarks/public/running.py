@@ -197,7 +197,7 @@ def cost_of(report: dict[str, Any]) -> dict[str, float]:
 
 def _finding(finding: dict[str, Any]) -> dict[str, Any]:
     return {
-        **{key: finding[key] for key in ("severity", "title", "step", "last_step", "times", "ranks")},
+        **{key: finding[key] for key in ("severity", "diagnosis", "title", "step", "last_step", "times", "ranks")},
         "site": _place(finding.get("site") or {}),
         "variables": list(finding["variables"][:3]),
     }

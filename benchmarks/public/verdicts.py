@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.public.programs import Program
+from benchmarks.recorded_findings import diagnosis_of
 
 SKIPPED = "not run"
 MISSING = "cannot run"
@@ -41,16 +42,16 @@ def verdict(program: Program, figures: dict[str, Any]) -> str:
         return FALSE
     if figures["steps"] < program.steps:
         return NOTHING
-    found = {finding["title"] for finding in figures["findings"]}
-    if any(finding.title not in found for finding in program.expected):
+    found = {diagnosis_of(finding) for finding in figures["findings"]}
+    if any(finding.diagnosis not in found for finding in program.expected):
         return MISSED
     return TRUE if figures["findings"] else CLEAN
 
 
 def unexplained(program: Program, figures: dict[str, Any]) -> list[dict[str, Any]]:
     """The findings that the list does not explain: they count as false."""
-    explained = {finding.title for finding in program.expected}
-    return [finding for finding in figures["findings"] if finding["title"] not in explained]
+    explained = {finding.diagnosis for finding in program.expected}
+    return [finding for finding in figures["findings"] if diagnosis_of(finding) not in explained]
 
 
 def too_slow(figures: dict[str, Any]) -> bool:

@@ -163,5 +163,5 @@ def test_shards_that_are_scattered_differ_by_design(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["same", "different"])
 def test_ranks_that_gather_one_model_are_to_have_different_batches(kind: str, tmp_path: Path) -> None:
     found = report(tmp_path, GATHERED, kind)
-    titles = [one["title"] for one in found["findings"]]  # type: ignore[attr-defined]
-    assert titles == (["Ranks train on the same batch"] if kind == "same" else [])
+    diagnoses = [one["diagnosis"] for one in found["findings"]]  # type: ignore[attr-defined]
+    assert diagnoses == (["ranks-train-on-same-batch"] if kind == "same" else [])

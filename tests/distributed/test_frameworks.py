@@ -89,12 +89,12 @@ def test_a_good_run_is_clean_and_trains_as_without(mesh: Path) -> None:
 @pytest.mark.slow
 def test_replicas_that_go_apart_are_named_and_parts_are_left_alone(mesh: Path) -> None:
     report = run(mesh, "wrong", "7", "buffers", "shard", "norm", expect=3)
-    found = {finding["title"]: finding for finding in report["findings"] if finding["severity"] == "error"}
-    buffers = found["Buffers of replicas differ between ranks"]
+    found = {finding["diagnosis"]: finding for finding in report["findings"] if finding["severity"] == "error"}
+    buffers = found["buffers-differ-between-ranks"]
     assert buffers["step"] == 4 and any(name.endswith("running_mean") for name in buffers["variables"])
-    shard = found["A replica was changed between two updates"]
+    shard = found["replica-changed-between-updates"]
     assert shard["step"] == 10 and shard["variables"][0].endswith(".0.weight") and "rank 3" in shard["observed"]
-    norm = found["Gradients of replicas differ between ranks"]
+    norm = found["gradients-differ-between-ranks"]
     assert norm["step"] == 15 and norm["variables"] == ["Sequential.1.norm.weight"] and "rank 1" in norm["observed"]
 
 

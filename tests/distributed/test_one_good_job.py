@@ -107,17 +107,17 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("script", "code", "title"),
+    ("script", "code", "diagnosis"),
     [
         ("classify.py", 0, ""),
-        ("uncleared.py", 3, "Gradients are not cleared between steps"),
+        ("uncleared.py", 3, "gradients-not-cleared"),
         ("inner_called.py", 3, "differ"),
     ],
 )
-def test_another_job_is_checked(script: str, code: int, title: str, home: Path, tmp_path: Path) -> None:
+def test_another_job_is_checked(script: str, code: int, diagnosis: str, home: Path, tmp_path: Path) -> None:
     done = launch(home, script, "run", "--book", "good.jsonl", "-o", str(tmp_path / "run"))
     assert done.returncode == code, done.stderr
     report = json.loads((tmp_path / "run" / "report.json").read_text())
-    errors = [finding["title"] for finding in report["findings"] if finding["severity"] == "error"]
-    assert bool(errors) == bool(title) and any(title in error for error in errors) == bool(title), errors
+    errors = [finding["diagnosis"] for finding in report["findings"] if finding["severity"] == "error"]
+    assert bool(errors) == bool(diagnosis) and any(diagnosis in error for error in errors) == bool(diagnosis), errors
     assert report["counts"]["passed"] > 5

@@ -22,7 +22,7 @@ STATE = ("rank", "end", "steps", "compared", "apart")
 
 def findings(home: Path, folder: str, expect: int) -> str:
     """All that the check of a folder found, in one text."""
-    traincheck(home, "check", folder, "--book", "book.jsonl", "--json", f"{folder}.json", expect=expect)
+    traincheck(home, "check", folder, "--book", "book.jsonl", "--report", f"json={folder}.json", expect=expect)
     return json.dumps(json.loads((home / f"{folder}.json").read_text())["findings"])
 
 
@@ -46,7 +46,7 @@ def test_ranks_that_go_apart_are_told_while_they_train(home: Path) -> None:
     ]
     apart = run(home, "live-apart", PROGRAM.replace(*APART), expect=3)
     (error,) = [finding for finding in apart["findings"] if finding["severity"] == "error"]
-    assert error["title"] == "Gradients of replicas differ between ranks" and error["step"] == 1
+    assert error["diagnosis"] == "gradients-differ-between-ranks" and error["step"] == 1
     assert any(name.endswith("0.weight") for name in error["variables"])
     assert (error["ranks"], error["compared"]) == ([0, 1], 2)
     assert "rank 0 and rank 1 differ in the gradient that the update used" in error["observed"]
@@ -93,6 +93,6 @@ def test_ranks_that_a_program_starts_by_itself_are_known(home: Path) -> None:
     jobs = RunFolder.open(apart / "run").jobs()
     assert [job.name.rsplit("-", 1)[1] for job in jobs] == [port, f"{port}#2"]
     assert [(job.size, sorted(job.files)) for job in jobs] == [(2, [0, 1])] * 2
-    traincheck(apart, "check", "run", "--book", str(home / "book.jsonl"), "--json", "check.json", expect=3)
+    traincheck(apart, "check", "run", "--book", str(home / "book.jsonl"), "--report", "json=check.json", expect=3)
     (finding,) = json.loads((apart / "check.json").read_text())["findings"]
-    assert finding["title"] == "Gradients of replicas differ between ranks" and finding["times"] > 1
+    assert finding["diagnosis"] == "gradients-differ-between-ranks" and finding["times"] > 1

@@ -66,7 +66,7 @@ def test_two_ranks_do_what_is_asked_and_stop_together(home: Path) -> None:
         job.ctl("source", "collectives", "on")
         rule = next(json.loads(line)["id"] for line in (home / "book.jsonl").read_text().splitlines() if '"id"' in line)
         assert "done by 2 processes" in job.ctl("mute", rule, "--reason", "not here")
-        job.ctl("look", "2")
+        job.ctl("record", "2")
         job.until(lambda: all(one["full"] for one in job.answers()))
         job.ctl("snapshot")
         job.until(lambda: all(one["snapshots"] for one in job.answers()))
@@ -98,9 +98,9 @@ def test_both_ranks_react_to_what_was_found_of_them_together(home: Path) -> None
             "    data = TensorDataset",
         )
     )
-    words = ("--on-violation", "callback", "--look-closer", "2", "--compare-ranks", "files")
+    words = ("--on-violation", "callback", "--record-after-finding", "2", "--compare-ranks", "files")
     report = run(home, "reacting", text, *words, expect=3)
-    assert report["findings"][0]["title"] == "Gradients of replicas differ between ranks"
+    assert report["findings"][0]["diagnosis"] == "gradients-differ-between-ranks"
     assert all("Gradients of replicas differ" in (home / f"told-{rank}").read_text() for rank in (0, 1))
     (first, *_) = report["run"]["full"]
     assert first[1] - first[0] == 1

@@ -78,7 +78,7 @@ def test_hosts_with_run_folders_of_their_own_need_no_setting(home: Path) -> None
     said = [host.communicate(timeout=300)[1] for host in hosts]
     first, second = (json.loads((home / f"host{host}" / "report.json").read_text()) for host in (0, 1))
     assert [host.returncode for host in hosts] == [3, 0], said
-    assert first["findings"][0]["title"] == "Gradients of replicas differ between ranks"
+    assert first["findings"][0]["diagnosis"] == "gradients-differ-between-ranks"
     assert [(rank["rank"], rank["end"], rank["compared"], rank["apart"]) for rank in first["ranks"]] == [
         (0, "ended", 24, 1),
         (1, "in another run folder", 24, 1),

@@ -117,7 +117,7 @@ def test_jobs_in_one_run_folder_are_compared_each_by_itself(home: Path) -> None:
     assert {job.name.partition("-")[2] for job in jobs} == {f"{port}", f"{port}#2", f"{other}"}
     assert all(sorted(job.files) == [0, 1] for job in jobs) and not report["not_observed"]
     (error,) = [finding for finding in report["findings"] if finding["severity"] == "error"]
-    assert error["title"] == "Gradients of replicas differ between ranks" and error["step"] == 1
+    assert error["diagnosis"] == "gradients-differ-between-ranks" and error["step"] == 1
 
 
 @pytest.mark.slow

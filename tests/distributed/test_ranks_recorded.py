@@ -26,7 +26,7 @@ def steps_of(folder: Path) -> list[list[int]]:
 
 def again(home: Path, folder: str) -> dict[str, Any]:
     """The report of a check of the recording, which makes no alarm."""
-    traincheck(home, "check", folder, "--book", "book.jsonl", "--json", "again.json", "--fail-on", "notice")
+    traincheck(home, "check", folder, "--book", "book.jsonl", "--report", "json=again.json", "--fail-on", "notice")
     found: dict[str, Any] = json.loads((home / "again.json").read_text())
     return found
 

@@ -77,7 +77,7 @@ def job(folder: Path, ranks: int, *words: str, checked: bool = True) -> tuple[li
 def test_a_lasting_fault_of_one_rank_is_named_by_the_others(tmp_path: Path) -> None:
     _, report = job(tmp_path, 3, "stuck@forward:3,bit=22,to=1,rank=1")
     (finding,) = report["findings"]
-    assert finding["title"] == "Two ranks compute different things from the same"
+    assert finding["diagnosis"] == "ranks-compute-different-results"
     assert finding["ranks"] == [1] and finding["compared"] == 3
     assert "rank 1 computed something else than the others" in finding["observed"]
 

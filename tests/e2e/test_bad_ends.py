@@ -83,7 +83,7 @@ def test_killed_process_loses_at_most_the_last_windows_and_the_rest_can_be_check
     command = [sys.executable, "-m", "traincheck"]
     subprocess.run([*command, "infer", "run", "-o", "book.jsonl"], cwd=tmp_path, check=True, capture_output=True)
     done = subprocess.run(
-        [*command, "check", "run", "--book", "book.jsonl", "--json", "-"], cwd=tmp_path, capture_output=True, text=True
+        [*command, "check", "run", "--book", "book.jsonl", "--json"], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["run"]["crashed"]

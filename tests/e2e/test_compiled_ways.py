@@ -59,7 +59,7 @@ def live(folder: Path, book: Path, alone: list[dict[str, Any]], ways: tuple[str,
 def recorded(folder: Path, book: Path, alone: list[dict[str, Any]], ways: tuple[str, ...]) -> None:
     """And so where all of it is recorded."""
     assert told(traincheck(folder, "collect", "-o", "full", str(PROGRAM), *ways)) == alone
-    checked = traincheck(folder, "check", "full", "-b", str(book), "--json", "full.json", "--fail-on", "notice")
+    checked = traincheck(folder, "check", "full", "-b", str(book), "--report", "json=full.json", "--fail-on", "notice")
     assert checked.returncode == 0, checked.stdout
     is_clean(folder / "full.json")
 
@@ -83,7 +83,7 @@ def test_all_ways(tmp_path: Path, book: Path) -> None:
     done = execute(PROGRAM.parent, sys.executable, "-c", "import compiled_ways; print(*compiled_ways.WAYS)")
     ways = tuple(way for way in done.stdout.split() if way not in (*EAGER, *SLOW))
     alone = told(execute(tmp_path, sys.executable, str(PROGRAM), *ways))
-    live(tmp_path, book, alone, ways, "--sample-every", "3", "--warm-up", "2")
+    live(tmp_path, book, alone, ways, "--budget", "1/3,first=2")
     recorded(tmp_path, book, alone, ways)
 
 

@@ -151,7 +151,7 @@ def test_a_clean_run_is_controlled_and_stays_clean(start: Callable[..., Run], ho
     assert "serial 0" in run.ctl("status")
     assert "done by 1 process from step" in run.ctl("source", "clipping", "off")
     assert "source off" in run.ctl("status")
-    assert "done by 1 process" in run.ctl("look", "3")
+    assert "done by 1 process" in run.ctl("record", "3")
     run.until(lambda: run.answers()[0]["full"])
     run.ctl("snapshot")
     run.until(lambda: run.answers()[0]["snapshots"])
@@ -172,7 +172,7 @@ def test_a_clean_run_is_controlled_and_stays_clean(start: Callable[..., Run], ho
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     keys = "['buffers', 'format', 'gradients', 'optimizers', 'parameters', 'rank', 'step']"
     assert done.stdout.strip() == f"{keys} 6"
-    offline = command("check", run.path.name, "--book", "book.jsonl", "--json", "-")
+    offline = command("check", run.path.name, "--book", "book.jsonl", "--json")
     checked = subprocess.run(offline, cwd=home, capture_output=True, text=True)
     assert checked.returncode == 0 and json.loads(checked.stdout)["verdict"] == "clean", checked.stderr
 
@@ -181,23 +181,23 @@ def test_a_clean_run_is_controlled_and_stays_clean(start: Callable[..., Run], ho
 def test_fewer_steps_are_watched_where_that_is_asked_and_an_error_is_found_all_the_same(
     start: Callable[..., Run],
 ) -> None:
-    run = start("--warm-up", "2", "--look-closer", "0")
+    run = start("--budget", "0%,first=2", "--record-after-finding", "0")
 
     def told() -> tuple[int, int]:
         (note,) = RunFolder.open(run.path).notes()
         return note.steps, note.watched
 
-    run.ctl("sample", "4")
+    run.ctl("budget", "1/4")
     assert "every 4 steps" in run.ctl("status")
     run.until(lambda: told()[0] - told()[1] > 8)
     run.ctl("budget", "50%")
-    run.ctl("sample", "1")
+    run.ctl("budget", "1/1")
     (run.home / "bad").touch()
     steps = told()[0]
     run.until(lambda: told()[0] > steps + 60)
     report, _ = run.end(expect=3)
     assert report["cost"]["watched"] < report["cost"]["steps"] - 8
-    assert [finding["title"] for finding in report["findings"]] == ["Gradients are not cleared between steps"]
+    assert [finding["diagnosis"] for finding in report["findings"]] == ["gradients-not-cleared"]
 
 
 def test_a_stop_from_outside_saves_first(start: Callable[..., Run], home: Path) -> None:
@@ -208,7 +208,7 @@ def test_a_stop_from_outside_saves_first(start: Callable[..., Run], home: Path) 
     assert "TrainCheck stopped the training as asked: the power goes off" in said
     assert (home / "saved").exists()
     assert json.loads((run.path / "run.json").read_text())["stopped_by_us"] is True
-    assert "this one ended at" in run.ctl("sample", "5", expect=2)
+    assert "this one ended at" in run.ctl("budget", "1/5", expect=2)
 
 
 @pytest.mark.slow
@@ -219,14 +219,14 @@ def test_muted_rules_do_not_stop_the_run(start: Callable[..., Run], home: Path) 
     change_control(run.path, lambda control: msgspec.structs.replace(control, muted=all_but_one))
     run.ctl("mute", rules[-1], "--reason", "this one, too")
     (home / "bad").touch()
-    run.ctl("look", "3")
+    run.ctl("record", "3")
     run.until(lambda: run.answers()[0]["full"])
     report, _ = run.end()
     assert report["verdict"] == "clean" and report["counts"]["not_observed"] == len(all_but_one) + 1
 
 
 def test_callbacks_are_called_with_findings(start: Callable[..., Run], home: Path) -> None:
-    run = start("--on-violation", "callback", "--snapshot", "--look-closer", "2", text=WITH_CALLBACKS)
+    run = start("--on-violation", "callback", "--snapshot", "--record-after-finding", "2", text=WITH_CALLBACKS)
     (home / "bad").touch()
     run.until((home / "told.txt").exists)
     run.until(lambda: run.answers()[0]["full"] and run.answers()[0]["snapshots"])
@@ -241,7 +241,7 @@ def test_callbacks_are_called_with_findings(start: Callable[..., Run], home: Pat
 def test_a_function_named_by_the_option_is_called_without_importing_the_script_again(
     start: Callable[..., Run], home: Path
 ) -> None:
-    run = start("--on-violation", "callback", "--callback", "train:told")
+    run = start("--on-violation", "train:told")
     (home / "bad").touch()
     run.until((home / "told.txt").exists)
     report, said = run.end(expect=3)
@@ -252,7 +252,7 @@ def test_a_function_named_by_the_option_is_called_without_importing_the_script_a
 def test_a_garbled_file_is_told_once_and_the_training_goes_on(start: Callable[..., Run]) -> None:
     run = start()
     (run.path / "control.json").write_text('{"serial": "many"')
-    assert "control.json" in run.ctl("look", expect=2)
+    assert "control.json" in run.ctl("record", expect=2)
     assert run.process.stderr is not None
     assert any("what is asked of this run cannot be read" in line for line in run.process.stderr)  # waits for it
     (run.path / "control.json").unlink()
@@ -292,8 +292,8 @@ def test_nobody_answers_where_nobody_runs(tmp_path: Path, capsys: Any) -> None:
     ("words", "said"),
     [
         (("dance",), "one of status, sample"),
-        (("sample", "many"), "a whole number, 1 or more"),
-        (("sample",), "sample with 1 words after it"),
+        (("budget", "many"), "a share such as 1%"),
+        (("budget", "1/5,first=3"), "P% or 1/K alone"),
         (("budget", "100"), "from 0% (no limit) to less than 100%"),
         (("budget", "much"), "such as 1%"),
         (("mute", "zzzz", "--reason", "x"), "no id begins with 'zzzz'"),
@@ -302,10 +302,10 @@ def test_nobody_answers_where_nobody_runs(tmp_path: Path, capsys: Any) -> None:
         (("source", "modules", "off"), "all others rest on"),
         (("source", "spoons", "off"), "one of module_state, buffers"),
         (("source", "clipping", "away"), "off or on"),
-        (("look", "0"), "a whole number, 1 or more"),
+        (("record", "0"), "a whole number, 1 or more"),
         (("snapshot", "now"), "snapshot with 0 words"),
         (("status", "--reason", "x"), "mute or stop"),
-        (("look", "--wait", "long"), "--wait"),
+        (("record", "--wait", "long"), "--wait"),
     ],
 )
 def test_bad_orders_are_told(words: tuple[str, ...], said: str, tmp_path: Path, capsys: Any) -> None:
@@ -329,7 +329,7 @@ def test_training_is_bit_identical_whatever_is_asked(home: Path) -> None:
     while not any('"training": true' in file.read_text() for file in path.glob("controlled-*.json")):
         assert time.monotonic() < deadline and running.poll() is None
         time.sleep(0.05)
-    for words in (("look", "4"), ("snapshot",), ("source", "functions", "off"), ("source", "functions", "on")):
+    for words in (("record", "4"), ("snapshot",), ("source", "functions", "off"), ("source", "functions", "on")):
         subprocess.run(command("ctl", path.name, *words, "--wait", "100"), cwd=home, capture_output=True, check=True)
     out, said = running.communicate(timeout=120)
     assert out == plain.stdout, said

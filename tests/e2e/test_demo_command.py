@@ -12,7 +12,7 @@ import pytest
 
 @pytest.mark.slow
 def test_demo(tmp_path: Path) -> None:
-    environ = {**os.environ, "TRAINCHECK_BOOKS": "no-such-book.jsonl", "TMPDIR": str(tmp_path)}
+    environ = {**os.environ, "TRAINCHECK_BOOK": "no-such-book.jsonl", "TMPDIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-m", "traincheck", "demo"], cwd=tmp_path, env=environ, capture_output=True, text=True
     )

@@ -23,13 +23,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, get_w
 
 from observed_process import Seen, observing
 from traincheck.sources.data import loader_workers
-from traincheck.vocab.demand import READINGS, Demand
+from traincheck.vocab.demand import Demand
 
 NEXT = "torch.utils.data.DataLoader.__next__"
 STREAMS = ("random.python", "random.numpy", "random.torch")
-DEMAND = Demand(
-    states=frozenset((attribute, READINGS) for attribute in ("worker." + name for name in loader_workers.ATTRIBUTES))
-)
+DEMAND = Demand.of_readings(*("worker." + name for name in loader_workers.ATTRIBUTES))
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are forked")
 
@@ -71,7 +69,7 @@ def states(seen: Seen, attribute: str) -> dict[str, list[object]]:
 def missed(seen: Seen) -> list[str]:
     """What was said not to be seen."""
     (recorder,) = {source._recorder for source in seen.sources if source.name == "loaders"}  # type: ignore[attr-defined]
-    return recorder.missed  # type: ignore[no-any-return]
+    return recorder.unobservable  # type: ignore[no-any-return]
 
 
 def observed(loader: DataLoader[Any], passes: int = 1) -> Seen:
@@ -315,7 +313,7 @@ def test_workers_that_are_not_forked_are_said_not_to_be_seen(method: str) -> Non
     with observing(DEMAND) as seen:
         batches = list(DataLoader(Noise(4), batch_size=2, num_workers=2, multiprocessing_context=method))
     assert len(batches) == 2 and states(seen, "random.torch") == {}
-    assert missed(seen) == [f"workers: data loader workers that are started by {method} are not seen inside"]
+    assert missed(seen) == [f"workers: data loader workers started by {method} are not observed"]
 
 
 def test_the_start_method_of_the_program_is_not_settled_by_asking_for_it() -> None:
@@ -456,6 +454,6 @@ def test_a_program_with_workers_is_the_same_and_ends_cleanly(tmp_path: Path, met
     assert "Traceback" not in done.stderr and "no longer observed" not in done.stderr, done.stderr
     assert plain.stderr == ""
     if method == "spawn":
-        assert "started by spawn are not seen inside" in done.stdout + done.stderr + "".join(
+        assert "started by spawn are not observed" in done.stdout + done.stderr + "".join(
             file.read_text() for file in (tmp_path / "run").glob("process-*.json")
         )

@@ -1,4 +1,4 @@
-"""`traincheck infer --engine ray`: real workers, run folders on disk and on an S3 server, and always the same book."""
+"""`traincheck infer --ray`: real workers, run folders on disk and on an S3 server, and always the same book."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_the_command_gives_the_same_bytes_from_disk_and_from_s3(runs: list[Path]
     ways: dict[str, Sequence[str]] = {
         "disk": [*map(str, runs), "--jobs", "2"],
         "s3": [*on_s3, "--jobs", "1"],
-        "ray": [*on_s3[:6], *map(str, runs[6:]), "--engine", "ray", "--jobs", "3"],
+        "ray": [*on_s3[:6], *map(str, runs[6:]), "--ray", "auto", "--jobs", "3"],
     }
     for name, words in ways.items():
         out = ["-o", f"{name}.jsonl", "--tally", f"{name}.tally"]

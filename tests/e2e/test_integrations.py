@@ -103,13 +103,13 @@ def test_the_guide_imports_what_there_is() -> None:
 TELL = """
 import json
 if told.report is not None:
-    print("told", json.dumps([[one.severity, one.step, one.title, one.site.line] for one in told.report.findings]))
+    print("told", json.dumps([[one.severity, one.step, one.diagnosis, one.site.line] for one in told.report.findings]))
 """
 
 FRAMEWORKS = {
-    "hugging_face": (HUGGING_FACE, "The optimizer step changes no parameter"),
-    "lightning": (LIGHTNING, "Gradients are not cleared between steps"),
-    "accelerate": (ACCELERATE, "Gradients are not cleared between steps"),
+    "hugging_face": (HUGGING_FACE, "optimizer-changes-nothing"),
+    "lightning": (LIGHTNING, "gradients-not-cleared"),
+    "accelerate": (ACCELERATE, "gradients-not-cleared"),
 }
 
 
@@ -119,13 +119,13 @@ def execute(where: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_callback_finds_what_a_run_finds(framework: str, tmp_path: Path) -> None:
-    text, title = FRAMEWORKS[framework]
+    text, diagnosis = FRAMEWORKS[framework]
     (tmp_path / "train.py").write_text(text + TELL)
     alone = execute(tmp_path, "train.py")
     assert alone.returncode == 0, alone.stderr
     line = next(line for line in alone.stdout.splitlines() if line.startswith("told "))
     told = json.loads(line.removeprefix("told "))
-    assert title in [found[2] for found in told]
+    assert diagnosis in [found[2] for found in told]
     assert f"TrainCheck: {len(told)} error" in alone.stderr
     (folder,) = (tmp_path / "runs").iterdir()
     assert (folder / "report.html").is_file()
@@ -133,7 +133,7 @@ def test_a_callback_finds_what_a_run_finds(framework: str, tmp_path: Path) -> No
     run = execute(tmp_path, "-m", "traincheck", "run", "-o", "run", "train.py")
     assert run.returncode == 3, run.stderr
     report = json.loads((tmp_path / "run" / "report.json").read_text())
-    ours = [[one["severity"], one["step"], one["title"], one["site"]["line"]] for one in report["findings"]]
+    ours = [[one["severity"], one["step"], one["diagnosis"], one["site"]["line"]] for one in report["findings"]]
     assert ours == told
     assert len(list((tmp_path / "runs").iterdir())) == 1 and "told " not in run.stdout
 
@@ -182,7 +182,7 @@ def test_a_test_fails_on_what_is_found(tmp_path: Path) -> None:
     done = execute(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml", "out.xml")
     assert done.returncode == 1, done.stdout
     assert "2 failed, 3 passed, 1 warning, 1 error" in done.stdout
-    assert "error at step 2: Gradients are not cleared between steps (test_training.py:14 in train)" in done.stdout
+    assert "error at step 2: Gradients are not cleared between steps [gradients-not-cleared] (test_training.py:14 in train)" in done.stdout
     assert "assert 1 == 2" in done.stdout
     assert "test_trains_nothing: checked_training saw nothing train" in done.stdout
     assert "error [book-not-found]: There is no book 'nowhere.jsonl'" in done.stdout

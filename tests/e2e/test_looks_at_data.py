@@ -34,4 +34,4 @@ def test_an_iterator_that_is_kept_is_no_pass_that_was_left(tmp_path: Path, way: 
 
 @pytest.mark.slow
 def test_a_last_pass_that_is_cut_short_is_found(tmp_path: Path) -> None:
-    assert [one["title"] for one in findings(tmp_path, "left out")] == ["The run stops before the end of its data"]
+    assert [one["diagnosis"] for one in findings(tmp_path, "left out")] == ["run-stops-early"]

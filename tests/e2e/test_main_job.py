@@ -47,12 +47,12 @@ def run(script: Path, book: Path, folder: Path, *words: str) -> tuple[int, dict[
 
 
 BUGGY = {
-    "frozen_head": ("changes no parameter", ".fc."),
-    "missing_zero_grad": ("not cleared", "weight"),
-    "stale_optimizer": ("changes no parameter", "TextCNN"),
-    "eval_never_left": ("evaluation mode", "weight"),
+    "frozen_head": ("optimizer-changes-nothing", ".fc."),
+    "missing_zero_grad": ("gradients-not-cleared", "weight"),
+    "stale_optimizer": ("optimizer-changes-nothing", "TextCNN"),
+    "eval_never_left": ("training-in-evaluation-mode", "weight"),
 }
-"""For each buggy script: words of the leading finding's title, and a part of the name of a variable it must tell."""
+"""For each buggy script: the diagnosis of the leading finding, and a part of the name of a variable it must tell."""
 
 FIRST_BAD_STEP = {"missing_zero_grad": 2, "stale_optimizer": 1}
 """The steps in which an effect first exists, where it is the same for every configuration."""
@@ -74,8 +74,8 @@ def test_error_is_caught_and_named(name: str, book: Path, tmp_path_factory: pyte
     errors = [finding for finding in report["findings"] if finding["severity"] == "error"]
     assert len(errors) == 1
     leading = report["findings"][0]
-    title, variable = BUGGY[name]
-    assert title in leading["title"]
+    diagnosis, variable = BUGGY[name]
+    assert leading["diagnosis"] == diagnosis
     assert leading["site"]["file"].endswith(f"{name}.py") and leading["site"]["line"] > 1
     assert any(variable in told for told in leading["variables"])
     if name in FIRST_BAD_STEP:
@@ -108,7 +108,7 @@ def test_other_good_scripts_are_clean(name: str, book: Path, tmp_path: Path) -> 
 def test_offline_check_agrees_with_live(book: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
     folder = buggy_run("missing_zero_grad", book, tmp_path_factory)
     live = json.loads((folder / "report.json").read_text())
-    again = traincheck("check", folder, "--book", book, "--json", tmp_path / "offline.json")
+    again = traincheck("check", folder, "--book", book, "--report", f"json={tmp_path / 'offline.json'}")
     assert again.returncode == 3, again.stderr
     offline = json.loads((tmp_path / "offline.json").read_text())
     assert offline["findings"] == live["findings"]

@@ -132,18 +132,18 @@ with traincheck.observe("good"):
     train(60)
 import subprocess
 subprocess.run([sys.executable, "-m", "traincheck", "infer", "good", "-o", "book.jsonl"], check=True)
-with traincheck.observe("part", "book.jsonl", sample_every=5, warm_up=4) as seen:
+with traincheck.observe("part", "book.jsonl", budget="1/5,first=4") as seen:
     train(60)
 assert seen.report.verdict == "clean", seen.report.findings
 assert 4 < seen.report.cost.watched < 30 and seen.report.cost.steps == 60
-for bad in ({"sample_every": 0}, {"warm_up": -1}, {"budget": "1"}, {"budget": "100%"}, {"keep_recording": "1000"}):
+for bad in ({"budget": "1/0"}, {"budget": "1/5,first=-1"}, {"budget": "1"}, {"budget": "100%"}, {"keep_recording": "1000"}):
     for book in ((), "book.jsonl"):
         try:
             with traincheck.observe("other", book, **bad):
                 raise SystemExit("it was taken")
         except traincheck.TrainCheckError as error:
             print(error)
-for refused in ({"sample_every": 2}, {"budget": "1%"}):
+for refused in ({"budget": "1/2"}, {"budget": "1%"}):
     try:
         with traincheck.observe("other", **refused):
             raise SystemExit("it was taken")
@@ -152,7 +152,7 @@ for refused in ({"sample_every": 2}, {"budget": "1%"}):
 """,
     )
     assert done.returncode == 0, done.stderr
-    assert "sample_every was given 0; expected a whole number, 1 or more" in done.stdout
+    assert "budget was given '1/0'; expected a share such as 1%" in done.stdout
     assert "budget was given '1'; expected a share in percent" in done.stdout
     assert "keep_recording was given '1000'; expected a size of 1 MB or more, such as 500 MB" in done.stdout
     assert not (tmp_path / "other").exists()

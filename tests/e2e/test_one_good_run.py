@@ -157,24 +157,24 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def errors(report: Path) -> list[str]:
     found = json.loads(report.read_text())
-    return [finding["title"] for finding in found["findings"] if finding["severity"] == "error"]
+    return [finding["diagnosis"] for finding in found["findings"] if finding["severity"] == "error"]
 
 
 @pytest.mark.parametrize(
-    ("script", "title"),
+    ("script", "diagnosis"),
     [
-        ("finetune_frozen.py", "The optimizer step changes no parameter"),
-        ("forecast_uncleared.py", "Gradients are not cleared between steps"),
-        ("moved/renamed_uncleared.py", "Gradients are not cleared between steps"),
+        ("finetune_frozen.py", "optimizer-changes-nothing"),
+        ("forecast_uncleared.py", "gradients-not-cleared"),
+        ("moved/renamed_uncleared.py", "gradients-not-cleared"),
     ],
 )
-def test_errors_of_other_scripts_are_found(script: str, title: str, home: Path, tmp_path: Path) -> None:
+def test_errors_of_other_scripts_are_found(script: str, diagnosis: str, home: Path, tmp_path: Path) -> None:
     done = traincheck(home, "run", "--book", "good.jsonl", "-o", str(tmp_path / "run"), "--record", "all", script)
     assert done.returncode == 3, done.stderr
-    assert title in errors(tmp_path / "run" / "report.json")
+    assert diagnosis in errors(tmp_path / "run" / "report.json")
     # The recording gives the same findings afterwards: live and offline decide alike.
     again = traincheck(
-        home, "check", str(tmp_path / "run"), "--book", "good.jsonl", "--json", str(tmp_path / "again.json")
+        home, "check", str(tmp_path / "run"), "--book", "good.jsonl", "--report", f"json={tmp_path / 'again.json'}"
     )
     assert again.returncode == 3 and errors(tmp_path / "again.json") == errors(tmp_path / "run" / "report.json")
 

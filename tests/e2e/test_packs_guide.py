@@ -72,7 +72,7 @@ def test_your_own_good_runs(place: Path) -> None:
     changed = (place / "train.py").read_text().replace("optim.Adam", "optim.SGD")
     (place / "train.py").write_text(changed)
     done = run(place, "traincheck run train.py --epochs 2")
-    assert done.returncode == 0 and "A setting was changed" in done.stderr, done.stderr
+    assert done.returncode == 0 and "[setting-changed]" in done.stderr, done.stderr
     (place / "train.py").write_text(changed.replace("        optimizer.zero_grad()\n", ""))
     assert run(place, "traincheck run train.py --epochs 2").returncode == 3
 

@@ -25,7 +25,7 @@ for step in range(900):
     optimizer.step()
     print(f"step {step} loss {loss.item():.6f} time {time.perf_counter():.3f}")
 """
-TITLE = "Gradients are not cleared between steps"
+DIAGNOSIS = "gradients-not-cleared"
 
 
 @pytest.fixture
@@ -58,8 +58,8 @@ def test_a_finding_is_true_only_where_the_list_explains_it(program: Program, tmp
     figures = measure(defect, tmp_path / "src" / program.repository, tmp_path / "scratch")
     assert figures["exit_observed"] == 0, "findings leave the exit code of the program as it is"
     assert verdict(defect, figures) == FALSE
-    assert [finding["title"] for finding in unexplained(defect, figures)] == [TITLE]
-    why = Expected(TITLE, "train.py:10", "the edit takes the only call of zero_grad away, so that gradients add up")
+    assert [finding["diagnosis"] for finding in unexplained(defect, figures)] == [DIAGNOSIS]
+    why = Expected(DIAGNOSIS, "train.py:10", "the edit takes the only call of zero_grad away, so that gradients add up")
     assert verdict(Program(**{**vars(defect), "expected": (why,)}), figures) == TRUE
 
 

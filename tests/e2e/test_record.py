@@ -114,7 +114,7 @@ def test_of_a_long_clean_run_little_is_recorded_and_everything_says_so(home: Pat
 
     words = f"the recording holds {held} of 1,200 steps (--record all keeps each of them)"
     assert words in said
-    again = traincheck(home, "check", "long", "--book", "book.jsonl", "--json", "again.json", "--html", "again.html")
+    again = traincheck(home, "check", "long", "--book", "book.jsonl", "--report", "json=again.json", "--report", "html=again.html")
     assert words in again and words in traincheck(home, "report", "long")
     assert words.capitalize() in re.sub(r"\s+", " ", (home / "again.html").read_text())  # a sentence of its own there
     checked = json.loads((home / "again.json").read_text())
@@ -138,13 +138,13 @@ def test_all_is_recorded_where_that_is_asked_for(home: Path) -> None:
 
 @pytest.mark.slow
 def test_a_late_error_is_recorded_with_its_neighbours(home: Path) -> None:
-    run(home, "bad", "--look-closer", 0, "train.py", 600, 301, "ends", expect=3)
+    run(home, "bad", "--record-after-finding", 0, "train.py", 600, 301, "ends", expect=3)
     (first,) = {finding["step"] for finding in report(home / "bad")["findings"] if finding["severity"] == "error"}
     trained = set(steps(home / "bad"))
     assert first in (301, 302) and set(range(first - BEFORE, first + AFTER)) <= trained and len(trained) < 150
-    traincheck(home, "check", "bad", "--book", "book.jsonl", "--json", "bad.json", expect=3)
+    traincheck(home, "check", "bad", "--book", "book.jsonl", "--report", "json=bad.json", expect=3)
     live, offline = report(home / "bad")["findings"], json.loads((home / "bad.json").read_text())["findings"]
-    assert [(one["title"], one["step"]) for one in offline] == [(one["title"], one["step"]) for one in live]
+    assert [(one["diagnosis"], one["step"]) for one in offline] == [(one["diagnosis"], one["step"]) for one in live]
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ print("HASH", hashlib.sha256(b"".join(each.numpy().tobytes() for each in state))
 """
 
 
-ONCE, EACH_TIME = "A computation was wrong once", "A device computes something else each time"
+ONCE, EACH_TIME = "computation-wrong-once", "device-computes-differently-each-time"
 
 
 def run(folder: Path, *words: str, program: str = PROGRAM) -> subprocess.CompletedProcess[str]:
@@ -80,18 +80,18 @@ def test_a_sound_run_is_silent_and_trains_as_without(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "title", "part"),
+    ("fault", "diagnosis", "part"),
     [
         ("bitflip@forward:0,bit=22,first=15,last=15,chance=0.5,seed=6", ONCE, "forward"),
         ("bitflip@gradient:5.weight,bit=20,first=15,last=15", EACH_TIME, "backward"),
         ("bitflip@optimizer:0.weight,bit=0,first=15,last=15", ONCE, "update"),
     ],
 )
-def test_a_fault_in_one_step_is_found_in_the_next(tmp_path: Path, fault: str, title: str, part: str) -> None:
+def test_a_fault_in_one_step_is_found_in_the_next(tmp_path: Path, fault: str, diagnosis: str, part: str) -> None:
     done, report = replayed(tmp_path, fault)
     assert done.returncode == 3, done.stderr
     (finding,) = report["findings"]
-    assert finding["title"] == title and finding["severity"] == "error"
+    assert finding["diagnosis"] == diagnosis and finding["severity"] == "error"
     assert "step 15" in done.stderr.replace("\n", " ") and finding["step"] == 16
     assert f"{part} of" in finding["observed"]
 
@@ -112,7 +112,7 @@ def test_a_loss_that_changes_is_no_broken_device(tmp_path: Path) -> None:
     done, report = replayed(tmp_path, "decay")
     assert done.returncode == 0, done.stderr
     (finding,) = report["findings"]
-    assert finding["severity"] == "notice" and finding["title"] == "A computation does not repeat any more"
+    assert finding["severity"] == "notice" and finding["diagnosis"] == "computation-stopped-repeating"
 
 
 def test_bad_values_are_told(tmp_path: Path) -> None:

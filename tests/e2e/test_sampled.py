@@ -53,9 +53,9 @@ FIRST = ("grad_accum_bf16", "buggy/missing_zero_grad_clean")
 )
 def test_clean_programs_stay_clean(name: str, book: Path, tmp_path: Path) -> None:
     folder, interval = tmp_path / "run", "3" if "_clean" in name else "5"
-    code, report = sampled(EXAMPLES / f"{name}.py", book, folder, "--sample-every", interval, "--warm-up", "4")
+    code, report = sampled(EXAMPLES / f"{name}.py", book, folder, "--budget", f"1/{interval},first=4")
     assert code == 0
-    assert [finding["title"] for finding in report["findings"] if finding["severity"] == "error"] == []
+    assert [finding["diagnosis"] for finding in report["findings"] if finding["severity"] == "error"] == []
     counts, cost = report["counts"], report["cost"]
     assert counts["passed"] > 5 and counts["violated"] <= len(report["findings"])
     steps = told(folder)
@@ -77,7 +77,7 @@ def test_errors_are_found_at_the_first_watched_step_that_shows_them(
 ) -> None:
     script = EXAMPLES / "buggy" / f"{name}.py"
     whole = json.loads((buggy_run(name, book, tmp_path_factory) / "report.json").read_text())
-    _, found = sampled(script, book, tmp_path / "part", "--sample-every", "3", "--warm-up", "0")
+    _, found = sampled(script, book, tmp_path / "part", "--budget", "1/3,first=0")
     first = min(finding["step"] for finding in whole["findings"] if finding["severity"] == "error")
     errors = [finding for finding in found["findings"] if finding["severity"] == "error"]
     assert errors and {one for each in errors for one in each["invariants"]} <= {
@@ -87,14 +87,14 @@ def test_errors_are_found_at_the_first_watched_step_that_shows_them(
     # What is told of one step by the one before it needs both of them.
     due = [step for step in steps if step >= first]
     assert errors[0]["step"] in due[:2]
-    title, variable = BUGGY[name]
-    assert title in errors[0]["title"] and any(variable in one for one in errors[0]["variables"])
+    diagnosis, variable = BUGGY[name]
+    assert errors[0]["diagnosis"] == diagnosis and any(variable in one for one in errors[0]["variables"])
 
 
 def test_the_recording_is_judged_as_the_run_was(book: Path, tmp_path: Path) -> None:
     script = EXAMPLES / "buggy" / "missing_zero_grad.py"
-    _, live = sampled(script, book, tmp_path / "live", "--sample-every", "4", "--warm-up", "3")
-    again = traincheck("check", tmp_path / "live", "--book", book, "--json", tmp_path / "offline.json")
+    _, live = sampled(script, book, tmp_path / "live", "--budget", "1/4,first=3")
+    again = traincheck("check", tmp_path / "live", "--book", book, "--report", f"json={tmp_path / 'offline.json'}")
     assert again.returncode == 3, again.stderr
     offline = json.loads((tmp_path / "offline.json").read_text())
     for part in ("findings", "counts", "cost"):
@@ -106,7 +106,7 @@ def test_rules_that_cannot_be_judged_are_told_as_never_triggered(book: Path, tmp
     """What needs a whole pass, or the whole run, is not said to be violated, nor to hold."""
     whole, part = (
         sampled(EXAMPLES / "digits_cnn.py", book, tmp_path / name, *words)[1]["counts"]
-        for name, words in (("whole", ()), ("part", ("--sample-every", "6", "--warm-up", "2")))
+        for name, words in (("whole", ()), ("part", ("--budget", "1/6,first=2")))
     )
     assert part["violated"] == whole["violated"] == 0
     assert part["not_triggered"] > whole["not_triggered"]
@@ -119,19 +119,19 @@ def test_rules_that_cannot_be_judged_are_told_as_never_triggered(book: Path, tmp
 def test_training_is_bit_identical(script: str, book: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "traincheck", "run", "--fail-on", "never", "--book", str(book), "-o", "live"]
     plain = hashed(tmp_path, script, sys.executable)
-    assert hashed(tmp_path, script, *command, "--sample-every", "3", "--warm-up", "2") == plain
+    assert hashed(tmp_path, script, *command, "--budget", "1/3,first=2") == plain
     assert 2 < len(told(tmp_path / "live")) < 200
 
 
 @pytest.mark.long
 def test_a_budget_is_kept_or_only_the_first_steps_are_watched(book: Path, tmp_path: Path) -> None:
-    code, report = sampled(EXAMPLES / "digits_cnn.py", book, tmp_path / "run", "--budget", "0.0001%", "--warm-up", "5")
+    code, report = sampled(EXAMPLES / "digits_cnn.py", book, tmp_path / "run", "--budget", "0.0001%,first=5")
     assert code == 0 and report["cost"]["watched"] <= 7
     assert told(tmp_path / "run")[:5] == [1, 2, 3, 4, 5]
 
 
 def test_a_recording_to_learn_from_is_whole(tmp_path: Path) -> None:
-    for option, value in (("--sample-every", "3"), ("--warm-up", "3"), ("--budget", "1%")):
+    for option, value in (("--budget", "1/3"), ("--replay-every", "3")):
         done = traincheck("collect", option, value, "-o", tmp_path / "run", EXAMPLES / "digits_cnn.py")
         assert done.returncode == 2 and not (tmp_path / "run").exists()
         assert f"{option} was given '{value}'; expected nothing here" in " ".join(done.stderr.split())
@@ -157,7 +157,7 @@ def test_two_ranks_are_compared_in_the_steps_that_both_watch(tmp_path_factory: p
             "--fail-on",
             "never",
         ]
-        words = [*command, "--sample-every", "4", "--warm-up", "2", "--", *TORCHRUN, "train.py", "7"]
+        words = [*command, "--budget", "1/4,first=2", "--", *TORCHRUN, "train.py", "7"]
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, env={**os.environ})
         assert done.returncode == 0, done.stderr
         report = json.loads((tmp_path / folder / "report.json").read_text())

@@ -154,10 +154,10 @@ def test_a_checked_run_leaves_no_secret(
     home: Path, start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with receiving(f"/{SECRETS['webhook']}") as receiver:
-        monkeypatch.setenv("TRAINCHECK_WEBHOOK", receiver.url)
+        monkeypatch.setenv("TRAINCHECK_ALERT", receiver.url)
         monkeypatch.setenv("TRAINCHECK_METRICS_TOKEN", SECRETS["metrics"])
         (home / "wait").touch()
-        options = ("-b", "good.jsonl", "-o", "run", "--package", "train", "--snapshot", "--metrics-port", "0")
+        options = ("-b", "good.jsonl", "-o", "run", "--package", "train", "--snapshot", "--metrics", "0")
         running = start("run", *options, *WORDS, *READABLE)
         until(lambda: (home / "run" / "run.json").exists() and list((home / "run").glob("live-*.json")))
         why = f"it is {SECRETS['reason']}"
@@ -171,9 +171,9 @@ def test_a_checked_run_leaves_no_secret(
     manifest = json.loads((home / "run" / "run.json").read_text())
     told = ["train.py", "bad", "--password", "[redacted]", "--api-key=[redacted]", "--note", "[redacted]"]
     assert manifest["argv"] == [*told, *READABLE]
-    monkeypatch.delenv("TRAINCHECK_WEBHOOK")
-    again = run(home, "report", "run", "--json", "-", "--html", "page.html")
-    check = run(home, "check", "run", "-b", "good.jsonl", "--json", "out.json", "--html", "out.html")
+    monkeypatch.delenv("TRAINCHECK_ALERT")
+    again = run(home, "report", "run", "--json", "-o", "page.html")
+    check = run(home, "check", "run", "-b", "good.jsonl", "--report", "json=out.json", "--report", "html=out.html")
     for told_again in (again.stdout, again.stderr, check.stdout, check.stderr):
         assert found_in(told_again.encode()) == []
     for name in ("page.html", "out.json", "out.html"):
@@ -213,11 +213,11 @@ def test_an_observed_block_leaves_no_secret(home: Path) -> None:
 
 
 def test_our_own_errors_tell_no_secret(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAINCHECK_METRICS_PORT", SECRETS["environment"])
+    monkeypatch.setenv("TRAINCHECK_METRICS", SECRETS["environment"])
     for debug in ("0", "1"):
         monkeypatch.setenv("TRAINCHECK_DEBUG", debug)
         done = run(home, "run", "-b", "good.jsonl", "-o", "run", "train.py")
-        assert done.returncode == 2 and "TRAINCHECK_METRICS_PORT" in done.stderr
+        assert done.returncode == 2 and "TRAINCHECK_METRICS" in done.stderr
         assert found_in(done.stderr.encode()) == []
 
 
@@ -228,7 +228,7 @@ def test_files_are_made_with_the_umask_of_the_user(home: Path, umask: int) -> No
         os.umask(umask)
 
     (home / "until").touch()  # the program waits until it was found to be wrong, so that a snapshot is written
-    words = ("run", "-b", "good.jsonl", "-o", "run", "--snapshot", "--json", "r.json", "--html", "r.html", *WORDS)
+    words = ("run", "-b", "good.jsonl", "-o", "run", "--snapshot", "--report", "json=r.json", "--report", "html=r.html", *WORDS)
     recorded, learned = ("collect", "-o", "rec", "train.py"), ("infer", "rec", "-o", "b.jsonl", "--tally", "t.gz")
     for command in (words, recorded, learned):
         line = [sys.executable, "-m", "traincheck", *command]
@@ -295,7 +295,7 @@ def test_nothing_listens_unless_it_was_asked_to(home: Path, start: Callable[...,
 @needs_proc
 def test_metrics_listen_on_this_host_only(home: Path, start: Callable[..., Running]) -> None:
     (home / "wait").touch()
-    running = start("run", "-b", "good.jsonl", "-o", "run", "--metrics-port", "0", "train.py")
+    running = start("run", "-b", "good.jsonl", "-o", "run", "--metrics", "0", "train.py")
     until(lambda: "metrics at http://127.0.0.1:" in running.err and list((home / "run").glob("live-*.json")))
     command, *others = family(running.process.pid)
     (address,) = listening(command)
@@ -310,7 +310,7 @@ def test_metrics_listen_on_this_host_only(home: Path, start: Callable[..., Runni
 
 def test_other_hosts_are_let_in_with_a_token_only(home: Path) -> None:
     done = run(
-        home, "run", "-b", "good.jsonl", "-o", "run", "--metrics-port", "0", "--metrics-host", "0.0.0.0", "train.py"
+        home, "run", "-b", "good.jsonl", "-o", "run", "--metrics", "0.0.0.0:0", "train.py"
     )
-    assert done.returncode == 2 and "--metrics-token" in done.stderr and "bad-option" in done.stderr
+    assert done.returncode == 2 and "TRAINCHECK_METRICS_TOKEN" in done.stderr and "bad-option" in done.stderr
     assert not (home / "run").exists()

@@ -63,7 +63,7 @@ def test_a_long_run_stays_within_memory_and_disk(name: str, steps: int, tmp_path
     assert removed.startswith("steps ") and removed in done.stderr
 
     # What is left is checked and learned from, and each says what is missing.
-    checked = traincheck(tmp_path, "check", "long", "-b", "book.jsonl", "--json", "again.json")
+    checked = traincheck(tmp_path, "check", "long", "-b", "book.jsonl", "--report", "json=again.json")
     again = json.loads((tmp_path / "again.json").read_text())
     assert again["counts"]["violated"] == 0 and again["counts"]["passed"] > report["counts"]["passed"] / 2
     assert removed in again["not_observed"] and "no longer in the recording" in checked.stdout

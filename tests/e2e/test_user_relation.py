@@ -45,10 +45,10 @@ class ReturnsFloating:
 
     @staticmethod
     def needs(subject, prop):
-        return Demand(frozenset((subject.api,)))
+        return Demand.of_calls(subject.api)
 
     @staticmethod
-    def is_habit(prop):
+    def is_optional_practice(prop):
         return False
 
     @staticmethod

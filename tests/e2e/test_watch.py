@@ -108,7 +108,7 @@ def test_ctrl_c_sums_up_what_was_found_so_far(home: Path, start: Start) -> None:
 @pytest.mark.slow
 def test_a_run_that_is_killed_is_told_to_be_silent_then_taken_for_killed(home: Path, start: Start) -> None:
     run = start("collect", "-o", "run", "train.py", "wait")
-    watch = start("watch", "run", "--silent-after", "2")
+    watch = start("watch", "run", "--heartbeat-timeout", "2")
     watch.says("step 20")
     run.kill()
     watch.says("rank 0 has given no sign of life for")
@@ -134,7 +134,7 @@ def test_a_run_folder_that_is_deleted_ends_the_watch_and_not_the_run(home: Path,
 def test_a_webhook_that_fails_and_hangs_concerns_no_training(home: Path, start: Start) -> None:
     with receiving() as receiver:
         receiver.answer = 500
-        words = ("-b", "good.jsonl", "-o", "run", "--webhook", receiver.url)
+        words = ("-b", "good.jsonl", "-o", "run", "--alert", receiver.url)
         run = start("run", *words, "train.py", "bad", "wait")
         until(lambda: receiver.attempts)
         receiver.hangs.set()
@@ -157,7 +157,7 @@ def test_a_webhook_that_fails_and_hangs_concerns_no_training(home: Path, start: 
 
 def test_a_command_and_metrics_beside_a_run(home: Path, start: Start) -> None:
     (home / "hook.py").write_text("import sys\nopen('alerts.jsonl', 'a').write(sys.stdin.read() + '\\n')\n")
-    words = ("-b", "good.jsonl", "-o", "run", "--alert-command", f"'{sys.executable}' hook.py", "--metrics-port", "0")
+    words = ("-b", "good.jsonl", "-o", "run", "--alert", f"'{sys.executable}' hook.py", "--metrics", "0")
     run = start("run", *words, "train.py", "bad", "wait")
     until((home / "alerts.jsonl").exists)
     address = run.err.split("traincheck: metrics at ")[1].split()[0]

@@ -121,7 +121,7 @@ def test_rules_of_replicas_are_those_of_the_pack() -> None:
 
 
 def test_each_rank_tells_its_part() -> None:
-    finding = {"step": 4, "title": "", "severity": "error", "compared": 2}
+    finding = {"step": 4, "diagnosis": "", "title": "", "severity": "error", "compared": 2}
     own = {**finding, "step": 2, "compared": 0}
     found = two_ranks.both(
         {"strokes": 0, "first": None, "findings": [finding, own], "weights": ["1", "2"], "not_observed": []},

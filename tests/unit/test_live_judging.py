@@ -33,6 +33,7 @@ FINDING = Finding(
     invariants=("aa",),
     last_step=9,
     times=6,
+    diagnosis="gradients-differ-between-ranks",
 )
 
 

@@ -34,7 +34,7 @@ command = ["train.py", "--epochs", "2"]
 tags = ["vision"]
 edits = [{ file = "train.py", find = "epochs = 9", replace = "epochs = 2" }]
 [[program.expected]]
-title = "Gradients are never cleared"
+diagnosis = "gradients-not-cleared"
 where = "train.py:12"
 why = "the loop calls backward and step, and zero_grad nowhere"
 """
@@ -79,8 +79,16 @@ def figures(**more: Any) -> dict[str, Any]:
     return {**good, "seconds_plain": 2.0, "seconds_observed": 3.0, **more}
 
 
-FINDING = {"title": "Gradients are never cleared", "severity": "error", "step": 3, "site": "train.py:12"}
-EXPLAINED = Expected(FINDING["title"], "train.py:12", "the loop calls backward and step, and zero_grad nowhere")
+FINDING = {
+    "diagnosis": "gradients-not-cleared",
+    "title": "Gradients are never cleared",
+    "severity": "error",
+    "step": 3,
+    "site": "train.py:12",
+}
+EXPLAINED = Expected(
+    str(FINDING["diagnosis"]), "train.py:12", "the loop calls backward and step, and zero_grad nowhere"
+)
 PLAIN = Program("one", "owner/name", "0" * 40, ("vision",), command=("train.py",))
 
 
@@ -256,7 +264,7 @@ def test_stderr_may_say_more_but_not_less() -> None:
         ((), {}, CLEAN),
         ((EXPLAINED,), {"findings": [FINDING]}, TRUE),
         ((), {"findings": [FINDING]}, FALSE),
-        ((EXPLAINED,), {"findings": [FINDING, {**FINDING, "title": "Another"}]}, FALSE),
+        ((EXPLAINED,), {"findings": [FINDING, {**FINDING, "diagnosis": "another"}]}, FALSE),
         ((EXPLAINED,), {}, MISSED),
         ((), {"steps": 0}, NOTHING),
         ((), {"exit_observed": 1}, CRASHED),
