@@ -126,10 +126,15 @@ def load(group: str, only: Iterable[str] | None = None) -> dict[str, Any]:
     return {name: _extension(group, name, place) for name, place in places.items() if wanted is None or name in wanted}
 
 
-@functools.cache  # reading a file of every installed package takes as long as judging some windows
+@functools.cache
 def added(group: str) -> tuple[tuple[str, str], ...]:
     """What installed packages add to an extension point: the name and `module:NAME` of each."""
-    return tuple((entry.name, entry.value) for entry in entry_points(group=group))
+    return tuple((entry.name, entry.value) for entry in _entry_points().select(group=group))
+
+
+@functools.cache  # reading a file of every installed package takes as long as judging some windows
+def _entry_points() -> Any:
+    return entry_points()
 
 
 def source_class(declaration: SourceDeclaration) -> Any:
@@ -137,17 +142,22 @@ def source_class(declaration: SourceDeclaration) -> Any:
     return _checked_class(SOURCE_GROUP, declaration.name, declaration.source)
 
 
+def source_declaration(name: str, place: str) -> SourceDeclaration:
+    """The declaration of a source at `place` (`module:NAME`). Raises PluginError as `load` does."""
+    declaration = _imported(SOURCE_GROUP, name, place)
+    if not isinstance(declaration, SourceDeclaration):
+        raise PluginError(SOURCE_GROUP, name, f"{place} is no SourceDeclaration but {type(declaration).__name__}")
+    if declaration.name != name:
+        raise PluginError(SOURCE_GROUP, name, f"{place} calls itself {declaration.name!r}")
+    return declaration
+
+
 def _extension(group: str, name: str, place: str) -> Any:
     if group == DIAGNOSIS_GROUP:
         return _imported(group, name, place)  # diagnoses/catalogue.py checks it
-    if group != SOURCE_GROUP:
-        return _checked_class(group, name, place)
-    declaration = _imported(group, name, place)
-    if not isinstance(declaration, SourceDeclaration):
-        raise PluginError(group, name, f"{place} is no SourceDeclaration but {type(declaration).__name__}")
-    if declaration.name != name:
-        raise PluginError(group, name, f"{place} calls itself {declaration.name!r}")
-    return declaration
+    if group == SOURCE_GROUP:
+        return source_declaration(name, place)
+    return _checked_class(group, name, place)
 
 
 def _checked_class(group: str, name: str, place: str) -> Any:

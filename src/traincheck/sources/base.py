@@ -9,7 +9,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Protocol
 
-from traincheck.sources.recording.patches import Replaced, Undo
+from traincheck.sources.recording.patches import Patch
+from traincheck.sources.recording.patches import UndoStack as UndoStack
 
 if TYPE_CHECKING:
     from traincheck.sources.recording.recorder import Recorder
@@ -35,7 +36,7 @@ class Source(Protocol):
         """Start observing; closing the returned stack ends it and leaves no trace."""
 
 
-def replace(undo: Undo, holder: Any, attribute: str, make: Callable[[Any], Any]) -> None:
+def replace(undo: UndoStack, holder: Any, attribute: str, make: Callable[[Any], Any]) -> None:
     """Replace `holder.attribute` by `make(original)` until `undo` is closed.
 
     Does nothing where the attribute is missing (another version of torch). When somebody has replaced it again after
@@ -49,8 +50,8 @@ def replace(undo: Undo, holder: Any, attribute: str, make: Callable[[Any], Any])
     _put(undo, holder, attribute, original, replacement)
 
 
-def _put(undo: Undo, holder: Any, attribute: str, original: Any, replacement: Any) -> None:
-    undo.note(Replaced(holder, attribute, original, replacement))  # first: an interrupt may come after the next lines
+def _put(undo: UndoStack, holder: Any, attribute: str, original: Any, replacement: Any) -> None:
+    undo.add_patch(Patch(holder, attribute, original, replacement))  # first: an interrupt may come after the next lines
     _compile_as(undo, original, replacement)
     setattr(holder, attribute, replacement)
 
@@ -65,7 +66,7 @@ def _compile_as(undo: ExitStack, original: Any, replacement: Any) -> None:
         undo.callback(known.pop, id(replacement), None)
 
 
-def replace_everywhere(undo: Undo, home: str, name: str, make: Callable[[Any], Any]) -> None:
+def replace_everywhere(undo: UndoStack, home: str, name: str, make: Callable[[Any], Any]) -> None:
     """Replace the function `home.name` in every loaded module of the same package that holds it under its name; put it
     back also in those that are loaded meanwhile."""
     original = getattr(importlib.import_module(home), name, None)
@@ -134,7 +135,7 @@ def wrapping(
     return decorate
 
 
-def around_block(undo: Undo, cls: type, entered: Callable[[Any], object], left: Callable[[Any], object]) -> None:
+def around_block(undo: UndoStack, cls: type, entered: Callable[[Any], object], left: Callable[[Any], object]) -> None:
     """Have `entered(manager)` called when a block under a context manager of this class has begun, and `left(manager)`
     when it is about to end.
 

@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
+from traincheck import plugins
 from traincheck.sources.attachment import Attachment
 from traincheck.sources.base import Source
 from traincheck.sources.checkpoints.checkpoints import CheckpointSource
-from traincheck.sources.compile.compiled_calls import CompiledSource, WhenImported, never
+from traincheck.sources.compile.compiled_calls import CompiledCallSource, WhenImported, ignore_imports
 from traincheck.sources.data.loaders import LoaderSource
 from traincheck.sources.distributed.collectives import CollectiveSource
-from traincheck.sources.functions.context_managers import RegionSource
+from traincheck.sources.functions.context_managers import ContextManagerSource
 from traincheck.sources.functions.lifecycle import LifecycleSource
-from traincheck.sources.functions.project_functions import ProjectSource
-from traincheck.sources.functions.torch_functions import FunctionSource
+from traincheck.sources.functions.project_functions import ProjectFunctionSource
+from traincheck.sources.functions.torch_functions import TorchFunctionSource
 from traincheck.sources.gradients.autograd import AutogradSource
 from traincheck.sources.gradients.clipping import ClippingSource
-from traincheck.sources.gradients.custom_clipping import OwnClipping
+from traincheck.sources.gradients.custom_clipping import CustomClipping
 from traincheck.sources.gradients.gradients import Gradients
 from traincheck.sources.modules.buffers import BufferSource
 from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.module_state import ModuleStateSource
 from traincheck.sources.modules.modules import ModuleSource
-from traincheck.sources.modules.variables import Catalog
+from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.optimizers.optimizers import OptimizerSource
-from traincheck.sources.recording.call_sites import Sites
-from traincheck.sources.recording.context_facts import Surroundings
+from traincheck.sources.recording.call_sites import CallSites
+from traincheck.sources.recording.context_facts import CallContext
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.recording.run_totals import RunSource
-from traincheck.sources.tensors.call_summaries import Summaries
+from traincheck.sources.tensors.call_summaries import CallSummaries
 from traincheck.vocab.demand import Demand
+from traincheck.vocab.source_declaration import SourceDeclaration
 
 
 class Offer(NamedTuple):
@@ -46,46 +48,62 @@ class Built(NamedTuple):
     """All sources, in the order in which they attach, and what they share."""
 
     sources: list[Source]
-    catalog: Catalog
-    surroundings: Surroundings
+    catalog: VariableCatalog
+    call_context: CallContext
 
 
-def build(recorder: Recorder, may_step: Callable[[], None], when_imported: WhenImported = never) -> list[Source]:
+def build(
+    recorder: Recorder, may_step: Callable[[], None], when_imported: WhenImported = ignore_imports
+) -> list[Source]:
     """All sources, in the order in which they attach. `may_step` is called before each update and may raise;
     `when_imported` calls a function once a module has been imported."""
     return build_all(recorder, may_step, when_imported).sources
 
 
 def build_all(
-    recorder: Recorder, may_step: Callable[[], None], when_imported: WhenImported = never, replay_every: int = 0
+    recorder: Recorder,
+    may_step: Callable[[], None],
+    when_imported: WhenImported = ignore_imports,
+    replay_every: int = 0,
+    *,
+    installed: bool = True,
+    extra: Sequence[SourceDeclaration] = (),
 ) -> Built:
     """As `build`, with the catalog of variables and what the sources know of calls under way; one of `replay_every`
-    steps is executed again, none with 0."""
-    catalog, calls = Catalog(), ModuleCalls()
+    steps is executed again, none with 0. `installed` says whether to look for sources of installed packages; `extra`
+    sources are built without being installed."""
+    catalog, calls = VariableCatalog(), ModuleCalls()
     gradients = Gradients(catalog, recorder)
-    summaries, surroundings = Summaries(catalog, recorder), Surroundings()
+    summaries, call_context = CallSummaries(catalog, recorder), CallContext()
     sources: list[Source] = [
-        RegionSource(surroundings),
+        ContextManagerSource(call_context),
         OptimizerSource(catalog, gradients, may_step),
-        ModuleSource(calls, catalog, gradients, summaries, surroundings),
+        ModuleSource(calls, catalog, gradients, summaries, call_context),
         ModuleStateSource(calls, catalog),
         BufferSource(calls, catalog),
-        AutogradSource(gradients, summaries, surroundings, may_step),
+        AutogradSource(gradients, summaries, call_context, may_step),
         LifecycleSource(catalog, gradients),
         ClippingSource(gradients),
         CheckpointSource(catalog),
         LoaderSource(),
-        CollectiveSource(summaries, surroundings),
-        FunctionSource(summaries, surroundings),
+        CollectiveSource(summaries, call_context),
+        TorchFunctionSource(summaries, call_context),
         RunSource(),
-        CompiledSource(catalog, gradients, surroundings, may_step, when_imported),
-        ProjectSource(recorder.sites, summaries, surroundings, OwnClipping(gradients)),
+        CompiledCallSource(catalog, gradients, call_context, may_step, when_imported),
+        ProjectFunctionSource(recorder.sites, summaries, call_context, CustomClipping(gradients)),
     ]
     if replay_every:
         from traincheck.sources.replay.replays import ReplaySource  # few want it, and it is many modules
 
         sources.append(ReplaySource(calls, catalog, replay_every))
-    return Built(sources, catalog, surroundings)
+    if extra or (installed and plugins.added(plugins.SOURCE_GROUP)):
+        from traincheck.sources.installed_sources import InstalledSource, installed_sources
+        from traincheck.sources.toolkit import SourceToolkit
+
+        toolkit = SourceToolkit(catalog, gradients, may_step, when_imported)
+        sources += installed_sources(toolkit) if installed else []
+        sources += [InstalledSource(each, plugins.source_class(each)(toolkit)) for each in extra]
+    return Built(sources, catalog, call_context)
 
 
 def attach(sources: list[Source], demand: Demand, recorder: Recorder) -> tuple[ExitStack, list[str]]:
@@ -96,7 +114,7 @@ def attach(sources: list[Source], demand: Demand, recorder: Recorder) -> tuple[E
 
 def offers() -> list[Offer]:
     """What each source says of this process."""
-    recorder = Recorder(Sites(()), lambda window: None, lambda source, error: None)
+    recorder = Recorder(CallSites(()), lambda window: None, lambda source, error: None)
     found = []
     for source in build(recorder, lambda: None):
         reason = source.offers()

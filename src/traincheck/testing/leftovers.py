@@ -27,7 +27,7 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +40,14 @@ _HOOKS = ("_global_", "_extra_state", "_builtin_table")
 """How dicts of torch's modules begin in which others are registered."""
 
 
-def process_state() -> State:
+def process_state(also: Iterable[str] = ()) -> State:
     """What a process has that observing could have changed, by name; values are compared by `==`.
 
-    Functions and classes are told by their identity. Known limitations: what was registered with `os.register_at_fork`
-    cannot be asked for.
+    Functions and classes are compared by identity, those of the packages `also` as well. Known limitations: callbacks
+    of `os.register_at_fork` cannot be listed.
     """
     return {
-        **_functions(),
+        **_functions((*LIBRARIES, *also)),
         **_registered(),
         **_torch(),
         **_interpreter(),
@@ -83,23 +83,23 @@ def _modules_of(state: Mapping[str, object]) -> frozenset[str]:
 # -- functions and classes -------------------------------------------------------------------------------------------
 
 
-def _looked_at() -> Iterator[tuple[str, types.ModuleType]]:
+def _looked_at(libraries: Collection[str] = LIBRARIES) -> Iterator[tuple[str, types.ModuleType]]:
     for name, module in list(sys.modules.items()):
-        if name.split(".", 1)[0] in LIBRARIES and isinstance(module, types.ModuleType):
+        if name.split(".", 1)[0] in libraries and isinstance(module, types.ModuleType):
             yield name, module
 
 
-def _functions() -> State:
+def _functions(libraries: Collection[str]) -> State:
     """The functions of modules and the members of their classes, by identity."""
     found: State = {}
     names = set()
     seen: set[int] = set()
-    for name, module in _looked_at():
+    for name, module in _looked_at(libraries):
         names.add(name)
         for attribute, value in list(vars(module).items()):
             if issubclass(type(value), type):  # asked of nobody: some objects of torch complain when they are
                 found[f"{name}:{attribute}"] = id(value)
-                if id(value) not in seen and str(value.__module__).split(".", 1)[0] in LIBRARIES:
+                if id(value) not in seen and str(value.__module__).split(".", 1)[0] in libraries:
                     seen.add(id(value))
                     found.update(_members(f"{name}:{attribute}", value))
             elif callable(value):

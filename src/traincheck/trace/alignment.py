@@ -17,11 +17,12 @@ that follows it up to the next.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from traincheck.vocab.availability import WITHOUT_COLLECTIVES
+from traincheck import plugins
 from traincheck.vocab.collectives import COLLECTIVES, group_of
 from traincheck.vocab.events import EVAL, STAGES, TRAIN, Window
 
@@ -65,6 +66,13 @@ def aligned(windows_of: Sequence[Iterable[Window]]) -> Iterator[tuple[Window, ..
             yield tuple(rank.take() for rank in ranks)
 
 
+@functools.cache
+def _sources_to_align() -> frozenset[str]:
+    """The sources without which nobody knows which windows of several ranks belong together."""
+    declarations = plugins.load(plugins.SOURCE_GROUP, plugins.SOURCES)
+    return frozenset(name for name, each in declarations.items() if each.required or each.aligns_ranks)
+
+
 class _Head(NamedTuple):
     """A window with its place in its own process, and how many calls all ranks made together in it."""
 
@@ -80,7 +88,7 @@ class _Rank:
 
     def __init__(self, windows: Iterable[Window]) -> None:
         # Where collectives are not told, nobody knows which windows of the others these go with.
-        self._stream = _counted(window for window in windows if WITHOUT_COLLECTIVES.isdisjoint(window.off))
+        self._stream = _counted(window for window in windows if _sources_to_align().isdisjoint(window.off))
         self._heads: deque[_Head] = deque()
         self._gaps = False  # whether any windows are missing
         self._lost = False

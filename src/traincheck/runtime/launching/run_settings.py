@@ -1,4 +1,4 @@
-"""Settings: what a command asks of the processes that it starts, handed to them as RUN/session.json."""
+"""The settings that a command passes to the processes of a run, as RUN/session.json."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from traincheck import plugins
 from traincheck.errors import SessionUnreadable
 from traincheck.files import read_bounded, write_whole
 
@@ -15,18 +16,16 @@ FILE_NAME = "session.json"
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
-    """What every observed process of one run must know; frozen, so that all of them do the same.
+    """The settings of every observed process of one run.
 
-    `run_folder` is absolute; it is the folder that the file lies in, which is not said in it. `project` holds absolute
-    folders of the user's own code, `packages` the names of further packages whose functions are observed.
-    `live_terminal` says whether findings are shown on stderr as they are made.
-    `record` says which windows are recorded: all, or those that `Stretches` chooses; a run that is not checked is
-    recorded whole.
-    `tells_settings` says whether the settings of the program are observed although no rule asks for them.
-    `keep_recording` is how many bytes a process may record, 0 for no limit.
-    `replay_every` says which steps are executed again, see sources/replay/replays.py; 0 is none.
-    `sample_every`, `warm_up` and `budget` (a share of one; 0 is none) are those of `Sampling`.
-    Fields may be added: a process that knows fewer of them reads the file all the same.
+    `run_folder` is absolute: the folder of the file, which the file itself does not name. `project` holds absolute
+    folders of the user's own code, `packages` the names of further observed packages. `live_terminal` shows findings on
+    stderr as they are made. `record` selects the recorded windows: all, or those that `Retention` keeps.
+    `records_settings` observes the settings of the program even without a rule about them. `keep_recording` is the
+    limit in bytes for a process, 0 for none. Of `replay_every` steps one is replayed (sources/replay/replays.py), 0 for
+    none. `budget` (a share of one; 0 for none), `sample_every` and `warm_up` are those of `Sampling`.
+    `installed_sources` says whether a process looks for sources of installed packages.
+    You may add fields: an older process ignores them.
     """
 
     run_folder: str
@@ -34,7 +33,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     books: tuple[str, ...] = ()
     on_violation: Literal["warn", "stop", "callback"] = "warn"
     callback: str = ""
-    look_closer: int = 5
+    record_after_finding: int = 5
     snapshot: bool = False
     record: Literal["found", "all"] = "all"
     keep_recording: int = 0
@@ -47,33 +46,37 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     project: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     script: str = ""
-    tells_settings: bool = False
+    records_settings: bool = False
     live_terminal: bool = True
+    installed_sources: bool = True
 
     @property
     def file(self) -> Path:
-        """Where these settings lie for the processes of the run."""
+        """The file of these settings, for the processes of the run."""
         return Path(self.run_folder) / FILE_NAME
 
     @property
-    def heeds_findings(self) -> bool:
-        """Whether something is to be done about what is found before the next update."""
+    def acts_on_findings(self) -> bool:
+        """Whether a finding has an effect before the next update."""
         return self.on_violation != "warn" or self.snapshot
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Settings:
         """The settings in `path`. Raises SessionUnreadable."""
         try:
-            found = msgspec.json.decode(read_bounded(path), type=cls)
+            settings = msgspec.json.decode(read_bounded(path), type=cls)
         except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise SessionUnreadable(path, str(error)) from error
-        here = Path(path).absolute().parent
-        books = tuple(str(here / book) for book in found.books)
-        return msgspec.structs.replace(found, run_folder=str(here), books=books)
+        folder = Path(path).absolute().parent
+        books = tuple(str(folder / book) for book in settings.books)
+        return msgspec.structs.replace(settings, run_folder=str(folder), books=books)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Put the settings into `path` as a whole or not at all. Raises OutputError."""
-        here = Path(path).absolute().parent
-        books = tuple(str(Path(book).relative_to(here)) if here in Path(book).parents else book for book in self.books)
-        told = msgspec.structs.replace(self, run_folder="", books=books)
-        write_whole(path, msgspec.json.format(msgspec.json.encode(told), indent=2))
+        """Write the settings to `path`, whole or not at all. Raises OutputError."""
+        folder = Path(path).absolute().parent
+        books = tuple(
+            str(Path(book).relative_to(folder)) if folder in Path(book).parents else book for book in self.books
+        )
+        adds_sources = bool(plugins.added(plugins.SOURCE_GROUP))  # a slow search, so it is done here once
+        portable = msgspec.structs.replace(self, run_folder="", books=books, installed_sources=adds_sources)
+        write_whole(path, msgspec.json.format(msgspec.json.encode(portable), indent=2))

@@ -1,4 +1,4 @@
-"""A run that begins: its folder, what is known of it before it trains, and what its processes have to know."""
+"""Prepares a run: makes its folder, its manifest and the settings for its processes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Literal
 
 import msgspec
 
-from traincheck import redaction
+from traincheck import plugins, redaction
 from traincheck.config import Config
 from traincheck.invariants.book import Book, write_book
-from traincheck.options import FOUND
+from traincheck.options import AROUND_FINDINGS
 from traincheck.runtime.launching.command_target import Target
 from traincheck.runtime.launching.program_identity import CheckedProgram, identity_of
 from traincheck.runtime.launching.run_settings import Settings
@@ -25,25 +25,27 @@ from traincheck.vocab.program import ProgramIdentity
 
 
 def begin(target: Target, config: Config, path: Path | None, book: Book | None) -> tuple[RunFolder, Settings]:
-    """A run folder, at `path` or where runs have theirs, and the settings for a run that is checked against `book`, or
-    recorded in full without one.
+    """A run folder, at `path` or in the folder of runs, and the settings of the run.
 
-    Raises RunFolderError or OutputError.
+    The run is checked against `book`, or recorded in full without a book.
+
+    Raises RunFolderError or OutputError, and PluginError for a package whose source cannot be used.
     """
+    plugins.check(plugins.SOURCE_GROUP)
     mode: Literal["collect", "run"] = "run" if book is not None else "collect"
     folder = RunFolder.create(path or default_folder(config.runs, target), manifest(target, config, mode))
     books: tuple[str, ...] = ()
-    if book is not None:  # kept with the run, where no later change reaches it
+    if book is not None:  # a copy, which later changes do not reach
         write_book(book, folder.path / BOOK_FILE)
         books = (str((folder.path / BOOK_FILE).absolute()),)
-    found = settings(target, config, folder.path.absolute(), mode, books)
+    run_settings = settings(target, config, folder.path.absolute(), mode, books)
     learned = book is not None and any(rule.support.runs for rule in book.invariants)
-    # What is checked against good runs may be accepted as one itself, and then its settings have to be known.
-    return folder, msgspec.structs.replace(found, tells_settings=learned and not config.books)
+    # You may accept this run as a good one later, and then its settings must be recorded.
+    return folder, msgspec.structs.replace(run_settings, records_settings=learned and not config.books)
 
 
 def default_folder(runs: str, target: Target, now: time.struct_time | None = None) -> Path:
-    """`RUNS/NAME-YYYYmmdd-HHMMSS`, with a number behind it where that is taken."""
+    """`RUNS/NAME-YYYYmmdd-HHMMSS`, with a number appended if that exists."""
     stamp = time.strftime("%Y%m%d-%H%M%S", now or time.localtime())
     path = first = Path(runs) / f"{target.name}-{stamp}"
     number = 1
@@ -54,7 +56,7 @@ def default_folder(runs: str, target: Target, now: time.struct_time | None = Non
 
 
 def manifest(target: Target, config: Config, mode: Literal["collect", "run"]) -> Manifest:
-    """What is known of the run before it begins."""
+    """The facts about the run before it begins."""
     program = checked_program(target, config)
     return Manifest(
         mode=mode,
@@ -69,7 +71,7 @@ def manifest(target: Target, config: Config, mode: Literal["collect", "run"]) ->
 
 
 def checked_program(target: Target, config: Config) -> CheckedProgram:
-    """The program that the target starts: under the name that the user gave it with `--as`, otherwise by what it is."""
+    """The program that the target starts, under the name of `--as`, or else with its own identity."""
     identity = identity_of(target, Path.cwd())
     if config.as_program:
         name = redaction.text(config.as_program)
@@ -81,21 +83,21 @@ def checked_program(target: Target, config: Config) -> CheckedProgram:
 def settings(
     target: Target, config: Config, folder: Path, mode: Literal["collect", "run"], books: tuple[str, ...]
 ) -> Settings:
-    """What the processes of the run must know."""
+    """The settings for the processes of the run."""
     return Settings(
         run_folder=str(folder),
         mode=mode,
         books=books,
-        on_violation=_either(config.on_violation),
+        on_violation=_literal(config.on_violation),
         callback=config.callback,
-        look_closer=config.look_closer,
+        record_after_finding=config.record_after_finding,
         snapshot=config.snapshot,
-        record="found" if mode == "run" and config.record == FOUND else "all",
+        record="found" if mode == "run" and config.record == AROUND_FINDINGS else "all",
         keep_recording=config.keep_recording,
         compare_ranks=config.compare_ranks,
-        sample_every=config.sample_every if mode == "run" else 1,
-        warm_up=config.warm_up,
-        budget=config.budget if mode == "run" else 0.0,
+        budget=config.budget.share if mode == "run" else 0.0,
+        sample_every=config.budget.every if mode == "run" else 1,
+        warm_up=config.budget.first,
         replay_every=config.replay_every if mode == "run" else 0,
         fail_on="notice" if config.fail_on == "notice" else "never" if config.fail_on == "never" else "error",
         project=target.project(Path.cwd(), os.environ.get("PYTHONPATH", "")),
@@ -104,10 +106,10 @@ def settings(
     )
 
 
-def _either(on_violation: str) -> Literal["warn", "stop", "callback"]:
+def _literal(on_violation: str) -> Literal["warn", "stop", "callback"]:
     return "stop" if on_violation == "stop" else "callback" if on_violation == "callback" else "warn"
 
 
 def now_in_words() -> str:
-    """The time in ISO 8601, in UTC: run folders travel between machines."""
+    """The time in ISO 8601 and in UTC, as run folders are copied between machines."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")

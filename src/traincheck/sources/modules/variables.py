@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from traincheck.sources.modules.live_modules import KnownModules, children, plain_name, without_compiler
+from traincheck.sources.modules.live_modules import LiveModules, children, plain_name, unwrap_compiled
 from traincheck.sources.tensors.reading import PLAIN, is_empty
 from traincheck.vocab.facts import Facts, FactValue, facts
 
@@ -45,9 +45,9 @@ class Variable:
     holders: frozenset[str] = frozenset()
     owner: str = ""
     aliases: tuple[str, ...] = ()
-    told: dict[tuple[bool, str, str], Facts] = field(default_factory=dict)
-    read: dict[str, object] = field(default_factory=dict)
-    kept: Any = None
+    fact_cache: dict[tuple[bool, str, str], Facts] = field(default_factory=dict)
+    last_readings: dict[str, object] = field(default_factory=dict)
+    sample_history: Any = None
 
     def hold(self, optimizer: str, *, held: bool) -> None:
         """From now on `optimizer` holds it, or does not."""
@@ -59,10 +59,10 @@ class Variable:
         the optimizer `viewer`."""
         held = THIS if viewer in self.holders else OTHER if self.holders else NOBODY
         key = (tensor.requires_grad, held, marks(tensor) if tensor.__dict__ else "")
-        found = self.told.get(key)
-        if found is None:
-            found = self.told[key] = facts(
-                **_placed(tensor),
+        cached = self.fact_cache.get(key)
+        if cached is None:
+            cached = self.fact_cache[key] = facts(
+                **_placement(tensor),
                 attributes=key[2],
                 requires_grad=tensor.requires_grad,
                 tied=len(self.aliases) > 1,
@@ -71,10 +71,10 @@ class Variable:
                 precision="low" if tensor.element_size() < _LOW_PRECISION else "full",
                 scalar=tensor.numel() == 1,
             )
-        return found
+        return cached
 
 
-def _placed(tensor: torch.Tensor) -> dict[str, FactValue]:
+def _placement(tensor: torch.Tensor) -> dict[str, FactValue]:
     """Whether a tensor that is placed on a mesh of devices is whole on each of them; nothing of any other tensor."""
     placements = getattr(tensor, "placements", None) if hasattr(tensor, "_local_tensor") else None
     return {} if placements is None else {"replicated": all(placed.is_replicate() for placed in placements)}
@@ -86,20 +86,20 @@ def marks(tensor: torch.Tensor) -> str:
     Numbers are left out, as they may be ids or sizes, and so is what begins with an underscore: torch and others keep
     their own books there.
     """
-    found = []
+    names = []
     for name, value in tensor.__dict__.items():
         if value is True and not name.startswith("_"):
-            found.append(name)
+            names.append(name)
         elif type(value) is str and len(value) <= _LONGEST_MARK and value.isidentifier() and not name.startswith("_"):
-            found.append(f"{name}={value}")
-    return "+".join(sorted(found))
+            names.append(f"{name}={value}")
+    return "+".join(sorted(names))
 
 
-SLACK = 64
+MAX_STALE = 64
 """Entries of what is gone that may lie about: to look for them each time would cost more than they do."""
 
 
-class Catalog:
+class VariableCatalog:
     """Knows the variables of the program by the identity of their tensors.
 
     A parameter is named by the class of the outermost module that owns it and its qualified name there; one that only
@@ -108,7 +108,7 @@ class Catalog:
     """
 
     def __init__(self) -> None:
-        self.known = KnownModules()
+        self.live_modules = LiveModules()
         self._variables: dict[int, Variable] = {}
         self._optimizers: dict[str, weakref.ref[Any]] = {}
         self._sizes: dict[str, tuple[int, ...]] = {}
@@ -120,14 +120,30 @@ class Catalog:
 
     def add_optimizer(self, optimizer: Any) -> str:
         """The name of `optimizer`, given at first sight: its class, numbered from the second on."""
-        for known, reference in list(self._optimizers.items()):
+        for name_in_use, reference in list(self._optimizers.items()):
             if reference() is optimizer:
-                return known
+                return name_in_use
         base = type(optimizer).__name__
         self._counts[base] = count = self._counts.get(base, 0) + 1
         name = base if count == 1 else f"{base}#{count}"
         self._optimizers[name] = weakref.ref(optimizer)
         return name
+
+    def hold(self, optimizer: str, tensors: Sequence[torch.Tensor]) -> list[tuple[Variable, torch.Tensor]]:
+        """The variables of `tensors`, which an optimizer of another library holds."""
+        if any(self.find(tensor) is None for tensor in tensors):
+            self.refresh_modules()
+        held = []
+        for index, tensor in enumerate(tensors):
+            variable = self.find(tensor) or self._add(tensor, f"{optimizer}.parameters[{index}]", owned=False)
+            if optimizer not in variable.holders:
+                variable.hold(optimizer, held=True)
+            held.append((variable, tensor))
+        return held
+
+    def release(self, optimizer: str) -> None:
+        """An optimizer that held variables by `hold` is gone."""
+        self._forget_optimizer(optimizer)
 
     def optimizers(self) -> Iterator[tuple[str, Any]]:
         """The optimizers that are alive, by name."""
@@ -150,59 +166,59 @@ class Catalog:
             groups = optimizer.param_groups
             params = [group["params"] for group in groups]
             sizes = tuple(map(len, params))
-            if self._sizes.get(name) == sizes and all(map(self._known, params)):
+            if self._sizes.get(name) == sizes and all(map(self._is_current, params)):
                 continue
             self._sizes[name] = sizes
-            self._take(name, groups)
+            self._update_holders(name, groups)
 
-    def _known(self, params: list[torch.Tensor]) -> bool:
+    def _is_current(self, params: list[torch.Tensor]) -> bool:
         """Whether the first and the last of a group are still the tensors that the catalog knows."""
         return not params or (self.find(params[0]) is not None and self.find(params[-1]) is not None)
 
-    def _take(self, name: str, groups: list[dict[str, Any]]) -> None:
+    def _update_holders(self, name: str, groups: list[dict[str, Any]]) -> None:
         if any(self.find(param) is None for group in groups for param in group["params"]):
             self.refresh_modules()
         for variable in list(self._variables.values()):
             variable.hold(name, held=False)
         for number, group in enumerate(groups):
-            for place, param in enumerate(group["params"]):
-                variable = self.find(param) or self._add(param, f"{name}.param_groups[{number}][{place}]", owned=False)
+            for index, param in enumerate(group["params"]):
+                variable = self.find(param) or self._add(param, f"{name}.param_groups[{number}][{index}]", owned=False)
                 variable.hold(name, held=True)
 
     # -- modules ---------------------------------------------------------------------------------------------------
 
     def module_name(self, module: Any) -> str:
         """The qualified name of a module (its class for an outermost one), looked up at first sight."""
-        known = self._modules.get(id(module))
-        if known is not None and known[0]() is module:
-            return known[1]
-        module = without_compiler(module)
-        known = self._modules.get(id(module))
-        if known is not None and known[0]() is module:
-            return known[1]
-        self.known.add(module)
+        entry = self._modules.get(id(module))
+        if entry is not None and entry[0]() is module:
+            return entry[1]
+        module = unwrap_compiled(module)
+        entry = self._modules.get(id(module))
+        if entry is not None and entry[0]() is module:
+            return entry[1]
+        self.live_modules.add(module)
         if next(module.parameters(), None) is not None:  # a loss made anew in every step is not worth a search
             self.refresh_modules()
-        known = self._modules.get(id(module))
-        if known is None or known[0]() is not module:
+        entry = self._modules.get(id(module))
+        if entry is None or entry[0]() is not module:
             return self._name_outermost(module, self._is_taken)
-        return known[1]
+        return entry[1]
 
-    def meet(self, module: Any) -> None:
+    def ensure_named(self, module: Any) -> None:
         """A module with parameters is used: one that was built out of our sight gets its name now."""
-        if module not in self.known:
+        if module not in self.live_modules:
             self.module_name(module)
 
     def refresh_modules(self) -> None:
         """Find the outermost modules of the program and name what they own."""
-        modules = self.known.living()
-        if len(self._modules) > 2 * len(modules) + SLACK:
-            self._let_go()
+        modules = self.live_modules.living()
+        if len(self._modules) > 2 * len(modules) + MAX_STALE:
+            self._drop_dead()
         inner = {id(child) for module in modules for child in children(module)}
         roots = [root for root in modules if id(root) not in inner and "_modules" in root.__dict__]
-        taken = {name for root in roots if (name := self._told_name(root))}
+        taken = {name for root in roots if (name := self._reported_name(root))}
         for root in roots:
-            prefix = self._told_name(root)
+            prefix = self._reported_name(root)
             if not prefix:
                 prefix = self._name_outermost(root, taken.__contains__)
                 taken.add(prefix)
@@ -212,9 +228,9 @@ class Catalog:
                 if "changed size during iteration" not in str(error):
                     raise  # else another thread builds this one; it is named when it is used
 
-    def _let_go(self) -> None:
+    def _drop_dead(self) -> None:
         """Forget modules that are gone: a program may make new ones all the time."""
-        self._modules = {key: known for key, known in list(self._modules.items()) if known[0]() is not None}
+        self._modules = {key: entry for key, entry in list(self._modules.items()) if entry[0]() is not None}
         self._taken = {name: reference for name, reference in list(self._taken.items()) if reference() is not None}
 
     def _name_outermost(self, root: Any, is_taken: Callable[[str], bool]) -> str:
@@ -229,12 +245,12 @@ class Catalog:
     def _is_taken(self, name: str) -> bool:
         reference = self._taken.get(name)
         holder = None if reference is None else reference()
-        return holder is not None and self._told_name(holder) == name
+        return holder is not None and self._reported_name(holder) == name
 
-    def _told_name(self, root: Any) -> str:
+    def _reported_name(self, root: Any) -> str:
         """The name that an outermost module was told by before, which stays; empty for a new one."""
-        known = self._modules.get(id(root))
-        return known[1] if known is not None and known[0]() is root and "." not in known[1] else ""
+        entry = self._modules.get(id(root))
+        return entry[1] if entry is not None and entry[0]() is root and "." not in entry[1] else ""
 
     def _name_tree(self, root: Any, prefix: str) -> None:
         owners: dict[int, weakref.ref[Any]] = {}
@@ -245,29 +261,29 @@ class Catalog:
             for param in module._parameters.values():
                 owners.setdefault(id(param), reference)
         aliases: dict[int, list[str]] = {}
-        for told, param in root.named_parameters(remove_duplicate=False):
-            name = plain_name(told)
+        for qualified, param in root.named_parameters(remove_duplicate=False):
+            name = plain_name(qualified)
             aliases.setdefault(id(param), []).append(f"{prefix}.{name}")
-            found = self.find(param)
-            if found is None:
+            variable = self.find(param)
+            if variable is None:
                 self._add(param, f"{prefix}.{name}", owned=True)
-            elif not found.owned:
-                found.owned, found.name = True, f"{prefix}.{name}"
-                found.told.clear()
+            elif not variable.owned:
+                variable.owned, variable.name = True, f"{prefix}.{name}"
+                variable.fact_cache.clear()
         self._disown(root, aliases.keys())
         for key, names in aliases.items():
             variable = self._variables[key]
             variable.module, variable.root = owners.get(key), weakref.ref(root)
             if variable.aliases != tuple(names):
                 variable.aliases = tuple(names)
-                variable.told.clear()
+                variable.fact_cache.clear()
 
-    def _disown(self, root: Any, still: Collection[int]) -> None:
+    def _disown(self, root: Any, kept_ids: Collection[int]) -> None:
         """Parameters that `root` no longer has, since it was given others in their place, are nobody's."""
         for key, variable in list(self._variables.items()):
-            if key not in still and variable.owned and variable.root is not None and variable.root() is root:
+            if key not in kept_ids and variable.owned and variable.root is not None and variable.root() is root:
                 variable.owned, variable.name = False, f"{variable.name} ({REPLACED})"
-                variable.told.clear()
+                variable.fact_cache.clear()
 
     def outermost(self) -> list[Any]:
         """The outermost modules that were found last and are alive."""
@@ -279,8 +295,8 @@ class Catalog:
 
     def find(self, tensor: torch.Tensor) -> Variable | None:
         """The variable whose tensor this is."""
-        found = self._variables.get(id(tensor))
-        return found if found is not None and found.tensor() is tensor else None
+        variable = self._variables.get(id(tensor))
+        return variable if variable is not None and variable.tensor() is tensor else None
 
     def _add(self, tensor: torch.Tensor, name: str, *, owned: bool) -> Variable:
         variable = self._variables[id(tensor)] = Variable(name, weakref.ref(tensor), owned)
@@ -288,7 +304,7 @@ class Catalog:
 
     def living(self) -> list[tuple[Variable, torch.Tensor]]:
         """All variables whose tensors are alive and not empty: such a one has no value to speak of."""
-        dead, found = [], []
+        dead, living = [], []
         tracing = torch.jit.is_tracing()  # to ask for a size would be traced
         with torch._C.DisableTorchFunction():
             for key, variable in list(self._variables.items()):
@@ -296,7 +312,7 @@ class Catalog:
                 if tensor is None:
                     dead.append(key)
                 elif tracing or (tensor.numel() if type(tensor) in PLAIN else not is_empty(tensor)):
-                    found.append((variable, tensor))
+                    living.append((variable, tensor))
         for key in dead:
             self._variables.pop(key, None)  # another thread may have done it
-        return found
+        return living

@@ -17,27 +17,28 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.distributed.replica_readings import ReplicaReadings
 from traincheck.sources.gradients.gradients import Gradients, Snapshot, summary
-from traincheck.sources.modules.variables import Catalog, Variable
+from traincheck.sources.modules.variables import Variable, VariableCatalog
 from traincheck.sources.optimizers import parameter_changes
 from traincheck.sources.optimizers.hyperparameters import KEYS, OptimizerReadings, settings
-from traincheck.sources.optimizers.master_copies import Settling
-from traincheck.sources.optimizers.optimizer_state_changes import KeptStates, witnesses
+from traincheck.sources.optimizers.master_copies import MasterCopies
+from traincheck.sources.optimizers.optimizer_state_changes import OptimizerStateChanges, representatives
 from traincheck.sources.optimizers.running_updates import (
-    Before,
-    OpenStep,
+    RunningUpdate,
+    StateBeforeStep,
     closure_of,
-    hooked,
-    is_torchs,
-    taken_for_none,
+    hooked_frame,
+    is_torch_optimizer,
+    negligible_gradients,
 )
 from traincheck.sources.recording.api_names import class_name, levels
-from traincheck.sources.recording.context_facts import circumstances_with, context_with
-from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.context_facts import context_facts_with, with_fact
+from traincheck.sources.recording.listener import RecorderListener
+from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
-from traincheck.sources.tensors.deferred_values import Pending, unlike
+from traincheck.sources.tensors.deferred_values import DeferredValue, not_equal
 from traincheck.sources.tensors.device_transfers import NextSeq
-from traincheck.sources.tensors.reading import SOME, ZERO, local, unseen
-from traincheck.vocab.bounded_cache import Kept
+from traincheck.sources.tensors.reading import SOME, ZERO, hidden_from_modes, local_tensor
+from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.demand import COMPUTATION, SOME_STATE, Demand
 from traincheck.vocab.events import LIFECYCLE, TRAIN, Change
 from traincheck.vocab.facts import Facts, facts, merged
@@ -45,18 +46,20 @@ from traincheck.vocab.facts import Facts, facts, merged
 PARAMETER_DATA, PARAMETER_GRAD, STATE_DATA = "parameter.data", "parameter.grad", "optimizer_state.data"
 
 
-class OptimizerSource:
+class OptimizerSource(RecorderListener):
     """Observes every `torch.optim.Optimizer`, through its public step hooks and a wrapped `zero_grad`."""
 
     name = "optimizers"
 
-    def __init__(self, catalog: Catalog, gradients: Gradients, may_step: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, catalog: VariableCatalog, gradients: Gradients, may_step: Callable[[], None] = lambda: None
+    ) -> None:
         self._catalog = catalog
         self._gradients = gradients
         self._may_step = may_step
-        self._open: list[OpenStep] = []
+        self._open: list[RunningUpdate] = []
         self._readings: OptimizerReadings
-        self._states = KeptStates()
+        self._state_changes = OptimizerStateChanges()
         self._living: dict[str, weakref.ref[Any]] = {}
 
     def offers(self) -> str | None:
@@ -65,19 +68,20 @@ class OptimizerSource:
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._demand = demand
         self._recorder = recorder
-        if recorder.changing:
-            self._readings.ask(demand)
+        if recorder.reattaching:
+            self._readings.set_demand(demand)
         else:
             self._readings = OptimizerReadings(self._catalog, demand, recorder)
-            self._settling = Settling(self._gradients, recorder)
-        self._tells = demand.asks_beside(COMPUTATION)  # of these another source tells
+            self._master_copies = MasterCopies(self._gradients, recorder)
+        self._records_steps = demand.has_other_than(COMPUTATION)  # of these another source tells
         self._replicas = ReplicaReadings(demand, recorder)
-        recorder.late_changes = settle = recorder.guarded(self.name, self._settling.tell)
-        recorder.at_end(lambda: settle(TRAIN))
+        self._report_master_copies = report = recorder.guarded(self.name, self._master_copies.report)
+        recorder.add_listener(self)
+        recorder.at_end(lambda: report(TRAIN))
         recorder.after_gap(self.name, self._catalog.refresh_holders)
-        recorder.after_gap(self.name, self._states.forget)
-        undo = Undo()
-        recorder.when_over(undo, self._living.clear)
+        recorder.after_gap(self.name, self._state_changes.forget)
+        undo = UndoStack()
+        recorder.on_detach(undo, self._living.clear)
         begin = recorder.guarded(self.name, self._step_begins, always=True)
         end = recorder.guarded(self.name, self._step_ends, always=True)
 
@@ -89,13 +93,16 @@ class OptimizerSource:
         recorder.hooks.add(undo, register_optimizer_step_post_hook(end), end)
         built = recorder.guarded(self.name, self._built, always=True)
         replace(undo, Optimizer, "__init__", wrapping(lambda me, *a, **k: me, lambda me, _: built(me), lambda me: None))
-        told = wrapping(
+        observed = wrapping(
             recorder.guarded(self.name, self._clear_begins),
             recorder.guarded(self.name, self._clear_ends),
             recorder.guarded(self.name, self._clear_failed),
         )
-        replace(undo, Optimizer, "zero_grad", lambda clear: told(recorder.hooks.unasked(clear)))
+        replace(undo, Optimizer, "zero_grad", lambda clear: observed(recorder.hooks.without_mode(clear)))
         return undo
+
+    def window_closing(self, stage: str) -> None:
+        self._report_master_copies(stage)
 
     # -- construction ----------------------------------------------------------------------------------------------
 
@@ -103,25 +110,25 @@ class OptimizerSource:
         name = self._catalog.add_optimizer(optimizer)
         steps = self._recorder.steps
         steps.optimizer_built(name, self._recorder.next_seq())
-        gone = self._recorder.guarded(self.name, lambda _: self._gone(name))
+        gone = self._recorder.guarded(self.name, lambda _: self._optimizer_gone(name))
         self._living[name] = weakref.ref(optimizer, gone)
         call_levels = levels(type(optimizer), "__init__", Optimizer)
-        if self._recorder.watching and self._demand.wants_call(call_levels):
-            with unseen():
-                told = settings(optimizer.param_groups[0]) if optimizer.param_groups else {}
-            told.pop(KEYS, None)
-            args = facts(**{**told, "class": class_name(type(optimizer))})
+        if self._recorder.watching and self._demand.records_call(call_levels):
+            with hidden_from_modes():
+                defaults = settings(optimizer.param_groups[0]) if optimizer.param_groups else {}
+            defaults.pop(KEYS, None)
+            args = facts(**{**defaults, "class": class_name(type(optimizer))})
             call = self._recorder.enter(LIFECYCLE, call_levels, name, args=args)
-            if self._replicas.wanted:
-                with unseen():
+            if self._replicas.should_read:
+                with hidden_from_modes():
                     self._catalog.refresh_holders()
                     held = [(v, t) for v, t in self._catalog.living() if name in v.holders]
                     self._replicas.built(held, call.seq)
             self._recorder.leave(call)
 
-    def _gone(self, name: str) -> None:
+    def _optimizer_gone(self, name: str) -> None:
         self._living.pop(name, None)
-        self._states.gone(name)
+        self._state_changes.forget_optimizer(name)
         self._recorder.steps.optimizer_gone(name)
 
     # -- step ------------------------------------------------------------------------------------------------------
@@ -132,124 +139,131 @@ class OptimizerSource:
         call_levels = levels(type(optimizer), "step", Optimizer)
         if self._open and self._open[-1].optimizer == name and self._runs(self._open[-1]):
             return  # the step of a subclass that calls its base class's
-        opened: list[OpenStep] = []
+        opened: list[RunningUpdate] = []
         recorder.steps.update_begins(name, recorder.next_seq(), lambda: any(map(self._runs, opened)))
-        tells = recorder.watching and self._tells
-        told = self._tell_begins(optimizer, name, call_levels, args, kwargs) if tells else (None, None)
+        records = recorder.watching and self._records_steps
+        recorded = self._record_begin(optimizer, name, call_levels, args, kwargs) if records else (None, None)
         # What an optimizer of torch's computes is its own affair; one with a closure calls what is not.
-        aside = recorder.watching and is_torchs(optimizer) and closure_of(args, kwargs) is None
-        opened.append(OpenStep(told[0], name, told[1], hooked(), threading.get_ident(), aside))
+        suppressed = recorder.watching and is_torch_optimizer(optimizer) and closure_of(args, kwargs) is None
+        opened.append(RunningUpdate(recorded[0], name, recorded[1], hooked_frame(), threading.get_ident(), suppressed))
         self._open.extend(opened)
-        if aside:
-            recorder.aside.begin()
+        if suppressed:
+            recorder.suppression.begin()
 
-    def _tell_begins(
+    def _record_begin(
         self, optimizer: Any, name: str, call_levels: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[OpenCall, Before]:
+    ) -> tuple[OpenCall, StateBeforeStep]:
         """Read what a step finds."""
         recorder, catalog = self._recorder, self._catalog
-        with unseen():
+        with hidden_from_modes():
             catalog.refresh_holders()
-            free = self._gradients.may_look
+            free = self._gradients.may_read
             living = catalog.living()
             held = [(v, t) for v, t in living if name in v.holders or (not v.holders and t.requires_grad and free(v))]
-            found = self._gradients.read(held, values=False).states
+            states = self._gradients.read(held, values=False).states
             rates = _learning_rates(optimizer)
         closure = closure_of(args, kwargs) is not None
-        before = Before(held, self._gradients.used(name, held, found, closure=closure), rates)
-        own = [place for place, (v, _) in enumerate(held) if name in v.holders]
-        context = circumstances_with(closure=closure, lr=_told_rate(max(rates.values(), default=0.0)))
+        before = StateBeforeStep(held, self._gradients.used(name, held, states, closure=closure), rates)
+        own = [index for index, (v, _) in enumerate(held) if name in v.holders]
+        context = context_facts_with(closure=closure, lr=rate_class(max(rates.values(), default=0.0)))
         call = recorder.enter(LIFECYCLE, call_levels, name, context)
 
         gradients = before.gradients
 
-        def conclude(known: list[str], _: NextSeq) -> None:
-            gradients[:] = known
-            call.context = context_with(call.context, "grads", summary([known[place] for place in own]))
+        def conclude(fetched: list[str], _: NextSeq) -> None:
+            gradients[:] = fetched
+            call.context = with_fact(call.context, "grads", summary([fetched[index] for index in own]))
 
-        recorder.transfers.when(self.name, gradients, conclude, call=call)
-        with unseen():
-            if self._demand.wants_call(call_levels):  # whatever state is wanted: the facts of the call rest on it
-                before.whole = self._demand.everything or self._replicas.wanted
-                before.data = parameter_changes.before(held, whole=before.whole)
-            before.kept = self._places(call_levels, name, optimizer, before)
-            before.state = self._states.before(name, optimizer, held, before.kept)
-            data = [was.fingerprint for was in before.data]
-            if data and self._demand.wants_state(call_levels, PARAMETER_DATA):
+        recorder.transfers.when_ready(self.name, gradients, conclude, call=call)
+        with hidden_from_modes():
+            if self._demand.records_call(call_levels):  # whatever state is wanted: the facts of the call rest on it
+                before.whole = self._demand.everything or self._replicas.should_read
+                before.parameters = parameter_changes.read_before(held, whole=before.whole)
+            before.state_indices = self._state_indices(call_levels, name, optimizer, before)
+            before.state = self._state_changes.read_before(name, optimizer, held, before.state_indices)
+            data = [was.fingerprint for was in before.parameters]
+            if data and self._demand.observes_state(call_levels, PARAMETER_DATA):
                 rate = max(rates.values(), default=0.0)
-                self._settling.update_begins(name, held, data, before.gradients, rate)
-            if data and self._replicas.wanted:
+                self._master_copies.update_begins(name, held, data, before.gradients, rate)
+            if data and self._replicas.should_read:
                 self._replicas.step_begins(held, data, before.gradients, call.seq)
         self._readings.step_begins(optimizer, name, call.seq)
         return call, before
 
-    def _places(self, call_levels: tuple[str, ...], name: str, optimizer: Any, before: Before) -> Sequence[int]:
+    def _state_indices(
+        self, call_levels: tuple[str, ...], name: str, optimizer: Any, before: StateBeforeStep
+    ) -> Sequence[int]:
         """Of which of the variables it is told what the optimizer keeps for them."""
-        if self._demand.wants_state(call_levels, STATE_DATA):
+        if self._demand.observes_state(call_levels, STATE_DATA):
             return range(len(before.held))
-        if self._demand.wants_state(call_levels, SOME_STATE):
-            return witnesses(name, optimizer, before.held, before.gradients)
+        if self._demand.observes_state(call_levels, SOME_STATE):
+            return representatives(name, optimizer, before.held, before.gradients)
         return ()
 
-    def _runs(self, step: OpenStep) -> bool:
+    def _runs(self, step: RunningUpdate) -> bool:
         """Whether `step` still runs; the call of one that raised is closed."""
-        if step.runs():
+        if step.is_running():
             return True
         if step in self._open:
             self._open.remove(step)
-            if step.aside:
-                self._recorder.aside.end()
+            if step.suppressed:
+                self._recorder.suppression.end()
             if step.call is not None:
                 self._recorder.abandon(step.call)
         return False
 
     def _step_ends(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = self._catalog.add_optimizer(optimizer)
-        if not self._open or self._open[-1].optimizer != name or self._open[-1].frame is not hooked():
+        if not self._open or self._open[-1].optimizer != name or self._open[-1].frame is not hooked_frame():
             return
-        call, _, before, _, _, aside = self._open.pop()
-        if aside:
-            self._recorder.aside.end()
+        call, _, before, _, _, suppressed = self._open.pop()
+        if suppressed:
+            self._recorder.suppression.end()
         if call is not None and before is not None and self._recorder.watching:
-            self._tell_end(call, name, before, optimizer)
+            self._record_end(call, name, before, optimizer)
         self._gradients.step_ends(name)
         if call is not None:
             self._recorder.leave(call)
         self._recorder.steps.update_ends(name)
 
-    def _tell_end(self, call: OpenCall, name: str, before: Before, optimizer: Any) -> None:
+    def _record_end(self, call: OpenCall, name: str, before: StateBeforeStep, optimizer: Any) -> None:
         """Read what a step leaves."""
-        with unseen():
-            before.negligible = taken_for_none(optimizer, before.held)
-            if before.data:
-                self._tell_data(call, name, before)
-            if before.kept:
-                self._tell_state(call, name, before, optimizer)
+        with hidden_from_modes():
+            before.negligible = negligible_gradients(optimizer, before.held)
+            if before.parameters:
+                self._record_parameters(call, name, before)
+            if before.state_indices:
+                self._record_state(call, name, before, optimizer)
         self._readings.step_ends(optimizer, name, call.seq)
-        self._settling.update_ends()
+        self._master_copies.update_ends()
 
-    def _tell_data(self, call: OpenCall, name: str, before: Before) -> None:
-        was, gradients, read, negligible = before.data, before.gradients, before.read, before.negligible
-        found = parameter_changes.after(before.held, was, whole=before.whole)
-        wanted = self._demand.wants_state(call.levels, PARAMETER_DATA)
+    def _record_parameters(self, call: OpenCall, name: str, before: StateBeforeStep) -> None:
+        was, gradients, read, negligible = (
+            before.parameters,
+            before.gradients,
+            before.initial_gradients,
+            before.negligible,
+        )
+        after = parameter_changes.read_after(before.held, was, whole=before.whole)
+        records_changes = self._demand.observes_state(call.levels, PARAMETER_DATA)
         variables = [variable for variable, _ in before.held]  # (what is put off must not hold parameters)
         rates = [before.rates.get(id(tensor)) for _, tensor in before.held]
         facts_of = [variable.facts(tensor, name) for variable, tensor in before.held]
 
-        def conclude(known: list[Any], next_seq: NextSeq) -> None:
-            due = [graded == SOME and rates[place] != 0 for place, graded in enumerate(gradients)]
+        def conclude(fetched: list[Any], next_seq: NextSeq) -> None:
+            should_change = [graded == SOME and rates[index] != 0 for index, graded in enumerate(gradients)]
             own: set[str] = set()
             changes = []
-            for place, became in enumerate(parameter_changes.became(variables, was, found, known, due)):
-                gradient = ZERO if place in negligible else str(gradients[place])
-                variable, rate = variables[place], rates[place]
-                changed, fingerprint = became
-                if not variable.holders and not self._concerned(variable, gradient):
+            for index, outcome in enumerate(parameter_changes.conclude(variables, was, after, fetched, should_change)):
+                gradient = ZERO if index in negligible else str(gradients[index])
+                variable, rate = variables[index], rates[index]
+                changed, fingerprint = outcome
+                if not variable.holders and not self._should_be_updated(variable, gradient):
                     continue
-                lost = not changed and gradient == SOME and _lost_in_rounding(variable.tensor(), rate, read[place])
+                lost = not changed and gradient == SOME and lost_in_rounding(variable.tensor(), rate, read[index])
                 if name in variable.holders:
                     own.add("changed" if changed else "lost" if lost else gradient)
-                if not wanted:
+                if not records_changes:
                     continue
                 changes.append(
                     Change(
@@ -262,36 +276,36 @@ class OptimizerSource:
                         after=SOME,
                         changed=changed,
                         owner=variable.owner,
-                        context=_step_facts(facts_of[place], gradient, rate, lost=lost),
+                        context=step_facts(facts_of[index], gradient, rate, lost=lost),
                         fingerprint=fingerprint,
                     )
                 )
-            self._recorder.changed(changes)
-            call.context = context_with(call.context, "lost", "lost" in own and not own & {"changed", SOME})
+            self._recorder.record_changes(changes)
+            call.context = with_fact(call.context, "lost", "lost" in own and not own & {"changed", SOME})
 
-        told = parameter_changes.pending_in(found)
-        self._recorder.transfers.when(self.name, told, conclude, call=call, events=len(variables))
+        deferred = parameter_changes.deferred_parts(after)
+        self._recorder.transfers.when_ready(self.name, deferred, conclude, call=call, events=len(variables))
 
-    def _concerned(self, variable: Variable, gradient: str) -> bool:
+    def _should_be_updated(self, variable: Variable, gradient: str) -> bool:
         """Whether an update should have been of a variable that no optimizer holds: its gradient is of this step. (What
         an earlier model was left with is nobody's concern.)"""
         return variable in self._gradients.fresh if gradient == SOME else variable.owned
 
-    def _tell_state(self, call: OpenCall, name: str, before: Before, optimizer: Any) -> None:
-        after = self._states.after(name, optimizer, before.held, before.kept)
-        differs = [unlike(before.state.get(entry), digest) for entry, digest in after.items()]
+    def _record_state(self, call: OpenCall, name: str, before: StateBeforeStep, optimizer: Any) -> None:
+        after = self._state_changes.read_after(name, optimizer, before.held, before.state_indices)
+        differs = [not_equal(before.state.get(entry), digest) for entry, digest in after.items()]
         gradients, negligible = before.gradients, before.negligible
         of_entries = []
-        for place, entry in after:
-            variable, tensor = before.held[place]
-            told = variable.facts(tensor, name), before.rates.get(id(tensor))
-            known_before = "none" if before.state.get((place, entry)) is None else SOME
+        for index, entry in after:
+            variable, tensor = before.held[index]
+            facts_and_rate = variable.facts(tensor, name), before.rates.get(id(tensor))
+            known_before = "none" if before.state.get((index, entry)) is None else SOME
             # One object in all steps, as other names are.
-            of_entries.append((place, sys.intern(f"{variable.name}:{entry}"), known_before, *told))
+            of_entries.append((index, sys.intern(f"{variable.name}:{entry}"), known_before, *facts_and_rate))
 
-        def conclude(known: list[Any], next_seq: NextSeq) -> None:
+        def conclude(fetched: list[Any], next_seq: NextSeq) -> None:
             changes = []
-            for number, (place, entry_name, old, facts_of, rate) in enumerate(of_entries):
+            for number, (index, entry_name, old, facts_of, rate) in enumerate(of_entries):
                 changes.append(
                     Change(
                         seq=next_seq(),
@@ -301,36 +315,36 @@ class OptimizerSource:
                         attribute="data",
                         before=old,
                         after=SOME,
-                        changed=known[number + len(of_entries)],
+                        changed=fetched[number + len(of_entries)],
                         owner=name,
-                        context=_step_facts(facts_of, ZERO if place in negligible else str(gradients[place]), rate),
-                        fingerprint=known[number],
+                        context=step_facts(facts_of, ZERO if index in negligible else str(gradients[index]), rate),
+                        fingerprint=fetched[number],
                     )
                 )
-            self._recorder.changed(changes)
+            self._recorder.record_changes(changes)
 
-        self._recorder.transfers.when(self.name, [*after.values(), *differs], conclude, events=len(after))
+        self._recorder.transfers.when_ready(self.name, [*after.values(), *differs], conclude, events=len(after))
 
     # -- zero_grad -------------------------------------------------------------------------------------------------
 
     def _clear_begins(self, optimizer: Any, set_to_none: bool = True) -> tuple[OpenCall, str, Snapshot] | None:
-        self._recorder.at_rest()
+        self._recorder.between_calls()
         catalog = self._catalog
         call_levels = levels(type(optimizer), "zero_grad", Optimizer)
-        if not self._demand.wants_call(call_levels) and not self._demand.wants_state(call_levels, PARAMETER_GRAD):
+        if not self._demand.records_call(call_levels) and not self._demand.observes_state(call_levels, PARAMETER_GRAD):
             return None
         name = catalog.add_optimizer(optimizer)
-        with unseen():
+        with hidden_from_modes():
             catalog.refresh_holders()
             held = [(v, t) for v, t in catalog.living() if name in v.holders]
             snapshot = self._gradients.read(held, values=False)
-        call = self._recorder.enter(LIFECYCLE, call_levels, name, circumstances_with(set_to_none=bool(set_to_none)))
-        self._gradients.tell_states(call, snapshot)
+        call = self._recorder.enter(LIFECYCLE, call_levels, name, context_facts_with(set_to_none=bool(set_to_none)))
+        self._gradients.record_states(call, snapshot)
         return call, name, snapshot
 
     def _clear_ends(self, token: tuple[OpenCall, str, Snapshot], result: Any) -> None:
         call, name, snapshot = token
-        with unseen():
+        with hidden_from_modes():
             self._gradients.compare(snapshot, call.seq, name)
         self._recorder.leave(call)
 
@@ -344,21 +358,22 @@ NEGLIGIBLE = 16 * torch.finfo(torch.float32).eps
 
 def _learning_rates(optimizer: Any) -> dict[int, float]:
     """The learning rate of each parameter (by identity), that of its group."""
-    found: dict[int, float] = {}
+    rates: dict[int, float] = {}
     for group in optimizer.param_groups:
         rate = float(group.get("lr", 1.0))
-        found.update(dict.fromkeys(map(id, group["params"]), rate))
-    return found
+        rates.update(dict.fromkeys(map(id, group["params"]), rate))
+    return rates
 
 
-def _told_rate(rate: float | None) -> str:
+def rate_class(rate: float | None) -> str:
+    """A learning rate as a fact: none, zero, negligible or positive."""
     if rate is None:
         return "none"
     return "positive" if rate >= NEGLIGIBLE else "negligible" if rate > 0 else "zero"
 
 
-def _lost_in_rounding(tensor: torch.Tensor | None, rate: float | None, state: str | Pending) -> bool:
-    """Whether no element of the parameter could change by learning rate times gradient. Call under `unseen`.
+def lost_in_rounding(tensor: torch.Tensor | None, rate: float | None, state: str | DeferredValue) -> bool:
+    """Whether no element of the parameter could change by learning rate times gradient. Call under `hidden_from_modes`.
 
     Asked only where a parameter did not change: it is the one honest reason not to, and not worth its cost elsewhere.
     Where that is found out late, the gradient may be gone; then the largest of its elements, by which its `state` was
@@ -366,27 +381,27 @@ def _lost_in_rounding(tensor: torch.Tensor | None, rate: float | None, state: st
     """
     if tensor is None or rate is None or not tensor.is_floating_point():
         return False
-    dense = local(tensor)
+    dense = local_tensor(tensor)
     if dense is None:
         return False
-    if tensor.grad is None and type(state) is Pending:
+    if tensor.grad is None and type(state) is DeferredValue:
         largest = float(state.numbers[0]) * rate
         return bool(largest <= torch.finfo(dense.dtype).eps * float(torch.linalg.vector_norm(dense, math.inf)))
-    gradient = None if tensor.grad is None else local(tensor.grad)
+    gradient = None if tensor.grad is None else local_tensor(tensor.grad)
     if gradient is None or gradient.shape != dense.shape:
         return False
     smallest = torch.finfo(dense.dtype).eps * dense.abs()
     return bool(((gradient.to(dense.dtype) * rate).abs() <= smallest).all())
 
 
-_told: Kept[tuple[Facts, str, str, bool], Facts] = Kept()
+_step_facts_cache: BoundedCache[tuple[Facts, str, str, bool], Facts] = BoundedCache()
 
 
-def _step_facts(base: Facts, gradient: str, rate: float | None, *, lost: bool = False) -> Facts:
+def step_facts(base: Facts, gradient: str, rate: float | None, *, lost: bool = False) -> Facts:
     """The facts of a variable and what an update found of it."""
-    lr = _told_rate(rate)
+    lr = rate_class(rate)
     key = (base, gradient, lr, lost)
-    found = _told.get(key)
-    if found is None:
-        found = _told.put(key, merged(base, grad=gradient, lr=lr, lost=lost))
-    return found
+    cached = _step_facts_cache.get(key)
+    if cached is None:
+        cached = _step_facts_cache.put(key, merged(base, grad=gradient, lr=lr, lost=lost))
+    return cached
