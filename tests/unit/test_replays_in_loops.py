@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 def checked(folder: Path, steps: Callable[[], Iterator[None]], sample_every: int = 1) -> Outcome:
     torch.manual_seed(0)
     with traincheck.checked(
-        folder / "run", packs="none", replay_every=EVERY, record="all", sample_every=sample_every, warm_up=1
+        folder / "run", packs="none", replay_every=EVERY, record="all", budget=f"1/{sample_every},first=1"
     ):
         for _ in steps():
             pass

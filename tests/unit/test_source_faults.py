@@ -19,7 +19,7 @@ from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as optim_module
 
 import all_callbacks
-from all_callbacks import PARTS, Told, same
+from all_callbacks import PARTS, Results, same
 from observed_process import Seen, observing
 from traincheck.testing import faults
 from traincheck.testing.faults import Place
@@ -28,10 +28,10 @@ from traincheck.vocab.events import PROJECT, Window
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a loader that failed
 
-NEEDS_RANKS = ("traincheck.sources.distributed.async_messages.Requests.attach.<locals>.<lambda>",)
+NEEDS_RANKS = ("traincheck.sources.distributed.async_messages.AsyncMessages.attach.<locals>.<lambda>",)
 """Callbacks around the end of a message to another rank: there is none here."""
 
-Part = Callable[[Told], None]
+Part = Callable[[Results], None]
 
 
 def watched(step: int) -> bool:
@@ -39,15 +39,15 @@ def watched(step: int) -> bool:
     return step != 2
 
 
-def told_by(part: Part) -> Told:
+def told_by(part: Part) -> Results:
     torch.manual_seed(0)
-    told: Told = []
+    told: Results = []
     part(told)
     return [*told, torch.rand(1)]
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[Part, Told]:
+def expected() -> dict[Part, Results]:
     """What each part of the program computes without us."""
     for part in PARTS:
         told_by(part)  # what torch does only once
@@ -55,7 +55,7 @@ def expected() -> dict[Part, Told]:
 
 
 @pytest.fixture(scope="module")
-def places(expected: dict[Part, Told]) -> dict[Place, list[tuple[Part, int]]]:
+def places(expected: dict[Part, Results]) -> dict[Place, list[tuple[Part, int]]]:
     """The callbacks, each with the parts of the program that come through it, quickest first, and how many times."""
     found: dict[Place, list[tuple[Part, int]]] = {}
     took: dict[Part, float] = {}
@@ -90,7 +90,7 @@ LATER: Errors = [(MemoryError, 1), (RecursionError, 2)]
     ids=["once", "later"],
 )
 def test_a_fault_is_told_once_and_the_program_computes_the_same(
-    errors: Errors, places: dict[Place, list[tuple[Part, int]]], expected: dict[Part, Told]
+    errors: Errors, places: dict[Place, list[tuple[Part, int]]], expected: dict[Part, Results]
 ) -> None:
     before = settled()
     wrong = []
@@ -102,12 +102,12 @@ def test_a_fault_is_told_once_and_the_program_computes_the_same(
             if count:
                 break
         else:
-            assert not parts or "ProjectSource" in place.function, f"{place} was not come to"
+            assert not parts or "ProjectFunctionSource" in place.function, f"{place} was not come to"
     assert wrong == []
     assert differences(before, settled()) == {}
 
 
-def attempt(place: Place, part: Part, error: type[Exception], after: int) -> tuple[Told, list[object], int]:
+def attempt(place: Place, part: Part, error: type[Exception], after: int) -> tuple[Results, list[object], int]:
     """What a part of the program told while a callback failed, the faults that were told, and how often it failed.
 
     (A function of its own: the errors hold on to all that was there when they were raised.)
@@ -148,7 +148,7 @@ def depths(windows: Iterable[Window]) -> Depths:
 @pytest.mark.long
 @pytest.mark.slow
 def test_an_interrupt_in_our_midst_is_the_programs_and_it_may_go_on(
-    places: dict[Place, list[tuple[Part, int]]], expected: dict[Part, Told], monkeypatch: pytest.MonkeyPatch
+    places: dict[Place, list[tuple[Part, int]]], expected: dict[Part, Results], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ignored: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda found: ignored.append(found.exc_type))
@@ -173,7 +173,7 @@ def test_an_interrupt_in_our_midst_is_the_programs_and_it_may_go_on(
     assert differences(before, settled()) == {}
 
 
-def interrupt(place: Place, part: Part, after: int) -> tuple[bool, Told | None, list[str], Depths]:
+def interrupt(place: Place, part: Part, after: int) -> tuple[bool, Results | None, list[str], Depths]:
     """Whether an interrupt came to the program, what it told when it went on, faults, and how deep its calls lie."""
     interrupted, again, seen, after_it = False, None, Seen(), 0
     with faults.failing(place, KeyboardInterrupt, after) as fault:

@@ -27,7 +27,7 @@ def look_up(home: str, name: str) -> Any:
     return holder
 
 
-@pytest.mark.parametrize(("home", "name", "told"), GENERATORS)
+@pytest.mark.parametrize(("home", "name", "label"), GENERATORS)
 def test_generator_functions_are_wrapped_and_put_back(home: str, name: str, label: str) -> None:
     original = look_up(home, name)
     generator = original.__wrapped__
@@ -36,7 +36,7 @@ def test_generator_functions_are_wrapped_and_put_back(home: str, name: str, labe
     assert look_up(home, name) is original
 
 
-@pytest.mark.parametrize(("home", "name", "told"), CLASSES)
+@pytest.mark.parametrize(("home", "name", "label"), CLASSES)
 def test_the_classes_are_there(home: str, name: str, label: str) -> None:
     assert {"__enter__", "__exit__"} <= vars(getattr(importlib.import_module(home), name)).keys()
 

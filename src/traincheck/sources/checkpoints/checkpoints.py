@@ -1,4 +1,4 @@
-"""Source `checkpoints`: what is saved against what is live, and what was loaded against what is live after it."""
+"""Source `checkpoints`: compares saved and loaded states with the live state."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE, LOADED, SAVED
 
 MOST_STATE_DICT_MODULES = 16
-"""Modules kept in mind as having been asked for their state: more are layers of one that is saved piece by piece."""
+"""Modules remembered for a recent `state_dict` call; more of them are layers of a model saved piece by piece."""
 
 SAVE = ("torch.save",)
 SAFETENSORS = "safetensors.torch"
@@ -49,7 +49,7 @@ class _Depth(threading.local):
 
 
 class _ReturnedState(NamedTuple):
-    """A state dict that a module has given out, after so many updates of all optimizers."""
+    """A state dict returned by a module, with the number of updates of all optimizers before it."""
 
     state: weakref.ref[Any]
     module: weakref.ref[nn.Module]
@@ -60,8 +60,8 @@ class CheckpointSource:
     """Observes `torch.save`, `safetensors.torch.save_file`, and `state_dict` and `load_state_dict` of modules and
     optimizers.
 
-    Known limitations: `safetensors` is looked for at the start, when a state dict is taken and when an optimizer has
-    stepped; what is saved through other libraries is seen where it ends in one of these calls.
+    Known limitations: TrainCheck looks for `safetensors` at the start, at a `state_dict` call and after an optimizer
+    step. Saves through other libraries are seen only where they end in these calls.
     """
 
     name = "checkpoints"
@@ -131,7 +131,7 @@ class CheckpointSource:
         return call, None
 
     def _record_saved(self, call: OpenCall, saved: Any) -> None:
-        """Tell of each state of a living module in `saved`."""
+        """Record each state of a living module in `saved`."""
         if not self._states.should_read:
             return
         with hidden_from_modes():
@@ -148,9 +148,10 @@ class CheckpointSource:
                 self._states.record(call.seq, matched, SAVED)
 
     def _match_modules(self, others: list[Mapping[str, Any]]) -> Iterator[ModuleState]:
-        """The states of living modules among mappings that no module is known to have given out.
+        """Match mappings that no known `state_dict` call returned with living modules.
 
-        The program is searched anew where a module fits whose memory a mapping does not hold: it may be another's.
+        The catalog of modules is refreshed once if a matching module does not share memory with the mapping: another
+        module may.
         """
         candidates = self._candidates() if others else []
         searched = False
@@ -164,7 +165,7 @@ class CheckpointSource:
             yield from matches
 
     def _candidates(self) -> list[Candidate]:
-        """The outermost modules with what they wrap, and those that were asked for their state."""
+        """Return the outermost modules, the modules they wrap, and modules with a recent `state_dict` call."""
         modules = [
             module for reference in list(self._state_dict_modules.values()) if (module := reference()) is not None
         ]
@@ -172,15 +173,15 @@ class CheckpointSource:
         return [Candidate(module, members(module)) for module in {id(module): module for module in every}.values()]
 
     def _look_for_safetensors(self) -> None:
-        """Watch `save_file` once its module is there: at the function that it hands the work to.
+        """Observe `save_file` once its module is loaded, at the function that it calls.
 
-        Programs bind `save_file` itself when they are imported, so a replacement of it would come too late for them.
+        Programs import `save_file` by name, so replacing it would come too late for them.
         """
         module = sys.modules.get(SAFETENSORS)
         if self._safetensors or module is None or not self._demand.records_call(SAVE_FILE):
             return
         if getattr(module, "save_file", None) is None:
-            return  # it is being imported
+            return  # the import is not complete
         self._safetensors = True
         code = getattr(module.save_file, "__code__", None)
         begins = functools.partial(self._file_begins, code)
@@ -190,7 +191,7 @@ class CheckpointSource:
         frame = sys._getframe(1)
         while frame.f_code is not code:
             if frame.f_back is None:
-                return None  # called by something else
+                return None  # another caller
             frame = frame.f_back
         call = self._recorder.enter(LIFECYCLE, SAVE_FILE, "", context_facts())
         self._record_saved(call, frame.f_locals.get("tensors"))
@@ -199,7 +200,7 @@ class CheckpointSource:
     # -- state dicts of modules ------------------------------------------------------------------------------------
 
     def _around_state_dict(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Around `Module.state_dict`, which calls itself for every module inside: only the outermost is a call."""
+        """Wrap `Module.state_dict`, which calls itself for nested modules: only the outermost call is recorded."""
         guarded, depth = self._recorder.guarded, self._depth
         begins, ends = guarded(self.name, self._state_begins), guarded(self.name, self._state_ends)
         failed = guarded(self.name, self._failed)
@@ -239,12 +240,12 @@ class CheckpointSource:
             if self._states.should_read:
                 with hidden_from_modes():
                     matched = module_state(module, state, prefix)
-                    if any(pair.other is not None for pair in matched.pairs()):  # not so for a module that is sharded
+                    if any(pair.other is not None for pair in matched.pairs()):  # none if sharded
                         self._states.record(call.seq, matched, SAVED, fresh=True)
             self._recorder.leave(call)
 
     def _remember(self, state: Any, module: nn.Module) -> None:
-        """Keep in mind, without keeping it alive, that `module` gave this state; the mapping of torch allows it."""
+        """Remember, by weak reference, that `module` returned this state."""
         self._state_dict_modules.pop(id(module), None)
         self._state_dict_modules[id(module)] = weakref.ref(module)
         if len(self._state_dict_modules) > MOST_STATE_DICT_MODULES:
@@ -255,7 +256,7 @@ class CheckpointSource:
         try:
             self._returned[id(state)] = _ReturnedState(weakref.ref(state), weakref.ref(module), self._updates)
         except TypeError:
-            return  # a plain dict, as some modules of libraries give
+            return  # a plain dict allows no weak reference; some libraries return it
 
     def _load_begins(
         self, module: nn.Module, state: Any = None, *args: Any, **kwargs: Any
@@ -302,7 +303,7 @@ class CheckpointSource:
 
 
 def _groups(state: Any) -> Sequence[Mapping[str, Any]]:
-    """The settings of the parameter groups in an optimizer's state dict."""
+    """Return the settings of the parameter groups in an optimizer's state dict."""
     groups = state.get("param_groups", ()) if isinstance(state, dict) else ()
     with hidden_from_modes():
         return [settings(group) for group in groups if isinstance(group, dict)]

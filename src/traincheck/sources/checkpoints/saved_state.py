@@ -1,4 +1,4 @@
-"""Readings of parameters and buffers where a program saves or loads them: each as it is live and in the copy."""
+"""Reads parameters and buffers in a saved or loaded state, and their live counterparts."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ Prints = tuple["int | None", "int | None"]
 
 
 class SavedStateReadings:
-    """Tells, for each parameter and persistent buffer of a module, how it is live and how it is in a state of it.
+    """Records, for each parameter and persistent buffer of a module, its live value and its value in a saved state.
 
-    The attributes are data (a fingerprint), dtype, shape; requires_grad of the live one; `present` of the copy. One
-    that is missing from the copy has no other reading there.
+    The attributes are data (a fingerprint), dtype and shape; requires_grad of the live tensor; `present` of the copy. A
+    tensor missing from the copy has no other reading there.
     """
 
     def __init__(self, catalog: VariableCatalog, demand: Demand, recorder: Recorder) -> None:
@@ -50,7 +50,7 @@ class SavedStateReadings:
 
     @property
     def should_read(self) -> bool:
-        """Whether any of these readings is to be taken."""
+        """Whether any of these readings is requested."""
         return any(self._attributes.values())
 
     def record(
@@ -62,10 +62,11 @@ class SavedStateReadings:
         fresh: bool | None = None,
         missing: Sequence[str] | None = None,
     ) -> None:
-        """Tell of every member of `owned`, taken in `call`; call under `hidden_from_modes`.
+        """Record every member of `matched`, in `call`. Call under `hidden_from_modes`.
 
-        `role` is that of the copy, saved or loaded. Whether what is saved is fresh is found out where it is not given.
-        `missing` are the names that `load_state_dict` reported as missing: all others were there, under any name.
+        `role` is the role of the copy, saved or loaded. If `fresh` is None, TrainCheck determines whether a saved state
+        is fresh. `missing` are the names that `load_state_dict` reported as missing; all others were present, under any
+        name.
         """
         pairs = list(matched.pairs())
         if any(self._catalog.find(member.tensor) is None for member in matched.members if member.kind == PARAMETER):
@@ -106,7 +107,7 @@ class SavedStateReadings:
         return f"{self._catalog.module_name(matched.module)}.{pair.name}"
 
     def _context(self, member: Member, held: bool, fresh: bool | None) -> Facts:
-        """The facts of the variable, with its kind and whether the copy is fresh; equal ones are the same object."""
+        """Return the facts of the variable, with its kind and freshness; equal contexts are the same object."""
         variable = self._catalog.find(member.tensor)
         if variable is not None:
             base = variable.facts(member.tensor, variable.owner)
@@ -126,7 +127,7 @@ class SavedStateReadings:
 
 
 def _readings(pair: Pair, prints: Prints, role: str, *, present: bool) -> Iterator[tuple[str, FactValue, str]]:
-    """The attributes of a member and of its counterpart, with the role of each."""
+    """Yield the attributes of a member and its counterpart, with the role of each."""
     member, _, other = pair
     live = member.tensor
     yield PRESENT, present, role
@@ -144,7 +145,7 @@ def _readings(pair: Pair, prints: Prints, role: str, *, present: bool) -> Iterat
 
 
 def _may_be_shard(live: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether one of the two may be a shard: in a group of processes, tensors of other sizes are no copies."""
+    """Return whether one tensor may be a shard of the other: in a job of several ranks, sizes differ then."""
     if sharded(live) is not sharded(other):
         return True
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():

@@ -1,4 +1,4 @@
-"""Snapshots: parameters, gradients, buffers and optimizer state of a program in one file of plain tensors."""
+"""Writes parameters, gradients, buffers and optimizer state of a program to one file of plain tensors."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.optimizers.hyperparameters import plain, settings
 from traincheck.sources.tensors.reading import hidden_from_modes, local_tensor
 
-_save = torch.save  # as it was when we were imported, before a source of ours wraps it
+_save = torch.save  # bound before a source wraps it
 
 FORMAT = 1
 MOST_BYTES = 16_000_000_000
-"""A larger snapshot is not written: it would take minutes in which nothing is trained."""
+"""Larger snapshots are not written: they would stop training for minutes."""
 MOST_OF_DISK = 0.5
-"""Nor one that takes more than this part of the space that is left: the checkpoints of the program come first."""
+"""Snapshots that need more than this part of the free space are not written: checkpoints come first."""
 
 
 def write_snapshot(path: Path, catalog: VariableCatalog, step: int, rank: int) -> str:
-    """Write the state of the program to `path`; why it was not written, empty where it was.
+    """Write the state of the program to `path`; return the reason where this failed, else an empty string.
 
-    It is a dict of `parameters`, `gradients` and `buffers` (each by name), and `optimizers` (by name: `state` by the
-    name of the parameter, and `param_groups` with their settings and the names of their parameters), which `torch.load`
-    reads with `weights_only=True`. Of a sharded tensor it holds the part of this rank. Nothing is raised, no random
-    number is drawn, and no source of ours sees it.
+    The file is a dict of `parameters`, `gradients` and `buffers` (each by name) and `optimizers` (by name). An
+    optimizer has `state` by parameter name, and `param_groups` with settings and parameter names. `torch.load` reads
+    the file with `weights_only=True`. A sharded tensor contributes the part of this rank. The function raises nothing,
+    draws no random number, and is invisible to TrainCheck's sources.
     """
     unfinished = path.with_name(f".{path.name}.partial")
     try:
@@ -45,7 +45,7 @@ def write_snapshot(path: Path, catalog: VariableCatalog, step: int, rank: int) -
             with unfinished.open("wb") as file:
                 _save(_on_host(snapshot), file)
             unfinished.replace(path)
-    except Exception as error:  # a full disk, memory, a tensor that cannot be read: the training goes on without it
+    except Exception as error:  # a full disk, lack of memory, an unreadable tensor: training continues
         with contextlib.suppress(OSError):
             unfinished.unlink()
         return f"no snapshot was written: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -109,7 +109,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _sizes(snapshot: dict[str, Any]) -> Iterator[int]:
-    """The bytes of each storage, which several tensors may share."""
+    """Yield the bytes of each storage once; several tensors may share it."""
     seen = set()
     for tensor in _tensors(snapshot):
         storage = tensor.untyped_storage()
@@ -119,7 +119,7 @@ def _sizes(snapshot: dict[str, Any]) -> Iterator[int]:
 
 
 def _on_host(value: Any) -> Any:
-    """With tensors of accelerators brought to the host; those of the host are not copied."""
+    """Return a copy with accelerator tensors moved to the host; host tensors are not copied."""
     if isinstance(value, torch.Tensor):
         return value.cpu()
     if isinstance(value, dict):

@@ -1,12 +1,14 @@
-"""State dicts: finding them in what a program saves, and the living modules that they are the state of.
+"""Finds state dicts in a saved object and matches them with living modules.
 
 Note [What a saved state is compared with]
-What is saved need not be what is live: a program may keep the best weights of its past, or an average of them, and
-save these. So a mapping of tensors is matched with a living module by its names, and then it is judged whether it is
-*fresh*: taken from the live state as it is now. It is when it is the very mapping that `state_dict` returned and no
-optimizer has stepped since; when at least half of the parameters that are being trained lie in the live memory; or when
-more than half of them are equal to the live ones. (Those that are not trained say nothing: they are the same in any
-copy.) What is not fresh differs from the live state with good reason.
+A saved state need not be the live state: a program may save its best earlier weights, or an average. TrainCheck matches
+a mapping of tensors with a living module by its names, and then decides whether the mapping is *fresh*, a copy of the
+current live state. A mapping is fresh in one of three cases:
+* `state_dict` returned it and no optimizer has stepped since.
+* At least half of the trained parameters share the live memory.
+* More than half of the trained parameters equal the live ones.
+Parameters that are not trained say nothing, because every copy has the same values. A state that is not fresh may
+differ from the live state for good reason.
 """
 
 from __future__ import annotations
@@ -22,15 +24,15 @@ from traincheck.sources.tensors.reading import fingerprints, local_tensor, shape
 PARAMETER, BUFFER = "parameter", "buffer"
 
 _DEEPEST = 4
-"""How deep a state dict may lie in what is saved: a checkpoint of parts of states is three deep."""
+"""Search depth for state dicts in a saved object: a checkpoint of partial states is three deep."""
 _LONGEST = 64
-"""Sequences longer than this hold data, not state dicts."""
+"""Longer sequences hold data, not state dicts."""
 _TRIED = 8
-"""Names that are tried to find the prefix of all: more than are missing from any mapping worth matching."""
+"""Names tried to find the common prefix: more than are missing from any mapping worth matching."""
 
 
 class Member(NamedTuple):
-    """A parameter or persistent buffer of a module, with all its names there."""
+    """A parameter or persistent buffer of a module, with all its names."""
 
     kind: str
     names: tuple[str, ...]
@@ -38,14 +40,14 @@ class Member(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A module that something saved may be the state of."""
+    """A module that a saved mapping may belong to."""
 
     module: nn.Module
     members: Sequence[Member]
 
 
 class Pair(NamedTuple):
-    """A member, and the tensor that a mapping holds for it under `name` (None when it is missing there)."""
+    """A member, and the tensor that a mapping holds for it under `name` (None if missing)."""
 
     member: Member
     name: str
@@ -61,7 +63,7 @@ class ModuleState(NamedTuple):
     entries: Mapping[str, Any]
 
     def pairs(self) -> Iterator[Pair]:
-        """Each member with its counterpart; a tied one whose names hold different tensors is told for each of them."""
+        """Yield each member with its counterpart; a tied member yields each distinct tensor among its names."""
         for member in self.members:
             distinct: list[Any] = []
             for name in member.names:
@@ -76,7 +78,7 @@ class ModuleState(NamedTuple):
 
 
 def members(module: nn.Module) -> list[Member]:
-    """What a state dict of `module` should hold. Buffers that are declared not to persist are left out."""
+    """Return the expected members of a state dict of `module`, without non-persistent buffers."""
     by_id: dict[int, tuple[str, list[str], torch.Tensor]] = {}
     for prefix, inner in _tree(module, ""):
         transient = _own(inner, "_non_persistent_buffers_set")
@@ -88,7 +90,7 @@ def members(module: nn.Module) -> list[Member]:
 
 
 def _own(module: nn.Module, attribute: str) -> Any:
-    """What the module keeps under this name itself; nothing of its own code is run (a compiled script keeps none)."""
+    """Return the attribute from the module's `__dict__`, without running its code; empty for a scripted module."""
     return module.__dict__.get(attribute, {})
 
 
@@ -100,12 +102,12 @@ def _tree(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def state_mappings(saved: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
-    """Every mapping of names to tensors in `saved`; of a whole module the mapping that its state is."""
+    """Yield every mapping of names to tensors in `saved`, and the state of each whole module."""
     if isinstance(saved, nn.Module):
         yield {name: member.tensor for member in members(saved) for name in member.names}
     elif isinstance(saved, dict):
         if "state" in saved and "param_groups" in saved:
-            return  # an optimizer's
+            return  # the state of an optimizer
         entries = list(dict.items(saved))
         if any(isinstance(value, torch.Tensor) and isinstance(key, str) for key, value in entries):
             yield saved
@@ -118,7 +120,7 @@ def state_mappings(saved: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
 
 
 def unwrapped(module: nn.Module) -> Iterator[nn.Module]:
-    """`module` and what it wraps: a wrapper has no parameters of its own and one child that has any."""
+    """Yield `module` and the modules it wraps: a wrapper has no parameters and one child with parameters."""
     seen: set[int] = set()
     while id(module) not in seen:
         seen.add(id(module))
@@ -138,7 +140,8 @@ def _parametric(module: nn.Module) -> bool:
 def module_state(
     module: nn.Module, mapping: Mapping[str, Any], prefix: str = "", expected: Sequence[Member] | None = None
 ) -> ModuleState:
-    """`mapping` as a state of `module` whose keys begin with `prefix`; `known` are its members where they are known."""
+    """Return `mapping` as a state of `module` with key prefix `prefix`; `expected` are its members, if computed
+    already."""
     entries = {
         key[len(prefix) :]: value
         for key, value in mapping.items()
@@ -148,11 +151,11 @@ def module_state(
 
 
 def best_match(mapping: Mapping[str, Any], candidates: Iterable[Candidate]) -> tuple[ModuleState, bool] | None:
-    """The module among `candidates` that `mapping` is a state of, and whether that is certain.
+    """Return the candidate whose state `mapping` is, and whether that is certain.
 
-    It is the one of which at least half of the names occur, possibly behind a prefix that all of them share; of
-    several the one whose memory the mapping holds (which makes it certain), then the one whose shapes fit best. A
-    mapping of fewer names, all of them of one module, is a part of its state: nothing is said of the other members.
+    At least half of the candidate's names have to occur, possibly behind a shared prefix. Among several, the one whose
+    memory the mapping holds wins (which makes the match certain), then the one whose shapes fit best. A mapping with
+    fewer names, all from one module, is a part of its state: the other members are not judged.
     """
     names = [key for key, value in mapping.items() if isinstance(key, str) and isinstance(value, torch.Tensor)]
     best: tuple[tuple[int, int], ModuleState] | None = None
@@ -173,7 +176,7 @@ def best_match(mapping: Mapping[str, Any], candidates: Iterable[Candidate]) -> t
 
 
 def match_modules(mapping: Mapping[str, Any], candidates: Sequence[Candidate]) -> tuple[list[ModuleState], bool]:
-    """The modules that `mapping` is a state of, each of other entries, and whether all of it is certain."""
+    """Return the modules whose states `mapping` contains, each with separate entries, and whether all are certain."""
     states: list[ModuleState] = []
     certain = True
     rest = dict(mapping)
@@ -188,7 +191,7 @@ def match_modules(mapping: Mapping[str, Any], candidates: Sequence[Candidate]) -
 
 
 def _prefix(expected: Sequence[Member], names: Sequence[str]) -> str:
-    """What the most of `names` have before the names of the members: nothing, or text that ends in a dot."""
+    """Return the most common prefix of `names` before the names of members: empty, or text that ends in a dot."""
     available = set(names)
     samples = [member.names[0] for member in expected]
     samples = samples[:: max(1, len(samples) // _TRIED)]
@@ -208,7 +211,7 @@ def _prefix(expected: Sequence[Member], names: Sequence[str]) -> str:
 
 
 def shares_memory(tensor: torch.Tensor, other: Any) -> bool:
-    """Whether two tensors lie in the same memory, wholly or in part. Call under `hidden_from_modes`."""
+    """Return whether two tensors overlap in memory. Call under `hidden_from_modes`."""
     first, second = _dense(tensor), _dense(other)
     if first is None or second is None or first.numel() == 0:
         return False
@@ -217,7 +220,7 @@ def shares_memory(tensor: torch.Tensor, other: Any) -> bool:
 
 
 def same_memory(tensor: Any, other: Any) -> bool:
-    """Whether two tensors are the same elements of the same memory in the same order. Call under `hidden_from_modes`."""
+    """Return whether two tensors are the same elements of the same memory. Call under `hidden_from_modes`."""
     if not isinstance(tensor, torch.Tensor) or not shares_memory(tensor, other):
         return False
     return (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()) == (
@@ -233,15 +236,15 @@ def _dense(tensor: Any) -> torch.Tensor | None:
 
 
 def sharded(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is a part of a larger one (a distributed tensor)."""
+    """Return whether the tensor is a part of a larger one (a distributed tensor)."""
     return hasattr(tensor, "_local_tensor")
 
 
 def fingerprint_pairs(pairs: Sequence[Pair]) -> list[tuple[int | None, int | None]]:
-    """Fingerprints of each member and of its counterpart, made so that the two can be compared; None if unreadable.
+    """Return comparable fingerprints of each member and its counterpart; None where unreadable.
 
-    A fingerprint made on an accelerator is never compared with one made on the CPU: where the two lie on different
-    devices, they are copied to the CPU, one at a time. A shard and a whole tensor cannot be compared.
+    Fingerprints made on an accelerator and on the CPU differ. Tensors on different devices are therefore copied to the
+    CPU, one pair at a time. A shard cannot be compared with a whole tensor.
     """
     prints: list[tuple[int | None, int | None]] = [(None, None)] * len(pairs)
     together: list[int] = []
@@ -275,7 +278,7 @@ def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_fresh(pairs: Sequence[Pair], held: Sequence[bool], values: Sequence[tuple[int | None, int | None]]) -> bool:
-    """Whether what is saved was taken from the live state as it is now; `held` tells what an optimizer holds.
+    """Return whether a saved state is a copy of the current live state; `held` marks members held by an optimizer.
 
     See Note [What a saved state is compared with].
     """

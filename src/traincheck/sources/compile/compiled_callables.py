@@ -1,10 +1,10 @@
-"""Compiled callables: what it is that is compiled, as far as can be told without running it.
+"""Identifies what a compiled callable is (a module, optimizer steps, another function) without running it.
 
 Note [Only steps]
-A compiled optimizer step is mostly a small function of the program's, `lambda: optimizer.step()`. That it steps, and
-does nothing else, is read from its code: it runs straight through, and all that it calls is the `step` of one
-optimizer, and perhaps of schedulers, that its names lead to. Then each call of it is a call of these. Of any other
-function nothing is said beforehand.
+A compiled optimizer step is mostly a small function of the program: `lambda: optimizer.step()`. TrainCheck reads its
+code to see that it steps and does nothing else. The code must run straight through, and may only call the `step` of one
+optimizer, and of schedulers, found through its names. Each call of the function then counts as a call of these.
+TrainCheck assumes nothing about other functions.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 _CALLS_OF_MODULE = ("__call__", "_wrapped_call_impl", "_call_impl")
 _DEEPEST = 4
-"""Wrappers that are looked through: those of torch itself (for a layer of torch, for a scheduler) are two deep."""
+"""Wrappers to unwrap: those of torch (for a torch layer, for a scheduler) are two deep."""
 
 
 class CompiledTarget(NamedTuple):
-    """What a compiled callable is: a module, or steps of an optimizer and of schedulers, or any other function.
+    """A compiled module, or steps of an optimizer and of schedulers, or another function.
 
-    `model` is a module with parameters that such a function was given or refers to.
+    `model` is a module with parameters that the function receives or refers to.
     """
 
     name: str
@@ -37,12 +37,12 @@ class CompiledTarget(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether all that it does to the state of a training is known."""
+        """Whether the effect on the training state is fully known."""
         return self.module is not None or self.optimizer is not None or bool(self.schedulers)
 
 
 def identify_target(function: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> CompiledTarget:
-    """What `function` is, which is about to be called with these arguments."""
+    """Identify `function`, which is about to be called with these arguments."""
     name = str(getattr(function, "__qualname__", type(function).__name__)).replace("<locals>.", "")
     for _ in range(_DEEPEST):
         if isinstance(function, nn.Module):
@@ -70,7 +70,7 @@ def identify_target(function: Any, args: Sequence[Any], keywords: Mapping[str, A
 
 
 def _model_of(function: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> nn.Module | None:
-    """The first model among the arguments of a function and what it refers to."""
+    """Return the first model among the arguments of a function and the values it refers to."""
     function = getattr(function, "__func__", function)
     led_to = _referred_to(function) if isinstance(function, FunctionType) else iter(())
     for value in (*args, *keywords.values(), *led_to):
@@ -84,7 +84,7 @@ def _model(module: nn.Module) -> nn.Module | None:
 
 
 def _referred_to(function: FunctionType) -> Iterator[Any]:
-    """The values of the names in a function that are of the functions around it, or global."""
+    """Yield the values of free and global names in a function."""
     for name in (*function.__code__.co_freevars, *function.__code__.co_names):
         yield _value_of(name, function, ())
 
@@ -92,15 +92,15 @@ def _referred_to(function: FunctionType) -> Iterator[Any]:
 # -- functions that step -----------------------------------------------------------------------------------------------
 
 _BRANCHES = ("JUMP", "FOR_", "SETUP", "BEFORE_", "YIELD", "RAISE", "SEND", "IMPORT", "STORE_", "DELETE_")
-"""Beginnings of the names of instructions that a function which runs straight through has none of."""
+"""Prefixes of instruction names that a straight-line function does not contain."""
 
 _CALL = ("CALL", "CALL_FUNCTION", "CALL_METHOD", "CALL_KW", "CALL_FUNCTION_KW", "CALL_FUNCTION_EX")
 _READ = ("LOAD_ATTR", "LOAD_METHOD")
 
 
 def _steps(function: FunctionType, args: Sequence[Any]) -> tuple[Optimizer | None, tuple[Any, ...]]:
-    """The optimizer and the schedulers that a function steps, if it does nothing else; see Note [Only steps]."""
-    if getattr(function, "_wrapped_by_lr_sched", False):  # what a scheduler has made of the step of its optimizer
+    """Return the optimizer and the schedulers that a function steps, if it does nothing else; see Note [Only steps]."""
+    if getattr(function, "_wrapped_by_lr_sched", False):  # the optimizer step wrapped by a scheduler
         held = _referring(function)
         return (held, ()) if isinstance(held, Optimizer) and not args else (None, ())
     optimizers, schedulers = [], []
@@ -131,8 +131,10 @@ _chains: dict[CodeType, tuple[tuple[str, ...], ...]] = {}
 
 
 def _called(code: CodeType) -> tuple[tuple[str, ...], ...]:
-    """What a function that runs straight through calls, without arguments, as names: `("self", "optimizer", "step")`.
-    Nothing for any other function."""
+    """Return the calls without arguments of a straight-line function, as names: `("self", "optimizer", "step")`.
+
+    Returns nothing for any other function.
+    """
     chains = _chains.get(code)
     if chains is None:
         chains = _chains[code] = tuple(_read_calls(code))
@@ -165,7 +167,7 @@ _UNKNOWN = object()
 
 
 def _value_of(name: str, function: FunctionType, args: Sequence[Any]) -> Any:
-    """What a name in a function stands for, so far as it can be told from outside."""
+    """Return the value of a name in a function, as far as it is known from outside."""
     code = function.__code__
     if name in code.co_freevars:
         try:

@@ -1,15 +1,15 @@
-"""Source `compiled`: calls of what `torch.compile` has made, told from outside.
+"""Source `compiled`: records calls of functions and models made by `torch.compile`, as a whole.
 
 Note [Compiled regions]
-Nothing is observed inside of a compiled callable; it is run as if we were not there, see Note [Stepping aside] in
-global_hooks.py. What it does as a whole is told: a module that is called in training or evaluation, an optimizer that
-steps (with what becomes of each parameter). Around what is run the event of a region `torch.compile` is left, by which
-relations know that the call around it has an inside that was not seen.
+TrainCheck observes nothing inside a compiled callable, which runs as it would without TrainCheck; see Note [Suspended while
+compiled code runs] in global_hooks.py. It records the call as a whole: a module called in training or evaluation, or an optimizer
+step with its effect on each parameter. An event of the region `torch.compile` marks the call, so that relations know
+that the call around it has unobserved parts.
 
-Note [Trained unseen]
-Of a function that may do anything (forward, backward and update in one) it is only found out afterwards that
-parameters were updated. The step is counted, and for the rest the window is cut off from the others as if some had been
-dropped (`Recorder.mark_unseen_training`).
+Note [Unobserved training]
+A function may run forward, backward and update in one compiled call. TrainCheck learns only afterwards that parameters
+were updated. It counts the step, and separates the window from the others as if windows had been dropped
+(`Recorder.mark_unseen_training`).
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from traincheck.vocab.facts import Facts, facts
 COMPILER, RULES, TABLE = "torch._dynamo", "torch._dynamo.trace_rules", "get_torch_obj_rule_map"
 EVAL_FRAME, CALLBACKS = "torch._dynamo.eval_frame", "torch._dynamo.callback"
 CONTEXT = "_TorchDynamoContext"
-"""The class of which torch makes an object for each use of `torch.compile`, with a list of functions to call at the
-beginning of each call; what these return is called at its end."""
+"""The torch class with an object per use of `torch.compile`. Its list of functions is called at the beginning of each
+call; the functions they return are called at its end."""
 
 CALL_HOOK = "install_generation_tagging_init"
-"""A function that such an object calls at the beginning of each call, whenever it was made."""
+"""A function that such an object calls at the beginning of each call, whenever the object was created."""
 
 CAPTURES: tuple[tuple[str, str], ...] = (
     ("torch._dynamo.convert_frame", "fullgraph_capture"),
     ("torch.export._trace", "_export"),
     ("torch.export._trace", "_export_for_training"),
 )
-"""Functions, by module, that trace a model to export it or to compile it ahead of time: no training is told of them."""
+"""Functions, by module, that trace a model for export or ahead-of-time compilation: they record no training."""
 
 FORCE_EAGER = "force_eager"
-"""What a program tells torch (`torch.compiler.set_stance`) to have everything run as if nothing were compiled."""
+"""The stance (`torch.compiler.set_stance`) in which everything runs without compilation."""
 
 WhenImported = Callable[[str, Callable[[], Any], Callable[[], Callable[[], None]] | None], Callable[[], None]]
 
@@ -65,12 +65,12 @@ WhenImported = Callable[[str, Callable[[], Any], Callable[[], Callable[[], None]
 def ignore_imports(
     name: str, callback: Callable[[], Any], around: Callable[[], Callable[[], None]] | None
 ) -> Callable[[], None]:
-    """Where nobody tells of imports: a compiler that comes later is not found."""
+    """Stand-in for import notification: a compiler imported later is not found."""
     return lambda: None
 
 
 class _CompiledCall(NamedTuple):
-    """What is about to be called, and with what. `frame` is that of torch's function around it."""
+    """A compiled call about to begin, with its arguments. `frame` is the torch function around it."""
 
     target: CompiledTarget
     args: Any
@@ -82,7 +82,7 @@ _EAGER: Any = object()
 
 
 class _Region(NamedTuple):
-    """A call of something compiled, under way; `raising` is what was being handled when it began."""
+    """A compiled call under way; `raising` is the exception being handled when it began."""
 
     target: CompiledTarget
     args: Any
@@ -93,10 +93,10 @@ class _Region(NamedTuple):
 
 
 class CompiledCallSource:
-    """Tells of calls of compiled modules, steps and functions, and keeps us out of them.
+    """Records calls of compiled modules, steps and functions, and keeps TrainCheck out of them.
 
-    Known limitations: what is compiled is found out from torch's own objects; with a version of torch that keeps them
-    otherwise, compiled regions trace our hooks and pass them over, and steps inside of them are not seen.
+    Known limitations: TrainCheck finds compiled callables through internal objects of torch. Where a torch version
+    changes these, compiled regions trace TrainCheck's hooks, and steps inside them are missed.
     """
 
     name = "compiled"
@@ -123,7 +123,7 @@ class CompiledCallSource:
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
         self._undo = undo = UndoStack()
-        guarded = functools.partial(recorder.guarded, self.name, always=True)  # steps are counted in any case
+        guarded = functools.partial(recorder.guarded, self.name, always=True)  # steps are always counted
         self._look, self._begin, self._end = guarded(self._find), guarded(self._begins), guarded(self._ends)
         undo.callback(self._forget)
         undo.callback(self._when_imported(COMPILER, _no_op, functools.partial(self._suspend_hooks, methods=True)))
@@ -134,7 +134,7 @@ class CompiledCallSource:
     # -- the compiler of torch -------------------------------------------------------------------------------------
 
     def _imported(self, home: str) -> None:
-        """A module of the compiler is there. (It may be imported by a call of something compiled.)"""
+        """Handle the import of a compiler module. (A compiled call may import it.)"""
         if self._recorder.active:
             try:
                 handlers = {EVAL_FRAME: self._eval_frame_imported, RULES: self._rules_imported}
@@ -143,7 +143,7 @@ class CompiledCallSource:
                 self._recorder.fault(self.name, error)
 
     def _eval_frame_imported(self) -> None:
-        """The compiler is there: watch what it makes, and what it has made."""
+        """Observe existing and future compiled callables."""
         module = sys.modules[EVAL_FRAME]
         context = getattr(module, CONTEXT, None)
         if context is None:
@@ -159,7 +159,7 @@ class CompiledCallSource:
         self._undo.callback(self._forget_compiling)
 
     def _captures_imported(self, home: str) -> None:
-        """The module `home` is there, which has some of `CAPTURES`: keep us out of them."""
+        """Suspend TrainCheck inside the `CAPTURES` of the module `home`."""
 
         def begins(*args: Any, **kwargs: Any) -> Callable[[], None] | None:
             if self._recorder.hooks.thread.suspended or not self._recorder.active:
@@ -171,7 +171,7 @@ class CompiledCallSource:
             replace_everywhere(self._undo, home, name, around)
 
     def _rules_imported(self) -> None:
-        """The compiler lists functions by identity when it needs that first: those are to be torch's own."""
+        """Have the compiler list torch functions, which it identifies by identity, without TrainCheck's wrappers."""
         module: Any = sys.modules[RULES]
         original: Any = getattr(module, TABLE, None)
         if not hasattr(original, "cache_info"):
@@ -190,15 +190,16 @@ class CompiledCallSource:
         replace(self._undo, module, TABLE, lambda _: table)
 
     def _watch(self, context: Any) -> None:
-        """Be told of the calls of what is compiled by `context`. (It may be made where the compiler looks at every
-        function of Python's that is called, which therefore is none but this.)"""
+        """Observe the calls of `context`. (It may be created while the compiler inspects every Python function called,
+        so this is the only function involved.)"""
         hooks = getattr(context, "enter_exit_hooks", None)
         if type(hooks) is list and self._enters not in hooks:
             hooks.insert(0, self._enters)
             self._watched.append(weakref.ref(context, self._watched.remove))
 
     def _watch_late(self) -> None:
-        """Watch what calls us just now, if it was made before we came. What is added to its list is called at once."""
+        """Observe the current caller, if it was created before TrainCheck attached. A hook added to its list is called
+        at once."""
         frame = _call_under_way() if self._recorder.active else None
         context = local_values(frame, ("self",)).get("self") if frame is not None else None
         hooks = getattr(context, "enter_exit_hooks", None)
@@ -213,11 +214,13 @@ class CompiledCallSource:
                 context.enter_exit_hooks.remove(self._enters)
         self._watched.clear()
 
-    # -- compiling by itself ---------------------------------------------------------------------------------------
+    # -- compilation itself ----------------------------------------------------------------------------------------
 
     def _watch_compiling(self) -> None:
-        """A backward is compiled when it first runs: what torch computes for that is no work of the program's, so our
-        mode is taken off. (A reset of the compiler forgets that we want to know.)"""
+        """Switch the recording mode off during compilation, which is no work of the program.
+
+        A backward is compiled when it first runs. A reset of the compiler removes these callbacks.
+        """
         handler = getattr(sys.modules.get(CALLBACKS), "callback_handler", None)
         if handler is not None and self._compiling not in handler.start_callbacks:
             handler.start_callbacks.append(self._compiling)
@@ -236,21 +239,21 @@ class CompiledCallSource:
     def _compiled(self, *_: Any) -> None:
         self._recorder.hooks.resume_mode()
 
-    # -- hooks of others -------------------------------------------------------------------------------------------
+    # -- hooks of the program ---------------------------------------------------------------------------------------
 
     def _has_hooks_of_others(self, original: Callable[[], bool]) -> Callable[[], bool]:
-        """In place of torch's `_has_any_global_hook`, by which it warns the user of hooks for all modules."""
+        """Replace torch's `_has_any_global_hook`, which warns the user of hooks for all modules."""
         return lambda: not self._recorder.hooks.are_only_module_hooks()
 
     # -- a call ----------------------------------------------------------------------------------------------------
 
     def _enters(self) -> Callable[[], None]:
-        """Called by torch at the beginning of a call of something compiled; returns what it calls at the end."""
+        """Called by torch at the beginning of a compiled call; return the function to call at its end."""
         recorder = self._recorder
         if not recorder.active or recorder.hooks.thread.suspended:
             return _no_op
         self._watch_compiling()
-        recorder.hooks.resume_mode()  # where several threads compile at once, torch tells only one of them of the end
+        recorder.hooks.resume_mode()  # when several threads compile, torch notifies only one of the end
         compiled_call = self._look()
         if compiled_call is _EAGER:
             return _no_op
@@ -279,7 +282,7 @@ class CompiledCallSource:
         return leave
 
     def _find(self) -> Any:
-        """What is called just now; None where it cannot be told, or is no call (but an export)."""
+        """Return the current compiled call; None where it cannot be identified, or is an export."""
         frame = _call_under_way()
         if frame is None:
             return None
@@ -298,14 +301,14 @@ class CompiledCallSource:
             recorder.hooks.before_module(target.module, compiled_call.args, compiled_call.keywords)
         if target.optimizer is not None:
             recorder.hooks.before_step(target.optimizer)
-        if not target.is_known and not self._call_context.training_flags:  # within a model's forward nothing is trained
+        if not target.is_known and not self._call_context.training_flags:  # a forward of a model does not train
             states = {name: _state_of(optimizer) for name, optimizer in self._catalog.optimizers()}
             self._note_activity(target)
         call = recorder.enter(REGION, (COMPILED,), target.name, context_facts())
         return _Region(target, compiled_call.args, call, compiled_call.frame, sys.exc_info()[1], states)
 
     def _note_activity(self, target: CompiledTarget) -> None:
-        """A function that is called from outside any module may be what a step begins with."""
+        """Note a function called outside any module: a step may begin with it."""
         steps, seq, grad = self._recorder.steps, self._recorder.next_seq(), torch.is_grad_enabled()
         if target.model is not None:
             steps.forward(seq, target.model.training, grad)
@@ -323,13 +326,13 @@ class CompiledCallSource:
             if target.optimizer is not None:
                 recorder.hooks.after_step(target.optimizer)
             for scheduler in target.schedulers:
-                recorder.after_schedule(scheduler)
+                recorder.report_scheduler_step(scheduler)
         if target.module is not None:
             recorder.hooks.after_module(target.module, region.args, result)
         self._report_unobserved(target.name)
 
     def _find_updates(self, region: _Region) -> Facts:
-        """What a function of which nothing was known did to the training; an update in it is counted as a step."""
+        """Detect what an unidentified function did to the training; an update in it counts as a step."""
         seq, updated = region.call.seq, []
         for name, optimizer in self._catalog.optimizers() if region.states else ():
             before, now = region.states.get(name), _state_of(optimizer)
@@ -342,24 +345,24 @@ class CompiledCallSource:
                 self._gradients.step_ends(name)
             if before.parameters != now.parameters or before.rates != now.rates:
                 self._recorder.mark_unseen_training(seq)
-                self._report_unobserved(region.target.name, " and of what it trains only the steps are counted")
+                self._report_unobserved(region.target.name, ", and its training steps are only counted")
         return facts(**{TOUCHES: True}) if updated else ()
 
     def _report_unobserved(self, name: str, further: str = "") -> None:
-        """Say once for each thing that is compiled what is not observed of it."""
+        """Report once per compiled callable what is not observed of it."""
         if (name, further) not in self._reported:
             self._reported.add((name, further))
             self._recorder.report_unobservable(
-                f"{self.name}: what torch.compile({name}) computes is not observed inside{further}"
+                f"{self.name}: the inside of torch.compile({name}) is not observed{further}"
             )
 
 
 def _no_op() -> None:
-    """What torch calls at the end of a call that is not told of."""
+    """Called by torch at the end of an unrecorded call."""
 
 
 def _call_under_way() -> FrameType | None:
-    """The frame of torch's function around the call that begins just now."""
+    """Return the frame of the torch function around the call that begins now."""
     frame: FrameType | None = sys._getframe(1)
     inside = False
     while frame is not None:
@@ -374,7 +377,7 @@ def _call_under_way() -> FrameType | None:
 
 
 class _State(NamedTuple):
-    """How often the parameters of an optimizer and their gradients were written to, and its learning rates."""
+    """Versions of the parameters of an optimizer and of their gradients, and its learning rates."""
 
     parameters: list[int | None]
     gradients: list[tuple[int, int | None] | None]

@@ -1,4 +1,4 @@
-"""Our own code: which of it runs in a program is nothing that its compiler should look at."""
+"""Tells the compiler of torch to skip TrainCheck's own code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OURS = str(Path(__file__).parents[2])
 
 
 def skip_own_code(skip: Callable[[CodeType], None] | None) -> None:
-    """Tell the compiler not to compile our functions where a program calls them between two graphs."""
+    """Have the compiler skip TrainCheck's functions where a program calls them between two graphs."""
     if skip is None:
         return
     for name, module in list(sys.modules.items()):
@@ -23,7 +23,7 @@ def skip_own_code(skip: Callable[[CodeType], None] | None) -> None:
 
 
 def _codes_of(value: Any, module: str) -> list[CodeType]:
-    """The code of a function or of the methods of a class of this module, with that of the functions inside."""
+    """Return the code of a function, or of the methods of a class of this module, with nested functions."""
     if isinstance(value, type) and value.__module__ == module:
         return [code for member in vars(value).values() for code in _codes_of(member, module)]
     if isinstance(value, (staticmethod, classmethod)):
@@ -32,7 +32,7 @@ def _codes_of(value: Any, module: str) -> list[CodeType]:
         value = value.fget
     if not isinstance(value, FunctionType) or value.__module__ != module:
         return []
-    # What a decorator of the standard library has made runs code of that library, which others use as well.
+    # A standard library decorator runs shared code of that library, which must not be skipped.
     return _with_inner(value.__code__) if value.__code__.co_filename.startswith(_OURS) else []
 
 

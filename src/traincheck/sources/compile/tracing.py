@@ -1,7 +1,7 @@
-"""Traced: whether the compiler of torch reads the code that runs, for a graph of it.
+"""Checks whether the compiler of torch is tracing the current code.
 
-`torch.compiler.is_compiling()` takes two calls of Python to say so, and where a profiler is on (ours, before Python
-3.12) each of them is told. So it is written out where it is asked at every call of a function or a module:
+`torch.compiler.is_compiling()` makes two Python calls, and an active profiler (TrainCheck's, before Python 3.12)
+reports each. Callers on hot paths, at every call of a function or module, therefore write the check out:
 
     if is_traced() or FLAGS.get(EXPORTS):
 """
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 is_traced = torch.compiler.is_dynamo_compiling
-"""True in the eyes of the compiler, which reads no further then; it says so of this function by its identity."""
+"""True while the compiler traces, which then reads no further; the compiler recognises this function by identity."""
 
 FLAGS: dict[str, Any] = vars(torch.compiler)
 EXPORTS = "_is_compiling_flag"
-"""What is True while `torch.export` runs code to see what it does; missing in a torch without it."""
+"""The flag that is True while `torch.export` runs code to trace it; missing in builds without export."""

@@ -1,9 +1,9 @@
-"""Readings of the batch that a model is trained on, by fingerprint, in a job of several ranks.
+"""Fingerprints the batch that a model trains on, so that ranks of a job can be compared.
 
-Ranks are compared by them (see relations/consistent/batches.py). Since the same mistake shows in every step, a sample
-of fixed
-steps is read. What is frozen in the model, which no update tells of, is read once and told with each batch; so is
-whether the model gathers its parameters from all ranks (FSDP), so that each computes with the whole of it.
+relations/consistent/batches.py compares the readings. The same mistake shows in every step, so TrainCheck reads only a
+fixed sample of steps. Frozen parameters of the model never appear in updates; they are read once and recorded with each
+batch. Each reading also says whether the model gathers its parameters from all ranks (FSDP), so that each rank computes
+with the whole model.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ SOURCE = "modules"
 KIND, BATCH, FROZEN = "module", "batch", "frozen"
 
 LEAST_ELEMENTS = 8
-"""A batch of fewer numbers may well be the same on two ranks by chance."""
+"""Smaller batches may be equal on two ranks by chance."""
 
 _CONTEXT = facts(kind=KIND)
 _OF_GATHERED = facts(kind=KIND, gathered=True)
 
 
 class BatchReadings:
-    """Takes the readings; there are none where there is no other rank."""
+    """Takes the readings, in jobs of several ranks."""
 
     def __init__(self, demand: Demand, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._models: dict[str, tuple[int, Facts]] = {}  # by model: what is frozen in it, and the facts of its batches
+        self._models: dict[str, tuple[int, Facts]] = {}  # by model: frozen parameters, context
         self.set_demand(demand)
 
     def set_demand(self, demand: Demand) -> None:
-        """From now on take the readings that `demand` asks for."""
+        """Take the readings that `demand` requests from now on."""
         self._enabled = demand.takes_reading(KIND, BATCH)
 
     @property
     def should_read(self) -> bool:
-        """Whether what goes into the model is to be read now."""
+        """Whether to read the input of the model in this step."""
         coming = self._recorder.steps.window_step
         return self._enabled and in_schedule(coming) and several_ranks()
 
     def read(
         self, call: int, name: str, model: torch.nn.Module, args: Sequence[Any], keywords: Mapping[str, Any]
     ) -> None:
-        """Read all tensors that `call` gives the model, as one value; nothing where one cannot be read."""
+        """Read all tensors passed to the model in `call`, as one value; skip calls with an unreadable tensor."""
         with hidden_from_modes():
             batch = list(_tensors((*args, *keywords.values())))
             if sum(tensor.numel() for tensor in batch) < LEAST_ELEMENTS or not all(map(readable, batch)):
@@ -78,8 +78,10 @@ class BatchReadings:
 
 
 def _is_gathered(model: torch.nn.Module) -> bool:
-    """Whether FSDP gathers all parameters of a model from all ranks. On a mesh of several dimensions, ranks may share
-    the model as well (tensor parallelism)."""
+    """Return whether FSDP gathers all parameters of a model from all ranks.
+
+    On a mesh of several dimensions, ranks may share the model as well (tensor parallelism).
+    """
     names = {cls.__name__ for cls in type(model).__mro__ if cls.__module__.startswith("torch.distributed.")}
     ranks = torch.distributed.get_world_size()
     if "FullyShardedDataParallel" in names:
@@ -90,12 +92,12 @@ def _is_gathered(model: torch.nn.Module) -> bool:
 
 
 def _combined(values: Sequence[int | None]) -> int:
-    """Several fingerprints as one number; it is the same in each process."""
+    """Combine several fingerprints into one number, the same in each process."""
     return hash(tuple(value or 0 for value in values)) & 0x7FFFFFFFFFFFFFFF
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
-    """The tensors among `values`, also in a list, a tuple or a dict."""
+    """Yield the tensors among `values`, including those in a list, a tuple or a dict."""
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value

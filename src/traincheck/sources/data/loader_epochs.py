@@ -1,4 +1,4 @@
-"""Passes over data loaders: what a loader is called, what it announces, and how far a pass over it went."""
+"""Tracks epochs over data loaders: the name of a loader, its announced length, and how far each epoch went."""
 
 from __future__ import annotations
 
@@ -17,17 +17,21 @@ from traincheck.sources.tensors.reading import fingerprints, hidden_from_modes
 from traincheck.vocab.facts import Facts, FactValue
 
 UNKNOWN = "DataLoader"
-"""The name of a loader whose iterator was made before we looked."""
+"""The name of a loader whose iterator was built before TrainCheck attached."""
 
 MOST_TENSORS, MOST_NESTED = 64, 4
-"""Tensors of a batch that are told, and how deep structures are looked into: samples of a graph may be thousands."""
+"""Tensors recorded per batch, and how deep structures are searched: samples of a graph may be thousands."""
 MOST_INDICES = 4096
-"""Indices of a batch that count for its fingerprint."""
+"""Indices of a batch that enter its fingerprint."""
 
 
 class LoaderEpoch:
-    """One pass over a loader: `batches` were fetched so far; `order` is a fingerprint of which came first; `args` tells
-    of how many samples a batch is to be, `foreign` that no code of the program's runs in it."""
+    """One epoch over a loader.
+
+    `batches` counts the fetched batches, `order` is a fingerprint of the first of them. `args` holds the batch size.
+    `from_start` says that TrainCheck saw the epoch from its beginning. `torch_only` says that no code of the program
+    runs while the loader fetches. `turn` counts earlier epochs of the same iterator.
+    """
 
     __slots__ = (
         "__weakref__",
@@ -58,15 +62,15 @@ class LoaderEpoch:
         self.number = number  # of its iterator
         self.workers = workers
         self.args: Facts = () if size is None else (("batch_size", size),)
-        self.from_start = from_start  # seen from its beginning
+        self.from_start = from_start
         self.torch_only = torch_only
-        self.turn = 0  # passes that the same iterator made before
+        self.turn = 0
         self.rounds: Rounds | None = None
         self.restart()
         self.turn = 0
 
     def restart(self) -> None:
-        """Another pass begins with the same iterator (of workers that persist)."""
+        """Begin another epoch with the same iterator (with persistent workers)."""
         self.turn += 1
         self.batches = 0
         self.order: int | None = None
@@ -74,7 +78,7 @@ class LoaderEpoch:
 
 
 def is_torch_only(loader: DataLoader[Any]) -> bool:
-    """Whether a loader is made of torch's own parts: nothing of the program's runs while it fetches a batch."""
+    """Return whether a loader consists of torch classes only: no code of the program runs while it fetches."""
     dataset = loader.dataset
     while type(dataset) is Subset:
         dataset = dataset.dataset
@@ -96,9 +100,9 @@ class _NamedLoader(NamedTuple):
 class LoaderNames:
     """Names loaders in order of appearance: `DataLoader#1`, `DataLoader#2`, ...
 
-    A loader that is built anew for each epoch is one loader to a person. So one that reads the same data set in the
-    same way as one that is gone takes over its name. Known limitations: not where the data set cannot be referenced
-    weakly (a list).
+    Users regard a loader that is rebuilt for each epoch as one loader. A new loader therefore takes the name of a
+    deleted one that read the same data set in the same way. Known limitations: this needs a data set that supports weak
+    references (a list does not).
     """
 
     def __init__(self) -> None:
@@ -106,7 +110,7 @@ class LoaderNames:
         self._count = 0
 
     def name_of(self, loader: DataLoader[Any]) -> str:
-        """The name of `loader`, given at first sight."""
+        """Return the name of `loader`, assigned when it is first seen."""
         for entry in self._entries:
             if entry.loader() is loader:
                 return entry.name
@@ -132,7 +136,7 @@ class LoaderNames:
 
 
 def _type_name(value: Any) -> str:
-    """The name of a class or function; of anything else that of its class."""
+    """Return the name of a class or function, or the class name of any other object."""
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
@@ -144,20 +148,20 @@ def _weak_reference(value: Any) -> weakref.ref[Any] | None:
 
 
 def announced_length(loader: DataLoader[Any]) -> int | None:
-    """How many batches the loader says that it has, None where it does not know.
+    """Return the number of batches that the loader announces, None where it does not know.
 
-    A loader over an iterable data set is never asked: it would remember that it was, and warn when it was wrong.
+    A loader over an iterable data set is not asked: it would remember the answer, and warn when the answer is wrong.
     """
     return None if isinstance(loader.dataset, IterableDataset) else _length(loader)
 
 
 def dataset_size(loader: DataLoader[Any]) -> int | None:
-    """How many samples the data set says that it has, None where it does not know."""
+    """Return the number of samples that the data set announces, None where it does not know."""
     return _length(loader.dataset)
 
 
 def batch_size(loader: DataLoader[Any]) -> int | None:
-    """Samples in a batch, None where the loader does not batch, or batches vary."""
+    """Return the samples per batch, None where the loader does not batch, or batches vary."""
     size = loader.batch_size
     if size is None:
         size = getattr(loader.batch_sampler, "batch_size", None)
@@ -169,7 +173,7 @@ def _length(sized: Any) -> int | None:
         return None
     try:
         return len(sized)
-    except Exception:  # a sampler that does not know; whether the program minds is its own affair
+    except Exception:  # a sampler without a known length
         return None
 
 
@@ -177,7 +181,7 @@ def _length(sized: Any) -> int | None:
 
 
 def tensors_in(batch: Any, role: str, depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in a batch with their roles: `result`, `result[0]`, `result[images]`, `result[0][1]`."""
+    """Yield the tensors in a batch with their roles: `result`, `result[0]`, `result[images]`, `result[0][1]`."""
     if isinstance(batch, torch.Tensor):
         yield role, batch
     elif depth < MOST_NESTED and type(batch) is not str:
@@ -190,7 +194,7 @@ def tensors_in(batch: Any, role: str, depth: int = 0) -> Iterator[tuple[str, tor
 
 
 def order_of_indices(indices: Any) -> int | None:
-    """A fingerprint of the indices that a sampler chose for a batch, None where they are nothing that could be told."""
+    """Return a fingerprint of the indices that a sampler chose for a batch; None for other objects."""
     try:
         with hidden_from_modes():
             text = repr(_plain(indices))
@@ -208,7 +212,7 @@ def _plain(index: Any, depth: int = 0) -> FactValue | list[Any]:
 
 
 def order_of_batch(batch: Any) -> int | None:
-    """A fingerprint of the tensors of a batch, None where it has none that could be read."""
+    """Return a fingerprint of the tensors of a batch; None without readable tensors."""
     tensors = [tensor for _, tensor in tensors_in(batch, "")][:MOST_TENSORS]
     with hidden_from_modes():
         values = [value for value in fingerprints(tensors) if value is not None]

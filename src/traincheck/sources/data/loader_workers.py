@@ -1,11 +1,11 @@
-"""Workers: random states in the forked workers of data loaders, told to the process that reads their batches.
+"""Records random states of forked data loader workers in the process that reads their batches.
 
-Note [A word for each batch]
-A worker says with each batch in which random states it began on it: one small message, written to a pipe that the main
-process opened before the fork. The write never blocks (a message that does not fit is lost, and counted) and comes
-before the batch itself, so whoever has the batch has the message. The main process puts the messages in *rounds*: the
-k-th of every worker. It tells a round once the batches of the round have been fetched, so that when it is told does not
-depend on how far the workers are ahead.
+Note [One message per batch]
+With each batch, a worker reports the random states in which it began: one small message, written to a pipe that the
+main process opened before the fork. The write never blocks; a message that does not fit is lost and counted. The worker
+writes the message before the batch, so a process that has the batch also has the message. The main process groups
+messages into *rounds*: the k-th message of every worker. It records a round after fetching all its batches, so the
+recording does not depend on how far workers run ahead.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ KIND = "worker"
 DATASET = "dataset"
 STATES = (*STREAMS, DATASET)
 ATTRIBUTES = tuple(f"random.{state}" for state in STATES)
-"""What is read of a worker. `random.dataset`: the generators that the data set holds and drew from for this batch."""
+"""Readings of a worker. `random.dataset`: the generators of the data set that were drawn from for this batch."""
 
 _MESSAGE = struct.Struct(f"<6I{len(STATES)}Q")
 MOST_AT_ONCE = 1000
 """Messages taken from the pipe in one read; a pipe of 64 KiB holds about as many."""
 MOST_HELD = 64
-"""Rounds that wait for a worker; more than a loader ever fetches ahead, so that worker has ended or lost its word."""
+"""Rounds that wait for a worker. A loader never fetches this far ahead, so the worker ended or its message was lost."""
 
 
 class Message(NamedTuple):
-    """A worker began on the `batch`-th batch of a pass; `told` has a bit for each of `STATES` that follows."""
+    """A worker began the `batch`-th batch of an epoch. `mask` has a bit for each of `STATES` that follows."""
 
     iterator: int
     turn: int
@@ -64,9 +64,9 @@ class Message(NamedTuple):
 
 
 class Pipe:
-    """A pipe that is never waited for. Its ends are used only as long as they are what was opened.
+    """A pipe that never blocks. Its ends are used only while they still refer to the pipe.
 
-    (A program that closes descriptors which it did not open may have given their numbers to files of its own.)
+    (A program that closes file descriptors it did not open may have reused their numbers for its own files.)
     """
 
     def __init__(self) -> None:
@@ -87,13 +87,13 @@ class Pipe:
         return self._identity[index] is not None and self._identify(self.ends[index]) == self._identity[index]
 
     def write(self, data: bytes) -> None:
-        """Write all of `data` (at most PIPE_BUF bytes) or, where it does not fit, nothing."""
+        """Write all of `data` (at most PIPE_BUF bytes), or nothing where it does not fit."""
         if self._intact(1):
             with contextlib.suppress(OSError):
                 os.write(self.ends[1], data)
 
     def read(self) -> bytes:
-        """What is there, at most `MOST_AT_ONCE` messages; they are written whole, so they are read whole."""
+        """Read the waiting bytes, at most `MOST_AT_ONCE` messages; messages are written and read whole."""
         if not self._intact(0):
             return b""
         try:
@@ -108,7 +108,7 @@ class Pipe:
 
 
 class Rounds:
-    """The messages of the workers of one pass over a loader, put in rounds."""
+    """The messages of the workers of one epoch, grouped into rounds."""
 
     def __init__(self, iterator: int, workers: int, turn: int) -> None:
         self.iterator = iterator
@@ -119,16 +119,16 @@ class Rounds:
         self._next: dict[int, int] = {}
 
     def add(self, message: Message) -> None:
-        """Take in a message; one of an earlier pass over the same iterator is too late."""
+        """Add a message, unless it belongs to an earlier epoch of the same iterator."""
         if message.turn == self.turn and message.workers == self._workers:
             self._held.setdefault(message.batch, {})[message.worker] = message
             self.lost += message.batch - self._next.get(message.worker, 0)
             self._next[message.worker] = message.batch + 1
 
     def ready(self, fetched: int, exhausted: bool) -> list[list[Message]]:
-        """The rounds that can be told once `fetched` batches were, or the pass is over; each by worker.
+        """Return the rounds that can be recorded after `fetched` batches, or at the end of the epoch; each by worker.
 
-        A round that a worker ended before is told without it; one in which a message was lost is left out.
+        A round omits workers that ended before. A round with a lost message is dropped.
         """
         complete = []
         for number in sorted(self._held):
@@ -146,7 +146,7 @@ class Rounds:
 
 
 class _InWorker(threading.local):
-    """What a forked worker knows of itself: it inherits this from the thread that forked it."""
+    """The state of a forked worker, inherited from the thread that forked it."""
 
     iterator = 0  # set by the main process right before the fork
     fetcher: weakref.ref[Any] | None = None
@@ -168,7 +168,7 @@ class LoaderWorkers:
         self._lost = 0
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
-        """Have workers that are forked from now on tell their random states, where they are demanded."""
+        """Have workers forked from now on report their random states, where requested."""
         undo = UndoStack()
         self._recorder = recorder
         self._states = tuple(state for state in STATES if demand.takes_reading(KIND, f"random.{state}"))
@@ -183,14 +183,13 @@ class LoaderWorkers:
     # -- in the main process ---------------------------------------------------------------------------------------
 
     def about_to_fork(self, iterator: int, turn: int, workers: int, context: Any) -> Rounds | None:
-        """A loader's iterator starts its workers, or a new pass (`turn`) with those it has; None if unseen."""
+        """Note that an iterator starts its workers, or reuses them for a new epoch (`turn`); return None if
+        unobserved."""
         if not self._states:
             return None
         method = _start_method(context)
         if method != "fork":
-            self._recorder.report_unobservable(
-                f"workers: data loader workers that are started by {method} are not seen inside"
-            )
+            self._recorder.report_unobservable(f"workers: data loader workers started by {method} are not observed")
             return None
         if self._pipe is None:
             self._pipe = Pipe()
@@ -199,10 +198,10 @@ class LoaderWorkers:
         return rounds
 
     def record(self, rounds: Rounds, name: str, fetched: int, exhausted: bool, call: int) -> None:
-        """Note the readings of the rounds that are ready, in `call`; `name` is the loader's."""
+        """Record the readings of the rounds that are ready, in `call`; `name` is the name of the loader."""
         self._receive()
         for messages in rounds.ready(fetched, exhausted):
-            # An attribute that only some workers tell (one did not draw) would not be compared with its like.
+            # A state that only some workers report (others did not draw) cannot be compared.
             common = messages[0].mask
             for message in messages:
                 common &= message.mask
@@ -213,7 +212,7 @@ class LoaderWorkers:
         self._lost, rounds.lost = self._lost + rounds.lost, 0
 
     def discard(self, rounds: Rounds, fetched: int, exhausted: bool) -> None:
-        """Let go of the rounds that are ready; nobody asks for them."""
+        """Drop the rounds that are ready; nothing requests them."""
         self._receive()
         rounds.ready(fetched, exhausted)
         rounds.lost = 0
@@ -223,7 +222,7 @@ class LoaderWorkers:
         recorder.record_reading(Reading(recorder.next_seq(), call, variable, KIND, attribute, value))
 
     def _receive(self) -> None:
-        """Empty the pipe; a message is for the loader it names, whoever reads it."""
+        """Empty the pipe. A message goes to the loader that it names, whichever loader reads it."""
         data = b"" if self._pipe is None else self._pipe.read()
         for values in _MESSAGE.iter_unpack(data):
             message = Message.unpack(values)
@@ -232,11 +231,9 @@ class LoaderWorkers:
                 rounds.add(message)
 
     def at_end(self) -> None:
-        """Say how many messages were lost, if any were."""
+        """Report the number of lost messages, if any."""
         if self._lost:
-            self._recorder.report_unobservable(
-                f"workers: {self._lost} random states of data loader workers were lost on the way"
-            )
+            self._recorder.report_unobservable(f"workers: {self._lost} random states of data loader workers were lost")
 
     def _close_pipe(self) -> None:
         pipe, self._pipe = self._pipe, None
@@ -246,7 +243,7 @@ class LoaderWorkers:
     # -- in a worker -----------------------------------------------------------------------------------------------
 
     def _silenced(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, which after a fault says nothing more: nobody would hear a complaint from in here."""
+        """Wrap `function` so that it stops working after an exception: nobody reads messages of a worker."""
 
         def safe(*args: Any) -> Any:
             if self._off:
@@ -260,14 +257,14 @@ class LoaderWorkers:
         return safe
 
     def _fetch_begins(self, fetcher: Any, *_: Any) -> tuple[dict[str, int], list[tuple[Any, int]]] | None:
-        """The streams' states, and the data set's generators with theirs; None where this is no forked worker."""
+        """Return the random states, and the generators of the data set with theirs; None outside a forked worker."""
         info = get_worker_info()
         if info is None or self._pipe is None or os.getpid() == self._pid:
             return None
         me = self._me
         if me.busy or fetcher.dataset is not info.dataset:
-            return None  # a loader that the data set reads from
-        if me.fetcher is None or me.fetcher() is not fetcher:  # each pass has a new one
+            return None  # a loader nested in the data set
+        if me.fetcher is None or me.fetcher() is not fetcher:  # each epoch has a new fetcher
             me.fetcher, me.turn, me.batch = weakref.ref(fetcher), me.turn + 1, 0
         me.busy = True
         streams = {}
@@ -280,7 +277,7 @@ class LoaderWorkers:
 
     def _fetch_ends(self, token: tuple[dict[str, int], list[tuple[Any, int]]], batch: Any) -> None:
         states, held = token
-        # A generator that is not drawn from may well be the same everywhere.
+        # A generator that nobody draws from may be the same in all workers.
         drawn = [before for generator, before in held if fingerprint(generator) != before]
         if drawn:
             states[DATASET] = combined(drawn)
@@ -297,7 +294,8 @@ class LoaderWorkers:
 
 
 def _start_method(context: Any) -> str:
-    """How a loader's workers are started. (Asking the usual way would settle the method for the whole program.)"""
+    """Return how a loader starts its workers. (`multiprocessing.get_start_method()` would fix the method for the
+    program.)"""
     multiprocessing_context = context if context is not None else multiprocessing
     method = multiprocessing_context.get_start_method(allow_none=True)
     return str(method or multiprocessing.get_all_start_methods()[0])

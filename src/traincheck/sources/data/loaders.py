@@ -1,4 +1,4 @@
-"""Source `loaders`: passes over `torch.utils.data.DataLoader`, their batches, and the random states around them."""
+"""Source `loaders`: records epochs over `torch.utils.data.DataLoader`, their batches, and random states around them."""
 
 from __future__ import annotations
 
@@ -49,19 +49,22 @@ SIZES: dict[str, tuple[str, Callable[[Any], int | None]]] = {
     "batch_size": (LIVE, batch_size),
     "dataset_size": (LIVE, dataset_size),
 }
-"""What is read of a loader when a pass over it begins: the role and how."""
+"""Readings of a loader at the beginning of an epoch: the role, and the function that reads it."""
 PROCESS = "process"
-"""The variable of readings of the process's own random states."""
+"""The variable in readings of the random states of the process."""
 MOST_SUMMARIES = 10_000
-"""Summaries that are kept to be told again; batches of ever new shapes must not fill the memory."""
+"""Summaries cached for reuse, so that batches of ever new shapes do not fill the memory."""
 
 _LAST = {flag: facts(last_batch=flag) for flag in (False, True)}
 _FETCHED = {flag: facts(first_batch=flag, last_batch=False) for flag in (False, True)}
 
 
 class _Fetch(NamedTuple):
-    """A fetch under way: where it began, its call (where it is recorded), the pass it belongs to, and the site of the
-    fetch that it is a part of. One that is not watched has no call, and is only counted."""
+    """A fetch under way.
+
+    `began` is its first sequence number, `call` its call where recorded, `outer` the site of the fetch around it. An
+    unwatched fetch has no call and is only counted.
+    """
 
     began: int
     call: OpenCall | None
@@ -77,10 +80,10 @@ class _Opened(threading.local):
 
 
 class LoaderSource:
-    """Observes the iterators of data loaders; each loader is named in order of appearance.
+    """Observes the iterators of data loaders; names each loader in order of appearance.
 
-    Known limitations: a loader is asked for its length, which a sampler of the program's own answers by whatever
-    `__len__` it has. Workers that are not forked are not seen inside (and told so).
+    Known limitations: the length of a loader may call `__len__` of a sampler of the program. Workers that are not
+    forked are not observed, and the report says so.
     """
 
     name = "loaders"
@@ -108,7 +111,7 @@ class LoaderSource:
         self._iter_wanted = demand.records_call(ITER) or bool(self._sizes or self._streams)
         undo = UndoStack()
         undo.enter_context(self._workers.attach(demand, recorder))
-        # A pass is followed from its beginning to its end, through steps that are watched and others.
+        # TrainCheck follows an epoch from beginning to end, through watched and unwatched steps.
         wrap, iterator = self._wrap, _BaseDataLoaderIter
         wrap(undo, DataLoader, "__iter__", self._iter_begins, self._iter_ends, self._iter_fails)
         wrap(undo, iterator, "__init__", self._epoch_begins, self._about_to_fork, _no_op, always=True)
@@ -146,7 +149,7 @@ class LoaderSource:
         recorder = self._recorder
         recorder.record_reading(Reading(recorder.next_seq(), call, variable, kind, attribute, value, role, context))
 
-    # -- a pass begins ---------------------------------------------------------------------------------------------
+    # -- an epoch begins -------------------------------------------------------------------------------------------
 
     def _iter_begins(self, loader: Any) -> OpenCall | None:
         if not self._iter_wanted:
@@ -164,7 +167,8 @@ class LoaderSource:
         self._recorder.abandon(call)
 
     def _epoch_begins(self, iterator: Any, loader: Any) -> tuple[Any, LoaderEpoch] | None:
-        """An iterator is being made. (What makes it is not always `DataLoader.__iter__`: a subclass may do it.)"""
+        """Note that an iterator is being built. (`DataLoader.__iter__` is not the only builder: a subclass may do
+        it.)"""
         receiver = self._name(loader)
         self._leave_other_epochs(receiver)
         self._read_loader(loader, receiver)
@@ -177,12 +181,12 @@ class LoaderSource:
         return (loader.multiprocessing_context, epoch) if epoch.workers else None
 
     def _about_to_fork(self, token: tuple[Any, LoaderEpoch], result: Any) -> None:
-        """The iterator is made, as far as its base class does it; workers start next."""
+        """Note that the base class has built the iterator; its workers start next."""
         context, epoch = token
         epoch.rounds = self._workers.about_to_fork(epoch.number, epoch.turn, epoch.workers, context)
 
     def _epoch_restarts(self, iterator: Any, loader: Any = None, first_iter: bool = False) -> None:
-        """An iterator is used again for another pass (or, as part of its making, for the first)."""
+        """Note that an iterator begins another epoch (or, during its construction, its first)."""
         epoch = self._epoch_of(iterator)
         if loader is None or epoch is None or first_iter:
             return
@@ -213,10 +217,10 @@ class LoaderSource:
         entry = self._epochs.get(id(iterator))
         return entry[1] if entry is not None and entry[0]() is iterator else None
 
-    # -- a pass goes on --------------------------------------------------------------------------------------------
+    # -- an epoch continues ----------------------------------------------------------------------------------------
 
     def _index_begins(self, iterator: Any) -> LoaderEpoch | None:
-        """The first indices of a pass tell its order; those of an iterable data set are none."""
+        """Return the epoch whose first indices define its order; iterable data sets have no indices."""
         epoch = self._epoch_of(iterator)
         return epoch if epoch is not None and epoch.order is None and not epoch.batches else None
 
@@ -254,7 +258,7 @@ class LoaderSource:
             self._record_workers(epoch, call.seq)
             self._recorder.leave(call, _FETCHED[epoch.from_start and epoch.batches == 1])
         self._recorder.steps.fetch_ends(fetch.began)
-        self._recorder.at_rest()
+        self._recorder.between_calls()
 
     def _next_fails(self, fetch: _Fetch) -> None:
         recorder, call, epoch = self._recorder, fetch.call, fetch.epoch
@@ -284,7 +288,7 @@ class LoaderSource:
             self._workers.record(epoch.rounds, epoch.receiver, epoch.batches, epoch.exhausted, call)
 
     def _record_batch(self, call: OpenCall, batch: Any) -> None:
-        """Tell the tensors of a batch; equal summaries are the same object where no values are told."""
+        """Record the tensors of a batch. Without values, equal summaries are the same object."""
         entries = list(itertools.islice(tensors_in(batch, RESULT), MOST_TENSORS))
         with hidden_from_modes():
             entries = [(role, tensor) for role, tensor in entries if shape_of(tensor) is not None]
@@ -313,10 +317,10 @@ class LoaderSource:
             summary = self._summaries[key] = TensorSummary(role, dtype, tuple(tensor.shape), tensor.requires_grad)
         return summary
 
-    # -- a pass ends -----------------------------------------------------------------------------------------------
+    # -- an epoch ends ---------------------------------------------------------------------------------------------
 
     def _record_epoch(self, epoch: LoaderEpoch, call: int) -> None:
-        """How far the pass came and in what order; one that was not seen from its beginning tells neither."""
+        """Record how far the epoch went and in what order, unless TrainCheck missed its beginning."""
         if epoch.from_start:
             context = _LAST[epoch.exhausted]
             if BATCHES in self._results:
@@ -325,15 +329,15 @@ class LoaderSource:
                 self._read(epoch.receiver, LOADER, ORDER, epoch.order, LIVE, call, context)
 
     def _record_unfinished(self, epoch: LoaderEpoch) -> None:
-        """Nothing more comes of this pass. One without a batch was only prepared."""
+        """Record an epoch that the program abandoned, unless it never fetched a batch."""
         if not epoch.exhausted and epoch.batches:
             self._record_epoch(epoch, NO_CALL)
 
     def _leave_other_epochs(self, receiver: str) -> None:
-        """Report the unfinished passes over a loader when another pass over it begins.
+        """Record the unfinished epochs of a loader when another epoch over it begins.
 
-        A program may keep an iterator long after its last batch (`batches = iter(loader); first = next(batches)`). It
-        has left that pass by now, and the end of the iterator says nothing about the passes since.
+        A program may keep an iterator long after its last batch (`batches = iter(loader); first = next(batches)`). The
+        program has left that epoch by now, and the end of the iterator says nothing about later epochs.
         """
         for _, epoch in list(self._epochs.values()):
             if epoch.receiver == receiver:
@@ -341,7 +345,7 @@ class LoaderSource:
                 epoch.from_start = epoch.from_start and not epoch.batches
 
     def _iterator_deleted(self, key: int) -> None:
-        """The program let go of an iterator."""
+        """Record an epoch whose iterator the program deleted."""
         entry = self._epochs.get(key)
         if entry is not None and entry[0]() is None:
             del self._epochs[key]
@@ -354,4 +358,4 @@ class LoaderSource:
 
 
 def _no_op(*_: Any) -> None:
-    """For what needs no word when it ends."""
+    """Used where the end of a call needs no work."""

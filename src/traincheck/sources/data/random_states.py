@@ -1,4 +1,4 @@
-"""Random states: fingerprints of the streams that a process draws from, taken without drawing from them."""
+"""Fingerprints the random streams of a process without drawing from them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from traincheck.sources.tensors.reading import fingerprints, hidden_from_modes
 
 PYTHON, NUMPY, TORCH = "python", "numpy", "torch"
 STREAMS = (PYTHON, NUMPY, TORCH)
-"""The streams that every process has: `random`, numpy's global one (where numpy is imported), torch's on the CPU."""
+"""The streams of every process: `random`, the global stream of numpy (where imported), and torch on the CPU."""
 
 DEPTH = 3
-"""How deep to look for generators: a subset of a data set with a chain of transforms, one of which holds one."""
+"""How deep to search for generators: a subset of a data set with a chain of transforms, one of which holds one."""
 MOST_LOOKED_AT, MOST_ENTRIES = 200, 32
-"""Objects that are looked at, and entries of a list or dict: what is larger holds data, not transforms."""
+"""Objects to search, and entries of a list or dict: larger containers hold data, not transforms."""
 
 
 def stream_fingerprint(stream: str) -> int | None:
-    """The fingerprint of one of `STREAMS`, None where the process does not have it."""
+    """Return the fingerprint of one of `STREAMS`, None where the process does not have it."""
     if stream == PYTHON:
         return _of_python(random.getstate())
     if stream == TORCH:
@@ -35,7 +35,7 @@ def stream_fingerprint(stream: str) -> int | None:
 
 
 def fingerprint(generator: Any) -> int | None:
-    """The fingerprint of a generator that `generators_in` found, None where it has no state to be read."""
+    """Return the fingerprint of a generator from `generators_in`, None where its state is unreadable."""
     try:
         if isinstance(generator, torch.Generator):
             return _of_torch(generator)
@@ -44,12 +44,12 @@ def fingerprint(generator: Any) -> int | None:
         if hasattr(generator, "get_state"):  # numpy's RandomState
             return _digest(generator.get_state(legacy=False))
         return _digest(getattr(generator, "bit_generator", generator).state)
-    except Exception:  # one that draws from the system, or of the user's own making
+    except Exception:  # a system generator, or a class of the user
         return None
 
 
 def combined(values: Iterable[int]) -> int:
-    """One fingerprint of several."""
+    """Combine several fingerprints into one."""
     return xxhash.xxh3_64_intdigest(array("Q", values).tobytes())
 
 
@@ -67,7 +67,7 @@ def _of_torch(generator: torch.Generator) -> int | None:
 
 
 def _digest(state: Any) -> int:
-    """Of a state as numpy tells it: numbers, text and arrays in nested dicts."""
+    """Return the digest of a numpy state: numbers, text and arrays in nested dicts."""
     hasher = xxhash.xxh3_64()
 
     def add(value: Any) -> None:
@@ -84,16 +84,16 @@ def _digest(state: Any) -> int:
     return int(hasher.intdigest())
 
 
-# -- generators that the program's objects hold ----------------------------------------------------------------------
+# -- generators held by objects of the program ----------------------------------------------------------------------
 
 
 def generators_in(*roots: Any) -> list[Any]:
-    """The random generators that objects hold, in the order of their attributes, each once.
+    """Return the random generators that objects hold, in the order of their attributes, each once.
 
-    Looked at are the attributes of an object, what these hold in turn (a wrapped data set, a chain of transforms), and
-    the names that the methods `__getitem__`, `__iter__`, `__call__` and plain functions take from their module or
-    closure. No code of the program is run. Known limitations: local variables (of an `__iter__` that makes its own
-    generator) are not seen, nor is what lies deeper than `DEPTH` or in large containers.
+    The search covers attributes, nested objects (a wrapped data set, a chain of transforms), and names that
+    `__getitem__`, `__iter__`, `__call__` and plain functions take from their module or closure. It runs no code of the
+    program. Known limitations: it misses local variables (of an `__iter__` that makes its own generator), objects
+    deeper than `DEPTH`, and large containers.
     """
     generators: dict[int, Any] = {}
     seen: set[int] = set()
@@ -132,7 +132,7 @@ def _may_hold(value: Any) -> bool:
 
 
 def _held_by(holder: Any) -> Iterator[Any]:
-    """What an object holds, as far as it can be told without running code of the program."""
+    """Yield the objects that a holder refers to, as far as possible without running code of the program."""
     if isinstance(holder, MethodType):
         yield holder.__self__
         holder = holder.__func__
@@ -154,7 +154,7 @@ def _held_by(holder: Any) -> Iterator[Any]:
 
 
 def _held_by_function(function: FunctionType) -> Iterator[Any]:
-    """The generators among a function's closure and the globals it names (modules and classes are not followed)."""
+    """Yield the closure of a function, and generators among the globals that it names (not via modules or classes)."""
     is_generator = _generator_test()
     for cell in function.__closure__ or ():
         try:

@@ -1,12 +1,12 @@
-"""Requests: messages between ranks that were only started, from their start until somebody waits for them.
+"""Follows asynchronous messages between ranks from their start until the program waits for them.
 
-Note [On its way]
-What is sent is read from memory at any time until the operation has ended, so it must stay as it is until then; what is
-received is there only afterwards. So a fingerprint is taken where a send starts and where its end is waited for, and of
-what is received at the latter. Of tensors and requests weak references are held: nothing lives longer through us.
+Note [Messages in flight]
+The backend may read a sent tensor at any time until the operation ends, so the tensor must not change before that. A
+received tensor is valid only afterwards. TrainCheck therefore fingerprints a sent tensor at the start and at the wait,
+and a received tensor at the wait. It holds only weak references to tensors and requests.
 
-Known limitations: where a backend joins several messages into one request (NCCL in `batch_isend_irecv`), its wait is
-not seen. A request that the program only asks whether it has ended is not looked at any more once it says so.
+Known limitations: some backends join several messages into one request (NCCL in `batch_isend_irecv`); TrainCheck misses
+that wait. It stops reading a message once the program polls the request and learns that it has ended.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from traincheck.vocab.events import LIFECYCLE, TensorSummary
 from traincheck.vocab.facts import Facts
 
 MOST_PENDING = 4096
-"""Requests that are followed at once; a program that never waits would fill the memory."""
+"""Messages followed at once: a program that never waits would fill the memory."""
 
 _LEVELS = (WAIT,)
 
 
 class _Pending(NamedTuple):
-    """A message on its way, and the call that has started it, whose first tensor it is."""
+    """A message in flight. `started` is the call that started it; the tensor is its first one."""
 
     request: weakref.ref[Any]
     tensor: weakref.ref[torch.Tensor]
@@ -46,12 +46,12 @@ class _Pending(NamedTuple):
     started: OpenCall
 
     def fingerprint(self) -> int | None:
-        """That of what is sent, None of what is received or was not read. Ask in what is put off."""
+        """Return the fingerprint of a sent tensor; None for a received or unread one. Call in deferred work."""
         return self.started.tensors[0].fingerprint if self.sends and self.started.tensors else None
 
 
 class AsyncMessages:
-    """Follows requests and tells of each wait for one, as a call of `WAIT`."""
+    """Follows messages in flight and records each wait for one, as a call of `WAIT`."""
 
     name = "collectives"
 
@@ -61,7 +61,7 @@ class AsyncMessages:
         self._recorder: Recorder | None = None
 
     def attach(self, demand: Demand, recorder: Recorder, undo: UndoStack) -> None:
-        """Watch waits, as far as they are asked for."""
+        """Observe waits, where requested."""
         work = getattr(torch.distributed, "Work", None)
         observed = any(demand.reads_values(_LEVELS, state) for state in (TENSORS, CONTENTS))
         if work is None or not demand.records_call(_LEVELS) or not observed:
@@ -80,7 +80,7 @@ class AsyncMessages:
         recorder.on_detach(undo, self._pending.clear)
 
     def follow(self, request: Any, call: OpenCall, tensor: Any, *, sends: bool, read: bool) -> None:
-        """Follow a message that `call` has started; `read` is True where values are read of this call."""
+        """Follow a message that `call` started; `read` is True where this call reads values."""
         if self._recorder is None or request is None or not isinstance(tensor, torch.Tensor) or not call.tensors:
             return
         if len(self._pending) >= MOST_PENDING:
@@ -96,7 +96,7 @@ class AsyncMessages:
     def _polled(self, pending: _Pending, ended: object) -> None:
         request = pending.request()
         if ended is True and request is not None:
-            # From now on the memory is the program's own again.
+            # From now on the program may reuse the memory.
             self._pending[id(request)] = pending._replace(read=False)
 
     def _wait_begins(self, request: Any, *_: Any, **__: Any) -> tuple[OpenCall, _Pending] | None:
@@ -128,4 +128,4 @@ class AsyncMessages:
 
 
 def _no_op(_: Any) -> None:
-    """A poll that raises leaves all as it was."""
+    """A poll that raises changes nothing."""

@@ -1,4 +1,4 @@
-"""Source `collectives`: communication between ranks through `torch.distributed`."""
+"""Source `collectives`: records communication between ranks through `torch.distributed`."""
 
 from __future__ import annotations
 
@@ -61,22 +61,25 @@ WRITTEN: dict[str, str] = {
     "send_object_list": "",
     "recv_object_list": "",
 }
-"""Functions, and the parameter into which each writes its result; empty for one that writes into no tensor of the
-caller's before it returns."""
+"""Functions, with the parameter that receives the result; empty where no tensor of the caller is written before
+return."""
 
 STARTERS = ("isend", "irecv", "batch_isend_irecv")
-"""Functions that only start what they are called for."""
+"""Functions that return before their operation ends."""
 
 _SENDS, _RECEIVES, _BLOCKING = ("send", "isend"), ("recv", "irecv"), (f"{HOME}.send", f"{HOME}.recv")
 
 
 _JOIN_ROUND_METHOD = "_get_num_nonjoined_procs"
-"""The method of `Join` that a rank calls before each round in which it answers the others."""
+"""The method of `Join` that a rank calls before each round in which it answers other ranks."""
 
 
 class _OpenCollective(NamedTuple):
-    """A call under way: its arguments as they were, and those that its result is written into. `told` says between
-    which ranks it is, `message` is what a request sends or receives. One that is not watched has no `call`."""
+    """A call under way: its arguments before the call, and the tensors that receive the result.
+
+    `peer_facts` say which ranks take part, `message` is the tensor sent or received asynchronously. An unwatched call
+    has no `call`.
+    """
 
     call: OpenCall | None
     before: StateBeforeCall | None
@@ -86,7 +89,7 @@ class _OpenCollective(NamedTuple):
 
 
 class _Messaging(threading.local):
-    """Whether a thread is in a function that sends or receives."""
+    """Whether a thread is inside a function that sends or receives."""
 
     active = False
 
@@ -94,8 +97,8 @@ class _Messaging(threading.local):
 class CollectiveSource:
     """Observes the functions of `torch.distributed` named in this file.
 
-    Known limitations: what `DistributedDataParallel` and others reduce from within C++ is not seen, nor is the result
-    of an operation that was only started (`async_op=True`).
+    Known limitations: TrainCheck misses reductions made in C++ (by `DistributedDataParallel` and others), and the
+    result of asynchronous operations (`async_op=True`).
     """
 
     name = "collectives"
@@ -113,13 +116,13 @@ class CollectiveSource:
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         undo = UndoStack()
-        # The compiler knows collectives by identity: the table in which it looks is to hold the originals.
+        # The compiler looks up collectives by identity, so its table has to hold the originals.
         importlib.import_module(f"{HOME}._functional_collectives")
         for name in WRITTEN:
             function = getattr(torch.distributed, name, None)
             if function is not None and demand.records_call((f"{HOME}.{name}",)):
                 replace_everywhere(undo, HOME, name, self._wrap_collective(demand, recorder, name, function))
-        # A rank whose data has come to an end answers the calls of the others when it leaves its `Join`.
+        # A rank that has run out of data answers the calls of other ranks when it leaves its `Join`.
         join = importlib.import_module(f"{HOME}.algorithms.join").Join
         replace(undo, join, "__exit__", functools.partial(self._wrap_join, recorder))
         if hasattr(join, _JOIN_ROUND_METHOD):
@@ -129,8 +132,10 @@ class CollectiveSource:
         return undo
 
     def _wrap_join(self, recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, in which a rank without data answers the others: its collectives, and the steps that it makes of
-        an optimizer whose state is divided among the ranks, are no part of a training step of its own."""
+        """Wrap the exit of `Join`, in which a rank without data answers other ranks.
+
+        The collectives and sharded optimizer steps made there belong to no training step of this rank.
+        """
         join_state, hooks = self._join, recorder.hooks
 
         def joined() -> None:
@@ -144,7 +149,7 @@ class CollectiveSource:
         @functools.wraps(function)
         def wrapper(join: Any, *args: Any, **kwargs: Any) -> Any:
             join_state.here, join_state.rounds = True, 0
-            suspended = hooks.suspend(methods=False)  # a method of ours counts the rounds
+            suspended = hooks.suspend(methods=False)  # `_count_rounds` stays in place
             try:
                 result = function(join, *args, **kwargs)
             finally:
@@ -156,7 +161,7 @@ class CollectiveSource:
         return wrapper
 
     def _count_rounds(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, which asks before each round how many ranks still train: a step of theirs, if there are any."""
+        """Wrap the function that counts ranks still training: any such rank means another step of theirs."""
         join_state = self._join
 
         @functools.wraps(function)
@@ -181,9 +186,9 @@ class CollectiveSource:
                 self._message_facts(name, names, args, kwargs)
                 messaging.active = True
                 return _OpenCollective(None, None, None)
-            around = recorder.innermost()
+            around = recorder.innermost_call()
             if around is not None and around.levels is levels:
-                return None  # torch asks the modes of the program first, and they call the function once more
+                return None  # torch calls the modes of the program first, and they call the function again
             call = recorder.enter(LIFECYCLE, levels, "", call_context_facts(call_context))
             nested = around is not None and around.levels[0] in _BLOCKING
             if not counted:
@@ -219,14 +224,14 @@ class CollectiveSource:
             if opened.call is not None:
                 recorder.abandon(opened.call)
 
-        # Both ends number their messages from the start of the run, so that they find each other.
+        # Both ranks number their messages from the start of the run, so that the numbers match.
         guarded = partial(recorder.guarded, self.name, always=counted)
         return wrapping(guarded(begins), guarded(ends), guarded(failed))
 
     def _message_facts(
         self, name: str, names: tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Facts:
-        """The other rank of a message, and the message's number."""
+        """Return the other rank of a message and the number of the message."""
         peer = _peer("dst" if name in _SENDS else "src", names, args, kwargs)
         if peer is None:
             return ()
@@ -236,13 +241,13 @@ class CollectiveSource:
 
 
 def _argument(name: str, names: tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What was passed for the parameter `name`, None when nothing was."""
+    """Return the argument passed for the parameter `name`, None without one."""
     index = names.index(name) if name in names else len(args)
     return args[index] if index < len(args) else kwargs.get(name)
 
 
 def _group(names: tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Facts:
-    """The ranks of the group, where these are not all."""
+    """Return the ranks of the group as a fact, unless the group has all ranks."""
     group = _argument("group", names, args, kwargs)
     if group is None or group is torch.distributed.group.WORLD:
         return ()
@@ -250,11 +255,11 @@ def _group(names: tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any
         ranks = torch.distributed.get_process_group_ranks(group)
         return () if len(ranks) == torch.distributed.get_world_size() else ((GROUP, ranks_as_text(ranks)),)
     except (LookupError, ValueError, TypeError, RuntimeError):
-        return ()  # no group of which this rank is a member: the call will say so itself, or do nothing
+        return ()  # this rank is not in the group: torch raises or ignores the call
 
 
 def _peer(other: str, names: tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
-    """The number of the other rank among all ranks, None for any rank."""
+    """Return the global number of the other rank, None for any rank."""
     peer, group_rank, group = (_argument(name, names, args, kwargs) for name in (other, f"group_{other}", "group"))
     try:
         if peer is None and group_rank is not None:
@@ -265,11 +270,11 @@ def _peer(other: str, names: tuple[str, ...], args: Sequence[Any], kwargs: Mappi
 
 
 _CAN_READ_LOCALS = sys.version_info >= (3, 11)
-"""Whether the arguments of a frame can be looked at without keeping them alive, see Note [Borrowed locals]."""
+"""Whether reading the arguments of a frame leaves them free to die, see Note [Borrowed locals]."""
 
 
 def _purpose(sites: CallSites) -> str:
-    """The function of the user's that makes the call, with the words among its arguments: `norm_of(group=experts)`."""
+    """Return the user function that makes the call, with its word-like arguments: `norm_of(group=experts)`."""
     frame = sys._getframe(2)
     while frame is not None and not sites.file_of(frame.f_code):
         frame = frame.f_back  # type: ignore[assignment]

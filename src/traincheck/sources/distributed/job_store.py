@@ -1,8 +1,8 @@
-"""The job's store: where the processes of a torch.distributed job find each other, over a connection of our own.
+"""Connects to the key-value store of a torch.distributed job, where its processes find each other.
 
-Every job has a key-value store that all of its ranks reach, whatever its backend. A connection of our own to it has a
-lock of its own, so nothing that we wait for holds up the program. We only ever look, and look again: the waiting that
-torch offers writes on stderr when its time is up.
+Every job has a store that all its ranks reach, whatever its backend. TrainCheck opens its own connection with its own
+lock, so waiting for a key never blocks the program. It polls for keys: the wait function of torch writes to stderr when
+it times out.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 PREFIX = "traincheck"
 PAUSE = 0.1
-"""Seconds between two looks for a key."""
+"""Seconds between two polls for a key."""
 
 
 class JobStore:
-    """Keys and values that all ranks of a job see. Every call may raise what torch raises when the store is gone."""
+    """Keys and values shared by all ranks of a job. Every method may raise the errors of torch when the store is
+    gone."""
 
     def __init__(self, store: Any, host: str) -> None:
         self._store = store
         self.host = host
-        """The host of the first rank, as the job knows it."""
+        """The host of the first rank, as known to the job."""
 
     def put(self, key: str, value: bytes) -> None:
         """Set a key."""
         self._store.set(key, value)
 
     def get(self, keys: Sequence[str], seconds: float, is_cancelled: Callable[[], bool]) -> list[bytes] | None:
-        """The values of `keys` once all are set; None where that takes too long, or `given_up` says so meanwhile."""
+        """Return the values of `keys` once all are set; None after a timeout, or once `is_cancelled` returns True."""
         deadline = time.monotonic() + seconds
         while not self._store.check(list(keys)):
             if time.monotonic() > deadline or is_cancelled():
@@ -43,11 +44,11 @@ class JobStore:
 
 
 def connect(job: str, seconds: float) -> JobStore:
-    """A new connection to the store of the job that torch.distributed is initialised for, under a prefix of ours.
+    """Open a connection to the store of the current torch.distributed job, with keys under a TrainCheck prefix.
 
-    Raises LookupError where the store is of a kind that cannot be reached a second time, or what torch raises.
+    Raises LookupError where the store does not support a second connection, or the errors of torch.
     """
-    # Not kept: the program may end the job and begin another one at the same address.
+    # Never cached: the program may end the job and start another at the same address.
     base: Any = _get_default_store()
     while isinstance(base, PrefixStore):
         base = base.underlying_store

@@ -1,13 +1,13 @@
-"""Process groups: how one ends whose last owner is a model.
+"""Keeps a process group alive as long as its model, to avoid a deadlock at the end of a run.
 
 Note [Groups that end with their model]
-`DistributedDataParallel` owns its process group through its reducer, an object of C++. Where the program destroys the
-group first and the model dies later, the group ends inside the destructor of the reducer, which holds Python's lock and
-waits for the threads of the group. One of these threads needs the same lock where it drops an operation that holds the
-last reference to a Python object: both wait for ever. Torch alone comes to it seldom (an operation that nobody waited
-for). With a mode on the stack, as ours is, each operation holds such a reference, so that the last exchange before the
-end is enough. Therefore a reference of Python's to the group lives as long as the reducer and the logger, which owns
-the reducer too, and goes right after them: what Python drops itself is destroyed without the lock.
+`DistributedDataParallel` owns its process group through its reducer, an object of C++. A program may destroy the group
+first, so that the group ends in the destructor of the reducer when the model dies. That destructor holds Python's lock
+and waits for the threads of the group. A group thread needs the same lock to drop an operation that holds the last
+reference to a Python object: both wait forever. Without TrainCheck this is rare (an operation that nobody waited for).
+With a mode on the stack each operation holds such a reference, so the last exchange before the end suffices. TrainCheck
+therefore holds a Python reference to the group until the reducer and the logger, its owners, are gone. Python then
+destroys the group without the lock.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _OWNERS = ("reducer", "logger")
 
 
 def destroy_without_gil(source: str, recorder: Recorder, undo: UndoStack) -> None:
-    """Let groups end without Python's lock where their model is the last to own them.
+    """Have groups end without Python's lock where their model is the last owner.
 
-    Known limitations: models made before this call are not known, nor are reducers that a program makes itself.
+    Known limitations: models built before this call, and reducers that a program builds itself, are not covered.
     """
     keeps = recorder.guarded(source, _keep_group, always=True)
 
@@ -48,9 +48,9 @@ def _keep_group(model: Any) -> None:
     group = getattr(model, "process_group", None)
     for owner in (getattr(model, name, None) for name in _OWNERS):
         if group is not None and owner is not None:
-            # (When Python ends, all is left to it.)
+            # (Python cleans up by itself at exit.)
             weakref.finalize(owner, _release_group, group).atexit = False
 
 
 def _release_group(group: Any) -> None:
-    """The owner is gone; the reference goes with the arguments of this call."""
+    """Drop the reference to the group, after its owner is gone: it leaves with the arguments of this call."""

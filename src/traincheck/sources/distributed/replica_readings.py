@@ -1,7 +1,6 @@
-"""Readings of what an update is given on each rank: the parameters and the gradients that it uses, by fingerprint; and
-of the parameters that an optimizer was built with.
+"""Fingerprints the parameters and gradients used by an update on each rank, and the parameters of new optimizers.
 
-They are taken only in a job of several ranks, which are compared by them (see relations/consistent/replicas.py).
+TrainCheck takes these readings only in jobs of several ranks; relations/consistent/replicas.py compares them.
 """
 
 from __future__ import annotations
@@ -39,15 +38,17 @@ _CONTEXT = {state: facts(kind=KIND, before=state) for state in (SOME, ZERO)}
 
 
 def several_ranks() -> bool:
-    """Whether there are other ranks in this job, as torch.distributed knows by now."""
+    """Return whether torch.distributed is initialised with more than one rank."""
     distributed = torch.distributed
     return bool(distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1)
 
 
 class ReplicaReadings:
-    """Takes the readings before each update. `before` tells whether the tensor is all zero (of a parameter: whether it
-    was when it was first read). Gradients that are not finite count as zero: they have the same bits on all ranks,
-    replicas or not."""
+    """Takes the readings before each update.
+
+    `before` says whether the tensor is all zero (for a parameter: at its first reading). Non-finite gradients count as
+    zero, because they have the same bits on all ranks whether or not these are replicas.
+    """
 
     def __init__(self, demand: Demand, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -57,11 +58,11 @@ class ReplicaReadings:
 
     @property
     def should_read(self) -> bool:
-        """Whether there are other ranks to be compared with."""
+        """Whether other ranks exist to compare with."""
         return (self._data or self._grad or self._first) and several_ranks()
 
     def built(self, held: Sequence[Held], call: int) -> None:
-        """Read the variables of an optimizer that was built just now. Call under `hidden_from_modes`."""
+        """Read the variables of a new optimizer. Call under `hidden_from_modes`."""
         if self._first:
             for (variable, tensor), value in zip(held, fingerprints([tensor for _, tensor in held]), strict=True):
                 if value is not None:
@@ -71,7 +72,7 @@ class ReplicaReadings:
     def step_begins(
         self, held: Sequence[Held], data: Sequence[Fingerprint], states: Sequence[str | DeferredValue], call: int
     ) -> None:
-        """Read the variables of an optimizer; `data` are their fingerprints, `states` those of their gradients.
+        """Read the variables of an optimizer; `data` are their fingerprints, `states` the states of their gradients.
 
         Call under `hidden_from_modes`.
         """
@@ -107,8 +108,10 @@ class ReplicaReadings:
 
 
 def _are_not_finite(gradients: Sequence[torch.Tensor]) -> bool:
-    """Whether the gradients of an update are not finite, judged by one element of the first gradient that is here:
-    clipping by a norm that is not finite spreads to every gradient."""
+    """Return whether the gradients of an update are not finite, judged by one element of the first local gradient.
+
+    Clipping by a non-finite norm spreads to every gradient.
+    """
     dense = next(
         (dense for gradient in gradients if (dense := local_tensor(gradient)) is not None and dense.numel()), None
     )

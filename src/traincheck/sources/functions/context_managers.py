@@ -1,11 +1,11 @@
-"""Source `regions`: context managers that change what the calls inside them do, told in the context of those calls.
+"""Source `regions`: adds active context managers, such as `no_sync`, to the context of the calls inside them.
 
-Autocast and the gradient modes are calls of their own (see `lifecycle`); the tables below are the rest.
+Autocast and gradient modes are calls of their own (see `lifecycle`); the tables below list all other managers.
 
-Note [Seeing a generator's region]
-What a generator function under `contextlib.contextmanager` returns stays what it is; only the generator that it runs is
-set inside another one, which notes when the block is entered and left. The class of the standard library is left alone:
-the compiler follows the context managers of programs into it, and cannot follow them into ours.
+Note [Observing a generator's region]
+A generator function under `contextlib.contextmanager` still returns the object of the standard library. TrainCheck only
+wraps the generator inside it, and so notices when the block begins and ends. The class of the standard library is not
+patched: the compiler traces context managers of programs into it, and cannot trace them into TrainCheck's code.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ GENERATORS: tuple[tuple[str, str, str], ...] = (
     ("torch.nn.utils.stateless", "_reparametrize_module", "functional_call"),
     ("torch.autograd.graph", "disable_saved_tensors_hooks", "disable_saved_tensors_hooks"),
 )
-"""Generator functions by module and name, and what their regions are called. (`functional_call` runs a module with
-other parameters than its own.)"""
+"""Generator functions by module and name, with the names of their regions. (`functional_call` swaps the parameters of a
+module.)"""
 
 CLASSES: tuple[tuple[str, str, str], ...] = (
     ("torch.autograd.anomaly_mode", "detect_anomaly", "detect_anomaly"),
     ("torch.autograd.anomaly_mode", "set_detect_anomaly", "detect_anomaly"),
     ("torch.autograd.graph", "saved_tensors_hooks", "saved_tensors_hooks"),
 )
-"""Context managers that are classes, and what their regions are called."""
+"""Context managers that are classes, with the names of their regions."""
 
 
 class _Entered(threading.local):
@@ -53,10 +53,10 @@ class _Entered(threading.local):
 
 
 class ContextManagerSource:
-    """Watches context managers while calls are observed whose context they belong to.
+    """Observes context managers while calls inside them are observed.
 
-    Known limitations: not seen are functions that are decorated with the context manager of a generator function, and
-    the names of such functions that a program has imported from torch before observation began.
+    Known limitations: TrainCheck misses functions decorated with such a generator-based manager, and names that a
+    program imported from torch before observation began.
     """
 
     name = "regions"
@@ -88,12 +88,12 @@ class ContextManagerSource:
             if inner is not None:
                 manager.gen = _watched(inner, around, label)
 
-        safe_made = recorder.guarded(self.name, made, always=True)  # a region may outlast the step that enters it
+        safe_made = recorder.guarded(self.name, made, always=True)  # a region may outlast its step
         watching = wrapping(lambda *args, **kwargs: True, lambda token, manager: safe_made(manager), lambda token: None)
 
         def decorate(function: Any) -> Any:
             wrapped = watching(function)
-            # The compiler knows some of these by the generator function itself.
+            # The compiler identifies some of these by the generator function.
             wrapped.__wrapped__ = getattr(function, "__wrapped__", function)  # type: ignore[attr-defined]
             return wrapped
 
@@ -116,14 +116,14 @@ class ContextManagerSource:
 
 
 def wrap_in(undo: UndoStack, home: str, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace the function or method `name` of the module `home`, wherever torch holds it."""
+    """Replace the function or method `name` of the module `home`, in every torch module that holds it."""
     module: Any = importlib.import_module(home)
     owner, _, attribute = name.rpartition(".")
     if owner:
         cls = getattr(module, owner, None)
         if cls is not None:
             replace(undo, cls, attribute, make)
-    elif isinstance(module, torch.backends.PropModule):  # a stand-in; the functions are in the module behind it
+    elif isinstance(module, torch.backends.PropModule):  # a proxy; the real module holds the functions
         replace(undo, module.m, name, make)
     else:
         replace_everywhere(undo, home, name, make)

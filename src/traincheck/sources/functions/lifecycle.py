@@ -1,7 +1,7 @@
-"""Source `lifecycle`: calls that steer training without being a module's or an optimizer's own.
+"""Source `lifecycle`: records schedulers, gradient scaling, autocast and gradient-mode regions, seeds, and loading of
+files.
 
-Learning rate schedulers, gradient scaling, autocast and gradient-mode regions, seeds, loading of files. Each is a
-wrapped function or method; the tables below are the whole list.
+Each is a wrapped function or method; the tables below are the complete list.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.optimizers.schedulers import ScheduleReadings
 from traincheck.sources.recording.api_names import levels
 from traincheck.sources.recording.context_facts import context_facts
+from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host
@@ -39,16 +40,16 @@ REGIONS: tuple[tuple[str, str, str], ...] = (
     ("torch.autograd.grad_mode", "no_grad", "torch.no_grad"),
     ("torch.autograd.grad_mode", "inference_mode", "torch.inference_mode"),
 )
-"""Context managers: a call lasts from entering to leaving."""
+"""Context managers: a call lasts from entry to exit."""
 
 SCALER_METHODS = ("scale", "unscale_", "step", "update")
 UNKNOWN_SCALE = 0.0
-"""Stands for the scale of a scaler that does not say it; no scaler can have it."""
+"""Stands for an unknown scale; no scaler can have it."""
 
 
 class _Scaling(NamedTuple):
-    """A method of a scaler under way: its call where that is recorded, the gradients before it and the scale where they
-    are read, and the optimizer whose step it is."""
+    """A scaler method under way: its call where recorded, gradients and scale where read, and the optimizer it
+    steps."""
 
     call: OpenCall | None
     before: Snapshot | None
@@ -56,7 +57,7 @@ class _Scaling(NamedTuple):
     optimizer: str
 
 
-class LifecycleSource:
+class LifecycleSource(RecorderListener):
     """Observes the functions, regions, schedulers and scalers named in this file."""
 
     name = "lifecycle"
@@ -85,7 +86,7 @@ class LifecycleSource:
         self._wrap_schedulers(undo)
         self._wrap_scaler(undo)
         for key, call in list(self._regions.items()):
-            if not demand.records_call(call.levels):  # entered while more was asked for
+            if not demand.records_call(call.levels):  # entered under a larger demand
                 recorder.drop_call(self._regions.pop(key))
         recorder.after_gap(self.name, self._regions.clear)
         return undo
@@ -130,8 +131,8 @@ class LifecycleSource:
 
         base = lr_scheduler.LRScheduler
         recorder = self._recorder
-        if recorder.changing:
-            self._schedules.update_demand(self._demand)
+        if recorder.reattaching:
+            self._schedules.set_demand(self._demand)
         else:
             self._schedules = ScheduleReadings(self._demand, recorder)
         readings = self._schedules
@@ -139,7 +140,7 @@ class LifecycleSource:
         def begins(scheduler: Any, *args: Any, **kwargs: Any) -> tuple[OpenCall, Any] | None:
             call_levels = levels(type(scheduler), "step", base)
             optimizer = getattr(scheduler, "optimizer", None)
-            # The step that a scheduler takes on itself when it is built is not one of the training loop's.
+            # A scheduler takes its first step while it is built; the training loop does not.
             if optimizer is None or not self._demand.records_call(call_levels) or not _built(scheduler):
                 return None
             call = recorder.enter(LIFECYCLE, call_levels, self._name_of(scheduler), context_facts())
@@ -159,13 +160,17 @@ class LifecycleSource:
                 ends(token, None)
 
         guarded = recorder.guarded
-        recorder.after_schedule = guarded(self.name, after)
+        self._record_step = guarded(self.name, after)
+        recorder.add_listener(self)
         decorate = wrapping(guarded(self.name, begins), guarded(self.name, ends), guarded(self.name, failed))
         for cls in _classes_with_step(base):
             replace(undo, cls, "step", decorate)
 
+    def scheduler_stepped(self, scheduler: Any) -> None:
+        self._record_step(scheduler)
+
     def _name_of(self, instance: Any) -> str:
-        """A name for a scheduler or scaler: its class, numbered from the second on."""
+        """Return a name for a scheduler or scaler: its class, numbered from the second instance on."""
         name = self._names.get(instance)
         if name is None:
             base = type(instance).__name__
@@ -205,7 +210,7 @@ class LifecycleSource:
         recorder, api = self._recorder, (f"torch.amp.GradScaler.{method}",)
         name, call, before = "", None, None
         scale: float | DeferredValue = UNKNOWN_SCALE
-        if method == "step":  # steps are counted whatever is demanded
+        if method == "step":  # steps are counted under any demand
             name = self._catalog.add_optimizer(optimizer)
             recorder.steps.update_begins(name, recorder.next_seq())
         if recorder.watching and _scales(scaler) and self._demand.records_call(api):
@@ -218,12 +223,12 @@ class LifecycleSource:
 
 
 def _scales(scaler: Any) -> bool:
-    """Whether the scaler is enabled: the methods of a disabled one change nothing, so their calls are not recorded."""
+    """Return whether the scaler is enabled. A disabled scaler changes nothing, so its calls are not recorded."""
     return bool(getattr(scaler, "_enabled", True))
 
 
 def _scale_of(scaler: Any) -> float | DeferredValue:
-    """The factor of the scaler now, `UNKNOWN_SCALE` where it has none. Call under `hidden_from_modes`."""
+    """Return the current factor of the scaler, `UNKNOWN_SCALE` without one. Call under `hidden_from_modes`."""
     scale = getattr(scaler, "_scale", None)
     if not isinstance(scale, torch.Tensor) or local_tensor(scale) is None or scale.numel() != 1:
         return UNKNOWN_SCALE
@@ -231,12 +236,12 @@ def _scale_of(scaler: Any) -> float | DeferredValue:
 
 
 def _built(scheduler: Any) -> bool:
-    """Whether the scheduler's own construction is over: torch counts the step taken in it as the first."""
+    """Return whether the scheduler is fully built: torch counts the step taken in its constructor as the first."""
     return int(getattr(scheduler, "_step_count", 1)) > 0
 
 
 def _classes_with_step(base: type) -> list[type]:
-    """`base` and all its subclasses that define `step` themselves."""
+    """Return `base` and all its subclasses that define `step` themselves."""
     classes, pending = [], [base]
     while pending:
         cls = pending.pop()
@@ -247,5 +252,5 @@ def _classes_with_step(base: type) -> list[type]:
 
 
 def _flags(kwargs: dict[str, Any]) -> tuple[tuple[str, FactValue], ...]:
-    """Flags among the keyword arguments."""
+    """Return the flags among the keyword arguments."""
     return facts(**{key: value for key, value in kwargs.items() if isinstance(value, bool)})

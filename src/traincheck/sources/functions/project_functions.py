@@ -1,7 +1,7 @@
-"""Source `project`: functions of the user's own code.
+"""Source `project`: records calls of functions in the user's own code.
 
-On Python 3.12 and later `sys.monitoring` reports them at no cost to other code; before that `sys.setprofile` does,
-for the thread it is attached from.
+On Python 3.12 and later `sys.monitoring` reports them at no cost to other code. Before that, `sys.setprofile` reports
+them for the thread that attaches the source.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from traincheck.sources.recording.api_names import main_name
 from traincheck.sources.recording.call_sites import MAX_CODE_OBJECTS, CallSites, qualified_name
 from traincheck.sources.recording.context_facts import CallContext, call_context_facts, result_facts
 from traincheck.sources.recording.frames import argument_names, local_values, return_offsets, variadic_names
+from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.recording.thread_profiler import ProfilerSuspension
 from traincheck.sources.tensors.call_summaries import CallRequest, CallSummaries, StateBeforeCall, call_request
@@ -36,18 +37,18 @@ _UNKNOWN: Any = object()
 """Stands for code that was not seen before."""
 
 MOST_CALLS = 500
-"""Calls of one function that are told of a window. What is called more often is a helper (of a tokenizer, a data set):
-its further calls, and the functions of torch in them, say nothing new."""
+"""Calls of one function recorded per window. A function called more often is a helper (of a tokenizer, a data set): its
+further calls, and the torch functions in them, add no information."""
 
 _GENERATOR = 0x20 | 0x80 | 0x200
-"""Code flags of generators and coroutines: they are entered many times, and are no calls."""
+"""Code flags of generators and coroutines: each resumption enters them again, so an entry is no call."""
 
 
 class _ObservedFunction(NamedTuple):
-    """A function that is observed: its name, what is told of its calls, the places where it returns.
+    """An observed function: its name, the values recorded of its calls, the offsets where it returns.
 
-    `receiver` is the name of the module under construction, for a constructor that is given a number of layers, and
-    `limit` that of the argument which bounds the norm of gradients, or has the bound, for a function that clips.
+    `receiver` is the name of the module under construction, for a constructor with a layer count. `limit` is the
+    argument that bounds a gradient norm, or the object that holds the bound.
     """
 
     levels: tuple[str, ...]
@@ -59,9 +60,10 @@ class _ObservedFunction(NamedTuple):
 
 
 class _OpenFunction(NamedTuple):
-    """A call under way. `of` is its frame, or its code where frames are not told; `built` the module that it makes.
+    """A call under way. `frame_or_code` identifies it: code where frames are not reported. `built` is the module that
+    it builds.
 
-    `call` is None for a call that is not told of any more, see `MOST_CALLS`.
+    `call` is None beyond `MOST_CALLS`.
     """
 
     frame_or_code: FrameType | CodeType
@@ -77,7 +79,7 @@ class _Stack(threading.local):
         self.opened: list[_OpenFunction] = []
 
 
-class ProjectFunctionSource:
+class ProjectFunctionSource(RecorderListener):
     """Observes calls of functions whose file belongs to the project (see `CallSites`) or to a named package."""
 
     name = "project"
@@ -93,7 +95,7 @@ class ProjectFunctionSource:
         self._stack = _Stack()  # on Python 3.12 and later
         self._opened: list[_OpenFunction] = []  # before
         self._window = -1
-        self._call_counts: Counter[tuple[str, ...]] = Counter()  # in that window, by the levels of the function
+        self._call_counts: Counter[tuple[str, ...]] = Counter()  # in that window, by levels
 
     def offers(self) -> str | None:
         if sys.version_info < (3, 12) and sys.getprofile() is not None:
@@ -117,7 +119,7 @@ class ProjectFunctionSource:
         return undo
 
     def _drop_open_calls(self, opened: list[_OpenFunction]) -> None:
-        """Nobody will see the end of these calls."""
+        """Drop calls whose end will not be observed."""
         for opened_call in reversed(opened):
             if opened_call.call is None:
                 self._recorder.profiler.unrecorded_calls -= 1
@@ -126,9 +128,9 @@ class ProjectFunctionSource:
         opened.clear()
 
     def _learn(self, code: CodeType, module: str) -> _ObservedFunction | None:
-        """What is known of a project function, None for code that is not observed."""
+        """Return how to observe a project function, None for code that is not observed."""
         if not self._sites.file_of(code) or code.co_name in _HIDDEN or code.co_flags & _GENERATOR:
-            self._functions.put_for(code, None)  # nearly all code is somebody else's
+            self._functions.put_for(code, None)  # nearly all code is outside the project
             return None
         names = (*argument_names(code), *variadic_names(code))
         receiver = code.co_varnames[0] if _builds_layers(code) else ""
@@ -142,10 +144,10 @@ class ProjectFunctionSource:
         return self._functions.put_for(code, function)
 
     def _levels_of(self, code: CodeType, module: str, kinds: tuple[str, ...]) -> tuple[str, ...] | None:
-        """The levels of a project function, None for code that is not observed."""
+        """Return the levels of a project function, None for code that is not observed."""
         name = qualified_name(code)
         if "<locals>" in name or name.endswith(".forward"):
-            return None  # a module's forward is observed as such
+            return None  # the source `modules` observes forwards
         if name.endswith(".__init__") and LAYERED not in kinds:
             return None
         levels = (f"{main_name() if module == '__main__' else module}.{name}",)
@@ -162,7 +164,7 @@ class ProjectFunctionSource:
         built = None
         if function.receiver:
             module = local_values(frame, (function.receiver,)).get(function.receiver)
-            # The constructor of a base class leaves a module that is not whole yet.
+            # After the constructor of a base class, the module is not complete.
             if not isinstance(module, nn.Module) or _constructor(type(module)) is not frame.f_code:
                 return None
             built = weakref.ref(module)
@@ -176,9 +178,9 @@ class ProjectFunctionSource:
         return _OpenFunction(of, call, function, before, built, clipping)
 
     def _exceeds_limit(self, function: _ObservedFunction) -> bool:
-        """Whether the window that is open has enough calls of this function; this one is counted."""
-        if self._window != self._recorder.window:
-            self._window = self._recorder.window
+        """Count a call; return whether the current window has more than `MOST_CALLS` of this function."""
+        if self._window != self._recorder.window_index:
+            self._window = self._recorder.window_index
             self._call_counts.clear()
         self._call_counts[function.levels] += 1
         return self._call_counts[function.levels] > MOST_CALLS
@@ -206,6 +208,10 @@ class ProjectFunctionSource:
         else:
             self._recorder.abandon(opened.call)
 
+    def source_switched(self, source: str, *, off: bool) -> None:
+        if source == self.name:
+            self._switch(off)
+
     # -- before Python 3.12 ----------------------------------------------------------------------------------------
 
     def _profile(self, undo: ExitStack) -> None:
@@ -216,13 +222,13 @@ class ProjectFunctionSource:
         ends, fails = (guarded(self.name, f, always=True) for f in (self._ends, self._fails))
 
         def profile(frame: FrameType, event: str, arg: Any) -> None:
-            # Python calls this for everything that the thread does, C functions included: the common case goes first.
+            # Python calls this for every function of the thread, including C functions: test the common case first.
             if event == "call":
                 code = frame.f_code
                 function = functions.get(id(code), _UNKNOWN)
                 if function is _UNKNOWN:
                     if not recorder.active:
-                        return  # the interpreter may be shutting down, with half of its modules gone
+                        return  # the interpreter may be shutting down
                     function = learn(code, frame.f_globals.get("__name__", ""))
                 if function is not None:
                     call = begins(function, frame, frame)
@@ -230,7 +236,7 @@ class ProjectFunctionSource:
                         opened.append(call)
             elif event == "return" and opened and opened[-1].frame_or_code is frame:
                 call = opened.pop()
-                # A function that raises is told to return None, too.
+                # Python reports a return of None for a function that raises, too.
                 if arg is not None or frame.f_lasti in call.function.returns:
                     ends(call, arg)
                 else:
@@ -238,11 +244,11 @@ class ProjectFunctionSource:
 
         sys.setprofile(profile)
         recorder.profiler.callback = profile
-        recorder.sampling_gate.costly.append(ProfilerSuspension(recorder.profiler, opened))
+        recorder.sampling_gate.add_suspendable(ProfilerSuspension(recorder.profiler, opened))
 
         def stop() -> None:
             recorder.profiler.callback = None
-            if sys.getprofile() is profile:  # a profiler that came after us is not ours to remove
+            if sys.getprofile() is profile:  # a later profiler of the program stays
                 sys.setprofile(None)
 
         def switch(off: bool) -> None:
@@ -253,7 +259,8 @@ class ProjectFunctionSource:
                 sys.setprofile(profile)
                 recorder.profiler.callback = profile
 
-        recorder.switches[self.name] = switch
+        self._switch = switch
+        recorder.add_listener(self)
         undo.callback(stop)
 
     # -- Python 3.12 and later -------------------------------------------------------------------------------------
@@ -272,7 +279,7 @@ class ProjectFunctionSource:
 
         def started(code: CodeType, offset: int) -> Any:
             if recorder.hooks.thread.suspended:
-                return None  # the compiler runs code of its own making under the names of the project's
+                return None  # the compiler runs generated code under names of the project
             function = functions.get(id(code), _UNKNOWN)
             frame = sys._getframe(1)
             if function is _UNKNOWN:
@@ -303,13 +310,14 @@ class ProjectFunctionSource:
         monitoring.register_callback(tool, events.PY_UNWIND, unwound)
         all_events = events.PY_START | events.PY_RETURN | events.PY_UNWIND
         monitoring.set_events(tool, all_events)
-        monitoring.restart_events()  # code that was of no interest to another demand
+        monitoring.restart_events()  # re-enable code that an earlier demand disabled
 
         def switch(off: bool) -> None:
             self._drop_open_calls(stack.opened)
             monitoring.set_events(tool, 0 if off else all_events)
 
-        recorder.switches[self.name] = switch
+        self._switch = switch
+        recorder.add_listener(self)
 
         def stop() -> None:
             monitoring.set_events(tool, 0)
@@ -319,7 +327,7 @@ class ProjectFunctionSource:
 
 
 def _builds_layers(code: CodeType) -> bool:
-    """Whether this is the constructor of a class, and is given a number of layers."""
+    """Return whether this is a constructor that receives a number of layers."""
     return code.co_name == "__init__" and code.co_argcount > 1 and any(map(is_layer_count, argument_names(code)))
 
 
@@ -328,7 +336,7 @@ def _constructor(cls: type[nn.Module]) -> Any:
 
 
 def class_counts(module: nn.Module) -> str:
-    """How many modules of each class there are in `module`, and how many layers a recurrent one has, joined by +."""
+    """Return the number of modules of each class in `module`, and layers of recurrent ones, joined by +."""
     inside = [inner for inner in module.modules() if inner is not module]
     counts = set(Counter(map(type, inside)).values())
     counts.update(inner.num_layers for inner in inside if isinstance(inner, nn.RNNBase))
@@ -336,5 +344,5 @@ def class_counts(module: nn.Module) -> str:
 
 
 def _may_be_project(api: str) -> bool:
-    """Whether a demanded name can be a project function's (a module's forward is observed as such, see `_told`)."""
+    """Return whether a demanded name can be a project function (forwards are excluded, see `_levels_of`)."""
     return not api.startswith("torch.") and not api.endswith(".forward")

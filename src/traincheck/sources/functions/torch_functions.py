@@ -1,4 +1,4 @@
-"""Source `functions`: public torch functions and tensor methods, seen through a `TorchFunctionMode`."""
+"""Source `functions`: records public torch functions and tensor methods through a `TorchFunctionMode`."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ TORCH_PREFIX = "torch."
 INIT = "torch.nn.init"
 
 CLEARING = tuple(f"torch.Tensor.{name}" for name in ("grad.__set__", "detach_", "requires_grad_", "zero_"))
-"""What an optimizer calls to clear its gradients, so far as these functions have names that are told."""
+"""Functions that an optimizer calls to clear its gradients, as far as TrainCheck names them."""
 
 ENGINE = ("torch.autograd.graph", "_engine_run_backward")
-"""What `backward` and `grad` come down to; below it no mode is asked about the call itself any more."""
+"""The function behind `backward` and `grad`; modes do not see the call itself below it."""
 
 
 class TorchFunctionSource:
-    """Observes torch functions called by the thread it is attached from.
+    """Observes torch functions called by the thread that attaches this source.
 
-    Known limitations: other threads and the inside of compiled regions are not seen; of a function that calls others
-    only the outermost is (but for the functions of `torch.nn.init` that a mode does not see, which are wrapped, and for
-    what a backward runs: recomputed forwards, hooks, functions of the program's own).
+    Known limitations: TrainCheck does not observe other threads and the inside of compiled regions. Of nested functions
+    it sees only the outermost, with two exceptions: functions of `torch.nn.init` that modes do not see are wrapped, and
+    a backward is observed inside (recomputed forwards, hooks, custom functions).
     """
 
     name = "functions"
@@ -64,7 +64,7 @@ class TorchFunctionSource:
         self._summaries = summaries
         self._call_context = call_context
         self._mode: _RecordingMode | None = None
-        # torch keeps these tables once they were asked for: they are to hold its own functions, not what replaces them.
+        # torch caches these tables on first use. Build them now, so that they hold torch functions and not wrappers.
         for table in ("get_ignored_functions", "get_testing_overrides", "get_overridable_functions"):
             getattr(torch.overrides, table)()
 
@@ -79,9 +79,9 @@ class TorchFunctionSource:
                 self._mode = _RecordingMode(demand, recorder, self._summaries, self._call_context, self.name)
                 self._mode.__enter__()
                 recorder.hooks.mode = self._mode
-                recorder.sampling_gate.costly.append(self._mode)
+                recorder.sampling_gate.add_suspendable(self._mode)
             else:
-                self._mode.set_demand(demand)  # it keeps its place among those of the program
+                self._mode.set_demand(demand)  # it keeps its position in the stack of modes
             mode = self._mode
             replace_everywhere(undo, *ENGINE, lambda function: _with_mode_on(mode, function))
             fast_paths.preserve(undo, mode)
@@ -96,7 +96,7 @@ class TorchFunctionSource:
             _leave(mode)
 
     def _wrap_init(self, demand: Demand, recorder: Recorder, undo: UndoStack) -> None:
-        """Wrap the functions that fill a tensor and that no mode is asked about."""
+        """Wrap the initialisation functions that modes do not see."""
         seen_by_modes = torch.overrides.get_testing_overrides()
         for name, function in vars(torch.nn.init).items():
             levels = (f"{INIT}.{name}",)
@@ -126,13 +126,13 @@ class TorchFunctionSource:
 
 
 def _context(recorder: Recorder, call_context: CallContext, *, fills: bool) -> Facts:
-    """The context of a call; of one that fills memory, also whether a library makes it."""
+    """Return the context of a call. For a call that fills memory it says whether a library made it."""
     context = call_context_facts(call_context)
     return with_fact(context, BY_LIBRARY, True) if fills and recorder.sites.is_library_calling() else context
 
 
 def _is_function(api: str) -> bool:
-    """Whether a demanded name is that of a torch function (classes have their method's name after a capital)."""
+    """Return whether a demanded name is a torch function (names of methods follow a capitalised class)."""
     return api.startswith(TORCH_PREFIX) and api.rsplit(".", 2)[-2] in (
         "torch",
         "functional",
@@ -145,14 +145,17 @@ def _is_function(api: str) -> bool:
 
 
 def _leave(mode: _RecordingMode) -> None:
-    """Take the mode off the stack of this thread; those of the program's that lie above it stay as they are."""
+    """Remove the mode from the stack of this thread; modes of the program above it stay."""
     mode.off = True
-    remove_mode(mode)  # where it was entered in another thread, it stays there
+    remove_mode(mode)  # in another thread it stays, switched off
 
 
 def _with_mode_on(mode: _RecordingMode, backward: Any) -> Any:
-    """`backward` with the mode on. A mode is off while it is asked about a function, as it is about `Tensor.backward`;
-    but what runs in a backward is part of the training, and not of how a function is made."""
+    """Wrap `backward` so that the mode is on inside it.
+
+    torch switches a mode off while it handles a function, including `Tensor.backward`. Work inside a backward is part
+    of training and has to be observed.
+    """
 
     @functools.wraps(backward)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -173,8 +176,8 @@ _BACKWARD = torch.Tensor.backward.__code__
 
 
 def _in_backward() -> bool:
-    """Whether this thread is in `Tensor.backward`: of functions that modes are asked about, the one that runs
-    others."""
+    """Return whether this thread is in `Tensor.backward`, the only function handled by modes that runs other
+    functions."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _BACKWARD:
         frame = frame.f_back
@@ -182,11 +185,11 @@ def _in_backward() -> bool:
 
 
 class _ObservedFunction(NamedTuple):
-    """A function that is recorded: its name, and what is told of its calls.
+    """A recorded function: its name, and the values recorded of its calls.
 
-    `packed` is asked of the calls of a recurrent function that are given a packed sequence: there the second argument
-    is a tensor, and all of them have other names. A `native` one calls nothing that is written in Python. The
-    context of one that `fills` memory with random numbers says whether a library calls it.
+    `packed` applies to calls of a recurrent function with a packed sequence: their second argument is a tensor, and all
+    arguments have other names. A `native` function calls no Python code. A function that `fills` memory with random
+    numbers says in its context whether a library calls it.
     """
 
     levels: tuple[str, ...]
@@ -200,10 +203,10 @@ _NATIVE = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
 _CALLS_BACK = frozenset(("torch.Tensor.apply_", "torch.Tensor.map_", "torch.Tensor.map2_"))
 
 _REPLACED = _ObservedFunction((), None)
-"""Stands for a function of the program's in the place of one of torch's."""
+"""Stands for a function that the program put in place of a torch function."""
 
 _TORCH_AND_OURS = tuple(str(Path(file).parent) + os.sep for file in (torch.__file__, traincheck.sources.__file__))
-"""Where the code of torch's functions lies, and of what we replace them by."""
+"""Folders with the code of torch functions, and of TrainCheck's replacements."""
 
 
 def _is_replacement(func: Any) -> bool:
@@ -211,11 +214,11 @@ def _is_replacement(func: Any) -> bool:
 
 
 def _original(func: Any) -> Any:
-    """The function that asks for `func`.
+    """Return the torch function that invoked the modes for `func`.
 
-    Note [Patches are called once]: a function of torch asks modes by the name that it has in its module. Where the
-    program has put one of its own there, which calls torch's, that one would be called again by the one it has called,
-    only because there is a mode. So what is called is the function of torch that asks.
+    Note [Patches are called once]: a torch function passes modes the function found under its name in its module. A
+    program may have replaced that name by a function that calls the original. The mode would then call the replacement
+    a second time. TrainCheck therefore calls the torch function that invoked the modes.
     """
     handler = sys._getframe(2)
     caller = handler.f_back
@@ -230,8 +233,7 @@ _ASKS = torch.overrides.handle_torch_function.__code__
 class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     """Records each torch function as a call.
 
-    The path of a call is kept short: nothing is built for functions that nobody demanded, and equal summaries are one
-    object.
+    The path of a call is short: functions that nobody demanded allocate nothing, and equal summaries are one object.
     """
 
     def __init__(
@@ -248,20 +250,20 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
         self._name = name
         self._functions: BoundedCache[Any, _ObservedFunction | None] = BoundedCache()
         self._thread = threading.get_ident()
-        self._backwards = 0  # under way, of tensors
-        self._below: list[Any] | None = None  # the modes that were below this one where it was taken off
+        self._backwards = 0  # backwards of tensors under way
+        self._below: list[Any] | None = None  # modes below this one when it was suspended
         self._meter = recorder.meter
-        self._spent = recorder.meter.of(name)
+        self._spent = recorder.meter.counter(name)
         self.set_demand(demand)
 
     def set_demand(self, demand: Demand) -> None:
-        """From now on record the calls that `demand` asks for."""
+        """Record the calls that `demand` requests from now on."""
         self._demand = demand
         self.records_clearing = demand.records_call(CLEARING)
         self._functions.clear()
 
     def suspend(self) -> None:
-        """See `Suspendable`. It stays where a mode of the program's own lies above it, and in a backward of a tensor."""
+        """See `Suspendable`. Does nothing under a mode of the program, and in a backward of a tensor."""
         if self._below is None and not self._backwards and self.is_of_this_thread():
             stack = _get_current_function_mode_stack()
             if stack and stack[-1] is self:
@@ -269,16 +271,16 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
                 _pop_mode()
 
     def is_of_this_thread(self) -> bool:
-        """Whether it is on the stack of modes of this thread, when it is on."""
+        """Return whether the mode belongs to the stack of this thread."""
         return threading.get_ident() == self._thread
 
     def is_off(self) -> bool:
-        """Whether it is taken off, for now or for good."""
+        """Return whether the mode is suspended or switched off for good."""
         return self.off or self._below is not None
 
     @contextmanager
     def kept_on(self) -> Iterator[None]:
-        """Do not take it off."""
+        """Prevent suspension inside the block."""
         self._backwards += 1
         try:
             yield
@@ -286,11 +288,11 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
             self._backwards -= 1
 
     def can_resume(self) -> bool:
-        """See `Suspendable`. Not in the midst of a function that it would have been asked about."""
+        """See `Suspendable`. False inside a function that the mode would have handled."""
         return self._below is None or (self.is_of_this_thread() and not _in_backward())
 
     def resume(self) -> None:
-        """See `Suspendable`. Modes that the program has entered since stay above, as torch itself does it for devices."""
+        """See `Suspendable`. Modes entered by the program since then stay above, as torch does for devices."""
         below, self._below = self._below, None
         if below is not None and not self.off:
             above = []
@@ -315,16 +317,16 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
         recorder = self._recorder
         if self._profiler.suppressed or not recorder.watching:
             return func(*args, **kwargs) if kwargs else func(*args)
-        # Of an update only what the closure's modules compute is recorded; the rest is the optimizer's own affair. So
-        # it is with a helper of the project that was told of often enough.
-        aside = (self._updates or self._profiler.helpers) and not recorder.inside_module_call()
-        if aside or self.off or not recorder.active or self._name in self._silent:
+        # Within an update, only functions inside modules of the closure are recorded; all others belong to the
+        # optimizer. The same holds within project functions that exceed their limit of recorded calls.
+        skip = (self._updates or self._profiler.unrecorded_calls) and not recorder.inside_module_call()
+        if skip or self.off or not recorder.active or self._name in self._silent:
             return func(*args, **kwargs) if kwargs else func(*args)
         return self._recorded(observed, func, args, kwargs, quiet=observed.native and not types)
 
     def _recorded(self, observed: _ObservedFunction, func: Any, args: Any, kwargs: Any, *, quiet: bool) -> Any:
-        """Call a function and tell of it. The profiler rests meanwhile, also in a `quiet` one: nothing of the project's
-        runs inside."""
+        """Call a function and record the call. The profiler is paused meanwhile; `quiet` functions run no code of the
+        project."""
         recorder, profiler = self._recorder, self._profiler
         paused = profiler.callback is not None and profiler.pause()
         try:

@@ -1,4 +1,4 @@
-"""Source `autograd`: backward passes and the gradients they leave."""
+"""Source `autograd`: records `torch.autograd.backward` and `torch.autograd.grad`, and the gradients they produce."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.gradients.gradients import Gradients, Snapshot
-from traincheck.sources.optimizers.manual_updates import ManualUpdates, is_followed
+from traincheck.sources.optimizers.manual_updates import ManualUpdates, is_compared
 from traincheck.sources.recording.api_names import parameter_names
 from traincheck.sources.recording.context_facts import CallContext, context_facts_with
 from traincheck.sources.recording.patches import UndoStack
@@ -26,11 +26,11 @@ GRAD = ("torch.autograd.grad",)
 PARAMETER_GRAD = "parameter.grad"
 
 _LONGEST_CHAIN = 4
-"""Multiplications and divisions by numbers that a loss goes through at the end: by a scale and by how many add up."""
+"""Multiplications and divisions by a number at the end of a loss: one for the scale, others for averaging."""
 
 
 class _OpenBackward(NamedTuple):
-    """A backward under way: the gradients and its arguments as they were."""
+    """A backward under way, with the gradients and the arguments as they were before it."""
 
     call: OpenCall
     gradients: Snapshot | None
@@ -40,7 +40,7 @@ class _OpenBackward(NamedTuple):
 
 
 _UNRECORDED = _OpenBackward(OpenCall(-1, -1, "", (), "", "", (), ()), None, None, None)
-"""Stands for a backward that is not recorded, but whose end matters."""
+"""Stands for a backward that is not recorded, but whose end has to be noticed."""
 
 
 class AutogradSource:
@@ -103,7 +103,8 @@ class AutogradSource:
         return undo
 
     def _before_update(self, ends: Callable[[Any, Any], object]) -> Callable[[Any, Any], None]:
-        """`ends`, and then what is done before an update: without an optimizer, that comes after the backward."""
+        """Wrap `ends` so that the work due before an update follows it. Without an optimizer, an update follows a
+        backward."""
         steps, may_step = self._recorder.steps, self._may_step
 
         def ends_and_may_step(opened: Any, result: Any) -> None:
@@ -115,11 +116,11 @@ class AutogradSource:
 
     def _begins(self, *args: Any, **kwargs: Any) -> _OpenBackward | None:
         recorder = self._recorder
-        recorder.at_rest()
+        recorder.between_calls()
         recorder.steps.backward(recorder.next_seq())
         self._gradients.backward_begins()
         if not self._calls or not recorder.watching:
-            return _UNRECORDED if is_followed(recorder.steps) else None
+            return _UNRECORDED if is_compared(recorder.steps) else None
         snapshot = None
         if self._states:
             with hidden_from_modes():
@@ -158,7 +159,7 @@ class AutogradSource:
 
     def _ends(self, opened: _OpenBackward, result: Any) -> None:
         call, snapshot, request, before, loss = opened
-        followed = is_followed(self._recorder.steps)
+        followed = is_compared(self._recorder.steps)
         if call.seq < 0 or not self._recorder.watching:
             if followed:
                 self._manual.backward_ends("")
@@ -188,13 +189,15 @@ def _graph_flags(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[bool, bool]:
-    """retain_graph and create_graph, as `torch.autograd.backward` was given them."""
+    """Return retain_graph and create_graph as passed to `torch.autograd.backward`."""
     return bool(retain_graph), bool(create_graph)
 
 
 def is_scaled(tensors: Any = None, *args: Any, **kwargs: Any) -> bool:
-    """Whether the loss that a backward starts from was scaled up: whether the last that was done with it is to multiply
-    it, in one or several goes, by two or more. Only torch's own record of that is looked at."""
+    """Return whether a loss was scaled up before the backward: its last operations multiply it by two or more.
+
+    This reads only the graph that torch keeps.
+    """
     loss = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
     node = loss.grad_fn if isinstance(loss, torch.Tensor) else None
     largest = 0.0
@@ -208,7 +211,7 @@ def is_scaled(tensors: Any = None, *args: Any, **kwargs: Any) -> bool:
 
 
 def _number(node: Any, name: str) -> float:
-    """What a multiplication has kept of one factor, where it is a number that no gradient flows to; else 0."""
+    """Return the constant factor saved by a multiplication node; 0 where the factor is not a plain number."""
     try:
         saved = getattr(node, name, None)
     except RuntimeError:
@@ -216,6 +219,6 @@ def _number(node: Any, name: str) -> float:
     if not isinstance(saved, torch.Tensor) or saved.numel() != 1 or saved.requires_grad or saved.grad_fn is not None:
         return float(saved) if isinstance(saved, (int, float)) else 0.0
     if saved.device.type != "cpu":
-        return 2.0  # to read it would make the program wait; what is kept as a tensor there is the scale of a scaler
+        return 2.0  # reading it would block; a saved tensor there is the scale of a scaler
     with hidden_from_modes():
         return abs(float(saved))

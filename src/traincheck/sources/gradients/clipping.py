@@ -1,9 +1,10 @@
-"""Source `clipping`: torch's functions that clip gradients, with the norm before and after.
+"""Source `clipping`: records torch's gradient clipping functions, with the norm before and after.
 
 Note [The norm after clipping]
-torch returns the norm before, and scales all gradients by a factor that follows from it. To add up large gradients once
-more takes as long as the function itself. So this is done in the steps of the schedule in which a full collection reads
-values (call_summaries.py); and in the others unless samples of all large gradients show that very factor.
+torch returns the norm before clipping and scales all gradients by a factor derived from it. Computing the norm of large
+gradients again takes as long as the clipping itself. TrainCheck therefore computes it only in the steps in which a full
+collection reads values (call_summaries.py). In other steps it compares samples of all large gradients with the factor,
+and computes the norm only where they disagree.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from traincheck.vocab.facts import Facts, FactValue, facts
 
 HOME = "torch.nn.utils"
 FUNCTIONS = {"clip_grad_norm_": "max_norm", "clip_grad_value_": "clip_value"}
-"""The functions, with the name of the argument that is the limit."""
+"""The functions, each with the name of its limit argument."""
 
 
 class _OpenClipping(NamedTuple):
-    """A call of a clipping function under way: `norm_type` is the norm that the limit is about."""
+    """A clipping call under way. `norm_type` is the norm that the limit bounds."""
 
     call: OpenCall
     snapshot: Snapshot | None
@@ -47,7 +48,8 @@ class _OpenClipping(NamedTuple):
 
 
 class ClippingSource:
-    """Observes gradient clipping. What is clipped is the gradients that were handed in, not all of the program's."""
+    """Observes gradient clipping. The norms cover the gradients passed to the call, not every gradient of the
+    program."""
 
     name = "clipping"
 
@@ -136,7 +138,7 @@ class ClippingSource:
             self._gradients.clipped()
 
     def _norms_after(self, opened: _OpenClipping, norm: Any, parameters: list[Any]) -> list[Any]:
-        """The norms of the gradients after clipping, or the one norm of all; each may be pending."""
+        """Return the norm of each gradient after clipping, or one total norm. Each may be pending."""
         scheduled = in_schedule(self._recorder.steps.window_step)
         factor = None if scheduled or type(norm) is DeferredValue else _factor(opened.limit, norm)
         if factor is not None and _is_shown(factor, opened.snapshot, parameters):
@@ -155,9 +157,9 @@ class ClippingSource:
 def _collecting(
     args: tuple[Any, ...], kwargs: dict[str, Any], collected: list[Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a clipping function, made so that the parameters it reads are put into `handed` as well.
+    """Return the arguments of a clipping call, changed so that `collected` receives each parameter it reads.
 
-    Parameters often come as a generator, which can be read once only; whatever comes is read by the function itself.
+    A generator of parameters can be read only once, so the clipping function itself does the reading.
     """
     parameters = args[0] if args else kwargs.get("parameters")
     if isinstance(parameters, torch.Tensor):
@@ -181,23 +183,25 @@ def _collecting(
 
 
 def _factor(limit: Any, norm: float | None) -> float | None:
-    """By what torch scales gradients of this norm, None where it is not finite or not known."""
+    """Return the factor by which torch scales gradients of this norm; None where the norm is not finite or unknown."""
     if norm is None or not math.isfinite(norm) or not isinstance(limit, (int, float)):
         return None
     return min(1.0, limit / (norm + 1e-6))
 
 
 def _is_shown(factor: float, before: Snapshot | None, parameters: list[Any]) -> bool:
-    """Whether all large gradients that were handed in were scaled by this factor, as samples of them show; not so if
-    none of them is large. Call under `hidden_from_modes`."""
+    """Return whether samples show that the call scaled all large gradients by this factor; False if none is large.
+
+    Call under `hidden_from_modes`.
+    """
     if before is None:
         return False
-    looks = {id(tensor): before.looks.get(index) for index, (_, tensor) in enumerate(before.held)}
+    probes = {id(tensor): before.probes.get(index) for index, (_, tensor) in enumerate(before.held)}
     pairs_by_type: dict[tuple[torch.dtype, torch.device], list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for param in parameters:
         if param.grad is None or not is_large(param.grad):
             continue
-        old, new = looks.get(id(param)), sample(param.grad)
+        old, new = probes.get(id(param)), sample(param.grad)
         if not isinstance(old, torch.Tensor) or new is None or old.shape != new.shape:
             return False
         pairs_by_type.setdefault((new.dtype, new.device), []).append((old, new))
@@ -211,7 +215,7 @@ def _are_scaled(pairs: list[tuple[torch.Tensor, torch.Tensor]], factor: float) -
 
 
 def _norm_facts(before: float | None, after: float | None) -> Facts:
-    """The norm of the gradients before clipping (as it was returned) and after it."""
+    """Return the norm before clipping (as returned by the call) and after it, as facts."""
     norms: dict[str, FactValue] = {}
     if before is not None:
         norms["finite"] = math.isfinite(before)
@@ -225,15 +229,14 @@ def _norm_facts(before: float | None, after: float | None) -> Facts:
 
 
 def _norm_of(result: Any) -> Any:
-    """The norm that was returned, which may be pending; None for that of shards, which only a collective operation
-    could tell."""
+    """Return the norm that the call returned, which may be pending; None for shards, whose norm needs a collective."""
     if type(result) is not torch.Tensor or local_tensor(result) is None or result.numel() != 1:
         return None
     return float(result) if is_on_host(result) else DeferredValue((result.detach().clone(),), float)
 
 
 def total_norm(parts: Sequence[float | None], norm_type: float) -> float | None:
-    """The norm of a vector out of those of its parts, None where one of them is not known."""
+    """Return the norm of a vector from the norms of its parts; None where a part is unknown."""
     norms = [norm for norm in parts if norm is not None]
     if len(norms) < len(parts):
         return None
@@ -243,8 +246,10 @@ def total_norm(parts: Sequence[float | None], norm_type: float) -> float | None:
 
 
 def gradient_norms(gradients: list[torch.Tensor], norm_type: float) -> list[Any]:
-    """The norm of each gradient, of a shard that of its part; None where one cannot be read. Those of accelerators are
-    pending. Call under `hidden_from_modes`."""
+    """Return the norm of each gradient (of the local part of a shard); None where a gradient cannot be read.
+
+    Norms on accelerators are pending. Call under `hidden_from_modes`.
+    """
     norms: list[Any] = list(device_norms(gradients, norm_type))
     for index, gradient in enumerate(gradients):
         dense = local_tensor(gradient) if norms[index] is None else None

@@ -1,16 +1,17 @@
-"""Own clipping: functions of the program that bound the norm of gradients, known by the name of their limit.
+"""Recognises clipping functions of the program by the name of their limit, and records them like torch's.
 
-Many programs clip by code of their own: over shards, in a flat buffer, in an engine. What such a function is called
-differs, but its limit is called `max_norm` or much like it: an argument, or an attribute of the object whose method
-clips. It is told as a call of torch's function, which it stands in for, so that what holds of the one is asked of the
-other. And what torch does by itself is looked at, too: whether the gradients of an optimizer were scaled alike.
+Many programs clip with their own code: over shards, in a flat buffer, in an engine. The names of these functions
+differ, but their limit is called `max_norm` or similar. It is an argument, or an attribute of the object whose method
+clips. TrainCheck records the call as a call of torch's function, so that rules about one apply to the other. It also
+checks that a call scaled all gradients of an optimizer by the same factor.
 
-Known limitations: a function is left out that runs a backward or an update, or calls torch's function, or that answers
-with True or False (it may only ask). Whose gradients it clips is told by its arguments; where they do not tell, those
-that it has changed are looked at, and nothing is said of a call that changed none; one that is meant for some of an
-optimizer's gradients only, and is not given these, looks as if it had forgotten the others. A norm other than the
-Euclidean one is not known of. Before Python 3.12 such functions are seen only where functions of the project are
-observed anyway.
+Known limitations:
+* A function is ignored if it runs a backward or an update, calls torch's function, or returns True or False.
+* The arguments say which gradients a call clips. Where they do not, only changed gradients count, and a call that
+  changes none is ignored.
+* A call meant for some gradients of an optimizer, without receiving them, looks as if it had missed the rest.
+* Only the Euclidean norm is supported.
+* Before Python 3.12, TrainCheck sees these functions only while it observes functions of the project.
 """
 
 from __future__ import annotations
@@ -37,21 +38,25 @@ from traincheck.vocab.facts import FactValue, facts, merged
 
 CLIP = f"{HOME}.clip_grad_norm_"
 LIMITS = frozenset(("max_norm", "max_grad_norm", "max_gradient_norm", "clip_norm", "grad_clip_norm"))
-"""What the limit of such a function is called."""
+"""Names of the limit in such functions."""
 
 SLACK = 2e-2
-"""Factors apart by no more than this are rounding: a bfloat16 has 8 bits."""
+"""Factors that differ by no more than this are equal up to rounding: a bfloat16 has 8 bits."""
 
 MOST_NAMES = 3
-"""Gradients that are named."""
+"""Gradients named in a finding."""
 
 _OBJECT = "self"
 _PARAMETERS = nn.Module.parameters.__code__
 
 
 class OpenCustomClipping(NamedTuple):
-    """A call under way: its limit, the parameters whose gradients it may clip with what these are and their norms,
-    whether its arguments say that it is those, and what had been done until then."""
+    """A clipping call under way.
+
+    `held` are the parameters whose gradients it may clip, `before` and `norms` their gradients before the call.
+    `from_arguments` says that the arguments name these parameters. `counts` are the backwards, clippings and updates so
+    far.
+    """
 
     limit: float
     held: list[Held]
@@ -61,28 +66,28 @@ class OpenCustomClipping(NamedTuple):
     counts: tuple[int, ...]
 
     def gradients(self) -> list[torch.Tensor]:
-        """Those that are there now."""
+        """Return the gradients that exist now."""
         return [tensor.grad for _, tensor in self.held if tensor.grad is not None]
 
 
 class CustomClipping:
-    """Looks at the gradients around calls of functions that have a limit among their arguments."""
+    """Compares gradients around calls of functions that have a limit among their arguments."""
 
     def __init__(self, gradients: Gradients) -> None:
         self._gradients = gradients
 
     @staticmethod
     def limit_of(code: CodeType) -> str:
-        """The argument that is the limit, or the object that may have it; empty for a function that does not clip."""
+        """Return the limit argument, or `self` where the object may hold the limit; empty for other functions."""
         limits = [name for name in argument_names(code) if name in LIMITS]
         if not limits and code.co_varnames[: code.co_argcount][:1] == (_OBJECT,) and "clip" in words_of(code.co_name):
             return _OBJECT
         return limits[0] if len(limits) == 1 else ""
 
     def begins(self, limit: object, arguments: Mapping[str, Any]) -> OpenCustomClipping | None:
-        """Read the gradients before the call; None where there is nothing to clip, or no limit.
+        """Read the gradients before the call; return None without gradients or without a limit.
 
-        `limit` is what `limit_of` named, `arguments` are all others.
+        `limit` is the value that `limit_of` named, `arguments` are all others.
         """
         if not isinstance(limit, (int, float)):
             limit = _limit_within(limit)
@@ -102,13 +107,13 @@ class CustomClipping:
             return opened._replace(before=probe(now), norms=fetch_values(gradient_norms(now, 2.0)))
 
     def ends(self, opened: OpenCustomClipping, result: Any, recorder: Recorder) -> None:
-        """Tell the call, with the norm after it."""
+        """Record the call, with the norm after it."""
         if isinstance(result, bool) or self._gradients.counts() != opened.counts:
             return
         with hidden_from_modes():
             now = opened.gradients()
             if len(now) < len(opened.held):
-                return  # it does more than to clip
+                return  # the call does more than clip
             after = fetch_values(gradient_norms(now, 2.0))
             changes = zip(fetch_values(changed(opened.before, now)), opened.norms, after, strict=True)
             different = [is_changed or _is_other(old, new) for is_changed, old, new in changes]
@@ -125,20 +130,20 @@ class CustomClipping:
 
 
 def _is_other(old: float | None, new: float | None) -> bool:
-    """Whether a norm became another one: a function of the program's may bound a few elements only."""
+    """Return whether a norm changed: a function of the program may bound only a few elements."""
     return old is not None and new is not None and abs(new - old) > 0
 
 
 def _limit_within(value: Any) -> object:
-    """The limit that an object has as its attribute, None where it has none or several. No code of it is run."""
+    """Return the limit stored as an attribute of an object; None where it has none or several. Runs no code of it."""
     limits = [attribute for name, attribute in getattr(value, "__dict__", {}).items() if name in LIMITS]
     return limits[0] if len(limits) == 1 else None
 
 
 def _scaled(opened: OpenCustomClipping, changed: list[bool], after: list[float | None]) -> dict[str, FactValue]:
-    """Whether all gradients of the optimizers of which one was changed were scaled by one factor, and which were not.
+    """Return whether the call scaled all gradients of the affected optimizers by one factor, and name those left out.
 
-    Nothing where none was changed, and where each was bounded by itself, which leaves those that were at the limit.
+    Returns nothing where no gradient changed, or where each gradient was bounded separately and ends at the limit.
     """
     gradients = list(zip(opened.held, opened.norms, after, changed, strict=True))
     optimizers = set[str]().union(*(variable.holders for (variable, _), _, _, is_changed in gradients if is_changed))
@@ -158,7 +163,7 @@ def _scaled(opened: OpenCustomClipping, changed: list[bool], after: list[float |
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The parameters (or gradients) in an argument; a generator is not read, only asked what it will go through."""
+    """Yield the parameters (or gradients) in an argument. A generator is not consumed; its frame names the module."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, nn.Module):

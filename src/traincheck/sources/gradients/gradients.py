@@ -1,22 +1,25 @@
-"""Gradients: what the program's gradients are (none, zero, some), and how they came to be so.
+"""Reads the state of each gradient (none, zero, some) and records how it changes.
 
 Note [Gradients between calls]
-A gradient may also change where no observed call is: `p.grad = None` in a loop of the user's own, a hook, a foreign
-kernel. So the states are read anew at the start of every call that is observed, compared with those at the end of the
-one before, and a difference is told as a change that belongs to no call.
+A gradient may change outside every observed call: `p.grad = None` in a loop, a hook, a foreign kernel. TrainCheck
+therefore reads the states again at the start of every observed call. A difference from the end of the previous call is
+recorded as a change that belongs to no call.
 
 Note [Unused parameters]
-A parameter has no gradient where nothing was computed with it: no batch had a label, no token chose this expert, this
-head is not of the task at hand. It is `unused` then, which is no reason to expect an update. But one that should be
-trained and is not what the model computes with (a copy, one that was replaced) has no gradient either. So it counts as
-unused only if no backward ran at all since the optimizer's last step, if the module that owns it was not called
-since then while the model around it was (or had given this parameter a gradient before), or if another optimizer that
-holds it as well has stepped since then (or, at the first step of this one, may still step): that one has its gradients.
+A parameter has no gradient where no computation used it: a batch without labels, an expert that no token chose, the
+head of another task. Its gradient is `unused` then, and no update is expected. A parameter that should train but that
+the model does not use (a copy, a replaced one) has no gradient either. A missing gradient therefore counts as unused
+only in one of these cases:
+* No backward ran since the optimizer's last step.
+* The module that owns the parameter was not called since then, while the model around it was, or while the parameter
+  had a gradient before.
+* Another optimizer that also holds the parameter stepped since then, or may still step before this optimizer's first
+  step.
 
 Note [Threads that train]
-A backward replaces gradients without Python's lock. To look at one at that moment may crash the process. So a thread
-looks at gradients only of modules that it has called itself, once several threads call modules; and where two threads
-train one module, nothing is observed any more.
+A backward replaces gradients without holding Python's lock, so reading one at that moment may crash the process. Once
+several threads call modules, each thread reads only gradients of modules that it called itself. TrainCheck stops
+observing when two threads train one module.
 """
 
 from __future__ import annotations
@@ -48,46 +51,49 @@ SOURCE = "gradients"
 UNUSED = "unused"
 
 _MOST_MODULES = 100_000
-"""Calls kept in mind: more modules than that are made anew in each step."""
+"""Modules remembered; a program with more of them builds new modules in each step."""
 
 
 @dataclass(slots=True)
 class Snapshot:
-    """The gradients of some variables before a call: their states (to be asked for in what is put off behind it), and
-    of some of them (by their places) what they were; `kept` says that those which are kept back are among them,
-    `scaled` that the call can only scale them."""
+    """The gradients of some variables before a call.
+
+    `states` may be pending until the next transfer. `probes` holds readings by index. `unreduced` says that the
+    snapshot includes gradients which `fully_shard` has not reduced yet. `scaled` says that the call can only scale
+    them.
+    """
 
     held: Sequence[Held]
     states: list[Any]
-    looks: dict[int, Probe]
+    probes: dict[int, Probe]
     unreduced: bool = False
     scaled: bool = False
 
 
 class Gradients:
-    """Reads the states of gradients and tells how they changed. Call its methods under `hidden_from_modes`."""
+    """Reads the states of gradients and records their changes. Call its methods under `hidden_from_modes`."""
 
     def __init__(self, catalog: VariableCatalog, recorder: Recorder) -> None:
         self._catalog = catalog
         self._recorder = recorder
         self._unreduced = UnreducedGradients(catalog)
         self._last: dict[Variable, str] = {}
-        self._thread = threading.get_ident()  # the first one
+        self._thread = threading.get_ident()  # the first thread seen
         self._several = False
         self._threads: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
-        self._steps: dict[str, int] = {}  # the thread in which an optimizer stepped last
-        self._last_size = 0  # entries of it when those of what is gone were let go last
+        self._steps: dict[str, int] = {}  # by optimizer: the thread of its last step
+        self._last_size = 0  # size of `_last` after dead entries were last dropped
         self._backwards = 0
         self._clips = 0
         self._updates = 0
-        self._called: dict[int, int] = {}  # of a module with parameters: the updates before its last call
-        self._seen: dict[str, tuple[int, int]] = {}  # of an optimizer: backwards and updates up to its last step
+        self._called: dict[int, int] = {}  # by module with parameters: updates before its last call
+        self._last_steps: dict[str, tuple[int, int]] = {}  # by optimizer: backwards and updates up to its last step
         self.clipped: Callable[[], None] | None = None
-        """Called after a function of torch has clipped gradients, see manual_updates.py."""
+        """Called after a torch function clipped gradients, see manual_updates.py."""
         self.half = False
-        """Whether a module was called under float16 autocast since a backward ran last."""
+        """Whether a module was called under float16 autocast since the last backward."""
         self.fresh: set[Variable] = set()
-        """Variables whose gradients a backward has made since an optimizer stepped last; others are of earlier work."""
+        """Variables whose gradient a backward made since the last optimizer step; other gradients are older."""
         recorder.after_gap(SOURCE, self._forget)
 
     def _forget(self) -> None:
@@ -96,32 +102,32 @@ class Gradients:
         self.half = False
 
     def backward_begins(self) -> None:
-        """Note that a backward runs."""
+        """Count a backward."""
         self._backwards += 1
 
     def clip_begins(self) -> None:
-        """Note that a function of torch clips gradients."""
+        """Count a call of a torch function that clips gradients."""
         self._clips += 1
 
     def counts(self) -> tuple[int, int, int]:
-        """How many backwards, calls that clip and updates there were."""
+        """Return the number of backwards, clipping calls and updates so far."""
         return self._backwards, self._clips, self._updates
 
     def module_called(self, module: nn.Module) -> None:
-        """Note that a module that has parameters is called with gradients on."""
+        """Note a call, with gradients on, of a module that has parameters."""
         if len(self._called) > _MOST_MODULES:
             self._called.clear()
-        me = threading.get_ident()
-        if self._several or me != self._thread:
-            self._note_thread(module, me)
+        thread = threading.get_ident()
+        if self._several or thread != self._thread:
+            self._note_thread(module, thread)
         self._called[id(module)] = self._updates
         self.half = self.half or autocast_dtype() == "float16"
 
-    def _note_thread(self, module: nn.Module, me: int) -> None:
-        """Note who calls a module, see Note [Threads that train]."""
+    def _note_thread(self, module: nn.Module, thread: int) -> None:
+        """Note the thread that calls a module, see Note [Threads that train]."""
         self._several = True
         if "_is_replica" in module.__dict__:
-            return  # made anew for every call by DataParallel, in threads of its own
+            return  # DataParallel builds replicas for every call, in its own threads
         if len(self._threads) > _MOST_MODULES:
             self._threads.clear()
         entry = self._threads.get(id(module))
@@ -129,16 +135,15 @@ class Gradients:
             variables = (
                 self._catalog.find(parameter) for parameter in module._parameters.values() if parameter is not None
             )
-            trained = any(
-                variable is not None and variable.graded for variable in variables
-            )  # before there were several
-            entry = self._threads[id(module)] = weakref.ref(module), self._thread if trained else me
-        if entry[1] != me:
+            # A gradient that exists already comes from the first thread, before others called modules.
+            trained = any(variable is not None and variable.graded for variable in variables)
+            entry = self._threads[id(module)] = weakref.ref(module), self._thread if trained else thread
+        if entry[1] != thread:
             self._recorder.fault(SOURCE, RuntimeError("several threads train one module, which cannot be followed"))
-            self._recorder.active = False
+            self._recorder.deactivate()
 
-    def may_look(self, variable: Variable) -> bool:
-        """Whether this thread may look at the gradient of a variable."""
+    def may_read(self, variable: Variable) -> bool:
+        """Return whether this thread may read the gradient of a variable."""
         if not self._several:
             return True
         module = None if variable.module is None else variable.module()
@@ -150,19 +155,23 @@ class Gradients:
         return thread == threading.get_ident()
 
     def step_ends(self, optimizer: str) -> None:
-        """Note that an optimizer has used its gradients."""
+        """Note that an optimizer used its gradients."""
         self._updates += 1
         self._steps[optimizer] = threading.get_ident()
-        self._seen[optimizer] = (self._backwards, self._updates)
+        self._last_steps[optimizer] = (self._backwards, self._updates)
         self._recorder.transfers.when_ready(SOURCE, (), lambda *_: self.fresh.clear())
 
     def used(
         self, optimizer: str, held: Sequence[Held], states: Sequence[str | DeferredValue], *, closure: bool
     ) -> list[str | DeferredValue]:
-        """The states `found` of gradients as a step of `optimizer` sees them, see Note [Unused parameters]. (What is
-        pending is there.)"""
-        backwards, updates = self._seen.get(optimizer, (0, 0))
-        others_since = updates if optimizer in self._seen else -1  # at its first step it waits for no other one
+        """Return the `states` of gradients as a step of `optimizer` sees them, see Note [Unused parameters].
+
+        A pending state counts as a gradient that exists.
+        """
+        backwards, updates = self._last_steps.get(optimizer, (0, 0))
+        others_since = (
+            updates if optimizer in self._last_steps else -1
+        )  # its first step may precede the step of another optimizer
         if closure or NONE not in states:
             return list(states)
         own = [state for (variable, _), state in zip(held, states, strict=True) if optimizer in variable.holders]
@@ -177,9 +186,9 @@ class Gradients:
         ]
 
     def _is_of_another(self, variable: Variable, optimizer: str, since: int) -> bool:
-        """Whether another optimizer that also holds a variable has stepped after `since` updates: it uses the
-        gradients."""
-        return any(self._seen.get(name, (0, 0))[1] > since for name in variable.holders if name != optimizer)
+        """Return whether another optimizer that holds the variable stepped after `since` updates, and so used its
+        gradient."""
+        return any(self._last_steps.get(name, (0, 0))[1] > since for name in variable.holders if name != optimizer)
 
     def _is_unused(self, variable: Variable, since: int) -> bool:
         module = None if variable.module is None else variable.module()
@@ -189,37 +198,37 @@ class Gradients:
         return variable.graded or self._called.get(id(root), -1) >= since
 
     def last_state(self, variable: Variable) -> str:
-        """The state of a gradient when it was read last; none where it was not read."""
+        """Return the state of a gradient at the last reading; none without one."""
         return self._last.get(variable, NONE)
 
     def trainable(self) -> list[Held]:
-        """All living variables that require a gradient or are held by an optimizer."""
+        """Return all living variables that require a gradient or that an optimizer holds."""
         self._catalog.refresh_holders()
         if len(self._last) > 2 * self._last_size + MAX_STALE:
             self._drop_dead()
         held = [(v, t) for v, t in self._catalog.living() if t.requires_grad or v.holders]
-        return [(v, t) for v, t in held if self.may_look(v)] if self._several else held
+        return [(v, t) for v, t in held if self.may_read(v)] if self._several else held
 
     def _drop_dead(self) -> None:
-        """Forget variables and optimizers that are gone: a program may make new ones all the time."""
+        """Drop entries of variables and optimizers that no longer exist: a program may build new ones all the time."""
         self._last = {variable: state for variable, state in list(self._last.items()) if variable.tensor() is not None}
         living = {name for name, _ in self._catalog.optimizers()}
-        self._seen = {name: seen for name, seen in list(self._seen.items()) if name in living}
+        self._last_steps = {name: seen for name, seen in list(self._last_steps.items()) if name in living}
         self._last_size = len(self._last)
 
     def read(self, held: Sequence[Held], *, values: bool, unreduced: bool = False, scaled: bool = False) -> Snapshot:
-        """States of the gradients now; with `values` also what those are that are not zero: their fingerprints, or,
-        where the call can only scale them (`scaled`), as much as shows that.
+        """Return the states of the gradients now; with `values`, also readings of those that are not zero.
 
-        What changed since the last reading is told as a change between calls. `kept` says that a gradient is one also
-        where ranks have not reduced it yet: a backward makes it, no update can use it.
+        Readings are fingerprints, or samples where the call can only scale gradients (`scaled`). Changes since the last
+        reading are recorded as changes between calls. With `unreduced`, a gradient counts even if the ranks have not
+        reduced it yet: a backward makes it, but no update can use it.
         """
         gradients = self._all_of(held, unreduced)
         now = deferred_states(gradients)
-        looks: dict[int, Probe] = {}
+        probes: dict[int, Probe] = {}
         if values:
             some = {index: g for index, g in enumerate(gradients) if g is not None and now[index] != ZERO}
-            looks = dict(zip(some, (probe if scaled else deferred_fingerprints)([*some.values()]), strict=True))
+            probes = dict(zip(some, (probe if scaled else deferred_fingerprints)([*some.values()]), strict=True))
         variables = [variable for variable, _ in held]
 
         def conclude(resolved: list[str], next_seq: NextSeq) -> None:
@@ -236,10 +245,10 @@ class Gradients:
             self._recorder.record_changes(changes)
 
         self._recorder.transfers.when_ready(SOURCE, now, conclude, events=len(held))
-        return Snapshot(held, now, looks, unreduced, scaled)
+        return Snapshot(held, now, probes, unreduced, scaled)
 
     def record_states(self, call: OpenCall, snapshot: Snapshot) -> None:
-        """Add to the circumstances of a call what the gradients were before it."""
+        """Add the state of the gradients to the context of a call."""
         states = snapshot.states
 
         def conclude(*_: object) -> None:
@@ -261,11 +270,11 @@ class Gradients:
         *,
         backward: bool = False,
     ) -> None:
-        """Tell how the gradients of `before` changed in `call`, which is a `backward` or only changes what is there;
-        `viewer` is the optimizer that was called, if any.
+        """Record how `call` changed the gradients in `before`.
 
-        `scale` is the factor that the call divides gradients by, where it does so: divided by one they cannot change,
-        so those that did not change are left out.
+        `backward` says that the call creates gradients; other calls only modify existing ones. `viewer` names the
+        optimizer that was called, if any. `scale` is the divisor that the call applies, if any. Dividing by one changes
+        nothing, so unchanged gradients are left out then.
         """
         held, states = before.held, before.states
         gradients = self._all_of(held, before.unreduced)
@@ -274,15 +283,15 @@ class Gradients:
             index: gradient
             for index, gradient in enumerate(gradients)
             if gradient is not None
-            and before.looks.get(index) is not None
+            and before.probes.get(index) is not None
             and _may_be_unchanged(before, index, now[index])
         }
-        looks = [before.looks[index] for index in maybe_same]
+        probes = [before.probes[index] for index in maybe_same]
         if before.scaled:
-            differ = changed(looks, [*maybe_same.values()])
+            differ = changed(probes, [*maybe_same.values()])
         else:
-            differ = list(map(not_equal, looks, deferred_fingerprints([*maybe_same.values()])))
-        # What is put off must hold neither gradients, which autograd would copy, nor parameters.
+            differ = list(map(not_equal, probes, deferred_fingerprints([*maybe_same.values()])))
+        # The deferred part must hold neither gradients (autograd would copy them) nor parameters.
         places, variables = list(maybe_same), [variable for variable, _ in held]
         contexts = [variable.facts(tensor, viewer or variable.owner) for variable, tensor in held]
 
@@ -305,20 +314,20 @@ class Gradients:
 
 
 def _change(seq: int, call: int, variable: Variable, old: str, new: str, is_changed: bool, context: Facts) -> Change:
-    """What a gradient was before and after a call; `so` says whether it is another one."""
+    """Build the change of a gradient in a call."""
     return Change(seq, call, variable.name, "parameter", "grad", old, new, is_changed, variable.owner, context)
 
 
 def _may_be_unchanged(before: Snapshot, index: int, now: str | DeferredValue) -> bool:
-    """Whether a gradient that was read before a call may have been left as it was."""
+    """Return whether a call may have left a gradient as it was before."""
     if type(now) is DeferredValue:
         return True
     return now == SOME and before.states[index] == SOME
 
 
 def summary(states: Sequence[str | DeferredValue]) -> str:
-    """none, zero, some or unused when all gradients agree, mixed when some are there and others are not. (None may be
-    pending.)"""
+    """Summarise the states of gradients: none, zero, some or unused where all agree, else mixed. No state may be
+    pending."""
     kinds = set(states)
     if not kinds:
         return NONE

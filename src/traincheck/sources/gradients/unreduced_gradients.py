@@ -1,7 +1,9 @@
-"""Gradients that `fully_shard` keeps to itself until ranks reduce them: with `set_requires_gradient_sync(False)`, the
-parameter that a program knows has none for now, though a backward has made one.
+"""Finds gradients that `fully_shard` holds until ranks reduce them.
 
-Known limitations: torch has no public way to ask for them. Where the names below are others, they are not seen.
+With `set_requires_gradient_sync(False)`, a parameter has no gradient yet, although a backward has made one.
+
+Known limitations: torch has no public way to read these gradients. A torch version with other internal names hides
+them.
 """
 
 from __future__ import annotations
@@ -16,26 +18,24 @@ from traincheck.sources.modules.variables import VariableCatalog
 
 
 class UnreducedGradients:
-    """Finds the gradient that is kept for a parameter. Call its methods under `hidden_from_modes`."""
+    """Finds the unreduced gradient of a parameter. Call its methods under `hidden_from_modes`."""
 
     def __init__(self, catalog: VariableCatalog) -> None:
         self._catalog = catalog
         self._fsdp_params: dict[int, weakref.ref[Any]] = {}  # by the parameter's identity
-        self._modules = -1  # how many were known when keepers were looked for
+        self._modules = -1  # how many were living at the last search
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The gradient of `tensor`, or else the one that is kept for it."""
+        """Return the gradient of `tensor`, or else its unreduced gradient."""
         if tensor.grad is not None or not hasattr(tensor, "_local_tensor"):
             return tensor.grad
         fsdp_param = self._fsdp_param_of(tensor)
         if fsdp_param is None:
             return None
         accumulated = getattr(fsdp_param, "unsharded_accumulated_grad", None)
-        return (
-            accumulated
-            if accumulated is not None
-            else getattr(getattr(fsdp_param, "_unsharded_param", None), "grad", None)
-        )
+        if accumulated is not None:
+            return accumulated
+        return getattr(getattr(fsdp_param, "_unsharded_param", None), "grad", None)
 
     def _fsdp_param_of(self, tensor: torch.Tensor) -> Any:
         param = self._look_up(tensor)
@@ -43,9 +43,7 @@ class UnreducedGradients:
         if param is None and len(modules) != self._modules:
             self._modules = len(modules)
             self._fsdp_params = {
-                id(sharded.sharded_param): weakref.ref(sharded)
-                for module in modules
-                for sharded in _fsdp_params(module)
+                id(entry.sharded_param): weakref.ref(entry) for module in modules for entry in _fsdp_params(module)
             }
             param = self._look_up(tensor)
         return param
@@ -57,7 +55,7 @@ class UnreducedGradients:
 
 
 def _fsdp_params(module: torch.nn.Module) -> Iterator[Any]:
-    """What `fully_shard` has put beside a module for each of its parameters; nothing for other modules."""
+    """Yield the objects that `fully_shard` attached to a module, one per parameter; none for other modules."""
     if not hasattr(type(module), "_get_fsdp_state"):
         return
     state = module._get_fsdp_state()

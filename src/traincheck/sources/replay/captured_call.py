@@ -1,8 +1,8 @@
-"""Captured call: a call of a model and its backward, which can be executed again from what they were given.
+"""Captures a call of a model and its backward, so that they can be executed again from the same inputs.
 
-See Note [As it was]. Gradients come from `torch.autograd.grad`, which leaves `.grad` alone and reaches no wrapper that
-reduces them over ranks. Compared are fingerprints: of what each module inside returned, and of the gradients of the
-parameters.
+See Note [Restored state]. Gradients come from `torch.autograd.grad`, which does not touch `.grad` and bypasses wrappers
+that reduce gradients over ranks. The comparison covers fingerprints of the output of each module inside, and of the
+gradients of the parameters.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 
 
 class CapturedCall:
-    """A call of a model under way, with what it takes to execute it again. Make it when the call begins.
+    """A call of a model under way, with everything needed to replay it. Create it when the call begins.
 
-    `guarded` makes a hook safe for the backward that calls it. Raises CannotRepeat where that cannot be.
+    `guarded` makes a hook safe for the backward that calls it. Raises CannotReplay where a replay is impossible.
     """
 
     def __init__(self, name: str, module: nn.Module, args: Any, keywords: Any, guarded: Guarded = lambda f: f) -> None:
@@ -51,7 +51,7 @@ class CapturedCall:
         self.site = ""
         self._called = _compiled_around(inner) or inner
         if self._called is not inner and inner is not module:
-            raise CannotReplay("it is distributed inside of what is compiled")
+            raise CannotReplay("it is a distributed model inside a compiled one")
         self.modules = list(inner.modules())
         _check_replayable(inner, self.modules)
         self._arguments = _copied((tuple(args), dict(keywords)))
@@ -79,15 +79,15 @@ class CapturedCall:
     # -- while the program computes --------------------------------------------------------------------------------
 
     def inner_returned(self, module: nn.Module, output: Any) -> None:
-        """Take in what a module inside returned."""
+        """Record the output of a module inside."""
         name = self._names.get(id(module))
         if name is not None:
             _add_outputs(self.seen.results, name, output)
 
     def returns(self, output: Any) -> None:
-        """The call has ended: follow the gradients that come to its result and to the parameters."""
+        """Note the end of the call: follow the gradients of its result and of the parameters."""
         self.returned = True
-        if not self.seen.results:  # nothing inside is told of, as where all of it is compiled
+        if not self.seen.results:  # no module inside was observed: all of it is compiled
             _add_outputs(self.seen.results, ROOT, output)
         for index, tensor in enumerate(_differentiable(output)):
             self._output_grads.append(None)
@@ -98,7 +98,7 @@ class CapturedCall:
 
     def _output_hook(self, index: int) -> Callable[[torch.Tensor | None], None]:
         def on_gradient(grad: torch.Tensor | None) -> None:
-            if grad is None:  # another result of the same function has one
+            if grad is None:  # only another result of the same function has a gradient
                 return
             first_grad = self._output_grads[index]
             with hidden_from_modes():
@@ -118,29 +118,32 @@ class CapturedCall:
         return on_gradient
 
     def remove_hooks(self) -> None:
-        """Take the hooks back."""
+        """Remove the hooks on tensors."""
         self._undo.close()
 
     @property
     def has_gradients(self) -> bool:
-        """Whether a backward has come through the result."""
+        """Whether a backward passed through the result."""
         return ROOT in self._fired
 
     @property
     def one_backward(self) -> bool:
-        """Whether the gradients are those of this call alone: of a single backward, and of no other call in it."""
+        """Whether the gradients come from this call alone: from one backward, without other calls in it."""
         return self.has_gradients and not self.shared_calls and max(self._fired.values()) == 1
 
     @property
     def unchanged(self) -> bool:
-        """Whether nothing has written to the parameters since the call began."""
+        """Whether the parameters are unmodified since the call began."""
         return all(self.versions.get(id(parameter)) == parameter._version for parameter in self.module.parameters())
 
-    # -- again -----------------------------------------------------------------------------------------------------
+    # -- replay ----------------------------------------------------------------------------------------------------
 
     def execute(self, several_ranks: bool, observe_modules: bool = False) -> ExecutionResult:
-        """Execute the call once more; nothing of it stays. What modules inside return is taken in where it is asked
-        for, and where no backward shows what is wrong with it. Raises CannotRepeat."""
+        """Execute the call once more, without lasting effects.
+
+        `observe_modules` also records the output of modules inside; so does a call without a single backward, which
+        alone would not locate a difference. Raises CannotReplay.
+        """
         result, now = ExecutionResult(), RandomStates()
         attributes = ModuleAttributes(self.modules)
         try:
@@ -158,7 +161,8 @@ class CapturedCall:
         return result
 
     def for_peer(self) -> PeerCall:
-        """The call as another rank can execute it. Raises CannotRepeat where it is given what cannot be handed on."""
+        """Return the call in a form that another rank can execute. Raises CannotReplay for arguments that cannot be
+        sent."""
         with hidden_from_modes():
             return PeerCall(
                 tree_map(_on_cpu, self._arguments),
@@ -171,8 +175,10 @@ class CapturedCall:
             )
 
     def execute_peer_call(self, peer_call: PeerCall, parameters: Sequence[torch.Tensor]) -> ExecutionResult | None:
-        """Execute what another rank handed over, with these parameters, which are this model's of that step; None where
-        they are not those of the other rank. Raises CannotRepeat."""
+        """Execute a call of another rank with `parameters`, copies of this model's parameters in that step.
+
+        Returns None where they differ from those of the other rank. Raises CannotReplay.
+        """
         with hidden_from_modes():
             if fingerprints(list(parameters)) != peer_call.parameters or len(peer_call.buffers) != len(self._buffers):
                 return None
@@ -221,7 +227,7 @@ class CapturedCall:
 
     def _backward(self, result: ExecutionResult, outputs: Sequence[torch.Tensor]) -> None:
         if len(outputs) != len(self._output_grads):
-            raise CannotReplay("its result has another form")
+            raise CannotReplay("its result has another structure")
         pairs = [(o, grad) for o, grad in zip(outputs, self._output_grads, strict=True) if grad is not None]
         parameters = {name: p for name, p in self._parameters.items() if name not in self._hooked}
         if not parameters:
@@ -235,7 +241,10 @@ class CapturedCall:
 
     @contextmanager
     def _buffers_as_they_were(self) -> Iterator[None]:
-        """Have copies in place of the buffers. What is compiled knows them by identity: there memory is exchanged."""
+        """Replace the buffers by copies of their earlier values.
+
+        Compiled code identifies buffers by identity; there the memory is swapped instead.
+        """
         now = [(module, key, module._buffers[key]) for module, key, _ in self._buffers]
         compiled, memory = has_compiled_code(), []
         try:
@@ -254,11 +263,11 @@ class CapturedCall:
 
 
 _MOST_FRAMES = 40
-"""Frames between the call of what `torch.compile` has made and us."""
+"""Frames between a compiled call and this module."""
 
 
 def _compiled_around(module: nn.Module) -> nn.Module | None:
-    """What the compiler has made of a module, where it is called through that just now."""
+    """Return the compiled wrapper of a module, where the current call goes through it."""
     if "torch._dynamo.eval_frame" not in sys.modules:
         return None
     frame: FrameType | None = sys._getframe(1)
@@ -274,7 +283,7 @@ def _compiled_around(module: nn.Module) -> nn.Module | None:
 
 
 class _NoCollectives(TorchDispatchMode):  # type: ignore[misc]  # torch does not say what it is
-    """One rank alone repeats something: it must not wait for others."""
+    """Raises on collectives: a rank that replays alone must not wait for other ranks."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in _COLLECTIVES:
@@ -305,9 +314,11 @@ def _tensors(output: Any) -> list[torch.Tensor]:
 
 
 def _differentiable(output: Any) -> list[torch.Tensor]:
-    """The tensors in a result that gradients come to from outside; of a loss and the logits it is computed from, the
-    loss: what comes to the logits from it is a part of the backward that is executed again. So it is with a parameter
-    that is given back as it is."""
+    """Return the tensors in a result that receive gradients from outside.
+
+    Of a loss and the logits it is computed from, this is the loss: the gradient of the logits comes from the replayed
+    backward. The same holds for a parameter returned unchanged.
+    """
     tensors = [tensor for tensor in _tensors(output) if tensor.requires_grad]
     if len(tensors) < 2:
         return tensors
@@ -343,7 +354,7 @@ def _on_cpu(leaf: Any) -> Any:
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    """What was handed over, on the device where it is to be executed."""
+    """Return the arguments of a peer call on the device that executes it."""
 
     def moved(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Recomputed: what an execution of a call, or of an update, gave, as fingerprints that can be compared."""
+"""Fingerprints the results of an executed call or update, so that two executions can be compared."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ from traincheck.vocab.replayed_computations import BACKWARD, FORWARD, UPDATE
 
 
 class CannotReplay(Exception):
-    """A call cannot be executed again, with the reason why not."""
+    """A call or update cannot be executed again; the message is the reason."""
 
 
 class Fingerprints:
-    """The bits of tensors by name, in the order in which they came: fingerprints, which stay on an accelerator until
-    they are compared, for one transfer; and tensors that stay as they are, of which it is cheaper to compare all bits.
+    """The bits of tensors by name, in order.
+
+    A tensor is either fingerprinted (on an accelerator, fetched in one transfer at the comparison), or held where
+    comparing all bits is cheaper.
     """
 
     def __init__(self) -> None:
         self._held: dict[str, torch.Tensor] = {}
         self._prints: dict[str, Fingerprint] = {}
         self._last: tuple[weakref.ref[torch.Tensor], int, str] | None = None
-        """What was taken in last. It is not held: autograd copies gradients that somebody else holds."""
+        """The last tensor added, by weak reference: autograd copies gradients that others hold."""
 
     def __bool__(self) -> bool:
         return bool(self._prints)
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Take in a tensor, as it is now; what comes again under a name has a number."""
+        """Fingerprint a tensor as it is now; a repeated name gets a number."""
         key = self._unique_name(name)
         version = -1 if tensor.is_inference() else tensor._version
         if self._last is not None and self._last[0]() is tensor and self._last[1] == version >= 0:
-            last = self._last[2]  # a container returns what its last module did
+            last = self._last[2]  # a container returns the output of its last module
             self._prints[key] = self._prints[last]
             return
         self._last = weakref.ref(tensor), version, key
@@ -44,7 +46,7 @@ class Fingerprints:
             (self._prints[key],) = deferred_fingerprints([tensor])
 
     def hold(self, name: str, tensor: torch.Tensor) -> None:
-        """The same of a tensor that nobody writes to as long as it is compared."""
+        """Hold a tensor that nobody writes to before the comparison."""
         name = self._unique_name(name)
         self._prints[name] = None
         self._held[name] = tensor
@@ -57,11 +59,11 @@ class Fingerprints:
         return key
 
     def update(self, prints: Mapping[str, int | None]) -> None:
-        """Take over fingerprints that were taken elsewhere."""
+        """Add fingerprints taken elsewhere."""
         self._prints.update(prints)
 
     def resolve(self, but: Collection[str] = ()) -> dict[str, int | None]:
-        """The fingerprints, those with the names `but` left out."""
+        """Return the fingerprints, without the names in `but`."""
         names = [name for name in self._prints if name not in but]
         held = [name for name in names if name in self._held and self._prints[name] is None]
         with hidden_from_modes():
@@ -71,7 +73,7 @@ class Fingerprints:
         return resolved
 
     def first_mismatch(self, other: Fingerprints) -> str | None:
-        """The name of the first that has other bits, of those that both have."""
+        """Return the first name whose bits differ, among names in both."""
         held = self._held.keys() & other._held.keys()
         mine, theirs = self.resolve(but=held), other.resolve(but=held)
         with hidden_from_modes():
@@ -85,25 +87,25 @@ class Fingerprints:
 
 
 class ExecutionResult:
-    """What an execution gave: of modules in the forward, of parameters in the backward and in the update."""
+    """The results of an execution: module outputs in the forward, parameters in the backward and in the update."""
 
     def __init__(self) -> None:
         self.results, self.gradients, self.updates = Fingerprints(), Fingerprints(), Fingerprints()
 
     @classmethod
     def from_prints(cls, results: Mapping[str, int | None], gradients: Mapping[str, int | None]) -> ExecutionResult:
-        """One that took place in another process, by its fingerprints."""
+        """Build the result of an execution in another process from its fingerprints."""
         result = cls()
         result.results.update(results)
         result.gradients.update(gradients)
         return result
 
     def prints(self) -> dict[str, dict[str, int | None]]:
-        """Fingerprints to tell another process of: what `told` is given."""
+        """Return the fingerprints for another process, as arguments of `from_prints`."""
         return {"results": self.results.resolve(), "gradients": self.gradients.resolve()}
 
     def first_difference(self, other: ExecutionResult) -> tuple[str, str] | None:
-        """The part in which two executions differ first, and the name of what does; None where they are the same."""
+        """Return the first part in which two executions differ, and the name; None where they are equal."""
         for part, mine, theirs in (
             (FORWARD, self.results, other.results),
             (BACKWARD, self.gradients, other.gradients),
@@ -116,8 +118,10 @@ class ExecutionResult:
 
 
 class PeerCall(NamedTuple):
-    """A call as it is handed to another rank: what it was given, and fingerprints of what it gave. It holds nothing
-    but tensors, texts, numbers and containers of these."""
+    """A call sent to another rank: its inputs, and fingerprints of its results.
+
+    It holds only tensors, texts, numbers and containers of these.
+    """
 
     arguments: Any
     streams: dict[str, torch.Tensor]
@@ -129,5 +133,5 @@ class PeerCall(NamedTuple):
     gradients: dict[str, int | None]
 
     def executed(self) -> ExecutionResult:
-        """What it gave where it came from."""
+        """Return the results of the rank that sent it."""
         return ExecutionResult.from_prints(self.results, self.gradients)

@@ -1,11 +1,11 @@
-"""Neighbours: in a job of replicas each rank executes what another one has computed, from the same state.
+"""Has each rank of a job of replicas replay the call of another rank, and compares the results.
 
-A unit that is broken for good computes the same wrong thing each time, so repeating a step on the same device shows
-nothing. Each rank hands its call to the next one (arguments, random state, buffers, the gradients that came to the
-result, and fingerprints of what it computed), over the job's store and on a thread of its own; who is handed one
-executes it between two steps, on copies of its own parameters of that step, which are the same where the ranks are
-replicas. Where the two differ a third rank is asked, if there is one, and the odd one out is named. Nobody waits for
-anybody: what does not arrive is not compared.
+A permanently broken unit computes the same wrong result each time, so replaying on the same device shows nothing. Each
+rank therefore sends its call to the next rank, over the job's store and on its own thread: arguments, random state,
+buffers, gradients of the result, and fingerprints of what it computed. The receiver executes the call between two
+steps, on copies of its own parameters of that step, which are equal on replicas. Where the results differ, a third rank
+executes the call too, if there is one, and the odd one is named. No rank waits for another: a call that does not arrive
+is not compared.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from traincheck.sources.replay.fingerprints import CannotReplay, ExecutionResult
 
 CONNECT = 20.0
 LARGEST = 64 << 20
-"""Bytes of a call that is handed over; of larger ones nothing is compared with neighbours."""
+"""Bytes of the largest call to send; larger calls are not compared between ranks."""
 LINGER = 2.0
 
 
 class PeerCase(NamedTuple):
-    """A call to be judged: whose, in which step, what it gave there; for an appeal also what the first judge got."""
+    """A call to judge: its rank, its step and its results; in an appeal also the results of the first judge."""
 
     origin: int
     step: int
@@ -43,8 +43,11 @@ class PeerCase(NamedTuple):
 
 
 class PeerResult(NamedTuple):
-    """What a judge found: the ranks that differ (one where it is known which is odd, none where all agree), of how many
-    that were compared, and the part and name of what differs first."""
+    """The result of a comparison.
+
+    `ranks` are the ranks that differ: one where the odd one is known, none where all agree. `compared` is the number of
+    ranks compared. `part` and `first` name the first difference.
+    """
 
     step: int
     name: str
@@ -55,7 +58,7 @@ class PeerResult(NamedTuple):
 
 
 class PeerCheck:
-    """This rank's part. It starts with the first call that it is given, and never raises."""
+    """The part of this rank in the comparison. It starts with its first call, and never raises."""
 
     def __init__(self, on_fault: Callable[[str], None]) -> None:
         self._on_fault = on_fault
@@ -65,26 +68,26 @@ class PeerCheck:
         self._cases: queue.Queue[PeerCase] = queue.Queue(8)
         self._retained: dict[int, tuple[CapturedCall, list[torch.Tensor]]] = {}
         self._closing = threading.Event()
-        self._thread = background(self._work, "traincheck-neighbours")
+        self._thread = background(self._work, "traincheck-peer-check")
 
     @property
     def has_case(self) -> bool:
-        """Whether there is something to judge."""
+        """Whether a call to judge has arrived."""
         return not self._cases.empty()
 
     def send(self, step: int, call: CapturedCall) -> None:
-        """Give a call that was repeated here to the next rank, and expect that of the one before. The parameters have
-        to be those that it was executed with."""
+        """Send a call replayed here to the next rank, and expect the call of the previous rank.
+
+        The parameters of the model have to be those of the call.
+        """
         try:
             payload = _bytes({"step": step, "call": call.for_peer()._asdict()})
         except CannotReplay:
             return
         if len(payload) > LARGEST:
-            self._on_fault(
-                f"a call of {len(payload) >> 20} MB is not handed to other ranks (at most {LARGEST >> 20} MB)"
-            )
+            self._on_fault(f"a call of {len(payload) >> 20} MB is not sent to other ranks (at most {LARGEST >> 20} MB)")
             return
-        call.seen = ExecutionResult()  # it has been told
+        call.seen = ExecutionResult()  # the payload holds it
         self._retained = {step: (call, [parameter.detach().clone() for parameter in call.module.parameters()])}
         with suppress(queue.Full):
             self._out.put_nowait((f"call/{step}/{self._rank}", payload))
@@ -95,7 +98,7 @@ class PeerCheck:
                 self._expected.put_nowait((f"appeal/{step}/{before}", before))
 
     def judge(self) -> PeerResult | None:
-        """Execute what has arrived, if anything has. Call on the thread that trains, aside."""
+        """Execute a call that has arrived, if any. Call on the training thread, with hooks suspended."""
         try:
             case = self._cases.get_nowait()
         except queue.Empty:
@@ -116,14 +119,14 @@ class PeerCheck:
         except CannotReplay:
             return None
         if again is None or mine.first_difference(again) is not None:
-            return None  # what repeats nowhere is found by those who repeat their own
+            return None  # the rank of the call finds out that it does not repeat
         if case.judge < 0 and differs is not None:
             if self._ranks > 2:
                 appeal = {"step": case.step, "call": case.call._asdict(), "judge": self._rank}
                 payload = _bytes({**appeal, "other": mine.prints()})
                 with suppress(queue.Full):
                     self._out.put_nowait((f"appeal/{case.step}/{case.origin}", payload))
-                return None  # it is for the third rank to say
+                return None  # the third rank decides
             return _disagreement(case, call.name, self._rank, differs)
         return self._arbitrate(case, call.name, theirs, mine)
 
@@ -143,12 +146,12 @@ class PeerCheck:
         return PeerResult(case.step, name, (odd,), 3, *differs)
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Stop, and drop calls under way."""
         self._closing.set()
         self._retained.clear()
         self._thread.join(LINGER)
 
-    # -- on a thread of its own ------------------------------------------------------------------------------------
+    # -- on the background thread ----------------------------------------------------------------------------------
 
     def _work(self) -> None:
         try:
@@ -167,7 +170,7 @@ class PeerCheck:
                         del waiting[key]
         except Exception as error:
             if not self._closing.is_set():
-                self._on_fault(f"calls are no longer handed to other ranks: {type(error).__name__}: {error}")
+                self._on_fault(f"calls are no longer sent to other ranks: {type(error).__name__}: {error}")
 
     def _fetch(self, store: JobStore, key: str, origin: int) -> bool:
         values = store.get([key], 0.0, lambda: True)
@@ -183,7 +186,7 @@ class PeerCheck:
 
 
 def _disagreement(case: PeerCase, name: str, judge: int, differs: tuple[str, str]) -> PeerResult:
-    """Two ranks differ, and nobody can say which of them is odd."""
+    """Return a result in which two ranks differ and neither is known to be wrong."""
     return PeerResult(case.step, name, tuple(sorted((case.origin, judge))), 2, *differs)
 
 

@@ -1,14 +1,14 @@
-"""Source `replays`: executes a step again now and then, and tells whether it gave the same bits.
+"""Source `replays`: executes some training steps again and records whether the results have the same bits.
 
-A call of the outermost model is captured when it begins; when the backward through its result is over, and nothing has
-written to the parameters yet, the call and its backward are executed once more (see captured_call.py), and the update,
-on copies, when it is about to be made. What that says is for verdicts.py. Between ranks see peer_check.py.
+The source captures a call of the outermost model when it begins. After the backward through its result, and before any
+write to the parameters, it replays the call and its backward (see captured_call.py). It replays an update on copies,
+right before the real one. verdicts.py judges the results, and peer_check.py compares ranks.
 
-Note [Whose step]
-Captured is, of each model, the first call in a step that trains it; it is executed again after the first backward that
-comes through its result, in whichever order models and backwards take turns. A step that accumulates gradients over
-several calls is repeated for the first of them. Gradients are compared only where they are of this call alone. In a job
-of several ranks each repeats its own share, without the exchange of gradients.
+Note [Which call is replayed]
+The source captures, for each model, its first call in a step that trains it. It replays the call after the first
+backward through its result, in whatever order models and backwards alternate. With gradient accumulation over several
+calls, it replays the first of them. It compares gradients only where they come from this call alone. In a job of
+several ranks, each rank replays its own share, without the exchange of gradients.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from traincheck.sources.modules.module_calls import ModuleCalls
 from traincheck.sources.modules.modules import keywords_of_call
 from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.optimizers.running_updates import closure_of
+from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.replay.captured_call import CapturedCall
@@ -46,17 +47,17 @@ from traincheck.vocab.facts import facts
 from traincheck.vocab.replayed_computations import BACKWARD, DIFFERS, ELSEWHERE, FORWARD, KIND, SAME, UPDATE
 
 WARMING = 3
-"""First steps that are repeated in any case, so that trust is earned before it matters."""
+"""First steps that are always replayed, to establish trust before it matters."""
 
 SPACED = 10
-"""Steps at least between two calls that are handed to another rank, whose parameters of that step are kept until then;
-what arrives later than the next one can no longer be judged."""
+"""Steps at least between two calls sent to another rank. Copies of the parameters are kept until the next one; a call
+that arrives later cannot be judged."""
 
 _NOT_DETERMINISTIC = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
-class ReplaySource:
-    """Repeats one of `every` steps. It attaches after the source `modules`."""
+class ReplaySource(RecorderListener):
+    """Replays one of `every` steps. It attaches after the source `modules`."""
 
     name = "replays"
 
@@ -66,15 +67,15 @@ class ReplaySource:
         self._every = every
         self._histories: dict[str, ReplayHistory] = {}
         self._subjects: dict[str, weakref.ref[Any]] = {}
-        self._step = 0  # the last that was repeated
-        self._done: set[str] = set()  # what was repeated in it
+        self._step = 0  # the last replayed step
+        self._done: set[str] = set()  # models and optimizers replayed in it
         self._first = 0
         self._requested = False
-        self._captured: list[CapturedCall] = []  # no backward has come through them yet; the last may be under way
+        self._captured: list[CapturedCall] = []  # calls without a backward so far; the last may be under way
         self._thread = 0
         self._update: CapturedUpdate | None = None
         self._repetition: list[ExecutionResult] = []
-        self._next_index: dict[str, int] = {}  # by optimizer, the place of the parameter whose update comes next
+        self._next_index: dict[str, int] = {}  # by optimizer: where its next replayed update begins
         self._peers: PeerCheck | None = None
         self._last_sent = 0
 
@@ -96,14 +97,14 @@ class ReplaySource:
             return recorder.guarded(name, quiet)
 
         recorder.on_detach(undo, self._stop)
-        recorder.suspect = self._request
+        recorder.add_listener(self)
         capture, returned = guarded(self.name, self._capture), guarded(self.name, self._returned)
 
         def begins(module: nn.Module, args: Any) -> None:
             if torch._C._get_tracing_state() is not None:
                 return
             if self._captured and not recorder.watching:
-                self._release()  # what is guarded is not called until a step is watched again
+                self._release()  # guarded functions rest until the next watched step
             if self._calls.depth == 1 and (self._captured or (torch.is_grad_enabled() and self._should_replay())):
                 capture(module, args)
 
@@ -135,15 +136,15 @@ class ReplaySource:
         if peers is not None:
             peers.close()
 
-    def _request(self) -> None:
-        """Something wrong was found: repeat the next step."""
+    def suspicion_raised(self) -> None:
+        """Replay the next step, after a finding."""
         self._requested = True
 
     # -- the call --------------------------------------------------------------------------------------------------
 
     def _should_replay(self) -> bool:
         recorder = self._recorder
-        if not (recorder.watching and recorder.hooks.in_one_thread):  # streams are those of all threads
+        if not (recorder.watching and recorder.hooks.in_one_thread):  # all threads share the random streams
             return False
         step = recorder.steps.window_step
         if step == self._step:
@@ -153,7 +154,7 @@ class ReplaySource:
         return warms or self._requested or step - self._step >= self._every or self._has_suspicion()
 
     def _history_of(self, name: str, subject: Any) -> ReplayHistory:
-        """What is known of a thing; nothing of another one that has taken its name."""
+        """Return the replay history of a model or optimizer; a new one where another object took its name."""
         reference = self._subjects.get(name)
         if reference is None or reference() is not subject:
             self._subjects[name] = weakref.ref(subject)
@@ -164,13 +165,13 @@ class ReplaySource:
         return any(history.confirming for history in self._histories.values())
 
     def _capture(self, module: nn.Module, args: Any) -> None:
-        """A call begins, while one is captured or is to be."""
+        """Note that a call begins while another is captured, or capture it."""
         step = self._recorder.steps.window_step
         if self._captured and threading.get_ident() != self._thread:
             return
-        if torch._C._current_graph_task_id() >= 0:  # it is computed anew for a backward
+        if torch._C._current_graph_task_id() >= 0:  # a backward recomputes it
             return
-        self._release(lambda call: not call.returned or step != self._step)  # interrupted, or nobody came through it
+        self._release(lambda call: not call.returned or step != self._step)  # interrupted, or without a backward
         for call in self._captured:
             call.shared_calls += any(id(parameter) in call.versions for parameter in module.parameters())
         if not (module.training and torch.is_grad_enabled() and self._should_replay()):
@@ -188,7 +189,7 @@ class ReplaySource:
         self._thread = threading.get_ident()
         if not history.begin_attempt():
             self._recorder.report_unobservable(
-                f"replays: {name} was not executed again, as no backward came through what it gave "
+                f"replays: {name} was not executed again, as no backward passed through its result "
                 "before its parameters changed"
             )
         try:
@@ -211,14 +212,14 @@ class ReplaySource:
             call.returns(output)
 
     def _needs_backward_end(self) -> bool | None:
-        """A token where the end of a backward is to be told: for a call that it may come through, or a neighbour."""
+        """Return a token where the end of a backward matters: for a captured call, or a call of another rank."""
         if threading.get_ident() != self._thread or not self._recorder.hooks.in_one_thread:
             return None
         return bool(self._captured) or self._has_peer_case or None
 
     @property
     def _has_peer_case(self) -> bool:
-        """Whether there is something to judge for a neighbour."""
+        """Whether a call of another rank waits for judgement."""
         return self._peers is not None and self._peers.has_case
 
     def _backward_over(self) -> None:
@@ -243,7 +244,7 @@ class ReplaySource:
             self._peers.send(self._step, call)
 
     def _release(self, which: Callable[[CapturedCall], bool] = lambda call: True) -> list[CapturedCall]:
-        """Follow these calls no longer; they are returned."""
+        """Stop following these calls, and return them."""
         gone = [call for call in self._captured if which(call)]
         self._captured = [call for call in self._captured if call not in gone]
         for call in gone:
@@ -281,7 +282,7 @@ class ReplaySource:
             verdict = self._replay(
                 update.name, update.site, update.real_result(), lambda _: next(made, None) or update.execute()
             )
-        if not self._histories[update.name].suspicion:  # otherwise the same ones are tried again
+        if not self._histories[update.name].suspicion:  # otherwise the same parameters are replayed again
             self._next_index[update.name] = update.next
         self._record_verdict(update.name, verdict, (UPDATE,))
 
@@ -332,11 +333,11 @@ class ReplaySource:
         seq = self._recorder.next_seq()
         self._recorder.record_reading(Reading(seq, NO_CALL, result.name, KIND, ELSEWHERE, kind, context=context))
 
-    # -- unseen by ourselves ---------------------------------------------------------------------------------------
+    # -- hidden from TrainCheck------------------------------------------------------------------------------------
 
     @contextmanager
     def _suspended(self) -> Iterator[None]:
-        """Have no hooks and functions of ours meanwhile."""
+        """Suspend TrainCheck's hooks and functions inside the block."""
         hooks = self._recorder.hooks
         token = hooks.suspend(methods=True)
         try:
@@ -346,7 +347,7 @@ class ReplaySource:
 
     @contextmanager
     def _silent(self) -> Iterator[None]:
-        """As `_aside`, where torch goes through its table of hooks just now, which has to stay as it is."""
+        """As `_suspended`, while torch iterates over its table of hooks, which must not change."""
         here = self._recorder.hooks.thread
         here.suspended = True
         try:
@@ -358,8 +359,10 @@ class ReplaySource:
 def _compare_executions(
     step: int, site: str, original: ExecutionResult, execute: Callable[[bool], ExecutionResult]
 ) -> Attempt:
-    """What comes of executing something again: `execute` is told whether to look inside. That is paid for only where
-    something differs."""
+    """Execute a call again and compare; `execute` takes whether to observe modules inside.
+
+    Modules are observed only after a difference, because it is expensive.
+    """
     again = execute(False)
     differs = original.first_difference(again)
     if differs is None:
@@ -373,7 +376,7 @@ def _compare_executions(
 
 
 def _nondeterministic(execute: Callable[[], ExecutionResult]) -> str:
-    """The operation in a computation of which torch says that it has no deterministic implementation, if any."""
+    """Return the operation that torch reports as nondeterministic, if any."""
     enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

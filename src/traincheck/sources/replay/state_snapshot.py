@@ -1,11 +1,11 @@
-"""As it was: what else than its arguments and parameters decides what a call of a model computes, taken and put back.
+"""Saves and restores the state, besides arguments and parameters, that a call of a model depends on.
 
-Note [As it was]
-What a call computes depends on its arguments, parameters and buffers, on random states, on autocast, and on whatever
-the program keeps in attributes of modules. All of it is taken when the call begins (parameters are not: nothing changes
-them before the update, which is asked for), put in place for an execution, and put back as it is now. Hooks of the
-program's stay out: they may note and count things. Those of torch itself belong to what is computed (normalised
-weights, say), and so does a fault that is injected on purpose.
+Note [Restored state]
+The result of a call depends on its arguments, parameters and buffers, on random states, on autocast, and on attributes
+of modules. TrainCheck saves all of it when the call begins, restores it for a replay, and afterwards puts the current
+state back. Parameters are not saved: a replay runs only if they are unmodified. Hooks of the program do not run in a
+replay, because they may log and count. Hooks of torch belong to the computation (normalised weights, say), and so does
+a fault injected on purpose.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from traincheck.sources.tensors.reading import hidden_from_modes, is_copyable
 
 _OURS = ("torch.", "traincheck.sdc.")
-"""Modules whose hooks belong to what is computed."""
+"""Packages whose hooks belong to the computation."""
 _MODULE_INTERNALS = frozenset(vars(nn.Module())) - {"training"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CONTAINERS = (list, dict, set, deque, OrderedDict)
 
 
 class RandomStates:
-    """The states of the streams that a process draws from, as they are when this is made."""
+    """The states of all random streams of the process, at the time of construction."""
 
     def __init__(self) -> None:
         self._python = random.getstate()
@@ -44,12 +44,12 @@ class RandomStates:
 
     @property
     def streams(self) -> dict[str, torch.Tensor]:
-        """The states of torch's streams: of the CPU, and of this process's accelerator."""
+        """The states of the torch streams: of the CPU, and of the accelerator of this process."""
         device = {"cuda": self._cuda[torch.cuda.current_device()]} if self._cuda else {}
         return {"cpu": self._torch, **device}
 
     def with_streams(self, streams: Mapping[str, torch.Tensor]) -> RandomStates:
-        """These states, with torch's streams as another process had them."""
+        """Return these states, with the torch streams of another process."""
         states = copy.copy(self)
         states._torch = streams["cpu"]
         if states._cuda and "cuda" in streams:
@@ -58,7 +58,7 @@ class RandomStates:
         return states
 
     def restore(self) -> None:
-        """Have the streams go on from here."""
+        """Continue the streams from these states."""
         random.setstate(self._python)
         if self._numpy is not None:
             sys.modules["numpy.random"].set_state(self._numpy)
@@ -68,9 +68,9 @@ class RandomStates:
 
 
 class ModuleAttributes:
-    """What modules keep in attributes of their own: the values, and what lists, tensors and the like among them hold.
+    """The attributes of modules: their values, and the contents of lists, tensors and similar among them.
 
-    What these hold in turn is not looked at.
+    Deeper contents are not saved.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -102,7 +102,7 @@ class ModuleAttributes:
 
 @contextmanager
 def without_hooks(modules: Sequence[nn.Module], parameters: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Have no hooks of the program's meanwhile, see Note [As it was]."""
+    """Remove hooks of the program inside the block, see Note [Restored state]."""
     tables = [vars(nn.modules.module)[f"_global{name}"] for name in _HOOKS]
     tables += [vars(module)[name] for module in modules for name in _HOOKS if vars(module).get(name)]
     tables += [hooks for hooks in (parameter._backward_hooks for parameter in parameters) if hooks]
@@ -121,7 +121,7 @@ def without_hooks(modules: Sequence[nn.Module], parameters: Iterable[torch.Tenso
 
 @contextmanager
 def without_modes() -> Iterator[None]:
-    """Have no modes of the program's meanwhile, as they may count; those that say where tensors are made stay."""
+    """Remove modes of the program inside the block, because they may count; modes that select a device stay."""
     stack = overrides._get_current_function_mode_stack()
     kept = [mode for mode in stack if isinstance(mode, DeviceContext)]
     _swap_modes(stack, kept)
@@ -133,7 +133,7 @@ def without_modes() -> Iterator[None]:
 
 
 def _swap_modes(old: Sequence[Any], new: Sequence[Any]) -> None:
-    """Have the modes `new` in place of `old` on the stack of this thread."""
+    """Replace the modes `old` by `new` on the stack of this thread."""
     if len(old) != len(new):
         for _ in old:
             overrides._pop_mode()
@@ -142,7 +142,7 @@ def _swap_modes(old: Sequence[Any], new: Sequence[Any]) -> None:
 
 
 def has_only_torch_hooks(parameter: torch.Tensor) -> bool:
-    """Whether no hook of the program's changes the gradient of a parameter."""
+    """Return whether no hook of the program changes the gradient of a parameter."""
     return all(map(_is_torch_hook, (parameter._backward_hooks or {}).values()))
 
 
@@ -164,7 +164,7 @@ def _same_content(held: Any, content: Any) -> bool:
 
 
 def autocast_settings() -> list[dict[str, Any]]:
-    """How autocast is set, for each kind of device that may be used."""
+    """Return the autocast settings of each kind of device in use."""
     kinds = ["cpu"] + (["cuda"] if torch.cuda.is_initialized() else [])
     return [
         {
@@ -178,6 +178,6 @@ def autocast_settings() -> list[dict[str, Any]]:
 
 
 def has_compiled_code() -> bool:
-    """Whether anything was compiled in this process: then no hook may be there that was not there before."""
+    """Return whether this process compiled anything: new hooks would then trigger recompilation."""
     utils = sys.modules.get("torch._dynamo.utils")
     return utils is not None and bool(utils.counters["stats"].get("unique_graphs"))

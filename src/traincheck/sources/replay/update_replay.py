@@ -1,6 +1,7 @@
-"""Recomputing an update: the step of an optimizer of torch's on copies of what it reads, to be compared with what the
-real one leaves. Optimizers of torch's draw nothing, and update each parameter on its own, so that those of a large
-model can take turns."""
+"""Replays an optimizer step on copies of its inputs, for comparison with the real step.
+
+torch optimizers draw no random numbers and update each parameter separately, so parameters of a large model take turns.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +16,15 @@ from traincheck.sources.replay.fingerprints import CannotReplay, ExecutionResult
 from traincheck.sources.tensors.reading import hidden_from_modes, is_copyable
 
 SHARE, LEAST, LARGEST = 32, 2 << 20, 1 << 30
-"""One execution copies a 32nd of the parameters, gradients and state, about, but not less and not more than so many
-bytes: the rest is for the next ones. Copying all would take as much memory again, and a multiple of the time of the
-step where batches are small."""
+"""One replay copies about a 32nd of the parameters, gradients and state, within these bounds in bytes; the next replays
+copy the rest. Copying everything would double the memory, and slow down steps with small batches several times."""
 
 
 class CapturedUpdate:
-    """An update that is about to be made, with copies of what it reads; `name_of` names a parameter.
+    """An update about to be made, with copies of its inputs; `name_of` names a parameter.
 
-    It is of some of the parameters, those from the place `begin` on; `next` is where they end, for the next time.
-    Raises CannotRepeat where it cannot be repeated: of an optimizer that is not torch's, that calls a closure, or whose
-    parameters are sharded or too large.
+    It covers some parameters, from the index `begin` on; `next` is where the following one begins. Raises CannotReplay
+    for optimizers that do not belong to torch, that call a closure, or whose parameters are sharded or too large.
     """
 
     def __init__(self, name: str, optimizer: Optimizer, name_of: Callable[[torch.Tensor], str], begin: int = 0) -> None:
@@ -37,11 +36,11 @@ class CapturedUpdate:
         self._before = _copy_of(optimizer, self._parameters)
 
     def execute(self) -> ExecutionResult:
-        """Make the update on copies; the optimizer and its parameters are not touched. Raises CannotRepeat."""
+        """Make the update on copies; the optimizer and its parameters stay unmodified. Raises CannotReplay."""
         copied = _copy_of(self._before, _parameters_of(self._before))
         try:
             function: Any = type(copied).step
-            while getattr(function, "hooked", False):  # it is what calls the hooks
+            while getattr(function, "hooked", False):  # the wrapper that calls the hooks
                 function = function.__wrapped__
             function(copied)
         except Exception as error:
@@ -49,11 +48,11 @@ class CapturedUpdate:
         return self._result_of(copied, _parameters_of(copied))
 
     def is_of(self, optimizer: Optimizer) -> bool:
-        """Whether it is an update of this one."""
+        """Return whether this is an update of `optimizer`."""
         return optimizer is self._optimizer
 
     def real_result(self) -> ExecutionResult:
-        """What the real update has left."""
+        """Return the result of the real update."""
         return self._result_of(self._optimizer, self._parameters)
 
     def _result_of(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> ExecutionResult:
@@ -71,7 +70,7 @@ def _parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def _some_of(optimizer: Optimizer, begin: int) -> tuple[list[torch.Tensor], int]:
-    """Parameters for one execution, in their order, and the place after them. Raises CannotRepeat."""
+    """Return the parameters for one replay, in their order, and the index after them. Raises CannotReplay."""
     parameters = _parameters_of(optimizer)
     sizes = [_size_of(optimizer, parameter) for parameter in parameters]
     most = min(max(sum(sizes) // SHARE, LEAST), LARGEST)
@@ -99,12 +98,12 @@ def _size_of(optimizer: Optimizer, parameter: torch.Tensor) -> int:
 
 
 def _copy_of(optimizer: Optimizer, parameters: Iterable[torch.Tensor]) -> Optimizer:
-    """An optimizer that holds copies of these parameters, their gradients and state, and calls no hooks of its own."""
-    replica: Optimizer = object.__new__(type(optimizer))  # to copy it in Python's way would convert the state
+    """Return an optimizer with copies of these parameters, their gradients and state, and without hooks."""
+    replica: Optimizer = object.__new__(type(optimizer))  # copy.copy would convert the state
     vars(replica).update(vars(optimizer))
     for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         setattr(replica, name, OrderedDict())
-    vars(replica).pop("step", None)  # what a scheduler has put there counts the calls
+    vars(replica).pop("step", None)  # the wrapper of a scheduler counts calls
     with hidden_from_modes():
         copies = {parameter: _copy_parameter(parameter) for parameter in parameters}
         replica.param_groups = [
@@ -127,7 +126,7 @@ def _copy_parameter(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _copied(value: Any) -> Any:
-    """Tensors as copies, dicts and lists with copies inside, anything else as it is. Call under `hidden_from_modes`."""
+    """Copy tensors, also inside dicts and lists; return other values as they are. Call under `hidden_from_modes`."""
     if isinstance(value, torch.Tensor):
         if not is_copyable(value):
             raise CannotReplay(f"it keeps a {type(value).__name__} that cannot be copied")

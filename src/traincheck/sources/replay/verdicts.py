@@ -1,16 +1,16 @@
-"""Repeated: what it says of a computation that it was executed again, and again where it differed.
+"""Judges replayed computations: same, transient fault, persistent fault, or undecided.
 
-Note [Who is to blame]
-Correct hardware gives the same bits each time, and so does software, as far as all that it depends on was put back.
-Whether it was is not known of a program that was never seen, so it has to be earned: until a computation was the same
-`TRUSTED` times, one that differs says that it cannot be judged. Later a difference is a suspicion, and the next
-`CONFIRMING` steps are repeated as well. Where all of them differ, the program may have begun to do something that
-cannot be repeated (a term in the loss that the model's call knows nothing of), or a unit may have broken for good:
-that is undecided. Where one of them is the same again, it was not the program. Operations that torch has no
-deterministic implementation of are software, whatever happened.
+Note [Program or device]
+Correct hardware repeats a computation bit by bit, and so does software if all its inputs were restored. For a new
+program that is uncertain, so a computation has to earn trust: until it repeated `TRUSTED` times, a difference only
+shows that it cannot be judged. Later a difference is a suspicion, and the next `CONFIRMING` steps are replayed as well.
+* If all of them differ, the result is undecided. The program may do something that cannot be repeated (a loss term that
+  the model's call does not see), or a unit may be permanently broken.
+* If one of them repeats, the program is not the cause.
+Operations without a deterministic implementation in torch are software in any case.
 
-Of three computations (the program's own, and two repetitions) one may be odd, or each: what comes and goes once is
-*transient*; what gives something else each time it is tried is *persistent*.
+Each attempt has three computations: the original and two repetitions. One of them may be odd, or all may differ. A
+difference that occurs once is *transient*; a difference in every attempt is *persistent*.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from traincheck.vocab.replayed_computations import PERSISTENT, SAME, TRANSIENT, 
 TRUSTED = 2
 CONFIRMING = 3
 HOPELESS = 3
-"""Differences without trust after which a computation is given up; and attempts from which nothing came, after which it
-is tried no more often than it has to be."""
+"""Differences without trust after which a computation is given up. After as many attempts without a result, it is
+replayed only when due."""
 
 
 class OddOneOut(Enum):
@@ -39,7 +39,7 @@ class OddOneOut(Enum):
 
 
 class Attempt(NamedTuple):
-    """What came of repeating a computation in a step: which was odd, and the part and name that differed first."""
+    """The result of replaying a computation in a step: which one was odd, and the first part and name that differ."""
 
     step: int
     odd_one_out: OddOneOut
@@ -49,7 +49,7 @@ class Attempt(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What is to be told: SAME, TRANSIENT, PERSISTENT or UNDECIDED, and of which step."""
+    """SAME, TRANSIENT, PERSISTENT or UNDECIDED, and the attempt it refers to."""
 
     kind: str
     attempt: Attempt
@@ -57,28 +57,31 @@ class Verdict(NamedTuple):
 
 @dataclass
 class ReplayHistory:
-    """What is known of one computation: a model's call, or the updates of an optimizer."""
+    """The replay history of one computation: a model call, or the updates of an optimizer."""
 
     same: int = 0
     differences: int = 0
     given_up: str = ""
     attempts: int = 0
-    """Attempts of which nothing has come since it was judged last."""
+    """Attempts without a result since the last judgement."""
     suspicion: list[Attempt] = field(default_factory=list)
 
     @property
     def confirming(self) -> bool:
-        """Whether the next step is to be repeated because of a suspicion, or for want of trust."""
+        """Whether the next step is replayed to confirm a suspicion, or to establish trust."""
         return not self.given_up and self.attempts < HOPELESS and (bool(self.suspicion) or self.same < TRUSTED)
 
     def begin_attempt(self) -> bool:
-        """Take in that it is to be repeated. False where nothing has ever come of it so far, once."""
+        """Count an attempt. Returns False once, where no attempt has ever had a result."""
         self.attempts += 1
         return self.attempts != HOPELESS + 1 or bool(self.same or self.differences)
 
     def judge(self, attempt: Attempt, nondeterministic: Callable[[], str]) -> Verdict | None:
-        """Take in a step that was repeated; what is to be told by now. `nondeterministic` names an operation of which
-        torch says that it is not deterministic, and is asked only where that matters."""
+        """Add an attempt; return a verdict where it allows one.
+
+        `nondeterministic` names an operation that torch reports as nondeterministic; it is called only after a
+        difference.
+        """
         self.attempts = 0
         if attempt.odd_one_out is OddOneOut.NONE:
             self.same += 1
@@ -93,7 +96,7 @@ class ReplayHistory:
         if self.same < TRUSTED:
             self.differences += 1
             if self.differences >= HOPELESS:
-                self.given_up = f"it never gave the same again ({attempt.part}: {attempt.first} differed first)"
+                self.given_up = f"it never repeated ({attempt.part}: {attempt.first} differed first)"
             return None
         self.suspicion.append(attempt)
         if len(self.suspicion) <= CONFIRMING:
@@ -101,6 +104,6 @@ class ReplayHistory:
         first, kinds = self.suspicion[0], {suspect.odd_one_out for suspect in self.suspicion}
         self.suspicion = []
         if len(kinds) == 1:
-            self.given_up = f"since step {first.step} it gives something else each time ({first.first} differs first)"
+            self.given_up = f"since step {first.step} its result differs each time ({first.first} differs first)"
             return Verdict(UNDECIDED, first)
         return Verdict(PERSISTENT, first)
