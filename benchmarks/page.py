@@ -15,139 +15,137 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 
 HEAD = """# Benchmarks
 
-Written by the benchmarks from the data in `benchmarks/results/`; do not edit by hand. `make bench` runs all of
-them but the soak, which takes an hour and a half. What is found of hardware that computes wrongly has
-[a page of its own](sdc-detection.md), by `make corruption`.
+The benchmarks write this page from the data in `benchmarks/results/`; do not edit it by hand. `make bench` runs all of
+them except the soak, which takes an hour and a half. The detection of faulty hardware has
+[a page of its own](sdc-detection.md), from `make corruption`.
 """
 
 COST = """
-## What observing costs
+## Cost of observing
 
-`python -m benchmarks.overhead`: runs of the plain program, of `traincheck collect` and of `traincheck run` take turns.
-The figure is the median over the rounds of step time divided by that of the plain program in the same round, with the
-least and the most: of the median step, and of the mean one, as where steps are short some bear what is done for
-several. The book of `run` is learned from two runs of the same program, and every step is checked. Bytes a
-step are the recording's by all steps; a checked run is recorded in part, so the second figure (later) is what a step of
-a long one adds.
+`python -m benchmarks.overhead` runs the plain program, `traincheck collect` and `traincheck run` in turns. A ratio is the
+step time divided by the plain step time of the same round, as the median over the rounds, with minimum and maximum. The
+table has the ratio of the median step and of the mean step. They differ for short steps, because TrainCheck handles
+several short steps together. The book of `run` comes from two runs of the same program, and every step is checked. Bytes
+a step are the size of the recording divided by the number of steps. A checked run records only a part of its steps, so
+the figure after *later* is the size that a step of a long run adds.
 """
 
 REPLAYS = """
-## What executing steps again costs
+## Cost of replaying steps
 
-`python -m benchmarks.replays`: of the workloads above, with nothing else checked (`--packs none --replay-every
-{every}`), by how many steps one execution prolongs the run: the step with it and the next beside the other steps of the
-same run, after the first ones; medians, with the least and the most of the rounds. Other steps are beside those of the
-plain program. With one step in a hundred executed again a run takes so much longer.
+`python -m benchmarks.replays` measures replay without other rules (`--packs none --replay-every {every}`) on the workloads
+above. The replay column compares the replayed step and its successor with the other steps of the same run. It gives the
+extra time in steps, as the median with minimum and maximum over the rounds. The next column compares the other steps
+with those of the plain program. The last column is the time of a run that replays one of 100 steps.
 
-| workload | plain step | an execution takes, in steps | other steps | with `--replay-every 100` |
+| workload | plain step | time of a replay, in steps | other steps | with `--replay-every 100` |
 |---|---|---|---|---|
 """
 
 SAMPLED = """
-Where not every step is watched (`--sample-every 10`): a step between those that are, and the mean of all steps.
+Ratios when TrainCheck watches one of ten steps (`--budget 1/10`):
 
-| workload | a step that is not watched | all steps |
+| workload | an unwatched step | mean of all steps |
 |---|---|---|
 """
 
 MOST_SOURCES = 5
 
 WHERE = """
-Where the time goes, in milliseconds a step, start-up included: on the thread that trains (of that the costliest
-sources), and in the background, which shares cores and Python's lock with it. An event is a call, a change or a
-reading; the time for each is that of the thread that trains. Hashed is what was fingerprinted, by as many threads as
-torch takes.
+The next table splits the time, in milliseconds a step, with start-up. *On the thread* is the time on the training thread,
+with its most expensive sources. *In parallel* is the time of background threads, which share cores and the interpreter
+lock. An event is a call, a change or a reading, and its time is that of the training thread. *MB hashed* is the amount
+of fingerprinted memory; hashing uses as many threads as torch.
 
-| workload | mode | on the thread | of that | beside it | events | µs an event | MB hashed | GB/s |
+| workload | mode | on the thread | most expensive sources | in parallel | events | µs an event | MB hashed | GB/s |
 |---|---|---|---|---|---|---|---|---|
 """
 
 START_UP = """
-Before the first step and after the last one: how much longer a command takes than the plain program, from its start to
-its end, for one that imports torch and takes three steps (plain {plain_seconds:.2f} s; the median of {rounds} rounds by
-turns, with the least and the most). The seconds of the processors are those of all processes together, with what is
-done beside the program.
+The start and the end of a run cost time as well. This table compares a command with the plain program, for a program that
+imports torch and takes three steps (plain {plain_seconds:.2f} s). The figures are medians of {rounds} rounds in turns, with
+minimum and maximum. Processor seconds are those of all processes together.
 
-| command | seconds more | seconds of the processors more |
+| command | additional seconds | additional processor seconds |
 |---|---|---|
 {rows}
 """
 
 RANKS = """
-## What comparing ranks costs
+## Cost of comparing ranks
 
-`python -m benchmarks.ranks`. *Simulated*: jobs of which each rank tells of {parameters:,} parameters ({what}).
-The messages, digests and the comparison are real, the training is not. In step 7 the last rank holds another value of
-one parameter. The figures are of the rank (or the command) that compares: to read what all ranks tell of a step, to
-judge it in the first step, in one in which nothing is wrong and in the one that goes wrong, and how many windows of
-others it asked for in full in these. (A shard that no other rank holds can be compared with nothing.)
+`python -m benchmarks.ranks` has two parts. *Simulated*: in jobs of up to 1,024 ranks, each rank reports {parameters:,}
+parameters ({what}). Messages, digests and the comparison are real, but the training is not. In step 7
+the last rank has a different value of one parameter. The table shows the comparing rank or command: the time to decode all
+messages of a step, and to judge the first step, a steady step, and the wrong step. It also shows how many complete windows
+it requested in these three steps. A shard that no other rank holds cannot be compared.
 
-| layout | ranks | bytes a rank tells | to read | first | steady | wrong | asked in full | found in step | named |
+| layout | ranks | bytes per rank | decode | first | steady | wrong | complete windows | found in step | named |
 |---|---|---|---|---|---|---|---|---|---|
 {simulated}
 
-A rank takes {digest:.0f} ms to work out what it tells of a step, on a thread of its own: {lean:,} bytes, where all
-values would be {in_full:,}.
+A rank needs {digest:.0f} ms for its message of a step, on its own thread. The message has {lean:,} bytes; all values would
+take {in_full:,} bytes.
 """
 
 MEASURED = """
-*Measured*: jobs of gloo ranks with DistributedDataParallel on this machine, by turns with the exchange and with
-`--compare-ranks off` (so all else that a checked run costs is in both). Messages and bytes are those of one rank.
+*Measured*: jobs of gloo ranks with DistributedDataParallel on this machine, in turns with the exchange and with
+`--compare-ranks off`. Both include all other costs of a checked run. Messages and bytes are those of one rank.
 
-| ranks | step without | ratio with (least-most) | messages a step | bytes a step |
+| ranks | step without exchange | ratio with exchange (min-max) | messages a step | bytes a step |
 |---|---|---|---|---|
 """
 
 SOAK = """
-## What a long run comes to
+## Long runs
 
-`python -m benchmarks.soak`: all modes of a program are under way at once and take turns, 250 steps each. *steady* is a
-small network with epochs, evaluation, a schedule, clipping, a log of the loss and checkpoints, its data loader made
-anew in each epoch; *restless* makes new models, optimizers and loaders all the time, with shapes and rates that vary.
-The books are learned from two runs of 300 steps of the same program. Memory is what the operating system counts for
-the process that trains (resident), after 5% of the steps and at the end. The last column is step time divided by that
-of the plain program in the same turn, as the median over the first third and over the last (of the mean step where not
-all are watched). What matters is that the two are the same: a plain step takes a millisecond or two here, so watching
-it costs many times that.
+`python -m benchmarks.soak` runs all modes of a program at once, in turns of 250 steps. Program *steady* is a small network
+with epochs, evaluation, a schedule, clipping, a log of the loss and checkpoints; each epoch has a new data loader. Program
+*restless* creates new models, optimizers and loaders all the time, with varying shapes and rates. The books come from two runs of
+300 steps of the same program. Memory is the resident memory of the training process, after 5% of the steps and at the end.
+The last column is the step time divided by the plain step time in the same turn, as the median over the first and the last
+third. (In sampled modes it is the mean step.) A plain step takes only a millisecond or two here, so the ratios are high;
+the two figures should be equal.
 
 """
 
 TRANSFER = """
-## Whether rules carry over
+## Transfer of rules
 
-`python -m benchmarks.transfer`: a book is learned from k of the good examples and checks the others, all clean, so that
-each violated rule is a false alarm. All choices of k, or a fixed sample of them.
+`python -m benchmarks.transfer` learns a book from k of the good examples and checks the others. All are clean, so each
+violated rule is a false alarm. The table covers all choices of k, or a fixed sample of them.
 """
 
 VERSIONS = """
-## Whether the packs hold under another torch
+## Packs under another torch release
 
-`make transfer OTHER=/path/to/python`: each example under two versions of torch. Of the rules of the packs that are
-triggered and hold under the first, the share that is triggered and holds under the second.
+`make transfer OTHER=/path/to/python` runs each example under two releases of torch. The table shows
+the share of rules of the packs that hold under the first release and also under the second.
 """
 
 PIPELINE = """
-## Whether a pipeline's own rules keep quiet
+## False alarms of pipeline rules
 
-`python -m benchmarks.pipeline`: for each example a book is learned from two of its runs (another seed, another length).
-It checks a third clean run, and runs with something changed, whose settings it should name. A cell tells rules that
-failed as errors, as notices about settings, and as other notices.
+`python -m benchmarks.pipeline` learns a book for each example from two of its runs, with different seeds and lengths. It
+checks a third clean run, and runs with a changed setting, which the book should name. A cell counts failed rules: errors,
+notices about settings, and other notices.
 """
 
 
 INFERENCE = """
-## What learning and checking cost
+## Cost of learning and checking
 
-`python -m benchmarks.inference`: the commands `infer` (one process) and `check` from start to end, on recordings of two
-of the examples: the best of {rounds} rounds, wall clock, with the seconds of the processor and the memory of the
-largest process. To start Python and to import what is needed is in all of them.
+`python -m benchmarks.inference` runs the commands `infer` (one process) and `check` on recordings of two examples. The
+figures are the best of {rounds} rounds: wall-clock time, processor time, and the memory of the largest process. They
+include the start of Python and all imports.
 
 | recording | steps | events | rules | infer | check |
 |---|---|---|---|---|---|
 {rows}
 
-*Ten times the steps* (the same recording, repeated with other numbers), and the check of the longer one against *more
-rules*, about other calls and circumstances.
+The next table has *ten times the steps* (the same recording, repeated with other numbers). It also checks the longer
+recording against *more rules*, about other calls and contexts.
 
 | recording | infer, once | ten times | ratio of memory | {counts} |
 |---|---|---|---|{lines}|
@@ -157,10 +155,9 @@ rules*, about other calls and circumstances.
 SCALE = """
 ## Ten million events
 
-`python -m benchmarks.scale`: {events:,} events (calls, changes and readings; a recorded {source} run, repeated with
-other numbers) in {folders} run folders. `infer --jobs {jobs}` took {seconds:.0f} s from start to end
-({processor:.0f} s of the processors, {megabytes} MB in the largest process), {rate:,} events a second. On a local Ray,
-without its start:
+`python -m benchmarks.scale` learns from {events:,} events in {folders} run folders: calls, changes and readings of a
+recorded {source} run, repeated with other numbers. `infer --jobs {jobs}` took {seconds:.0f} s ({processor:.0f} s of processor
+time, {megabytes} MB in the largest process), or {rate:,} events a second. On a local Ray, without its start:
 
 | workers | seconds | events a second | seconds to start Ray |
 |---|---|---|---|
