@@ -20,7 +20,7 @@ from torch.optim import lr_scheduler
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, Dataset
 
-Told = list[object]
+Results = list[object]
 
 
 class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -68,7 +68,7 @@ def clip_all(parameters: list[torch.Tensor], max_norm: float) -> float:
     return norm
 
 
-def epochs(told: Told) -> None:
+def epochs(results: Results) -> None:
     """Training and evaluation as usual."""
     torch.manual_seed(0)
     model = nn.Sequential(Freezing(num_layers=2), nn.Dropout(0.2), nn.Linear(4, 2))
@@ -85,24 +85,24 @@ def epochs(told: Told) -> None:
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            told.append(loss.item())
+            results.append(loss.item())
         scheduler.step()
         model.eval()
         with torch.no_grad():
-            told.append(model(torch.randn(3, 4)).sum().item())
-    told += [value.clone() for value in model.state_dict().values()]
+            results.append(model(torch.randn(3, 4)).sum().item())
+    results += [value.clone() for value in model.state_dict().values()]
 
 
-def workers(told: Told) -> None:
+def workers(results: Results) -> None:
     """A loader with a worker that persists, and one that is abandoned."""
     torch.manual_seed(0)
     data = Numbers()
     loader = DataLoader(data, batch_size=3, num_workers=1, persistent_workers=True)
-    told += [float(x.sum()) for _ in range(2) for x, _ in loader]
-    told.append(float(next(iter(DataLoader(data, batch_size=4)))[0].sum()))
+    results += [float(x.sum()) for _ in range(2) for x, _ in loader]
+    results.append(float(next(iter(DataLoader(data, batch_size=4)))[0].sum()))
 
 
-def files(told: Told) -> None:
+def files(results: Results) -> None:
     """Saves and loads, into memory that holds nothing yet as well."""
     torch.manual_seed(1)
     with torch.device("meta"):
@@ -115,15 +115,15 @@ def files(told: Told) -> None:
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
     with tempfile.TemporaryDirectory() as folder:
         safetensors.torch.save_file(model.state_dict(), f"{folder}/saved")
-        told += list(safetensors.torch.load_file(f"{folder}/saved").values())
+        results += list(safetensors.torch.load_file(f"{folder}/saved").values())
     file.seek(0)
     loaded = torch.load(file, weights_only=True)
     model.load_state_dict(loaded["model"])
     optimizer.load_state_dict(loaded["optimizer"])
-    told += [parameter.detach().clone() for parameter in model.parameters()]
+    results += [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def scaled(told: Told) -> None:
+def scaled(results: Results) -> None:
     """Gradient scaling, a closure, master gradients by hand, and gradients of functions."""
     torch.manual_seed(2)
     model = nn.Linear(3, 1)
@@ -133,7 +133,7 @@ def scaled(told: Told) -> None:
         model.zero_grad()
         scaler.scale(model(torch.randn(2, 3)).sum()).backward()
         scaler.unscale_(optimizer)
-        told.append(clip_all(list(model.parameters()), max_norm=0.5))
+        results.append(clip_all(list(model.parameters()), max_norm=0.5))
         scaler.step(optimizer)
         scaler.update()
     lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=2)
@@ -146,37 +146,37 @@ def scaled(told: Told) -> None:
 
     lbfgs.step(closure)
     x = torch.ones(2, requires_grad=True)
-    told += list(torch.autograd.grad((x * x).sum(), [x]))
-    told += [parameter.detach().clone() for parameter in model.parameters()]
+    results += list(torch.autograd.grad((x * x).sum(), [x]))
+    results += [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def regions(told: Told) -> None:
+def regions(results: Results) -> None:
     """Context managers."""
     x = torch.ones(2, 1, 2, 2)
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), torch.random.fork_rng():
-        told.append(nn.functional.scaled_dot_product_attention(x, x, x).clone())
+        results.append(nn.functional.scaled_dot_product_attention(x, x, x).clone())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.autograd.detect_anomaly(), torch.inference_mode():
-            told.append((x * 2).sum().item())
+            results.append((x * 2).sum().item())
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
-        told.append(x.sum().item())
+        results.append(x.sum().item())
 
 
-def ranks(told: Told) -> None:
+def ranks(results: Results) -> None:
     """Collectives of a group of one, and messages to a rank that does not answer."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         tensor = torch.ones(3)
         dist.all_reduce(tensor)
         dist.barrier()
-        told.append(tensor)
+        results.append(tensor)
         with contextlib.suppress(Exception):
             dist.all_reduce(tensor, group="no group")
         work = dist.all_reduce(tensor, async_op=True)
         while not work.is_completed():
             pass
-        told += [work.is_completed() for _ in range(2)]  # so that it is asked three times at least
+        results += [work.is_completed() for _ in range(2)]  # so that it is asked three times at least
         work.wait()
         model = nn.parallel.DistributedDataParallel(nn.Linear(3, 2))
         with warnings.catch_warnings(), Join([model]):  # it sets filters when it ends
@@ -188,7 +188,7 @@ def ranks(told: Told) -> None:
         sent = dist.isend(tensor, 1)
         received = dist.irecv(torch.zeros(3), 1)
         if sent is not None and received is not None:
-            told.append(sent.is_completed())
+            results.append(sent.is_completed())
             sent.wait()
             received.wait()
     finally:
@@ -220,7 +220,7 @@ class NoOrder:
         raise OwnError
 
 
-def errors(told: Told) -> None:
+def errors(results: Results) -> None:
     """Calls that raise, each caught by the program."""
     torch.manual_seed(3)
     model = nn.Linear(2, 1)
@@ -273,12 +273,12 @@ def errors(told: Told) -> None:
         try:
             work()
         except Exception as error:
-            told.append(type(error).__name__)
+            results.append(type(error).__name__)
         else:
-            told.append("went well")
+            results.append("went well")
 
 
-def compiles(told: Told) -> None:
+def compiles(results: Results) -> None:
     """What is compiled: a model, an update with its schedule, and a function of which nothing is known."""
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -299,11 +299,11 @@ def compiles(told: Told) -> None:
         loss = scaled_loss(torch.randn(3, 4)) + compiled(torch.randn(3, 4)).sum()
         loss.backward()
         step_on()
-        told += [loss.item(), optimizer.param_groups[0]["lr"]]
+        results += [loss.item(), optimizer.param_groups[0]["lr"]]
     torch._dynamo.reset()
 
 
-def by_hand(told: Told) -> None:
+def by_hand(results: Results) -> None:
     """Updates parameters without an optimizer."""
     model = Freezing()
     for _ in range(3):
@@ -313,34 +313,44 @@ def by_hand(told: Told) -> None:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter -= 0.1 * parameter.grad
-    told += [parameter.detach().clone() for parameter in model.parameters()]
+    results += [parameter.detach().clone() for parameter in model.parameters()]
 
 
-PARTS: tuple[Callable[[Told], None], ...] = (epochs, workers, files, scaled, regions, ranks, errors, compiles, by_hand)
+PARTS: tuple[Callable[[Results], None], ...] = (
+    epochs,
+    workers,
+    files,
+    scaled,
+    regions,
+    ranks,
+    errors,
+    compiles,
+    by_hand,
+)
 
 
-def run() -> Told:
+def run() -> Results:
     """What the program computes: numbers, tensors, names of errors, and its random streams afterwards."""
     random.seed(0)
     np.random.seed(0)
-    told: Told = []
+    results: Results = []
     for part in PARTS:
-        part(told)
-    told += [torch.rand(1), random.random(), np.random.rand()]
-    return told
+        part(results)
+    results += [torch.rand(1), random.random(), np.random.rand()]
+    return results
 
 
-def same(one: Told, other: Told) -> bool:
+def same(first: Results, second: Results) -> bool:
     """Whether two runs computed the same, to the last bit."""
-    return len(one) == len(other) and all(map(_equal, one, other))
+    return len(first) == len(second) and all(map(_equal, first, second))
 
 
-def _equal(one: object, other: object) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return torch.equal(one, other)
-    return type(one) is type(other) and one == other
+def _equal(first: object, second: object) -> bool:
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        return torch.equal(first, second)
+    return type(first) is type(second) and first == second
 
 
-def differing(one: Told, other: Told) -> Iterator[int]:
+def differing(first: Results, second: Results) -> Iterator[int]:
     """The places at which two runs differ."""
-    return (place for place, (a, b) in enumerate(zip(one, other, strict=True)) if not _equal(a, b))
+    return (index for index, (a, b) in enumerate(zip(first, second, strict=True)) if not _equal(a, b))

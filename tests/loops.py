@@ -35,7 +35,7 @@ def work(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor | N
     optimizer.step()
 
 
-def told(program: Callable[[], object]) -> list[Window]:
+def windows_of(program: Callable[[], object]) -> list[Window]:
     """The windows of a program."""
     with observing() as seen:
         program()

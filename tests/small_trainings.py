@@ -55,9 +55,9 @@ def train() -> tuple[list[float], list[torch.Tensor], object]:
 
 
 def same(
-    one: tuple[list[float], list[torch.Tensor], object], other: tuple[list[float], list[torch.Tensor], object]
+    first: tuple[list[float], list[torch.Tensor], object], second: tuple[list[float], list[torch.Tensor], object]
 ) -> bool:
-    return one[0] == other[0] and one[2] == other[2] and all(map(torch.equal, one[1], other[1]))
+    return first[0] == second[0] and first[2] == second[2] and all(map(torch.equal, first[1], second[1]))
 
 
 HOLDERS = [
@@ -84,7 +84,7 @@ HOLDERS = [
 
 def process_state() -> dict[str, object]:
     """Everything that a source could have left in the process, by identity."""
-    found: dict[str, object] = {
+    state: dict[str, object] = {
         f"{getattr(holder, '__name__', holder)}.{name}": id(value)
         for holder in HOLDERS
         for name, value in vars(holder).items()
@@ -92,9 +92,9 @@ def process_state() -> dict[str, object]:
     }
     for name, value in (*vars(nn_module).items(), *vars(optim_module).items()):
         if name.startswith("_global") and isinstance(value, dict):
-            found[name] = dict(value)
-    found["modes"] = len(torch.overrides._get_current_function_mode_stack())
-    found["profile"] = sys.getprofile()
+            state[name] = dict(value)
+    state["modes"] = len(torch.overrides._get_current_function_mode_stack())
+    state["profile"] = sys.getprofile()
     if sys.version_info >= (3, 12):
-        found["tools"] = [sys.monitoring.get_tool(tool) for tool in range(6)]
-    return found
+        state["tools"] = [sys.monitoring.get_tool(tool) for tool in range(6)]
+    return state

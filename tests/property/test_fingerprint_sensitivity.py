@@ -6,8 +6,8 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from traincheck.sources.tensors.deferred_values import as_if_elsewhere
-from traincheck.sources.tensors.reading import fingerprints, states, unseen
+from traincheck.sources.tensors.deferred_values import simulated_accelerator
+from traincheck.sources.tensors.reading import fingerprints, hidden_from_modes, states
 
 BITS = {
     torch.float32: torch.int32,
@@ -39,9 +39,9 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
 
 
 def digests(tensor: torch.Tensor) -> tuple[object, object]:
-    with unseen():
+    with hidden_from_modes():
         here = fingerprints([tensor])[0]
-        with as_if_elsewhere():
+        with simulated_accelerator():
             return here, fingerprints([tensor])[0]
 
 
@@ -94,6 +94,6 @@ def test_states_agree_with_the_values(some: list[torch.Tensor], cleared: list[bo
     for tensor, clear in zip(some, cleared, strict=False):
         if clear:
             tensor.zero_()
-    with unseen():
+    with hidden_from_modes():
         found = states([*some, None])
     assert found == [*("some" if bool((tensor != 0).any()) else "zero" for tensor in some), "none"]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traincheck.sources.tensors.reading import WORDS, same_bits, words
+from traincheck.sources.tensors.reading import INTEGER_TYPES, as_integers, same_bits
 
 TYPES = [
     *(torch.bool, torch.uint8, torch.int16, torch.int64),
@@ -33,7 +33,7 @@ def test_one_bit_makes_the_difference(kind: torch.dtype, shape: list[int], bit: 
     if turned:
         other = other.transpose(0, -1).contiguous().transpose(0, -1)  # the same, and lies otherwise
     assert same_bits(one, other) and same_bits(other, one)
-    assert len(words(one)) == one.numel() * (2 if one.is_complex() else 1)
+    assert len(as_integers(one)) == one.numel() * (2 if one.is_complex() else 1)
     if one.numel() and kind is not torch.bool:
         changed = one.clone()
         memory = changed.view(-1).view(torch.uint8)
@@ -45,4 +45,4 @@ def test_what_is_equal_or_like_it_is_not_the_same() -> None:
     zero, nothing = torch.zeros(()), torch.tensor(torch.nan)
     assert not same_bits(zero, -zero) and same_bits(nothing, nothing.clone())
     assert not same_bits(zero, torch.zeros(1)) and not same_bits(zero, zero.double())
-    assert set(WORDS) == {1, 2, 4, 8}
+    assert set(INTEGER_TYPES) == {1, 2, 4, 8}

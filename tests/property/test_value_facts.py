@@ -12,17 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from traincheck.sources.tensors.deferred_values import fetched
-from traincheck.sources.tensors.reading import local, unseen
-from traincheck.sources.tensors.value_facts import Reads, values_in
+from traincheck.sources.tensors.deferred_values import fetch_values
+from traincheck.sources.tensors.reading import hidden_from_modes, local_tensor
+from traincheck.sources.tensors.value_facts import ValueRequest, value_facts
 from traincheck.vocab.facts import FactValue
 
-ALL = Reads(numbers=True, rows=True, contents=True)
+ALL = ValueRequest(numbers=True, rows=True, contents=True)
 
 
 def facts_of(tensors: Sequence[torch.Tensor]) -> list[dict[str, FactValue]]:
     """What is told of the values of tensors."""
-    return fetched(values_in([local(tensor) for tensor in tensors], ALL))
+    return fetch_values(value_facts([local_tensor(tensor) for tensor in tensors], ALL))
 
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -35,7 +35,7 @@ SHAPES = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
 )
 def test_any_floating_point_numbers(numbers: np.ndarray, dtype: torch.dtype) -> None:
     tensor = torch.from_numpy(numbers).to(dtype)
-    with unseen():
+    with hidden_from_modes():
         (told,) = facts_of([tensor])
     exact = tensor.double().numpy()
     assert told["finite"] is bool(np.isfinite(exact).all())
@@ -63,7 +63,7 @@ def test_any_floating_point_numbers(numbers: np.ndarray, dtype: torch.dtype) -> 
 )
 def test_probabilities_are_known_in_any_precision(logits: np.ndarray, dtype: torch.dtype) -> None:
     probabilities = torch.from_numpy(logits).softmax(-1)
-    with unseen():
+    with hidden_from_modes():
         facts = facts_of([probabilities.to(dtype), probabilities.to(dtype) * 2, probabilities.log().to(dtype)])
     assert [told["rows_sum_to_one"] for told in facts] == [True, False, False]
 
@@ -71,13 +71,13 @@ def test_probabilities_are_known_in_any_precision(logits: np.ndarray, dtype: tor
 @given(arrays.arrays(np.int64, SHAPES), st.sampled_from((torch.int64, torch.uint8, torch.bool)))
 def test_whole_numbers_tell_only_whether_they_are_zero(numbers: np.ndarray, dtype: torch.dtype) -> None:
     tensor = torch.from_numpy(numbers).to(dtype)
-    with unseen():
+    with hidden_from_modes():
         assert facts_of([tensor]) == [{"zero": not bool(tensor.numpy().any())}]
 
 
 def test_many_at_once_and_what_cannot_be_read() -> None:
     tensors = [torch.ones(4), torch.ones(2, device="meta"), torch.full((2,), 1e-30), torch.full((3,), 3e38)]
-    with unseen():
+    with hidden_from_modes():
         ones, meta, tiny, huge = facts_of(tensors)
     assert ones["norm"] == 2.0 and meta == {}
     assert tiny["zero"] is False and tiny["finite"] is True
@@ -85,6 +85,6 @@ def test_many_at_once_and_what_cannot_be_read() -> None:
 
 
 def test_complex_numbers() -> None:
-    with unseen():
+    with hidden_from_modes():
         (told,) = facts_of([torch.tensor([3 + 4j, 0])])
     assert told == {"finite": True, "zero": False, "norm": 5.0}

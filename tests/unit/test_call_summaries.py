@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from observed_process import Seen, observing
 from small_trainings import Model
-from traincheck.sources.tensors.call_summaries import EVERY, FIRST_STEPS, MOST_INSIDE, MOST_READ
-from traincheck.vocab.demand import ARGUMENTS, CONTENTS, NUMBERS, ROWS, TENSORS, VALUES, Demand
+from traincheck.sources.tensors.call_summaries import FIRST_STEPS, MAX_NESTED_TENSORS, MAX_READ_CALLS, READ_INTERVAL
+from traincheck.vocab.demand import ARGUMENTS, CONTENTS, NUMBERS, ROWS, TENSOR_VALUES, TENSORS, Demand, ValueKind
 from traincheck.vocab.events import Call, TensorSummary
 from traincheck.vocab.facts import value_of
 
@@ -48,18 +48,18 @@ def test_numbers_that_are_equal_stay_what_they_are() -> None:
         x = torch.ones(2, 2)
         for value in (1, True, 1.0, 0, False, -0.0):
             x.mul(value)
-    told = [value_of(call.args, "other") for call in seen.named("torch.Tensor.mul")]
-    assert [type(value) for value in told] == [int, bool, float, int, bool, float]
+    factors = [value_of(call.args, "other") for call in seen.named("torch.Tensor.mul")]
+    assert [type(value) for value in factors] == [int, bool, float, int, bool, float]
 
 
 def test_sequences_are_told_by_length_and_first_tensors() -> None:
-    many = [torch.ones(2) for _ in range(MOST_INSIDE + 3)]
+    many = [torch.ones(2) for _ in range(MAX_NESTED_TENSORS + 3)]
     with observing() as seen:
         torch.cat(many, 0)
         torch.chunk(torch.ones(4), 2)
     cat = only(seen, "torch.cat")
     assert dict(cat.args) == {"len(tensors)": len(many), "dim": 0}
-    assert [tensor.role for tensor in cat.tensors] == [*(f"tensors[{n}]" for n in range(MOST_INSIDE)), "result"]
+    assert [tensor.role for tensor in cat.tensors] == [*(f"tensors[{n}]" for n in range(MAX_NESTED_TENSORS)), "result"]
     chunk = only(seen, "torch.chunk")
     assert dict(chunk.result) == {"length": 2}
     assert [tensor.role for tensor in chunk.tensors] == ["input", "result[0]", "result[1]"]
@@ -139,11 +139,11 @@ def test_what_is_initialised_has_its_name_before_anybody_asks_for_it() -> None:
 
 def turns(number: int) -> None:
     """Steps of which the end is only known later: two optimizers that take turns, one of them twice."""
-    one, other = nn.Linear(3, 1), nn.Linear(3, 1)
-    first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (one, other))
+    layer, other = nn.Linear(3, 1), nn.Linear(3, 1)
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (layer, other))
     held = []
     for _ in range(number):
-        for model, optimizer in ((one, first), (other, second), (other, second)):
+        for model, optimizer in ((layer, first), (other, second), (other, second)):
             x = torch.randn(2, 3)
             y = model(x)
             loss = y.square().sum()
@@ -195,7 +195,7 @@ def behind_the_back(x: torch.Tensor) -> torch.Tensor:
 def test_a_write_that_torch_does_not_count_is_seen() -> None:
     with observing() as seen:
         behind_the_back(torch.ones(3))
-    x, result = only(seen, "test_summaries.behind_the_back").tensors
+    x, result = only(seen, "test_call_summaries.behind_the_back").tensors
     assert tell(x, "changed") is True and x.fingerprint != result.fingerprint
 
 
@@ -238,16 +238,16 @@ def read(call: Call) -> bool:
 
 def test_a_full_collection_reads_a_sample_of_a_fixed_schedule() -> None:
     with observing() as seen:
-        steps(2 * EVERY + 1)
-    found = {}
+        steps(2 * READ_INTERVAL + 1)
+    readings_by_step = {}
     for window in seen.windows:
         calls = [call for call in window.calls if call.name == LINEAR]
         if calls:
             assert len(calls) == 3 and all(len(call.tensors) in (3, 4) for call in calls)
-            found[window.step] = [read(call) for call in calls]
-    sampled = [True] * MOST_READ + [False] * (3 - MOST_READ)
-    for step, told in found.items():
-        assert told == (sampled if step <= FIRST_STEPS or step % EVERY == 0 else [False] * 3)
+            readings_by_step[window.step] = [read(call) for call in calls]
+    sampled = [True] * MAX_READ_CALLS + [False] * (3 - MAX_READ_CALLS)
+    for step, readings in readings_by_step.items():
+        assert readings == (sampled if step <= FIRST_STEPS or step % READ_INTERVAL == 0 else [False] * 3)
 
 
 def test_evaluation_is_read_whatever_the_step() -> None:
@@ -271,21 +271,25 @@ def test_large_tensors_are_told_but_not_read() -> None:
 # -- demand ----------------------------------------------------------------------------------------------------------
 
 
-def demanding(*what: str) -> Demand:
-    return Demand(frozenset((LINEAR,)), frozenset((LINEAR, one) for one in what))
+def demanding(*kinds: ValueKind) -> Demand:
+    return Demand.of_calls(LINEAR, values=kinds)
 
 
 def test_only_what_is_demanded_is_told() -> None:
-    told = {}
-    for what in ((), (ARGUMENTS,), (TENSORS,), (NUMBERS,), (ROWS,), (CONTENTS,)):
-        with observing(demanding(*what)) as seen:
+    recorded = {}
+    for kinds in ((), (ARGUMENTS,), (TENSORS,), (NUMBERS,), (ROWS,), (CONTENTS,)):
+        with observing(demanding(*kinds)) as seen:
             F.linear(torch.ones(2, 3), torch.ones(1, 3), bias=None)
         call = only(seen, LINEAR)
-        told[what] = (call.args, len(call.tensors), [name for name, _ in call.tensors[0].facts] if call.tensors else [])
+        recorded[kinds] = (
+            call.args,
+            len(call.tensors),
+            [name for name, _ in call.tensors[0].facts] if call.tensors else [],
+        )
         prints = [tensor.fingerprint is not None for tensor in call.tensors]
-        assert all(prints) if what == (CONTENTS,) else not any(prints)
+        assert all(prints) if kinds == (CONTENTS,) else not any(prints)
         assert dict(call.result) == {"dtype": "float32", "requires_grad": False}
-    assert told == {
+    assert recorded == {
         (): ((), 0, []),
         (ARGUMENTS,): ((("bias", None),), 0, []),
         (TENSORS,): ((), 3, []),
@@ -299,12 +303,12 @@ def test_a_selective_run_tells_what_the_full_one_does_and_reads_every_call() -> 
     def run(demand: Demand | None) -> list[Call]:
         torch.manual_seed(0)
         with observing(*([demand] if demand else [])) as seen:
-            steps(EVERY)
+            steps(READ_INTERVAL)
         return seen.named(LINEAR)
 
-    full, selective = run(None), run(demanding(ARGUMENTS, *VALUES))
+    full, selective = run(None), run(demanding(ARGUMENTS, *TENSOR_VALUES))
     assert len(full) == len(selective) and all(map(read, selective)) and not all(map(read, full))
-    for one, other in zip(full, selective, strict=True):
-        assert (one.args, one.context, one.result) == (other.args, other.context, other.result)
-        if read(one):
-            assert [t._replace(storage="") for t in one.tensors] == [t._replace(storage="") for t in other.tensors]
+    for expected, call in zip(full, selective, strict=True):
+        assert (expected.args, expected.context, expected.result) == (call.args, call.context, call.result)
+        if read(expected):
+            assert [t._replace(storage="") for t in expected.tensors] == [t._replace(storage="") for t in call.tensors]

@@ -91,7 +91,7 @@ def test_no_tensor_is_too_odd(name: str) -> None:
         tensor.clone()
         torch.ones(2).exp()
     assert seen.faults == []
-    assert only(seen, "test_summaries_unhurt.passes").end >= 0 and read(only(seen, "torch.Tensor.exp"))
+    assert only(seen, "test_call_summaries_unhurt.passes").end >= 0 and read(only(seen, "torch.Tensor.exp"))
 
 
 def passes(tensor: torch.Tensor) -> torch.Tensor:
@@ -148,7 +148,7 @@ def test_a_mode_of_the_program_sees_nothing_of_ours() -> None:
 
 def test_a_broken_summary_is_told_once_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     with observing() as seen:
-        monkeypatch.setattr("traincheck.sources.tensors.call_summaries.values_in", lambda tensors, read: 1 / 0)
+        monkeypatch.setattr("traincheck.sources.tensors.call_summaries.value_facts", lambda tensors, read: 1 / 0)
         for _ in range(3):
             assert F.linear(torch.ones(1, 2), torch.ones(1, 2)).item() == 2.0
             seen.recorder.steps.explicit_step(seen.recorder.next_seq())

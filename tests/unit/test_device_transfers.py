@@ -23,11 +23,17 @@ from torch.utils.data import DataLoader, TensorDataset
 import traincheck
 from observed_process import Seen, observing
 from traincheck.sources.recording.call_stack import OpenCall
-from traincheck.sources.recording.window_buffer import OpenWindow
+from traincheck.sources.recording.window_buffer import WindowBuffer
 from traincheck.sources.tensors import device_transfers as transfers_module
-from traincheck.sources.tensors.deferred_values import Pending, as_if_elsewhere, fetched, fetches, unlike
-from traincheck.sources.tensors.device_transfers import MOST_PENDING, Transfers
-from traincheck.sources.tensors.reading import unseen
+from traincheck.sources.tensors.deferred_values import (
+    DeferredValue,
+    fetch_values,
+    fetches,
+    not_equal,
+    simulated_accelerator,
+)
+from traincheck.sources.tensors.device_transfers import MAX_PENDING, DeviceTransfers
+from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.vocab.demand import EVERYTHING, Demand
 from traincheck.vocab.events import TRAIN, Call, Window
 from traincheck.vocab.facts import FactValue
@@ -76,7 +82,7 @@ def train(steps: int = STEPS) -> list[float]:
 def observed(demand: Demand, *, elsewhere: bool) -> tuple[Seen, list[float], list[int]]:
     """What was seen of a training, its losses, and how many transfers there had been when each window was cut."""
     transfers: list[int] = []
-    with as_if_elsewhere() if elsewhere else nullcontext(), observing(demand) as seen:
+    with simulated_accelerator() if elsewhere else nullcontext(), observing(demand) as seen:
         take = seen.windows.append
         seen.recorder._on_window = lambda window: (take(window), transfers.append(fetches.count))
         losses = train()
@@ -88,7 +94,7 @@ def _is_fingerprint(value: object) -> bool:
     return type(value) is int and value > LARGEST
 
 
-def alike(window: Window) -> Window:
+def normalized(window: Window) -> Window:
     """A window but for what may differ: fingerprints (which are computed in another way), the last digits of norms, and
     the numbers of events (more are set aside than are told)."""
     seqs: dict[int, int] = {}
@@ -99,10 +105,10 @@ def alike(window: Window) -> Window:
     def rounded(facts: tuple[tuple[str, FactValue], ...]) -> tuple[tuple[str, FactValue], ...]:
         return tuple((name, float(f"{value:.4g}") if isinstance(value, float) else value) for name, value in facts)
 
-    places = [place for call in window.calls for place in (call.seq, call.end)]
-    places += [one.seq for one in (*window.changes, *window.readings)]
-    for place in sorted(places):
-        number(place)
+    positions = [position for call in window.calls for position in (call.seq, call.end)]
+    positions += [event.seq for event in (*window.changes, *window.readings)]
+    for position in sorted(positions):
+        number(position)
     calls = tuple(
         call._replace(
             seq=number(call.seq),
@@ -111,17 +117,20 @@ def alike(window: Window) -> Window:
             thread=0,
             result=rounded(call.result),
             tensors=tuple(
-                one._replace(fingerprint=one.fingerprint is None, facts=rounded(one.facts)) for one in call.tensors
+                event._replace(fingerprint=event.fingerprint is None, facts=rounded(event.facts))
+                for event in call.tensors
             ),
         )
         for call in window.calls
     )
     changes = tuple(
-        one._replace(seq=number(one.seq), call=number(one.call), fingerprint=None) for one in window.changes
+        event._replace(seq=number(event.seq), call=number(event.call), fingerprint=None) for event in window.changes
     )
     readings = tuple(
-        one._replace(seq=number(one.seq), call=number(one.call), value=0 if _is_fingerprint(one.value) else one.value)
-        for one in window.readings
+        event._replace(
+            seq=number(event.seq), call=number(event.call), value=0 if _is_fingerprint(event.value) else event.value
+        )
+        for event in window.readings
     )
     return replace(window, calls=calls, changes=changes, readings=readings)
 
@@ -145,12 +154,12 @@ def test_the_same_is_seen_of_what_lies_elsewhere() -> None:
     assert same_losses == losses
     assert len(here.windows) == len(there.windows) > STEPS
     assert len(here.readings) > STEPS
-    for one, other in zip(map(alike, here.windows), map(alike, there.windows), strict=True):
-        for mine, theirs in zip(one.calls, other.calls, strict=True):
+    for window, other in zip(map(normalized, here.windows), map(normalized, there.windows), strict=True):
+        for mine, theirs in zip(window.calls, other.calls, strict=True):
             assert theirs == mine
-        for mine_changed, theirs_changed in zip(one.changes, other.changes, strict=True):
+        for mine_changed, theirs_changed in zip(window.changes, other.changes, strict=True):
             assert theirs_changed == mine_changed
-        for mine_read, theirs_read in zip(one.readings, other.readings, strict=True):
+        for mine_read, theirs_read in zip(window.readings, other.readings, strict=True):
             assert theirs_read == mine_read
 
 
@@ -167,8 +176,8 @@ def test_a_step_takes_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert len(counts) >= STEPS - 2
     assert set(counts) == {1}
-    assert looked["_transferred"] >= len(counts)
-    assert set(looked) <= {"_transferred", *AT_FIRST, *OF_NUMBERS}, looked
+    assert looked["_transfer"] >= len(counts)
+    assert set(looked) <= {"_transfer", *AT_FIRST, *OF_NUMBERS}, looked
 
 
 LOOKS = ("item", "__bool__", "__float__", "__int__", "__index__", "tolist", "cpu", "numpy")
@@ -177,7 +186,7 @@ LOOKS = ("item", "__bool__", "__float__", "__int__", "__index__", "tolist", "cpu
 AT_FIRST = ("_compare_buffers",)
 """What looks at a model when it is met first."""
 
-OF_NUMBERS = ("norm_over",)
+OF_NUMBERS = ("total_norm",)
 """What computes with numbers that are known."""
 
 OURS = str(Path(traincheck.__file__).parent)
@@ -199,20 +208,20 @@ def _noting(looked: Counter[str], function: Callable[..., Any]) -> Callable[...,
 def test_steps_that_are_not_watched_leave_nothing_behind(watched: Callable[[int], bool]) -> None:
     with observing(EVERYTHING, watches=watched) as here:
         losses = train()
-    with as_if_elsewhere(), observing(EVERYTHING, watches=watched) as there:
+    with simulated_accelerator(), observing(EVERYTHING, watches=watched) as there:
         assert train() == losses
     assert here.faults == there.faults == []
     assert not there.recorder.transfers
     assert there.stages == here.stages
     assert 2 < sum(stage == TRAIN for stage, _ in there.stages) < STEPS
-    for one, other in zip(here.windows, there.windows, strict=True):
-        assert alike(other).changes == alike(one).changes
+    for window, other in zip(here.windows, there.windows, strict=True):
+        assert normalized(other).changes == normalized(window).changes
 
 
 def test_gradients_are_not_held() -> None:
     parameter = nn.Parameter(torch.ones(4))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
-    with as_if_elsewhere(), observing(EVERYTHING):
+    with simulated_accelerator(), observing(EVERYTHING):
         for _ in range(2):
             parameter.sum().backward()
             optimizer.step()
@@ -224,7 +233,7 @@ def test_gradients_are_not_held() -> None:
 
 
 def test_parameters_are_not_held() -> None:
-    with as_if_elsewhere(), observing(EVERYTHING) as seen:
+    with simulated_accelerator(), observing(EVERYTHING) as seen:
         model = Model()
         optimizer = torch.optim.Adam(model.parameters())
         for _ in range(2):  # gradients add up
@@ -252,81 +261,83 @@ class Recorder:
     def fault(self, source: str, error: BaseException) -> None:
         self.faults.append(f"{source}: {error}")
 
-    def give_up(self) -> None:
+    def drop_window(self) -> None:
         self.faults.append("given up")
 
 
-def later(value: float) -> Pending:
-    return Pending((torch.tensor(value),), lambda number: number)
+def later(value: float) -> DeferredValue:
+    return DeferredValue((torch.tensor(value),), lambda number: number)
 
 
 def test_what_is_known_is_concluded_at_once() -> None:
-    told: list[object] = []
+    concluded: list[object] = []
     recorder = Recorder()
-    transfers = Transfers(recorder, OpenWindow())
-    transfers.when("a", (1, "two"), lambda known, next_seq: told.append((known, next_seq())))
-    assert told == [([1, "two"], 0)]
+    transfers = DeviceTransfers(recorder, WindowBuffer())
+    transfers.when_ready("a", (1, "two"), lambda values, next_seq: concluded.append((values, next_seq())))
+    assert concluded == [([1, "two"], 0)]
     assert not transfers
 
 
 def test_conclusions_keep_their_order_and_their_places() -> None:
-    told: list[object] = []
+    concluded: list[object] = []
     recorder = Recorder()
-    transfers = Transfers(recorder, OpenWindow())
+    transfers = DeviceTransfers(recorder, WindowBuffer())
 
-    def tell(known: list[object], next_seq: Callable[[], int]) -> None:
-        told.append((known, next_seq()))
+    def conclude(values: list[object], next_seq: Callable[[], int]) -> None:
+        concluded.append((values, next_seq()))
 
-    transfers.when("a", [later(0.5), 7], tell, events=3)
+    transfers.when_ready("a", [later(0.5), 7], conclude, events=3)
     assert recorder.next_seq() == 3
-    transfers.when("b", ["known"], tell, events=1)  # what came before it is not known yet
-    transfers.when("c", [later(3)], lambda *_: 1 // 0)
-    transfers.when("d", [later(4)], tell, events=1)
-    assert told == []
+    transfers.when_ready("b", ["known"], conclude, events=1)  # what came before it is not known yet
+    transfers.when_ready("c", [later(3)], lambda *_: 1 // 0)
+    transfers.when_ready("d", [later(4)], conclude, events=1)
+    assert concluded == []
     assert transfers
-    transfers.settle()
-    assert told == [([0.5, 7], 0), (["known"], 4), ([4], 5)]
+    transfers.flush()
+    assert concluded == [([0.5, 7], 0), (["known"], 4), ([4], 5)]
     assert recorder.faults == ["c: integer division or modulo by zero"]
     assert not transfers
 
 
 def test_not_everything_is_put_off_for_ever() -> None:
     recorder = Recorder()
-    transfers = Transfers(recorder, OpenWindow())
-    known: list[int] = []
+    transfers = DeviceTransfers(recorder, WindowBuffer())
+    counts: list[int] = []
     before = fetches.count
     number = torch.tensor(1)
-    for _ in range(3 * MOST_PENDING // 1000):
-        transfers.when("a", [Pending((number,), int)] * 1000, lambda told, _: known.append(len(told)))
-    assert sum(known) > 2 * MOST_PENDING
+    for _ in range(3 * MAX_PENDING // 1000):
+        transfers.when_ready("a", [DeferredValue((number,), int)] * 1000, lambda values, _: counts.append(len(values)))
+    assert sum(counts) > 2 * MAX_PENDING
     assert fetches.count == before + 2
 
 
 def test_nothing_is_waited_for_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
-    transfers = Transfers(recorder, OpenWindow())
-    transfers.when("a", [later(1)], lambda *_: pytest.fail("concluded"))
+    transfers = DeviceTransfers(recorder, WindowBuffer())
+    transfers.when_ready("a", [later(1)], lambda *_: pytest.fail("concluded"))
     monkeypatch.setattr(transfers_module, "is_capturing", lambda: True)
     before = fetches.count
-    transfers.settle()
+    transfers.flush()
     assert recorder.faults == ["given up"]
     assert fetches.count == before
     assert not transfers
 
 
 def test_what_is_added_to_a_call_late_is_in_its_window() -> None:
-    window = OpenWindow()
-    transfers = Transfers(Recorder(), window)
+    window = WindowBuffer()
+    transfers = DeviceTransfers(Recorder(), window)
     call, other = (OpenCall(seq, -1, "module", ("m",), "", "", (), ()) for seq in (0, 2))
-    window.calls += [Call(one.seq, one.seq + 1, -1, "module", ("m",), result=(("a", 1),)) for one in (call, other)]
+    window.calls += [
+        Call(late_call.seq, late_call.seq + 1, -1, "module", ("m",), result=(("a", 1),)) for late_call in (call, other)
+    ]
 
-    def conclude(known: list[int], _: object) -> None:
-        call.context, call.result = (("grads", "some"),), (("norm", known[0]),)
+    def conclude(values: list[int], _: object) -> None:
+        call.context, call.result = (("grads", "some"),), (("norm", values[0]),)
 
-    transfers.when("a", [later(2)], conclude, call=call)
-    transfers.when("a", [later(2)], lambda *_: None, call=other)
-    transfers.settle()
-    assert [(one.context, one.result) for one in window.calls] == [
+    transfers.when_ready("a", [later(2)], conclude, call=call)
+    transfers.when_ready("a", [later(2)], lambda *_: None, call=other)
+    transfers.flush()
+    assert [(late_call.context, late_call.result) for late_call in window.calls] == [
         ((("grads", "some"),), (("norm", 2),)),
         ((), (("a", 1),)),
     ]
@@ -334,17 +345,17 @@ def test_what_is_added_to_a_call_late_is_in_its_window() -> None:
 
 @pytest.mark.parametrize("number", [0.1, -2.5, 1e300, float("inf"), 2**63 - 1, -(2**63), True, 0])
 def test_numbers_come_as_they_are(number: float) -> None:
-    told = [torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else torch.int64)]
-    told.append(torch.tensor(1, dtype=torch.int32))
-    told.append(torch.tensor([0.5], dtype=torch.bfloat16))
-    told.append(torch.tensor(True))
-    with unseen():
-        found = fetched([5, Pending(tuple(told), lambda *numbers: numbers), None, later(0.25)])
-    assert found == [5, (number, 1, 0.5, 1), None, 0.25]
+    tensors = [torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else torch.int64)]
+    tensors.append(torch.tensor(1, dtype=torch.int32))
+    tensors.append(torch.tensor([0.5], dtype=torch.bfloat16))
+    tensors.append(torch.tensor(True))
+    with hidden_from_modes():
+        fetched = fetch_values([5, DeferredValue(tuple(tensors), lambda *numbers: numbers), None, later(0.25)])
+    assert fetched == [5, (number, 1, 0.5, 1), None, 0.25]
 
 
 def test_whether_two_values_differ_may_be_known_later() -> None:
     pairs = [(1, 1), (1, 2), (later(1), 1), (later(1), 2), (1, later(1)), (later(1), later(1)), (later(1), later(2))]
-    assert fetched([unlike(old, new) for old, new in pairs]) == [False, True, False, True, False, False, True]
-    assert unlike(None, later(1)) is not True
-    assert fetched([unlike(None, later(1))]) == [True]
+    assert fetch_values([not_equal(old, new) for old, new in pairs]) == [False, True, False, True, False, False, True]
+    assert not_equal(None, later(1)) is not True
+    assert fetch_values([not_equal(None, later(1))]) == [True]

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from observed_process import Seen, observing
 from recorded_runs import write_run
+from traincheck import plugins
 from traincheck.checking.engine import Engine
 from traincheck.checking.offline import check_folder
 from traincheck.checking.results import conclude
@@ -22,17 +23,17 @@ from traincheck.invariants.book import Book
 from traincheck.sources.checkpoints.checkpoints import CheckpointSource
 from traincheck.sources.data.loaders import LoaderSource
 from traincheck.sources.functions.lifecycle import LifecycleSource
-from traincheck.sources.functions.project_functions import ProjectSource
+from traincheck.sources.functions.project_functions import ProjectFunctionSource
 from traincheck.sources.gradients.autograd import AutogradSource
 from traincheck.sources.gradients.clipping import ClippingSource
 from traincheck.sources.modules.module_state import ModuleStateSource
 from traincheck.sources.modules.modules import ModuleSource
 from traincheck.sources.optimizers.optimizers import OptimizerSource
-from traincheck.sources.recording.call_sites import Sites
+from traincheck.sources.recording.call_sites import CallSites
+from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.registry import attach, build
-from traincheck.sources.tensors.call_summaries import Summaries
-from traincheck.vocab.availability import OTHERS
+from traincheck.sources.tensors.call_summaries import CallSummaries
 from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import FAILED, SOURCE, Window
 from traincheck.vocab.finding import NOT_OBSERVED, PASSED
@@ -104,7 +105,7 @@ def without_word(windows: list[Window]) -> list[Window]:
 FAULTS: list[tuple[type, str]] = [
     (OptimizerSource, "_step_begins"),
     (OptimizerSource, "_step_ends"),
-    (OptimizerSource, "_tell_data"),
+    (OptimizerSource, "_record_parameters"),
     (OptimizerSource, "_clear_begins"),
     (OptimizerSource, "_clear_ends"),
     (ModuleSource, "_begins"),
@@ -117,12 +118,12 @@ FAULTS: list[tuple[type, str]] = [
     (ClippingSource, "_begins"),
     (ClippingSource, "_ends"),
     (CheckpointSource, "_state_begins"),
-    (ModuleStateSource, "_begins"),
+    (ModuleStateSource, "_read_module"),
     (LoaderSource, "_next_begins"),
     (LoaderSource, "_next_ends"),
     (LoaderSource, "_tell_pass"),
-    (ProjectSource, "_begins"),
-    (Summaries, "_summaries"),
+    (ProjectFunctionSource, "_begins"),
+    (CallSummaries, "_summaries"),
 ]
 
 
@@ -169,19 +170,24 @@ def switching(source: str, off: int, on: int, *, clears: bool = True) -> Seen:
     with observing() as seen:
         recorder = seen.recorder
 
-        def at_border(cut: object) -> None:
-            if step[0] == off:
-                recorder.switch(source, off=True)
-            if step[0] == on:
-                recorder.switch(source, off=False)
+        class Switch(RecorderListener):
+            def window_closed(self, cut: object) -> None:
+                if step[0] == off:
+                    recorder.switch(source, off=True)
+                if step[0] == on:
+                    recorder.switch(source, off=False)
 
-        recorder.at_border = at_border
+        recorder.add_listener(Switch())
         train(5, lambda number: step.__setitem__(0, number), clears=clears)
     assert seen.faults == []
     return seen
 
 
-@pytest.mark.parametrize("source", OTHERS)
+DECLARED = plugins.load(plugins.SOURCE_GROUP, plugins.SOURCES)
+SWITCHABLE = [name for name, declaration in DECLARED.items() if declaration.can_be_switched_off]
+
+
+@pytest.mark.parametrize("source", SWITCHABLE)
 def test_a_source_that_is_switched_off_and_on_makes_no_alarm(source: str, book: Book) -> None:
     seen = switching(source, 5, 9)
     assert violated(book, seen.windows) == set()
@@ -238,9 +244,9 @@ def test_a_source_that_cannot_attach_makes_no_alarm(book: Book, monkeypatch: pyt
 
 
 def test_a_source_that_was_never_attached_is_not_switched_on() -> None:
-    recorder = Recorder(Sites(()), lambda window: None, lambda source, error: None)
-    recorder.absences.begin_without("clipping")
+    recorder = Recorder(CallSites(()), lambda window: None, lambda source, error: None)
+    recorder.availability.mark_missing("clipping")
     recorder.switch("clipping", off=False)
-    assert "clipping" in recorder.absences.silent
+    assert "clipping" in recorder.availability.disabled
     undo, _ = attach(build(recorder, lambda: None), EVERYTHING, recorder)
     undo.close()

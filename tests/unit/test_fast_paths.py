@@ -44,14 +44,14 @@ def test_a_mode_of_the_program_sees_the_single_steps_as_without_us() -> None:
             seen.append(func)
             return func(*args, **(kwargs or {}))  # type: ignore[operator]
 
-    model, seen, told = encoder(), [], []
+    model, seen, dispatched = encoder(), [], []
     for observe in (False, True):
         seen.clear()
         if observe:
             with observing(EVERYTHING), Mode():
-                told.append((evaluated(model), list(seen)))
+                dispatched.append((evaluated(model), list(seen)))
         else:
             with Mode():
-                told.append((evaluated(model), list(seen)))
-    assert torch.equal(told[0][0], told[1][0])
-    assert told[0][1] == told[1][1] and nn.functional.layer_norm in told[0][1]
+                dispatched.append((evaluated(model), list(seen)))
+    assert torch.equal(dispatched[0][0], dispatched[1][0])
+    assert dispatched[0][1] == dispatched[1][1] and nn.functional.layer_norm in dispatched[0][1]

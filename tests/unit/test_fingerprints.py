@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from traincheck.sources.tensors.deferred_values import as_if_elsewhere, fetches
-from traincheck.sources.tensors.device_fingerprints import AT_ONCE, SMALL
-from traincheck.sources.tensors.reading import fingerprints, local, states, unseen
+from traincheck.sources.tensors.deferred_values import fetches, simulated_accelerator
+from traincheck.sources.tensors.device_fingerprints import CHUNK_ELEMENTS, SMALL_ELEMENTS
+from traincheck.sources.tensors.reading import fingerprints, hidden_from_modes, local_tensor, states
 
 DTYPES = (
     torch.float32,
@@ -28,19 +28,19 @@ DTYPES = (
 
 
 def on_cpu(tensor: torch.Tensor) -> object:
-    with unseen():
+    with hidden_from_modes():
         return fingerprints([tensor])[0]
 
 
 def on_device(tensor: torch.Tensor) -> object:
-    with unseen(), as_if_elsewhere():
+    with hidden_from_modes(), simulated_accelerator():
         return fingerprints([tensor])[0]
 
 
 def in_a_row(tensor: torch.Tensor) -> object:
     """As on a device, between others of its kind."""
     others = [torch.ones(3, dtype=tensor.dtype), torch.zeros(0, dtype=tensor.dtype)]
-    with unseen(), as_if_elsewhere():
+    with hidden_from_modes(), simulated_accelerator():
         return fingerprints([*others, tensor, *others])[2]
 
 
@@ -53,21 +53,21 @@ def some(dtype: torch.dtype, size: int = 1001) -> torch.Tensor:
 
 
 def state(tensor: torch.Tensor | None) -> str:
-    with unseen():
-        found = states([tensor])[0]
-        with as_if_elsewhere():
-            assert states([tensor])[0] == found
-    return found
+    with hidden_from_modes():
+        word = states([tensor])[0]
+        with simulated_accelerator():
+            assert states([tensor])[0] == word
+    return word
 
 
 @both
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("place", [0, 1, 500, 999, 1000])
-def test_every_element_counts(digest: Digest, dtype: torch.dtype, place: int) -> None:
+@pytest.mark.parametrize("index", [0, 1, 500, 999, 1000])
+def test_every_element_counts(digest: Digest, dtype: torch.dtype, index: int) -> None:
     tensor = some(dtype)
     other = tensor.clone()
     assert digest(other) == digest(tensor)
-    other[place] = not bool(tensor[place])
+    other[index] = not bool(tensor[index])
     assert digest(other) != digest(tensor)
 
 
@@ -130,11 +130,11 @@ def test_bits_count_and_not_values(digest: Digest) -> None:
 
 def test_what_cannot_be_read_has_none() -> None:
     dense = torch.ones(3)
-    with unseen():
-        found = fingerprints([torch.empty(3, device="meta"), dense, torch.eye(3).to_sparse(), dense])
-    assert found[0] is found[2] is None
-    assert found[1] == found[3] is not None
-    assert local(torch.eye(3).to_sparse()) is None
+    with hidden_from_modes():
+        values = fingerprints([torch.empty(3, device="meta"), dense, torch.eye(3).to_sparse(), dense])
+    assert values[0] is values[2] is None
+    assert values[1] == values[3] is not None
+    assert local_tensor(torch.eye(3).to_sparse()) is None
 
 
 def test_parameters_are_read_without_touching_them() -> None:
@@ -155,14 +155,14 @@ def test_unseen_is_not_seen_and_is_over_afterwards() -> None:
             return func(*args, **(kwargs or {}))  # type: ignore[operator]
 
     with Mode():
-        with unseen():
+        with hidden_from_modes():
             assert not torch.is_grad_enabled()
             fingerprints([torch.ones(3)])
         assert seen == []
         torch.ones(3)
     assert len(seen) == 1
     assert torch.is_grad_enabled()
-    with torch.no_grad(), pytest.raises(ZeroDivisionError), unseen():
+    with torch.no_grad(), pytest.raises(ZeroDivisionError), hidden_from_modes():
         raise ZeroDivisionError
     assert torch.is_grad_enabled()
 
@@ -175,9 +175,9 @@ def test_unseen_is_not_seen_and_is_over_afterwards() -> None:
 def test_zeros_are_zero_and_one_value_is_some(dtype: torch.dtype, size: int) -> None:
     zeros = torch.zeros(size, dtype=dtype)
     assert state(zeros) == "zero"
-    for place in {0, size // 2, size - 1}:
+    for index in {0, size // 2, size - 1}:
         other = zeros.clone()
-        other[place] = 1
+        other[index] = 1
         assert state(other) == "some"
 
 
@@ -226,9 +226,19 @@ def test_views_and_huge_zeros() -> None:
 
 
 def test_many_of_several_kinds_at_once() -> None:
-    zero, one = torch.zeros(100), torch.ones(100)
-    mixed = [None, zero, one, -zero, zero.double(), zero.long(), one.bfloat16(), -zero.bfloat16(), torch.zeros(2, 2).T]
-    with unseen():
+    zero, ones = torch.zeros(100), torch.ones(100)
+    mixed = [
+        None,
+        zero,
+        ones,
+        -zero,
+        zero.double(),
+        zero.long(),
+        ones.bfloat16(),
+        -zero.bfloat16(),
+        torch.zeros(2, 2).T,
+    ]
+    with hidden_from_modes():
         assert states(mixed) == ["none", "zero", "some", "zero", "zero", "zero", "some", "zero", "zero"]
         assert states([]) == []
 
@@ -238,8 +248,8 @@ def test_memory_that_is_freed_for_now_is_not_read() -> None:
     tensor = torch.ones(1000)
     kept = tensor.untyped_storage().nbytes()
     tensor.untyped_storage().resize_(0)
-    found = on_cpu(tensor), state(tensor)  # not within an assertion: pytest would show the tensor, and read it
-    assert found == (None, "some")
+    read = on_cpu(tensor), state(tensor)  # not within an assertion: pytest would show the tensor, and read it
+    assert read == (None, "some")
     tensor.untyped_storage().resize_(kept)
     assert on_cpu(tensor) is not None
     assert on_cpu(torch.empty(0)) is not None
@@ -252,20 +262,22 @@ def test_a_tensor_has_one_fingerprint_in_a_row_and_alone() -> None:
     generator = torch.Generator().manual_seed(0)
     tensors = [
         torch.randn(size, generator=generator).to(dtype)
-        for size in (0, 1, 5, SMALL, SMALL + 1, AT_ONCE + 3)
+        for size in (0, 1, 5, SMALL_ELEMENTS, SMALL_ELEMENTS + 1, CHUNK_ELEMENTS + 3)
         for dtype in (torch.float32, torch.bfloat16, torch.uint8)
     ]
-    with unseen(), as_if_elsewhere():
+    with hidden_from_modes(), simulated_accelerator():
         together = fingerprints(tensors)
         assert together == [fingerprints([tensor])[0] for tensor in tensors]
         assert fingerprints([tensor.clone() for tensor in reversed(tensors)]) == together[::-1]
-        many = [torch.full((SMALL,), float(number)) for number in range(2 * AT_ONCE // SMALL + 3)]
+        many = [
+            torch.full((SMALL_ELEMENTS,), float(number)) for number in range(2 * CHUNK_ELEMENTS // SMALL_ELEMENTS + 3)
+        ]
         assert len(set(fingerprints(many))) == len(many)
 
 
 def test_many_tensors_of_a_device_take_one_transfer() -> None:
     before = fetches.count
-    with unseen(), as_if_elsewhere():
+    with hidden_from_modes(), simulated_accelerator():
         fingerprints([torch.ones(3), torch.ones(100_000), torch.ones(2, dtype=torch.int64)])
         states([torch.zeros(3), None, torch.ones(3, dtype=torch.bool)])
     assert fetches.count == before + 2

@@ -14,7 +14,7 @@ import xxhash
 from observed_process import observing
 from traincheck.background_threads import NAME
 from traincheck.sources.tensors import hashing
-from traincheck.sources.tensors.hashing import MUCH, Memory, digests
+from traincheck.sources.tensors.hashing import PARALLEL_BYTES, Memory, digests
 from traincheck.sources.tensors.reading import fingerprints
 
 
@@ -24,7 +24,7 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
-    hashing.dismiss()
+    hashing.stop_threads()
 
 
 def memories(sizes: list[int]) -> list[Memory]:
@@ -33,29 +33,29 @@ def memories(sizes: list[int]) -> list[Memory]:
 
 
 def test_each_is_the_digest_of_its_own_bytes() -> None:
-    told = memories([random.Random(number).randrange(MUCH // 4) for number in range(40)])
-    assert sum(one.size for one in told) > MUCH
-    assert digests(told) == [xxhash.xxh3_64_intdigest(bytes(one.owner.tolist()), one.seed) for one in told]  # type: ignore[attr-defined]
+    chunks = memories([random.Random(number).randrange(PARALLEL_BYTES // 4) for number in range(40)])
+    assert sum(chunk.size for chunk in chunks) > PARALLEL_BYTES
+    assert digests(chunks) == [xxhash.xxh3_64_intdigest(bytes(chunk.owner.tolist()), chunk.seed) for chunk in chunks]  # type: ignore[attr-defined]
     assert any(thread.name.startswith(f"{NAME}-hashing") for thread in threading.enumerate())
 
 
 def test_two_threads_may_ask_at_a_time() -> None:
-    told = memories([MUCH // 8] * 16)
-    right, found = [hashing.digest(one) for one in told], []
+    chunks = memories([PARALLEL_BYTES // 8] * 16)
+    expected, results = [hashing.digest(chunk) for chunk in chunks], []
 
     def ask() -> None:
-        found.extend(digests(told) == right for _ in range(20))
+        results.extend(digests(chunks) == expected for _ in range(20))
 
     threads = [threading.Thread(target=ask) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [True] * 60
+    assert results == [True] * 60
 
 
 def test_what_keeps_a_thread_from_it_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = memories([MUCH] * 4)
+    chunks = memories([PARALLEL_BYTES] * 4)
     digest = hashing.digest
 
     def failing(memory: Memory) -> int:
@@ -65,13 +65,13 @@ def test_what_keeps_a_thread_from_it_is_raised(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(hashing, "digest", failing)
     with pytest.raises(MemoryError):
-        digests(told)
+        digests(chunks)
     monkeypatch.undo()
-    assert digests(told) == [digest(one) for one in told], "the threads are still there"
+    assert digests(chunks) == [digest(chunk) for chunk in chunks], "the threads are still there"
 
 
 def test_an_interrupt_is_raised_when_the_others_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = memories([MUCH] * 2)
+    chunks = memories([PARALLEL_BYTES] * 2)
     alive = [threading.Event(), threading.Event()]
     digest, main = hashing.digest, threading.get_ident()
 
@@ -86,7 +86,7 @@ def test_an_interrupt_is_raised_when_the_others_have_ended(monkeypatch: pytest.M
     monkeypatch.setattr(hashing, "digest", slow)
     threading.Timer(0.2, alive[1].set).start()
     with pytest.raises(KeyboardInterrupt):
-        digests(told)
+        digests(chunks)
     assert alive[1].is_set()
 
 
@@ -106,9 +106,9 @@ def test_no_thread_stays_when_observation_ends() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_forked_child_has_threads_of_its_own() -> None:
-    told = [torch.randn(MUCH // 4) for _ in range(4)]
-    before = fingerprints(told)
+    chunks = [torch.randn(PARALLEL_BYTES // 4) for _ in range(4)]
+    before = fingerprints(chunks)
     child = os.fork()
     if child == 0:
-        os._exit(0 if fingerprints(told) == before else 1)
+        os._exit(0 if fingerprints(chunks) == before else 1)
     assert os.waitpid(child, 0)[1] == 0

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from observed_process import Seen, observing
-from traincheck.sources.modules.variables import Catalog
+from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.vocab.facts import value_of
 
 STEP = "torch.optim.Optimizer.step"
@@ -27,7 +27,7 @@ class Sole(nn.Module):
     """A model whose class name no other test uses."""
 
     def __init__(self) -> None:
-        self.said = "before"  # a constructor may do something first
+        self.initialised = "before"  # a constructor may do something first
         super().__init__()
         self.body = nn.Linear(3, 3)
         self.head = nn.Linear(3, 1)
@@ -51,17 +51,17 @@ class Defiant(Sole):
 NAMES = {"body.weight", "body.bias", "head.weight", "head.bias"}
 
 
-def catalog_of(seen: Seen) -> Catalog:
+def catalog_of(seen: Seen) -> VariableCatalog:
     (source,) = (source for source in seen.sources if source.name == "modules")
-    catalog: Catalog = source._catalog  # type: ignore[attr-defined]
+    catalog: VariableCatalog = source._catalog  # type: ignore[attr-defined]
     return catalog
 
 
-def named(catalog: Catalog, model: nn.Module) -> dict[str, str]:
+def named(catalog: VariableCatalog, model: nn.Module) -> dict[str, str]:
     """What the catalog calls the parameters of a model."""
     catalog.refresh_modules()
-    found = {name: catalog.find(parameter) for name, parameter in model.named_parameters()}
-    return {name: variable.name for name, variable in found.items() if variable is not None}
+    variables = {name: catalog.find(parameter) for name, parameter in model.named_parameters()}
+    return {name: variable.name for name, variable in variables.items() if variable is not None}
 
 
 def whole(prefix: str) -> dict[str, str]:
@@ -119,9 +119,9 @@ def test_a_copied_and_an_unpickled_model_have_names_before_they_are_used() -> No
         file.seek(0)
         loaded = torch.load(file, weights_only=False)
         catalog = catalog_of(seen)
-        for number, one in enumerate((model, copied, shallow, unpickled, loaded), start=1):
-            expected = whole("Sole" if number == 1 or one is shallow else f"Sole#{number}")
-            assert named(catalog, one) == expected
+        for number, instance in enumerate((model, copied, shallow, unpickled, loaded), start=1):
+            expected = whole("Sole" if number == 1 or instance is shallow else f"Sole#{number}")
+            assert named(catalog, instance) == expected
 
 
 def test_a_model_that_is_restored_in_its_own_way_gets_its_name_when_it_is_used() -> None:
@@ -216,7 +216,7 @@ def test_no_module_is_kept_alive_and_nothing_is_left_behind() -> None:
         assert body() is None
         del model
         assert alive() is None
-        assert catalog.known.living() == []
+        assert catalog.live_modules.living() == []
         again = Sole()
         assert named(catalog, again) == whole("Sole")
     assert nn.Module.__setstate__ is restore

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from loops import BACKWARD, STEP, loader, names, net, sgd, stages, told, train, updates
+from loops import BACKWARD, STEP, loader, names, net, sgd, stages, train, updates, windows_of
 from observed_process import observing
-from traincheck.relations.periodic.parameter_updates import CLEARED, Progress
-from traincheck.sources.tensors.deferred_values import as_if_elsewhere, fetches
+from traincheck.relations.periodic.parameter_updates import CLEARED, ParameterUpdates
+from traincheck.sources.tensors.deferred_values import fetches, simulated_accelerator
 from traincheck.vocab.demand import NOTHING
 from traincheck.vocab.events import Window
 
@@ -83,7 +83,7 @@ def test_each_update_by_hand_is_a_step(update: Callable[[nn.Module], None]) -> N
             loss_of(model, x).backward()
             update(model)
 
-    windows = told(program)
+    windows = windows_of(program)
     assert stages(windows) == ["setup 0", *train(5), "end 5"]
     assert updates(windows) == [["Sequential"]] * 5
     for window in windows[1:-1]:
@@ -98,8 +98,8 @@ def test_it_is_the_same_where_values_lie_on_an_accelerator() -> None:
         model = net()
         train_by_hand(model, steps=4)
 
-    with as_if_elsewhere():
-        windows = told(program)
+    with simulated_accelerator():
+        windows = windows_of(program)
     assert stages(windows) == ["setup 0", *train(4), "end 4"]
     for window in windows[1:-1]:
         call = next(call for call in window.calls if call.name == "manual.update")
@@ -116,7 +116,7 @@ def test_accumulated_gradients_make_one_step_for_each_update() -> None:
                 through_data(model)
                 model.zero_grad()
 
-    windows = told(program)
+    windows = windows_of(program)
     assert stages(windows) == ["setup 0", *train(2), "end 2"]
     assert [names(window).count(BACKWARD) for window in windows[1:-1]] == [4, 4]
 
@@ -132,7 +132,7 @@ def test_a_batch_that_is_fetched_before_the_update_does_not_hide_it() -> None:
             batch = next(batches, None)
             through_data(model)
 
-    assert [stage for stage in stages(told(program)) if "train" in stage] == train(4)
+    assert [stage for stage in stages(windows_of(program)) if "train" in stage] == train(4)
 
 
 def test_clipping_comes_before_the_update() -> None:
@@ -144,7 +144,7 @@ def test_clipping_comes_before_the_update() -> None:
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             through_data(model)
 
-    for window in told(program)[1:-1]:
+    for window in windows_of(program)[1:-1]:
         order = [name for name in names(window) if name in (BACKWARD, STEP, "torch.nn.utils.clip_grad_norm_")]
         assert order == [BACKWARD, "torch.nn.utils.clip_grad_norm_", STEP]
 
@@ -160,9 +160,9 @@ def test_two_models_that_are_updated_together_make_one_step() -> None:
             through_data(encoder)
             through_data(decoder)
 
-    windows = told(program)
+    windows = windows_of(program)
     assert stages(windows) == ["setup 0", *train(3), "end 3"]
-    assert [sorted(one) for one in updates(windows)] == [["Bilinear", "Linear"]] * 3
+    assert [sorted(names) for names in updates(windows)] == [["Bilinear", "Linear"]] * 3
 
 
 def test_an_evaluation_follows_the_last_step() -> None:
@@ -173,7 +173,7 @@ def test_an_evaluation_follows_the_last_step() -> None:
         with torch.no_grad():
             model(torch.randn(2, 4))
 
-    assert stages(told(program)) == ["setup 0", *train(2), "eval 2"]
+    assert stages(windows_of(program)) == ["setup 0", *train(2), "eval 2"]
 
 
 def test_steps_that_are_not_watched_are_counted() -> None:
@@ -183,7 +183,7 @@ def test_steps_that_are_not_watched_are_counted() -> None:
             model.zero_grad()
             loss_of(model, x).backward()
             through_data(model)
-    assert seen.recorder.steps.made == 5
+    assert seen.recorder.steps.updates_made == 5
     assert [step for stage, step in seen.stages if stage == "train"] == [1, 4, 5]
 
 
@@ -211,7 +211,7 @@ def test_a_program_with_an_optimizer_keeps_its_steps() -> None:
                 for mean, parameter in zip(average.parameters(), model.parameters(), strict=True):
                     mean.lerp_(parameter, 0.1)
 
-    windows = told(program)
+    windows = windows_of(program)
     assert stages(windows) == ["setup 0", *train(4), "end 4"]
     assert updates(windows) == [["SGD"]] * 4
 
@@ -231,7 +231,7 @@ def test_an_inner_loop_that_works_on_a_copy_makes_no_steps() -> None:
                 parameter.grad = parameter.detach() - inner.detach()
             optimizer.step()
 
-    windows = told(program)
+    windows = windows_of(program)
     assert updates(windows) == [["SGD"]] * 3
     assert stages(windows)[-1] == "end 3"
 
@@ -244,7 +244,7 @@ def test_what_a_forward_writes_is_no_update() -> None:
 
     with observing() as seen:
         program()
-    assert seen.recorder.steps.made == 0
+    assert seen.recorder.steps.updates_made == 0
     assert [step for stage, step in seen.stages if stage == "train"] == [1]
 
 
@@ -258,7 +258,7 @@ def test_an_optimizer_that_is_built_later_takes_over() -> None:
             loss_of(model).backward()
             optimizer.step()
 
-    windows = told(program)
+    windows = windows_of(program)
     assert updates(windows) == [["Sequential"], ["Sequential"], ["SGD"], ["SGD"]]
 
 
@@ -276,9 +276,11 @@ def test_a_program_that_names_its_steps_keeps_them() -> None:
 
 def cleared(windows: list[Window]) -> tuple[int, int]:
     """How often a gradient was cleared before its next use, and how often not."""
-    progress = Progress()
-    found = [one for window in windows for one in progress.occasions(window)]
-    return sum(CLEARED in one.held for one in found), sum(CLEARED in (one.failed or ()) for one in found)
+    progress = ParameterUpdates()
+    occasions = [occasion for window in windows for occasion in progress.occasions(window)]
+    return sum(CLEARED in occasion.held for occasion in occasions), sum(
+        CLEARED in (occasion.failed or ()) for occasion in occasions
+    )
 
 
 @pytest.mark.parametrize("way", ["model", "none", "zeros", "missing"])
@@ -296,14 +298,14 @@ def test_gradients_that_are_not_cleared_between_updates_by_hand(way: str) -> Non
                 elif way == "zeros" and parameter.grad is not None:
                     parameter.grad.zero_()
 
-    held, failed = cleared(told(program))
+    held, failed = cleared(windows_of(program))
     assert (held > 0, failed > 0) == (way != "missing", way == "missing")
 
 
 def test_no_transfer_is_made_for_a_program_with_an_optimizer() -> None:
     model = net()
     optimizer = sgd(model)
-    with as_if_elsewhere(), observing(NOTHING) as seen:
+    with simulated_accelerator(), observing(NOTHING) as seen:
         before = fetches.count
         for _ in range(20):
             optimizer.zero_grad()
@@ -322,13 +324,13 @@ def test_the_program_computes_the_same() -> None:
             train_by_hand(model, steps=5)
 
         if observed:
-            told(loop)
+            windows_of(loop)
         else:
             loop()
         return [parameter.detach().clone() for parameter in model.parameters()] + [torch.randn(3)]
 
-    for one, other in zip(trained(observed=False), trained(observed=True), strict=True):
-        assert torch.equal(one, other)
+    for unobserved, other in zip(trained(observed=False), trained(observed=True), strict=True):
+        assert torch.equal(unobserved, other)
 
 
 def unused(program: Callable[[], object]) -> list[str]:
@@ -336,7 +338,9 @@ def unused(program: Callable[[], object]) -> list[str]:
     with observing() as seen:
         program()
     assert seen.faults == []
-    return [one.attribute for one in seen.readings if one.attribute in ("unused_gradients", "idle_optimizer")]
+    return [
+        reading.attribute for reading in seen.readings if reading.attribute in ("unused_gradients", "idle_optimizer")
+    ]
 
 
 def backwards(model: nn.Module, count: int) -> None:
@@ -407,9 +411,9 @@ def test_what_is_kept_until_the_first_update_is_let_go_of() -> None:
         optimizer = sgd(model)
         for _ in range(12):
             loss_of(model).backward()
-        assert seen.recorder.steps.before_first
+        assert seen.recorder.steps.initial_probes
         optimizer.step()
-        assert seen.recorder.steps.before_first is None
+        assert seen.recorder.steps.initial_probes is None
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from torch import nn
 from loops import STEP
 from observed_process import observing
 from traincheck.sources.modules.variables import Variable
-from traincheck.sources.optimizers.optimizer_state_changes import witnesses
+from traincheck.sources.optimizers.optimizer_state_changes import representatives
 from traincheck.vocab.demand import EVERYTHING, SOME_STATE, Demand
 from traincheck.vocab.events import Change
 
-OF_SOME = Demand(frozenset((STEP,)), frozenset(((STEP, SOME_STATE),)))
+OF_SOME = Demand.of_calls(STEP, changes=(SOME_STATE,))
 
 
 def changes(
@@ -42,8 +42,8 @@ def test_few_are_told_where_it_is_asked_whether_any_changes() -> None:
     every, few = changes(EVERYTHING), changes(OF_SOME)
     assert len({change.variable for change in every}) == 6
     assert len({change.variable for change in few}) == 2, "a vector and a matrix"
-    told = {(change.seq, change.variable): change for change in few}
-    assert [change.before for change in told.values()][:2] == ["none", "none"]
+    recorded = {(change.seq, change.variable): change for change in few}
+    assert [change.before for change in recorded.values()][:2] == ["none", "none"]
     assert all(change.changed for change in few)
 
 
@@ -64,10 +64,10 @@ def test_what_was_written_between_steps_is_read_again(between: Callable[[torch.o
         between(optimizer)
         optimizer.param_groups[0]["momentum"] = 0.0 if between is other_memory else 1e-30
 
-    told = changes(EVERYTHING, back_to_the_gradient)
-    last = {change.variable: change for change in told[-6:]}
+    recorded = changes(EVERYTHING, back_to_the_gradient)
+    last = {change.variable: change for change in recorded[-6:]}
     if between is in_place:
-        first = {change.variable: change.fingerprint for change in told[:6]}
+        first = {change.variable: change.fingerprint for change in recorded[:6]}
         assert {name: change.fingerprint for name, change in last.items()} == first, "the first gradient once more"
     assert all(change.changed for change in last.values()) is (between is in_place)
 
@@ -81,9 +81,9 @@ def test_witnesses_are_small_and_of_each_number_of_dimensions() -> None:
         variable.hold("SGD", held=True)
     gradients = ["some", "some", "some", "none", "zero", "some", "some"]
     optimizer = SimpleNamespace(state={})
-    assert witnesses("SGD", optimizer, held, gradients) == [1, 2, 5]
+    assert representatives("SGD", optimizer, held, gradients) == [1, 2, 5]
     optimizer.state = {held[0][1]: {"momentum": 1}, held[2][1]: {}}
-    assert witnesses("SGD", optimizer, held, gradients) == [0], "of the others it keeps nothing, here at least"
+    assert representatives("SGD", optimizer, held, gradients) == [0], "of the others it keeps nothing, here at least"
 
 
 def test_nothing_stays_of_optimizers_that_are_gone() -> None:
@@ -93,5 +93,5 @@ def test_nothing_stays_of_optimizers_that_are_gone() -> None:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
-        (source,) = (one for one in seen.sources if one.name == "optimizers")
-        assert list(source._states._read) == ["SGD#3"]  # type: ignore[attr-defined]
+        (source,) = (candidate for candidate in seen.sources if candidate.name == "optimizers")
+        assert list(source._state_changes._last_reads) == ["SGD#3"]  # type: ignore[attr-defined]

@@ -10,14 +10,14 @@ from torch import nn
 
 from loops import STEP
 from observed_process import observing
-from traincheck.sources.optimizers.parameter_changes import TRUSTED
+from traincheck.sources.optimizers.parameter_changes import TRUSTED_UPDATES
 from traincheck.sources.tensors import hashing
 from traincheck.vocab.demand import EVERYTHING, Demand
 from traincheck.vocab.events import Change
 
-OF_DATA = Demand(frozenset((STEP,)), frozenset(((STEP, "parameter.data"),)))
+OF_DATA = Demand.of_calls(STEP, changes=("parameter.data",))
 STEPS = 8
-assert STEPS > TRUSTED + 2
+assert STEPS > TRUSTED_UPDATES + 2
 
 Step = Callable[[int, "Model", torch.optim.Optimizer], object]
 
@@ -32,8 +32,8 @@ class Model(nn.Module):
         self.trained = nn.Linear(512, 256, bias=False)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.trained(self.frozen(self.table(rows)))
-        return found
+        features: torch.Tensor = self.trained(self.frozen(self.table(rows)))
+        return features
 
 
 def changes(demand: Demand, step: Step = lambda number, model, optimizer: optimizer.step()) -> dict[str, list[bool]]:
@@ -47,11 +47,11 @@ def changes(demand: Demand, step: Step = lambda number, model, optimizer: optimi
             model(torch.tensor([number])).square().mean().backward()
             step(number, model, optimizer)
     assert seen.faults == []
-    found: dict[str, list[Change]] = {}
+    by_variable: dict[str, list[Change]] = {}
     for change in seen.changes:
         if (change.kind, change.attribute) == ("parameter", "data"):
-            found.setdefault(change.variable.removeprefix("Model.").removesuffix(".weight"), []).append(change)
-    return {name: [change.changed for change in told] for name, told in found.items()}
+            by_variable.setdefault(change.variable.removeprefix("Model.").removesuffix(".weight"), []).append(change)
+    return {name: [change.changed for change in of_variable] for name, of_variable in by_variable.items()}
 
 
 @pytest.mark.parametrize("demand", [EVERYTHING, OF_DATA], ids=["everything", "a rule"])
@@ -68,8 +68,8 @@ def test_an_update_that_does_nothing_is_told_at_once(demand: Demand) -> None:
             optimizer.param_groups[0]["lr"] = 0.0
         optimizer.step()
 
-    told = changes(demand, step)
-    assert told["trained"] == told["table"] == [True] * (STEPS - 2) + [False, False]
+    changed = changes(demand, step)
+    assert changed["trained"] == changed["table"] == [True] * (STEPS - 2) + [False, False]
 
 
 @pytest.mark.parametrize("demand", [EVERYTHING, OF_DATA], ids=["everything", "a rule"])
@@ -106,17 +106,17 @@ def test_few_bytes_of_large_parameters_are_read(monkeypatch: pytest.MonkeyPatch)
         return digest(memory)
 
     monkeypatch.setattr(hashing, "digest", counting)
-    each: list[int] = []
+    sizes: list[int] = []
 
     def step(number: int, model: Model, optimizer: torch.optim.Optimizer) -> None:
         begun = read[0]
         optimizer.step()
-        each.append(read[0] - begun)
+        sizes.append(read[0] - begun)
 
     changes(OF_DATA, step)
     size = 512 * 256 * 4
-    assert each[0] > 0
-    assert max(each[TRUSTED + 1 :]) <= 3 * size, "the table, before and after, and its gradient"
-    each.clear()
+    assert sizes[0] > 0
+    assert max(sizes[TRUSTED_UPDATES + 1 :]) <= 3 * size, "the table, before and after, and its gradient"
+    sizes.clear()
     changes(EVERYTHING, step)
-    assert max(each[TRUSTED + 1 :]) <= 4 * size, "each of them after the update, and that gradient"
+    assert max(sizes[TRUSTED_UPDATES + 1 :]) <= 4 * size, "each of them after the update, and that gradient"

@@ -10,7 +10,15 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from traincheck.sources.tensors.reading import PLAIN, fingerprints, is_copyable, local, shape_of, states, unseen
+from traincheck.sources.tensors.reading import (
+    PLAIN,
+    fingerprints,
+    hidden_from_modes,
+    is_copyable,
+    local_tensor,
+    shape_of,
+    states,
+)
 
 PROGRAM = Path(__file__).resolve().parents[1] / "e2e" / "programs" / "tensor_kinds.py"
 _spec = importlib.util.spec_from_file_location("tensor_kinds", PROGRAM)
@@ -26,8 +34,8 @@ READABLE = {"with_memory", "functions", "expanded", "overlapping", "conjugated",
 def test_only_what_lies_in_memory_is_read(kind: str) -> None:
     torch.manual_seed(0)
     tensor = program.KINDS[kind]()
-    with unseen():
-        dense = local(tensor)
+    with hidden_from_modes():
+        dense = local_tensor(tensor)
         assert (dense is not None) == (kind in READABLE)
         assert (fingerprints([tensor])[0] is not None) == (kind in READABLE)
         assert states([tensor])[0] in ("some", "zero")
@@ -44,19 +52,19 @@ def test_a_tensor_without_sizes_has_no_shape() -> None:
 
 def test_the_dispatch_of_a_subclass_is_not_asked_for_what_can_be_read() -> None:
     tensor = program.KINDS["with_memory"]()
-    program.WithMemory.asked = 0
-    with unseen():
+    program.WithMemory.dispatches = 0
+    with hidden_from_modes():
         assert fingerprints([tensor]) == fingerprints([torch.ones(4)])
-    assert program.WithMemory.asked == 0
+    assert program.WithMemory.dispatches == 0
 
 
 def test_an_operation_on_a_wrapper_reaches_its_own_method_also_where_dispatch_is_off() -> None:
     wrapper = program.KINDS["wrapper"]()
     for hidden in (False, True):
-        with torch._C._DisableTorchDispatch() if hidden else torch.no_grad(), unseen():
+        with torch._C._DisableTorchDispatch() if hidden else torch.no_grad(), hidden_from_modes():
             assert wrapper.abs().inner.tolist() == [1.0] * 4, "the memory that is not there was not read"
     with torch._C._DisableTorchDispatch():
-        with unseen():
+        with hidden_from_modes():
             pass
         assert torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python)
 
@@ -70,7 +78,7 @@ def test_modes_see_nothing_of_it_and_all_behind_it() -> None:
             return func(*args, **(kwargs or {}))
 
     with Mode() as outer, Mode() as inner:
-        with unseen():
+        with hidden_from_modes():
             torch.ones(2).abs().detach()
         assert (outer.seen, inner.seen) == (0, 0)
         torch.ones(2)

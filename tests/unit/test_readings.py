@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from observed_process import Seen, observing
-from traincheck.vocab.demand import NUMBERS, READINGS, Demand
+from traincheck.vocab.demand import NUMBERS, Demand
 from traincheck.vocab.events import NO_CALL, Reading
 from traincheck.vocab.facts import value_of
 
@@ -108,8 +108,8 @@ def test_an_optimizer_is_built_with_its_settings() -> None:
     args = dict(built.args)
     assert (args["class"], args["lr"], args["momentum"], args["nesterov"]) == ("torch.optim.SGD", 0.1, 0.9, False)
     assert not {"params", "keys"} & args.keys()
-    (told,) = of(seen, "optimizer", "class")
-    assert (told.variable, told.value, told.call) == ("SGD", "torch.optim.SGD", seen.named(STEP)[0].seq)
+    (reading,) = of(seen, "optimizer", "class")
+    assert (reading.variable, reading.value, reading.call) == ("SGD", "torch.optim.SGD", seen.named(STEP)[0].seq)
 
 
 def test_step_counters() -> None:
@@ -141,13 +141,13 @@ def test_parameters_are_told_at_the_first_step_and_when_they_change() -> None:
         model.body[0].bfloat16().float()
         learn(model, optimizer)
     first, second, _ = (call.seq for call in seen.named(STEP))
-    told = of(seen, "parameter", "requires_grad")
-    assert {r.variable: r.value for r in told if r.call == first} == dict.fromkeys(
+    recorded = of(seen, "parameter", "requires_grad")
+    assert {r.variable: r.value for r in recorded if r.call == first} == dict.fromkeys(
         ("Deep.body.0.weight", "Deep.body.0.bias", "Deep.head.weight", "Deep.head.bias"), True
     )
-    assert [(r.variable, r.value, r.call) for r in told if r.call != first] == [("Deep.body.0.bias", False, second)]
-    assert {value_of(r.context, "kind") for r in told} == {"parameter"}
-    assert {r.variable: value_of(r.context, "held") for r in told}["Deep.head.bias"] == "this"
+    assert [(r.variable, r.value, r.call) for r in recorded if r.call != first] == [("Deep.body.0.bias", False, second)]
+    assert {value_of(r.context, "kind") for r in recorded} == {"parameter"}
+    assert {r.variable: value_of(r.context, "held") for r in recorded}["Deep.head.bias"] == "this"
     assert values(of(seen, "parameter", "dtype")) == ["float32"] * 4
 
 
@@ -165,9 +165,9 @@ def test_marks_and_ties_are_facts_of_a_parameter() -> None:
         bias.late = True  # type: ignore[attr-defined]
         learn(model, torch.optim.SGD(model.parameters(), lr=0.1))
     first, second = (call.seq for call in seen.named(STEP))
-    told = {(c.call, c.variable): value_of(c.context, "attributes") for c in seen.changes if c.attribute == "data"}
-    assert told[first, "Deep.head.weight"] == "mode=sharded+tensor_model_parallel"
-    assert (told[first, "Deep.head.bias"], told[second, "Deep.head.bias"]) == ("", "late")
+    recorded = {(c.call, c.variable): value_of(c.context, "attributes") for c in seen.changes if c.attribute == "data"}
+    assert recorded[first, "Deep.head.weight"] == "mode=sharded+tensor_model_parallel"
+    assert (recorded[first, "Deep.head.bias"], recorded[second, "Deep.head.bias"]) == ("", "late")
     assert {value_of(c.context, "tied") for c in seen.around(STEP)} == {False}
 
 
@@ -223,10 +223,10 @@ def test_training_flags_are_told_when_they_change() -> None:
         model(torch.ones(2, 3))
         model.eval()
         model(torch.ones(2, 3))
-    told = of(seen, "module", "training")
+    recorded = of(seen, "module", "training")
     names = ["Deep", "Deep.body", "Deep.body.0", "Deep.body.1", "Deep.head"]
     calls = [call.seq for call in seen.named(FORWARD) if call.receiver == "Deep"]
-    assert [(r.call, r.variable, r.value) for r in told] == (
+    assert [(r.call, r.variable, r.value) for r in recorded] == (
         [(calls[0], name, True) for name in names]
         + [(calls[2], name, False) for name in names[1:4]]
         + [(calls[3], name, False) for name in ("Deep", "Deep.head")]
@@ -254,7 +254,7 @@ def test_a_forward_that_raises_leaves_the_next_one_outermost() -> None:
 
 
 def test_readings_of_modules_whose_calls_are_not_observed() -> None:
-    with observing(Demand(states=frozenset((("module.training", READINGS),)))) as seen:
+    with observing(Demand.of_readings("module.training")) as seen:
         Deep()(torch.ones(2, 3))
     assert {r.call for r in of(seen, "module", "training")} == {NO_CALL}
     assert {(r.kind, r.attribute) for r in seen.readings} == {("module", "training")}
@@ -346,8 +346,8 @@ def test_an_error_in_the_programs_own_generator_is_the_programs() -> None:
 
 
 def test_norms_are_measured_only_on_demand() -> None:
-    for states, measured in ((frozenset(), False), (frozenset(((CLIP, NUMBERS),)), True)):
-        with observing(Demand(frozenset((CLIP,)), states)) as seen:
+    for values, measured in (((), False), ((NUMBERS,), True)):
+        with observing(Demand.of_calls(CLIP, values=values)) as seen:
             nn.utils.clip_grad_norm_(with_gradients().parameters(), 2.0)
         (call,) = seen.named(CLIP)
         assert value_of(call.args, "max_norm") == 2.0
@@ -372,7 +372,7 @@ def test_norms_are_measured_only_on_demand() -> None:
     ],
 )
 def test_only_what_is_demanded_is_read(kind: str, attribute: str) -> None:
-    demand = Demand(frozenset((STEP, SCHEDULE)), frozenset(((f"{kind}.{attribute}", READINGS),)))
+    demand = Demand.of_calls(STEP, SCHEDULE) | Demand.of_readings(f"{kind}.{attribute}")
     with observing(demand) as seen:
         model = Deep()
         optimizer = torch.optim.Adam(model.parameters())

@@ -11,39 +11,39 @@ import torch.distributed as dist
 from observed_process import observing
 from traincheck.relations.consistent.relation import Consistent
 from traincheck.testing.readable_traces import from_text
-from traincheck.vocab.demand import READINGS, Demand
+from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Reading, Window
 
 USED = "buffer.used_data"
 
 
 def step(number: int, rank: int, value: int, stage: str = "train") -> Window:
-    (found,) = from_text(f"window {stage} step={number} rank={rank}\n  reading {USED} Net.mean {value}")
-    return found
+    (window,) = from_text(f"window {stage} step={number} rank={rank}\n  reading {USED} Net.mean {value}")
+    return window
 
 
-def told(*values: Sequence[int], stage: str = "train") -> list[bool]:
+def held(*values: Sequence[int], stage: str = "train") -> list[bool]:
     """By step and pair, where the buffer was kept the same before: whether it is the same."""
-    relation, found = Consistent(), []
+    relation, occasions = Consistent(), []
     for number, of_ranks in enumerate(values, start=1):
         windows = [step(number, rank, value, stage) for rank, value in enumerate(of_ranks)]
-        found += [one for one in relation.across(windows) if one.subject.api == USED]
-    return [bool(one.held) for one in found]
+        occasions += [occasion for occasion in relation.across(windows) if occasion.subject.api == USED]
+    return [bool(occasion.held) for occasion in occasions]
 
 
 def test_a_buffer_that_somebody_keeps_together_is_told_from_one_that_each_rank_has_for_itself() -> None:
-    assert told((1, 1), (2, 2), (3, 3), (4, 4)) == [True, True]
-    assert told((1, 1), (2, 3), (4, 5)) == [], "the same at first only"
-    assert told((1, 1), (2, 2), (3, 4)) == [False]
-    assert told((1, 1), stage="eval") == []
+    assert held((1, 1), (2, 2), (3, 3), (4, 4)) == [True, True]
+    assert held((1, 1), (2, 3), (4, 5)) == [], "the same at first only"
+    assert held((1, 1), (2, 2), (3, 4)) == [False]
+    assert held((1, 1), stage="eval") == []
 
 
 def test_the_rank_is_named() -> None:
     relation = Consistent()
     for number, values in enumerate(((1, 1, 1), (2, 2, 2), (7, 7, 8)), start=1):
         windows = [step(number, rank, value) for rank, value in enumerate(values)]
-        found = list(relation.across(windows))
-    notes = {one.note for one in found if one.subject.api == USED and one.failed}
+        occasions = list(relation.across(windows))
+    notes = {occasion.note for occasion in occasions if occasion.subject.api == USED and occasion.failed}
     assert notes == {"rank 2 differs from ranks 0, 1 in what the buffer holds when it is used"}
 
 
@@ -69,7 +69,7 @@ class Wrapped(torch.nn.Module):
 
 
 def trained() -> list[Reading]:
-    with observing(Demand(states=frozenset(((USED, READINGS),)))) as seen:
+    with observing(Demand.of_readings(USED)) as seen:
         model = Wrapped()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(3):
@@ -85,13 +85,13 @@ def trained() -> list[Reading]:
 @pytest.mark.usefixtures("job")
 def test_buffers_are_read_once_in_a_step_as_they_are_when_their_owner_is_called() -> None:
     readings = trained()
-    assert [one.variable.rsplit(".", 1)[1] for one in readings] == [
+    assert [reading.variable.rsplit(".", 1)[1] for reading in readings] == [
         "running_mean",
         "running_var",
         "num_batches_tracked",
     ] * 3
-    assert len({one.value for one in readings if one.variable == "Wrapped.inner.1.running_mean"}) == 1
-    assert len({one.value for one in readings if one.variable == "Wrapped.inner.1.running_var"}) == 3
+    assert len({reading.value for reading in readings if reading.variable == "Wrapped.inner.1.running_mean"}) == 1
+    assert len({reading.value for reading in readings if reading.variable == "Wrapped.inner.1.running_var"}) == 3
 
 
 def test_a_single_process_reads_none() -> None:

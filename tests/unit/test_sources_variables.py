@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from observed_process import observing
-from traincheck.sources.modules.variables import Catalog
-from traincheck.sources.tensors.deferred_values import as_if_elsewhere
+from traincheck.sources.modules.variables import VariableCatalog
+from traincheck.sources.tensors.deferred_values import simulated_accelerator
 from traincheck.vocab.events import NO_CALL, Change
 from traincheck.vocab.facts import value_of
 
@@ -41,7 +41,7 @@ def learn(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def told(changes: list[Change], attribute: str) -> dict[str, tuple[str, str, bool]]:
+def recorded(changes: list[Change], attribute: str) -> dict[str, tuple[str, str, bool]]:
     """Before, after and changed by variable."""
     return {change.variable: change[5:8] for change in changes if f"{change.kind}.{change.attribute}" == attribute}
 
@@ -73,11 +73,11 @@ def test_an_optimizer_is_built_steps_and_clears() -> None:
         "lr": "positive",
     }
     names = {"Sole.body.weight", "Sole.body.bias", "Sole.head.weight", "Sole.head.bias"}
-    assert told(seen.around(STEP), "parameter.data").keys() == names
-    assert told(seen.around(STEP), "parameter.data")["Sole.head.bias"] == ("some", "some", True)
-    entries = told(seen.around(STEP), "optimizer_state.data")
+    assert recorded(seen.around(STEP), "parameter.data").keys() == names
+    assert recorded(seen.around(STEP), "parameter.data")["Sole.head.bias"] == ("some", "some", True)
+    entries = recorded(seen.around(STEP), "optimizer_state.data")
     assert entries["Sole.head.bias:exp_avg"] == ("none", "some", True)
-    assert told(seen.around(ZERO_GRAD), "parameter.grad") == dict.fromkeys(names, ("some", "none", True))
+    assert recorded(seen.around(ZERO_GRAD), "parameter.grad") == dict.fromkeys(names, ("some", "none", True))
     assert value_of(seen.named(ZERO_GRAD)[0].context, "set_to_none") is True
 
 
@@ -106,9 +106,9 @@ def test_who_holds_and_who_owns_a_parameter() -> None:
         (model(torch.ones(2, 3)).sum() + stray.sum()).backward()
         first.step()
         second.step()
-    one, other = seen.named(STEP)
-    assert (one.receiver, other.receiver) == ("SGD", "SGD#2")
-    of_first = {change.variable: change for change in seen.changes if change.call == one.seq}
+    step_of_first, step_of_second = seen.named(STEP)
+    assert (step_of_first.receiver, step_of_second.receiver) == ("SGD", "SGD#2")
+    of_first = {change.variable: change for change in seen.changes if change.call == step_of_first.seq}
     held = {name: (fact(change, "held"), fact(change, "owned"), change.owner) for name, change in of_first.items()}
     assert held["Sole.body.weight"] == ("this", True, "SGD")
     assert held["SGD.param_groups[0][1]"] == ("this", False, "SGD")
@@ -182,9 +182,12 @@ def test_an_optimizer_at_the_address_of_one_that_is_gone_is_another_one() -> Non
     def some() -> list[torch.optim.SGD]:
         return [torch.optim.SGD([torch.zeros(1)], lr=0.1) for _ in range(100)]
 
-    catalog = Catalog()
+    catalog = VariableCatalog()
     first = some()
-    names, addresses = [catalog.add_optimizer(optimizer) for optimizer in first], {id(each) for each in first}
+    names, addresses = (
+        [catalog.add_optimizer(optimizer) for optimizer in first],
+        {id(separately) for separately in first},
+    )
     del first
     gc.collect()
     assert list(catalog.optimizers()) == []
@@ -266,7 +269,7 @@ def test_what_no_optimizer_changes_is_told_as_unchanged() -> None:
         optimizer = torch.optim.SGD(copies, lr=0.1)
         learn(model, optimizer)
     changed = {change.variable: change.changed for change in seen.around(STEP)}
-    assert changed == dict.fromkeys((f"SGD.param_groups[0][{place}]" for place in range(4)), False) | dict.fromkeys(
+    assert changed == dict.fromkeys((f"SGD.param_groups[0][{index}]" for index in range(4)), False) | dict.fromkeys(
         ("Sole.body.weight", "Sole.body.bias", "Sole.head.weight", "Sole.head.bias"), False
     )
 
@@ -276,7 +279,7 @@ def test_of_a_parameter_without_elements_there_is_nothing_to_tell() -> None:
         model = Sole()
         model.rest = nn.Parameter(torch.empty(0))  # of a parameter in parts, a rank may hold none
         learn(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    assert "Sole.body.weight" in told(seen.around(STEP), "parameter.data")
+    assert "Sole.body.weight" in recorded(seen.around(STEP), "parameter.data")
     assert not any(change.variable == "Sole.rest" for window in seen.windows for change in window.changes)
 
 
@@ -351,7 +354,7 @@ def scaled_steps(scaler: torch.amp.GradScaler) -> None:
 @pytest.mark.parametrize(("scale", "changes"), [(1.0, set()), (3.0, {("some", "some", True)})])
 def test_what_is_unscaled_by_one_is_not_told_as_unchanged(scale: float, changes: set[object], elsewhere: bool) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-    with as_if_elsewhere() if elsewhere else nullcontext(), observing() as seen:
+    with simulated_accelerator() if elsewhere else nullcontext(), observing() as seen:
         scaled_steps(scaler)
     assert seen.faults == []
     assert [len(seen.named(f"{SCALER}.{method}")) for method in ("scale", "unscale_", "step", "update")] == [3] * 4
@@ -408,7 +411,7 @@ def test_a_module_clears_its_own_gradients() -> None:
         model.head.zero_grad()
     (clear,) = seen.named("torch.nn.Module.zero_grad")
     assert clear.receiver == "Sole.head"
-    assert told(seen.around("torch.nn.Module.zero_grad"), "parameter.grad").keys() == {
+    assert recorded(seen.around("torch.nn.Module.zero_grad"), "parameter.grad").keys() == {
         "Sole.head.weight",
         "Sole.head.bias",
     }
@@ -467,21 +470,21 @@ def test_a_function_with_a_max_norm_is_told_as_clipping(wrongly: bool) -> None:
 class Updater:
     """Clips in a method without arguments, as engines do."""
 
-    def __init__(self, parameters: Iterable[torch.Tensor], leave_out: int, *, each: bool) -> None:
+    def __init__(self, parameters: Iterable[torch.Tensor], leave_out: int, *, separately: bool) -> None:
         self.parameters = list(parameters)
         self.optimizer = torch.optim.SGD(self.parameters, lr=0.1)
         self.max_grad_norm = 0.5
-        self.leave_out, self.each = leave_out, each
+        self.leave_out, self.separately = leave_out, separately
 
     def clip_gradients(self) -> None:
         gradients = [param.grad for param in self.parameters if param.grad is not None]
         norms = torch.stack([gradient.norm() for gradient in gradients])
         for gradient, norm in list(zip(gradients, norms, strict=True))[self.leave_out :]:
-            gradient.mul_((self.max_grad_norm / (norm if self.each else norms.norm())).clamp(max=1))
+            gradient.mul_((self.max_grad_norm / (norm if self.separately else norms.norm())).clamp(max=1))
 
 
 @pytest.mark.parametrize(
-    ("leave_out", "each", "told"),
+    ("leave_out", "separately", "recorded"),
     [
         (0, False, [(True, None)]),
         (1, False, [(False, "Linear.weight")]),
@@ -491,16 +494,16 @@ class Updater:
     ids=["all", "one is left out", "each by itself", "none"],
 )
 def test_a_method_that_clips_tells_whether_it_scales_all_alike(
-    leave_out: int, each: bool, told: list[tuple[bool | None, str | None]]
+    leave_out: int, separately: bool, recorded: list[tuple[bool | None, str | None]]
 ) -> None:
     with observing() as seen:
         model = nn.Linear(3, 2)
         bystander = nn.Linear(3, 2)
-        updater = Updater(model.parameters(), leave_out, each=each)
+        updater = Updater(model.parameters(), leave_out, separately=separately)
         (100 * model(torch.ones(2, 3)) + bystander(torch.ones(2, 3))).sum().backward()
         updater.clip_gradients()
     calls = seen.named(CLIP)
-    assert [(value_of(call.result, "alike"), value_of(call.result, "left_out")) for call in calls] == told
+    assert [(value_of(call.result, "alike"), value_of(call.result, "left_out")) for call in calls] == recorded
     assert all(value_of(call.args, "max_norm") == 0.5 for call in calls)
     assert seen.faults == []
 
@@ -513,10 +516,13 @@ def test_a_parameter_on_a_mesh_says_whether_it_is_whole() -> None:
         def is_replicate(self) -> bool:
             return self.whole
 
-    catalog = Catalog()
-    for whole, told in (((True,), True), ((True, False), False), ((), None)):
+    catalog = VariableCatalog()
+    for whole, recorded in (((True,), True), ((True, False), False), ((), None)):
         parameter = nn.Parameter(torch.ones(2))
         if whole:
-            parameter._local_tensor, parameter.placements = parameter.data, [Placed(whole=one) for one in whole]
+            parameter._local_tensor, parameter.placements = (
+                parameter.data,
+                [Placed(whole=is_whole) for is_whole in whole],
+            )
         variable = catalog._add(parameter, "w", owned=True)
-        assert value_of(variable.facts(parameter, "none"), "replicated") is told
+        assert value_of(variable.facts(parameter, "none"), "replicated") is recorded

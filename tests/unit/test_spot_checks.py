@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from traincheck.sources.tensors.deferred_values import Pending, as_if_elsewhere, fetched
-from traincheck.sources.tensors.reading import unseen
-from traincheck.sources.tensors.spot_checks import ELEMENTS, LARGE, changed, differ, look, sample
+from traincheck.sources.tensors.deferred_values import DeferredValue, fetch_values, simulated_accelerator
+from traincheck.sources.tensors.reading import hidden_from_modes
+from traincheck.sources.tensors.spot_checks import LARGE_BYTES, SAMPLE_ELEMENTS, changed, probe, sample, samples_differ
 
 ROWS, COLUMNS = 512, 256
-assert ROWS * COLUMNS * 4 >= LARGE
+assert ROWS * COLUMNS * 4 >= LARGE_BYTES
 
 
 def dense() -> torch.Tensor:
@@ -21,18 +21,18 @@ def dense() -> torch.Tensor:
 
 def sparse() -> torch.Tensor:
     """A gradient of an embedding: two rows are not zero."""
-    found = torch.zeros(ROWS, COLUMNS)
-    found[:2] = 1.0
-    return found
+    matrix = torch.zeros(ROWS, COLUMNS)
+    matrix[:2] = 1.0
+    return matrix
 
 
 def test_a_sample_is_of_few_elements_from_all_over() -> None:
-    with unseen():
-        found = sample(torch.arange(ROWS * COLUMNS, dtype=torch.float32).view(ROWS, COLUMNS))
-    assert found is not None
-    assert 0 < len(found) <= ELEMENTS
-    assert found[-1] > 0.9 * ROWS * COLUMNS
-    assert len({int(place) % COLUMNS for place in found}) > ELEMENTS // 2, "of many columns"
+    with hidden_from_modes():
+        elements = sample(torch.arange(ROWS * COLUMNS, dtype=torch.float32).view(ROWS, COLUMNS))
+    assert elements is not None
+    assert 0 < len(elements) <= SAMPLE_ELEMENTS
+    assert elements[-1] > 0.9 * ROWS * COLUMNS
+    assert len({int(element) % COLUMNS for element in elements}) > SAMPLE_ELEMENTS // 2, "of many columns"
 
 
 @pytest.mark.parametrize(
@@ -47,41 +47,41 @@ def test_a_sample_is_of_few_elements_from_all_over() -> None:
     ids=["small", "not contiguous", "meta", "complex", "sparse"],
 )
 def test_no_sample_is_taken_of_what_is_small_or_lies_otherwise(tensor: torch.Tensor) -> None:
-    with unseen():
+    with hidden_from_modes():
         assert sample(tensor) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8])
 def test_samples_are_compared_by_their_bits(dtype: torch.dtype) -> None:
     tensor = torch.full((1024, 1024), 3, dtype=dtype)
-    with unseen():
-        one, same = sample(tensor), sample(tensor.clone())
+    with hidden_from_modes():
+        original, same = sample(tensor), sample(tensor.clone())
         other = sample(tensor.mul(2))
-        assert one is not None and same is not None and other is not None
-        assert differ([(one, same), (one, other)]) == [False, True]
+        assert original is not None and same is not None and other is not None
+        assert samples_differ([(original, same), (original, other)]) == [False, True]
     not_numbers = torch.full((4,), float("nan"))
-    assert differ([(not_numbers, not_numbers.clone()), (torch.zeros(4), -torch.zeros(4))]) == [False, True]
+    assert samples_differ([(not_numbers, not_numbers.clone()), (torch.zeros(4), -torch.zeros(4))]) == [False, True]
 
 
 @pytest.mark.parametrize("make", [dense, sparse, lambda: torch.ones(8), lambda: dense().t()])
 @pytest.mark.parametrize("factor", [0.5, 1 - 2.0**-20, 1.0])
 def test_that_a_tensor_was_scaled_is_seen(make: Callable[[], torch.Tensor], factor: float) -> None:
     tensor = make()
-    with unseen():
-        before = look([tensor])
+    with hidden_from_modes():
+        before = probe([tensor])
         tensor.mul_(factor)
         assert changed(before, [tensor]) == [factor != 1]
 
 
 def test_a_sample_stands_only_for_what_would_show_it() -> None:
-    with unseen():
-        found = look([dense(), sparse(), torch.ones(8)])
-    assert [isinstance(one, torch.Tensor) for one in found] == [True, False, False]
+    with hidden_from_modes():
+        probes = probe([dense(), sparse(), torch.ones(8)])
+    assert [isinstance(probe_of_tensor, torch.Tensor) for probe_of_tensor in probes] == [True, False, False]
 
 
 def test_what_became_of_another_kind_has_changed() -> None:
-    with unseen():
-        before = look([dense(), dense(), dense()])
+    with hidden_from_modes():
+        before = probe([dense(), dense(), dense()])
         assert changed(before, [dense().double(), dense().t(), torch.ones(8)]) == [True, True, True]
 
 
@@ -89,19 +89,19 @@ def test_what_became_of_another_kind_has_changed() -> None:
 @pytest.mark.parametrize("factor", [0.5, 1 - 2.0**-7, 1.0])
 def test_that_a_tensor_of_a_device_was_scaled_is_seen(make: Callable[[], torch.Tensor], factor: float) -> None:
     tensor = make()
-    with unseen(), as_if_elsewhere():
-        before = look([tensor, tensor.long()])
+    with hidden_from_modes(), simulated_accelerator():
+        before = probe([tensor, tensor.long()])
         tensor.mul_(factor)
-        found = changed(before, [tensor, tensor.long()])
-        assert isinstance(found[0], Pending)
-        assert fetched(found)[0] == (factor != 1)
+        results = changed(before, [tensor, tensor.long()])
+        assert isinstance(results[0], DeferredValue)
+        assert fetch_values(results)[0] == (factor != 1)
 
 
 def test_samples_of_a_device_are_compared_there() -> None:
-    one, other = dense(), dense().mul(2)
-    with unseen(), as_if_elsewhere():
-        first, second = sample(one), sample(other)
+    tensor, other = dense(), dense().mul(2)
+    with hidden_from_modes(), simulated_accelerator():
+        first, second = sample(tensor), sample(other)
         assert first is not None and second is not None
-        found = differ([(first, first), (first, second)])
-        assert all(isinstance(so, Pending) for so in found)
-        assert fetched(found) == [False, True]
+        results = samples_differ([(first, first), (first, second)])
+        assert all(isinstance(result, DeferredValue) for result in results)
+        assert fetch_values(results) == [False, True]

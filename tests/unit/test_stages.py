@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from loops import BACKWARD, FORWARD, STEP, loader, names, net, sgd, stages, told, train, updates, work
+from loops import BACKWARD, FORWARD, STEP, loader, names, net, sgd, stages, train, updates, windows_of, work
 
 
 @pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode, torch.enable_grad])
@@ -24,7 +24,7 @@ def test_evaluation_in_the_middle(guard: Callable[[], object]) -> None:
                 for (x,) in loader(3):
                     model(x)
 
-    windows = told(program)
+    windows = windows_of(program)
     assert stages(windows) == ["setup 0", "train 1", "train 2", "eval 2", "train 3", "train 4", "eval 4"]
     for window in windows:
         modes = {dict(call.context)["training"] for call in window.calls if call.levels[-1] == FORWARD}
@@ -42,7 +42,7 @@ def test_evaluation_before_the_first_step() -> None:
         for _ in range(2):
             work(model, optimizer)
 
-    assert stages(told(program)) == ["setup 0", "eval 0", "train 1", "train 2", "end 2"]
+    assert stages(windows_of(program)) == ["setup 0", "eval 0", "train 1", "train 2", "end 2"]
 
 
 @pytest.mark.parametrize("guard", [torch.no_grad, torch.enable_grad])
@@ -59,7 +59,7 @@ def test_training_in_eval_mode_is_training_all_the_same(guard: Callable[[], obje
                 work(model, optimizer)
             model.train()
 
-    windows = told(program)
+    windows = windows_of(program)
     assert [name for name in stages(windows) if name.startswith("train")] == train(6)
     assert updates(windows) == [["SGD"]] * 6
     if guard is torch.no_grad:
@@ -79,7 +79,7 @@ def test_a_target_network_in_eval_mode_is_part_of_the_step() -> None:
             (prediction - goal).square().mean().backward()
             optimizer.step()
 
-    assert stages(told(program)) == ["setup 0", *train(3), "end 3"]
+    assert stages(windows_of(program)) == ["setup 0", *train(3), "end 3"]
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -94,7 +94,7 @@ def test_a_second_phase_with_another_optimizer(keep: bool) -> None:
             for _ in range(3):
                 work(model, optimizer)
 
-    windows = told(program)
+    windows = windows_of(program)
     assert [name for name in stages(windows) if name.startswith("train")] == train(6)
     assert updates(windows) == [["SGD"]] * 3 + [["Adam"]] * 3
 
@@ -111,7 +111,7 @@ def test_an_update_that_the_scaler_leaves_out_is_a_step() -> None:
             scaler.step(optimizer=optimizer)
             scaler.update()
 
-    windows = told(program)
+    windows = windows_of(program)
     assert stages(windows) == ["setup 0", *train(4), "end 4"]
     assert updates(windows) == [["SGD"], [], ["SGD"], ["SGD"]]
 
@@ -149,7 +149,7 @@ def test_an_update_that_raises_and_is_tried_again_is_one_step(again: str, by: st
                 gradients()
             update()
 
-    windows = told(program)
+    windows = windows_of(program)
     assert stages(windows) == ["setup 0", *train(3), "end 3"]
     for window in windows[1:-1]:
         assert [call.end >= 0 for call in window.calls if call.levels[-1] == STEP] == [False, True]
@@ -170,6 +170,6 @@ def test_an_optimizer_that_calls_the_step_of_its_base_class_steps_once() -> None
         for _ in range(3):
             work(model, optimizer)
 
-    windows = told(program)
+    windows = windows_of(program)
     assert stages(windows) == ["setup 0", *train(3), "end 3"]
     assert updates(windows) == [["Inheriting"]] * 3

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from loops import BACKWARD, FORWARD, STEP, loader, names, net, sgd, stages, told, train, updates, work
+from loops import BACKWARD, FORWARD, STEP, loader, names, net, sgd, stages, train, updates, windows_of, work
 
 
 def test_a_plain_loop_over_a_loader() -> None:
@@ -21,7 +21,7 @@ def test_a_plain_loop_over_a_loader() -> None:
             for (x,) in loader():
                 work(model, optimizer, x)
 
-    windows = told(program)
+    windows = windows_of(program)
     assert stages(windows) == ["setup 0", *train(6), "end 6"]
     assert updates(windows) == [["SGD"]] * 6
     for window in windows[1:-1]:
@@ -37,7 +37,7 @@ def test_a_model_that_is_called_before_an_optimizer_exists_is_set_up() -> None:
         for _ in range(3):
             work(model, optimizer)
 
-    windows = told(program)
+    windows = windows_of(program)
     assert stages(windows) == ["setup 0", "setup 0", "setup 0", *train(3), "end 3"]
     assert [names(window).count(FORWARD) for window in windows if window.stage == "train"] == [4, 4, 4]
 
@@ -51,7 +51,7 @@ def test_an_optimizer_that_is_built_behind_the_first_backward_does_not_undo_the_
         for _ in range(2):
             work(model, optimizer)
 
-    windows = told(program)
+    windows = windows_of(program)
     assert stages(windows) == ["setup 0", *train(3), "end 3"]
 
 
@@ -66,7 +66,7 @@ def test_what_follows_an_update_stays_with_its_step() -> None:
             optimizer.zero_grad()
             scheduler.step()
 
-    windows = told(program)
+    windows = windows_of(program)
     assert stages(windows) == ["setup 0", *train(3), "end 3"]
     for window in windows[1:-1]:
         driving = [call.levels[-1] for call in window.calls if call.kind == "lifecycle"]
@@ -84,7 +84,7 @@ def test_gradient_accumulation_is_one_step_for_each_update() -> None:
                 optimizer.step()
                 optimizer.zero_grad()
 
-    windows = told(program)
+    windows = windows_of(program)
     assert stages(windows) == ["setup 0", *train(2), "end 2"]
     assert [names(window).count(BACKWARD) for window in windows[1:-1]] == [4, 4]
 
@@ -106,13 +106,13 @@ def gan(critic_steps: int, rounds: int) -> Callable[[], None]:
 
 
 def test_a_gan_steps_twice_in_one_window() -> None:
-    windows = told(gan(critic_steps=1, rounds=4))
+    windows = windows_of(gan(critic_steps=1, rounds=4))
     assert stages(windows) == ["setup 0", *train(4), "end 4"]
     assert updates(windows) == [["RMSprop", "Adam"]] * 4
 
 
 def test_several_critic_steps_are_one_window_each() -> None:
-    windows = told(gan(critic_steps=3, rounds=3))
+    windows = windows_of(gan(critic_steps=3, rounds=3))
     assert stages(windows) == ["setup 0", *train(9), "end 9"]
     assert updates(windows) == [["RMSprop"], ["RMSprop"], ["RMSprop", "Adam"]] * 3
     assert all(
@@ -138,7 +138,7 @@ def test_lbfgs_evaluates_its_closure_within_one_step(with_loader: bool) -> None:
 
             optimizer.step(closure)
 
-    windows = told(program)
+    windows = windows_of(program)
     assert stages(windows) == ["setup 0", *train(3), "end 3"]
     assert updates(windows) == [["LBFGS"]] * 3
     for window in windows[1:-1]:
@@ -155,7 +155,7 @@ def test_no_data_loader_and_no_module() -> None:
             (weight - torch.ones(4)).square().sum().backward()
             optimizer.step()
 
-    windows = told(program)
+    windows = windows_of(program)
     assert stages(windows) == ["setup 0", *train(3), "end 3"]
     assert [names(window).count(BACKWARD) for window in windows[1:-1]] == [1, 1, 1]
 
@@ -176,7 +176,7 @@ def test_acting_belongs_to_the_step_that_learns_from_it(gradients: bool) -> None
             returns.mean().backward()
             optimizer.step()
 
-    windows = told(program)
+    windows = windows_of(program)
     assert stages(windows) == ["setup 0", *train(3), "end 3"]
     assert updates(windows) == [["SGD"]] * 3
     for window in windows[2:-1]:
@@ -206,7 +206,7 @@ def test_a_loop_inside_a_library() -> None:
         model = net()
         library.Trainer(model, sgd(model)).fit([torch.randn(2, 4) for _ in range(3)])
 
-    windows = told(program)
+    windows = windows_of(program)
     assert stages(windows) == ["setup 0", *train(3), "end 3"]
     sites = {call.site for window in windows[1:-1] for call in window.calls if call.levels[-1] == STEP}
     assert [site.split(":")[0].rsplit("/", 1)[-1] for site in sites] == ["test_step_tracker.py"]

@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from traincheck.sources.tensors.reading import unseen
+from traincheck.sources.tensors.reading import hidden_from_modes
 
 ROUNDS = 4
 
@@ -44,7 +44,7 @@ class Called(TorchFunctionMode):
 def test_no_mode_sees_it_and_all_is_as_before_behind_it(make: type[Dispatched | Called]) -> None:
     with make() as mode:
         for turn in range(1, ROUNDS + 1):
-            with unseen(), unseen():
+            with hidden_from_modes(), hidden_from_modes():
                 torch.ones(2) + 1
             assert len(mode.seen) == turn - 1
             torch.empty(2)
@@ -54,7 +54,7 @@ def test_no_mode_sees_it_and_all_is_as_before_behind_it(make: type[Dispatched | 
 def test_gradients_are_off_inside_and_as_they_were_behind() -> None:
     for on in (True, False) * ROUNDS:
         with torch.set_grad_enabled(on):
-            with pytest.raises(ZeroDivisionError), unseen():
+            with pytest.raises(ZeroDivisionError), hidden_from_modes():
                 assert not torch.is_grad_enabled()
                 1 / 0  # noqa: B018
             assert torch.is_grad_enabled() is on
@@ -66,14 +66,14 @@ def test_threads_do_not_see_each_other_in_it() -> None:
     def another() -> None:
         inside.wait(10)
         told.append(torch.is_grad_enabled())
-        with unseen():
+        with hidden_from_modes():
             told.append(torch.is_grad_enabled())
         told.append(torch.is_grad_enabled())
         done.set()
 
     thread = threading.Thread(target=another)
     thread.start()
-    with unseen():
+    with hidden_from_modes():
         inside.set()
         assert done.wait(10)
     thread.join()

@@ -29,7 +29,7 @@ from traincheck.sdc.autograd_edits import with_input_gradients
 from traincheck.sdc.fingerprint_log import BACKWARD, BATCH, BUILD, FORWARD, OPTIMIZER, Entry
 from traincheck.sdc.workload.training import Training
 from traincheck.sdc.workload.workload import Workload
-from traincheck.sources.tensors.reading import fingerprints, unseen
+from traincheck.sources.tensors.reading import fingerprints, hidden_from_modes
 
 ALLOCATES = ("empty", "new_empty", "resize")
 """How the names of operations begin that only get memory."""
@@ -129,7 +129,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
 def _fingerprint(values: Iterable[Any]) -> str:
     values = list(values)
-    with unseen():
+    with hidden_from_modes():
         found = fingerprints([value for value in values if isinstance(value, torch.Tensor)])
     parts = [f"{print_ or 0:016x}" for print_ in found]
     parts += [repr(value) for value in values if not isinstance(value, torch.Tensor)]

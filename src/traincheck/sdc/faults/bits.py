@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from traincheck.sdc.faults.fault import ANY, BITFLIP, EXPONENT, MANTISSA, SCALE, SIGN, STUCK, Fault
-from traincheck.sources.tensors.reading import WORDS
+from traincheck.sources.tensors.reading import INTEGER_TYPES
 
 MANTISSAS = {torch.float32: 23, torch.bfloat16: 7, torch.float16: 10, torch.float64: 52}
 """Bits of the mantissa, by type. All of the rest but the sign, which is the highest one, are of the exponent."""
@@ -45,7 +45,7 @@ def _change_bits(flat: torch.Tensor, places: Sequence[int], fault: Fault, stream
     width = flat.element_size() * 8
     among = _bits(flat.dtype, fault.bit)
     masks = [_signed(1 << stream.choice(among), width) for _ in places]
-    words = flat.view(WORDS[flat.element_size()])
+    words = flat.view(INTEGER_TYPES[flat.element_size()])
     index = torch.tensor(places, device=flat.device)
     mask = torch.tensor(masks, dtype=words.dtype, device=flat.device)
     if fault.kind == BITFLIP:

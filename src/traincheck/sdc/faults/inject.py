@@ -24,7 +24,7 @@ from traincheck.errors import BadOption
 from traincheck.sdc.autograd_edits import put_in_place, with_input_gradients
 from traincheck.sdc.faults.bits import can_be_hit, corrupted
 from traincheck.sdc.faults.fault import BACKWARD, COMMUNICATION, FORWARD, GRADIENT, OPTIMIZER, Fault
-from traincheck.sources.tensors.reading import unseen
+from traincheck.sources.tensors.reading import hidden_from_modes
 
 COLLECTIVES = {
     "all_reduce": "tensor",
@@ -80,7 +80,9 @@ class Injected:
         self.times += 1
         if len(self.hits) < KEPT:
             self.hits.append(Hit(self.step, fault.site, name, fault.hits(tensor.numel())))
-        with unseen():  # no mode of the program's, or of a recording, sees an operation that hardware does not do
+        with (
+            hidden_from_modes()
+        ):  # no mode of the program's, or of a recording, sees an operation that hardware does not do
             return corrupted(tensor, fault, draws, fault.draws("lasting", name))
 
     def strike(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -223,7 +225,7 @@ def _write(injected: Injected, name: str, tensor: torch.Tensor) -> None:
     if can_be_hit(tensor):
         struck = injected.strike(name, tensor)
         if struck is not tensor:
-            with unseen():
+            with hidden_from_modes():
                 tensor.detach().copy_(struck)
 
 

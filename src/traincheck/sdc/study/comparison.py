@@ -25,7 +25,7 @@ from traincheck.sdc.study.mismatch import Distance, Mismatch, worst
 from traincheck.sdc.study.plan import LEVELS, PERIOD, STEP, SUBMODULE
 from traincheck.sdc.study.worker_pair import Pair
 from traincheck.sdc.workload.training import Training
-from traincheck.sources.tensors.reading import fingerprints, unseen
+from traincheck.sources.tensors.reading import fingerprints, hidden_from_modes
 
 UPDATE = "update"
 """What is compared besides what a fault hits, forward and backward and gradients: parameters after an update."""
@@ -116,7 +116,7 @@ class Study:
                 self.interrupted = True
                 return
             batch = training.batch(step)
-            with unseen():
+            with hidden_from_modes():
                 found = fingerprints([one.cpu() for one in tree_leaves(batch) if isinstance(one, torch.Tensor)])
             self._pair.same(f"the batch of step {step}", functools.reduce(lambda a, b: a ^ (b or 0), found, 0) >> 1)
             yield step, batch

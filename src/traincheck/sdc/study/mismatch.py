@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from traincheck.sources.tensors.reading import words
+from traincheck.sources.tensors.reading import as_integers
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Mismatch:
         """Take in a tensor as either has it, both on the CPU; whether they differ."""
         one, other = trusted.detach().reshape(-1), suspect.detach().reshape(-1)
         self.elements += one.numel()
-        places = (words(one) != words(other)).nonzero().flatten()
+        places = (as_integers(one) != as_integers(other)).nonzero().flatten()
         if not len(places):
             return False
         self.different += len(places)
@@ -82,7 +82,7 @@ class Distance:
     def add(self, trusted: torch.Tensor, suspect: torch.Tensor) -> float:
         """Take in a tensor; the noise to signal of it alone."""
         one, other = trusted.detach().reshape(-1), suspect.detach().reshape(-1)
-        apart = words(one) != words(other)  # what is not finite, and the same, is not apart
+        apart = as_integers(one) != as_integers(other)  # what is not finite, and the same, is not apart
         one, other = one.double(), other.double()
         difference, size = float((other - one)[apart].pow(2).sum()), float(one.pow(2).sum())
         self._difference += difference

@@ -16,10 +16,10 @@ from torch import nn
 
 from traincheck.sources.distributed.replica_readings import several_ranks
 from traincheck.sources.modules.module_calls import ModuleCalls
-from traincheck.sources.modules.variables import Catalog
+from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.device_transfers import NextSeq
-from traincheck.sources.tensors.reading import computed, unseen
+from traincheck.sources.tensors.reading import deferred_fingerprints, hidden_from_modes
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import MODULE, NO_CALL, Reading
 from traincheck.vocab.facts import facts
@@ -39,42 +39,42 @@ class BufferSource:
 
     name = "buffers"
 
-    def __init__(self, calls: ModuleCalls, catalog: Catalog) -> None:
+    def __init__(self, calls: ModuleCalls, catalog: VariableCatalog) -> None:
         self._calls = calls
         self._catalog = catalog
         self._window = -1
-        self._read: set[int] = set()
+        self._read_modules: set[int] = set()
 
     def offers(self) -> str | None:
         return None
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
-        if demand.wants_reading(KIND, USED_DATA):
-            self._calls.listen(recorder.guarded(self.name, self._begins))
+        if demand.takes_reading(KIND, USED_DATA):
+            self._calls.add_listener(recorder.guarded(self.name, self._read_buffers))
         return ExitStack()
 
-    def _begins(self, module: nn.Module, args: Any) -> None:
+    def _read_buffers(self, module: nn.Module, args: Any) -> None:
         if not module._buffers or not module.training or not torch.is_grad_enabled() or not several_ranks():
             return
-        if self._window != self._recorder.window:
-            self._window = self._recorder.window
-            self._read.clear()
-        if id(module) in self._read or _traced() is not None:
+        if self._window != self._recorder.window_index:
+            self._window = self._recorder.window_index
+            self._read_modules.clear()
+        if id(module) in self._read_modules or _traced() is not None:
             return
-        self._read.add(id(module))
+        self._read_modules.add(id(module))
         buffers = {name: buffer for name, buffer in module._buffers.items() if buffer is not None}
         names = [*buffers]
         owner = self._catalog.module_name(module)
-        around = self._recorder.innermost()
-        call = around.seq if around is not None and around.kind == MODULE else NO_CALL
+        enclosing = self._recorder.innermost_call()
+        call = enclosing.seq if enclosing is not None and enclosing.kind == MODULE else NO_CALL
 
         def conclude(values: list[int | None], next_seq: NextSeq) -> None:
             for name, value in zip(names, values, strict=True):
                 if value is not None:
-                    told = Reading(next_seq(), call, f"{owner}.{name}", KIND, USED_DATA, value, context=_CONTEXT)
-                    self._recorder.reading(told)
+                    reading = Reading(next_seq(), call, f"{owner}.{name}", KIND, USED_DATA, value, context=_CONTEXT)
+                    self._recorder.record_reading(reading)
 
-        with unseen():
-            values = computed([*buffers.values()])
-            self._recorder.transfers.when(self.name, values, conclude, events=len(names))
+        with hidden_from_modes():
+            values = deferred_fingerprints([*buffers.values()])
+            self._recorder.transfers.when_ready(self.name, values, conclude, events=len(names))

@@ -18,13 +18,13 @@ from torch import nn
 from torch.nn.modules.module import register_module_buffer_registration_hook, register_module_module_registration_hook
 
 from traincheck.sources.base import replace, wrapping
-from traincheck.sources.modules.live_modules import plain_name, without_compiler, wraps_compiled
-from traincheck.sources.modules.variables import Catalog
-from traincheck.sources.recording.patches import Undo
+from traincheck.sources.modules.live_modules import is_compile_wrapper, plain_name, unwrap_compiled
+from traincheck.sources.modules.variables import VariableCatalog
+from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
-from traincheck.sources.tensors.reading import beginning, fingerprints, local, unseen
+from traincheck.sources.tensors.reading import fingerprints, first_elements, hidden_from_modes, local_tensor
 from traincheck.sources.tensors.storages import version_of
-from traincheck.vocab.bounded_cache import Kept
+from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.builtin_rules import PARAMETER, UNINITIALISED
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import ANNOUNCED, LIVE, Reading
@@ -36,39 +36,39 @@ ATTRIBUTES, OWN_TRAIN, MADE = "attributes", "own_train", "made"
 AS_BUILT = "as built"
 """The value of `module.attributes` for a model all of whose modules have the attributes that they were built with."""
 
-MOST_CHANGED = 64
+MAX_CHANGED = 64
 """Attributes of a model that are told to have changed: more are no accident."""
 _PLAIN = (int, str)
 """Flags are left out: they are there to be switched."""
 
-_KIND = {kind: facts(kind=kind) for kind in (MODULE, BUFFER)}
+_CONTEXTS = {kind: facts(kind=kind) for kind in (MODULE, BUFFER)}
 _T = TypeVar("_T")
 
 
-class _OfModules(Generic[_T]):
+class _PerModule(Generic[_T]):
     """Something kept for modules, by identity, for as long as they live."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, tuple[weakref.ref[nn.Module], _T]] = {}
+        self._entries: dict[int, tuple[weakref.ref[nn.Module], _T]] = {}
 
     def __contains__(self, module: nn.Module) -> bool:
-        found = self._kept.get(id(module))
-        return found is not None and found[0]() is module
+        entry = self._entries.get(id(module))
+        return entry is not None and entry[0]() is module
 
     def put(self, module: nn.Module, value: _T) -> None:
         key = id(module)
-        self._kept[key] = weakref.ref(module, lambda _: self._kept.pop(key, None)), value
+        self._entries[key] = weakref.ref(module, lambda _: self._entries.pop(key, None)), value
 
     def clear(self) -> None:
-        self._kept.clear()
+        self._entries.clear()
 
     def get(self, module: nn.Module) -> _T | None:
-        found = self._kept.get(id(module))
-        return found[1] if found is not None and found[0]() is module else None
+        entry = self._entries.get(id(module))
+        return entry[1] if entry is not None and entry[0]() is module else None
 
     def pop(self, module: nn.Module) -> _T | None:
         value = self.get(module)
-        self._kept.pop(id(module), None)
+        self._entries.pop(id(module), None)
         return value
 
 
@@ -76,7 +76,7 @@ class _Tree(NamedTuple):
     """What is followed of an outermost module: modules inside with a `train` of their own that has no effect yet."""
 
     module: weakref.ref[nn.Module]
-    waiting: list[tuple[weakref.ref[nn.Module], str]]
+    pending_trains: list[tuple[weakref.ref[nn.Module], str]]
 
 
 class _Allocated(NamedTuple):
@@ -95,59 +95,63 @@ class UninitialisedReadings:
     def __init__(self, demand: Demand, recorder: Recorder) -> None:
         self._recorder = recorder
         self._allocated: dict[int, _Allocated] = {}
-        self.ask(demand)
+        self.set_demand(demand)
 
-    def ask(self, demand: Demand) -> None:
+    def set_demand(self, demand: Demand) -> None:
         """From now on take the readings if `demand` asks for them."""
-        self.wanted = demand.wants_reading(PARAMETER, UNINITIALISED)
+        self.enabled = demand.takes_reading(PARAMETER, UNINITIALISED)
 
-    def attach(self, undo: Undo, source: str) -> None:
+    def attach(self, undo: UndoStack, source: str) -> None:
         """Watch `Module.to_empty`, on behalf of `source`."""
-        if self.wanted:
-            noted = self._recorder.guarded(source, self._note, always=True)
+        if self.enabled:
+            record = self._recorder.guarded(source, self._record_allocation, always=True)
             replace(
-                undo, nn.Module, "to_empty", wrapping(lambda me, *a, **k: me, lambda me, _: noted(me), lambda me: None)
+                undo, nn.Module, "to_empty", wrapping(lambda me, *a, **k: me, lambda me, _: record(me), lambda me: None)
             )
 
     def forget(self) -> None:
         """What has been written since is not known."""
         self._allocated.clear()
 
-    def _note(self, module: nn.Module) -> None:
+    def _record_allocation(self, module: nn.Module) -> None:
         site = self._recorder.sites.here()
-        with unseen():
+        with hidden_from_modes():
             for parameter in module.parameters():
-                read = _read(parameter)
+                read = _read_parameter(parameter)
                 if read is not None:
                     self._allocated[id(parameter)] = _Allocated(weakref.ref(parameter), *read, site)
 
-    def introduce(self, module: nn.Module, outermost: str, call: int) -> None:
+    def report_first_call(self, module: nn.Module, outermost: str, call: int) -> None:
         """Report the parameters of a model, which is called for the first time, that nothing has written."""
         if not self._allocated:
             return
-        found = []
-        with unseen():
+        unwritten = []
+        with hidden_from_modes():
             for name, parameter in module.named_parameters():
-                known = self._allocated.pop(id(parameter), None)
-                if known is not None and known.parameter() is parameter and _is_unwritten(known, _read(parameter)):
-                    found.append((f"{outermost}.{plain_name(name)}", known.site))
-        for variable, site in found:
+                allocated = self._allocated.pop(id(parameter), None)
+                if (
+                    allocated is not None
+                    and allocated.parameter() is parameter
+                    and _is_unwritten(allocated, _read_parameter(parameter))
+                ):
+                    unwritten.append((f"{outermost}.{plain_name(name)}", allocated.site))
+        for variable, site in unwritten:
             seq, context = self._recorder.next_seq(), facts(site=site)
-            self._recorder.reading(Reading(seq, call, variable, PARAMETER, UNINITIALISED, True, context=context))
+            self._recorder.record_reading(Reading(seq, call, variable, PARAMETER, UNINITIALISED, True, context=context))
 
 
-def _read(parameter: nn.Parameter) -> tuple[tuple[int | None, int | None], torch.Tensor] | None:
-    dense: Any = local(parameter)
+def _read_parameter(parameter: nn.Parameter) -> tuple[tuple[int | None, int | None], torch.Tensor] | None:
+    dense: Any = local_tensor(parameter)
     if dense is None or not dense.is_floating_point() or not dense.numel():
         return None
-    contents = beginning(dense).detach().clone().view(torch.uint8)  # NaN equals nothing
+    contents = first_elements(dense).detach().clone().view(torch.uint8)  # NaN equals nothing
     return (version_of(parameter), version_of(dense)), contents
 
 
-def _is_unwritten(known: _Allocated, now: tuple[tuple[int | None, int | None], torch.Tensor] | None) -> bool:
-    if now is None or None in known.versions or now[0] != known.versions:
+def _is_unwritten(allocated: _Allocated, now: tuple[tuple[int | None, int | None], torch.Tensor] | None) -> bool:
+    if now is None or None in allocated.versions or now[0] != allocated.versions:
         return False
-    return torch.equal(known.contents, now[1]) and bool(known.contents.any())
+    return torch.equal(allocated.contents, now[1]) and bool(allocated.contents.any())
 
 
 class ConstructionReadings:
@@ -157,42 +161,42 @@ class ConstructionReadings:
     said of the outermost module.
     """
 
-    def __init__(self, catalog: Catalog, demand: Demand, recorder: Recorder) -> None:
+    def __init__(self, catalog: VariableCatalog, demand: Demand, recorder: Recorder) -> None:
         self._catalog = catalog
         self._recorder = recorder
-        self._built: _OfModules[dict[str, FactValue]] = _OfModules()
-        self._buffers: _OfModules[dict[str, torch.Tensor]] = _OfModules()
-        self._switched: _OfModules[bool] = _OfModules()
+        self._built: _PerModule[dict[str, FactValue]] = _PerModule()
+        self._buffers: _PerModule[dict[str, torch.Tensor]] = _PerModule()
+        self._switched: _PerModule[bool] = _PerModule()
         self._trees: dict[int, _Tree] = {}
         self._uninitialised = UninitialisedReadings(demand, recorder)
-        self.ask(demand)
+        self.set_demand(demand)
 
-    def ask(self, demand: Demand) -> None:
+    def set_demand(self, demand: Demand) -> None:
         """From now on take the readings that `demand` asks for."""
-        self._attributes = demand.wants_reading(MODULE, ATTRIBUTES)
-        self._own_train = demand.wants_reading(MODULE, OWN_TRAIN)
-        self._made = demand.wants_reading(BUFFER, MADE)
-        self._uninitialised.ask(demand)
+        self._attributes = demand.takes_reading(MODULE, ATTRIBUTES)
+        self._own_train = demand.takes_reading(MODULE, OWN_TRAIN)
+        self._made = demand.takes_reading(BUFFER, MADE)
+        self._uninitialised.set_demand(demand)
 
     @property
-    def wanted(self) -> bool:
+    def enabled(self) -> bool:
         """Whether any of these readings is to be taken."""
-        return self._attributes or self._own_train or self._made or self._uninitialised.wanted
+        return self._attributes or self._own_train or self._made or self._uninitialised.enabled
 
-    def attach(self, undo: Undo) -> None:
+    def attach(self, undo: UndoStack) -> None:
         """Watch how modules are put together, and their `train`."""
         guarded = self._recorder.guarded
         if self._attributes:
-            undo.callback(register_module_module_registration_hook(guarded(SOURCE, self._joins)).remove)
+            undo.callback(register_module_module_registration_hook(guarded(SOURCE, self._module_added)).remove)
         if self._made:
-            undo.callback(register_module_buffer_registration_hook(guarded(SOURCE, self._gets_buffer)).remove)
+            undo.callback(register_module_buffer_registration_hook(guarded(SOURCE, self._buffer_added)).remove)
         self._uninitialised.attach(undo, SOURCE)
-        self._recorder.after_gap(SOURCE, self._forget)
+        self._recorder.after_gap(SOURCE, self._drop_built)
         if self._own_train:
-            noted, nothing = guarded(SOURCE, self._switches, always=True), lambda *_: None
-            replace(undo, nn.Module, "train", wrapping(noted, nothing, nothing))
+            record_train, ignore = guarded(SOURCE, self._train_called, always=True), lambda *_: None
+            replace(undo, nn.Module, "train", wrapping(record_train, ignore, ignore))
 
-    def _forget(self) -> None:
+    def _drop_built(self) -> None:
         """A model may have been used meanwhile: what was built until now is not as it was built, with good reason."""
         self._built.clear()
         self._buffers.clear()
@@ -200,63 +204,63 @@ class ConstructionReadings:
 
     # -- while a model is built ------------------------------------------------------------------------------------
 
-    def _joins(self, parent: nn.Module, name: str, module: Any) -> None:
-        if module is not None and module not in self._built and without_compiler(parent) is parent:
-            self._built.put(module, _plain(module))
+    def _module_added(self, parent: nn.Module, name: str, module: Any) -> None:
+        if module is not None and module not in self._built and unwrap_compiled(parent) is parent:
+            self._built.put(module, _plain_attributes(module))
 
-    def _gets_buffer(self, module: nn.Module, name: str, buffer: Any) -> None:
+    def _buffer_added(self, module: nn.Module, name: str, buffer: Any) -> None:
         if type(buffer) is not torch.Tensor or name in module._buffers:
             return  # one that is there already is given another value
-        with unseen():
-            dense = local(buffer)
+        with hidden_from_modes():
+            dense = local_tensor(buffer)
             if dense is None or not dense.is_floating_point() or dense.numel() < 2:
                 return
-            kept = self._buffers.get(module)
-            if kept is None:
-                kept = {}
-                self._buffers.put(module, kept)
-            kept[name] = beginning(dense).clone()
+            initial = self._buffers.get(module)
+            if initial is None:
+                initial = {}
+                self._buffers.put(module, initial)
+            initial[name] = first_elements(dense).clone()
 
-    def _switches(self, module: nn.Module, mode: bool = True) -> None:
+    def _train_called(self, module: nn.Module, mode: bool = True) -> None:
         if has_own_train(type(module)):
             self._switched.put(module, True)
 
     # -- when it is called -----------------------------------------------------------------------------------------
 
-    def introduce(self, module: nn.Module, outermost: str, call: int) -> None:
+    def report_first_call(self, module: nn.Module, outermost: str, call: int) -> None:
         """Tell of an outermost module that is called for the first time."""
-        self._uninitialised.introduce(module, outermost, call)
+        self._uninitialised.report_first_call(module, outermost, call)
         if self._attributes:
             self._compare_attributes(module, outermost, call)
         if self._made:
             self._compare_buffers(module, outermost, call)
         if self._own_train:
-            waiting = [
+            pending_trains = [
                 (weakref.ref(inner), name)
-                for name, inner in _named(module, outermost)
+                for name, inner in _named_modules(module, outermost)
                 if has_own_train(type(inner)) and not _switched_off(inner)
             ]
-            self._trees[id(module)] = _Tree(weakref.ref(module), waiting)
+            self._trees[id(module)] = _Tree(weakref.ref(module), pending_trains)
             self._trees = {key: tree for key, tree in list(self._trees.items()) if tree.module() is not None}
-            for _, name in waiting:
-                self._tell(call, name, MODULE, OWN_TRAIN, False)
+            for _, name in pending_trains:
+                self._report(call, name, MODULE, OWN_TRAIN, False)
 
-    def trains(self, module: nn.Module, call: Callable[[], int]) -> None:
+    def report_train_effect(self, module: nn.Module, call: Callable[[], int]) -> None:
         """Tell which `train` has taken effect since the last call of an outermost module."""
         tree = self._trees.get(id(module))
-        if tree is None or not tree.waiting:
+        if tree is None or not tree.pending_trains:
             return
-        for entry in list(tree.waiting):
+        for entry in list(tree.pending_trains):
             inner = entry[0]()
             if inner is None or inner in self._switched or _partly_off(inner):
-                tree.waiting.remove(entry)
+                tree.pending_trains.remove(entry)
                 if inner is not None:
-                    self._tell(call(), entry[1], MODULE, OWN_TRAIN, True)
+                    self._report(call(), entry[1], MODULE, OWN_TRAIN, True)
 
     def _compare_attributes(self, module: nn.Module, outermost: str, call: int) -> None:
         changed: list[tuple[str, str]] = []
         judged = False
-        for name, inner in _named(module, outermost):
+        for name, inner in _named_modules(module, outermost):
             built = self._built.pop(inner)
             if not built:
                 continue
@@ -267,36 +271,38 @@ class ConstructionReadings:
                 for attribute, value in built.items()
                 if attribute in now and not _same(now[attribute], value)
             ]
-        for variable, value in changed[:MOST_CHANGED]:
-            self._tell(call, variable, MODULE, ATTRIBUTES, value)
+        for variable, value in changed[:MAX_CHANGED]:
+            self._report(call, variable, MODULE, ATTRIBUTES, value)
         if judged and not changed:
-            self._tell(call, outermost, MODULE, ATTRIBUTES, AS_BUILT)
+            self._report(call, outermost, MODULE, ATTRIBUTES, AS_BUILT)
 
     def _compare_buffers(self, module: nn.Module, outermost: str, call: int) -> None:
-        with unseen():
-            for name, inner in _named(module, outermost):
-                for attribute, kept in (self._buffers.pop(inner) or {}).items():
+        with hidden_from_modes():
+            for name, inner in _named_modules(module, outermost):
+                for attribute, initial in (self._buffers.pop(inner) or {}).items():
                     buffer = inner._buffers.get(attribute)
-                    dense = None if buffer is None else local(buffer)
-                    if dense is None or bool((kept == kept[0]).all()):
+                    dense = None if buffer is None else local_tensor(buffer)
+                    if dense is None or bool((initial == initial[0]).all()):
                         continue  # what begins as ones or zeros is neutral
-                    begins = beginning(dense)
-                    made = begins.shape == kept.shape and torch.equal(begins, kept.to(begins.device, begins.dtype))
-                    value = fingerprints([dense])[0] if made else None
-                    self._tell(call, f"{name}.{attribute}", BUFFER, MADE, value, ANNOUNCED)
+                    current = first_elements(dense)
+                    unchanged = current.shape == initial.shape and torch.equal(
+                        current, initial.to(current.device, current.dtype)
+                    )
+                    value = fingerprints([dense])[0] if unchanged else None
+                    self._report(call, f"{name}.{attribute}", BUFFER, MADE, value, ANNOUNCED)
 
-    def _tell(self, call: int, variable: str, kind: str, attribute: str, value: FactValue, role: str = LIVE) -> None:
+    def _report(self, call: int, variable: str, kind: str, attribute: str, value: FactValue, role: str = LIVE) -> None:
         seq = self._recorder.next_seq()
-        self._recorder.reading(Reading(seq, call, variable, kind, attribute, value, role, _KIND[kind]))
+        self._recorder.record_reading(Reading(seq, call, variable, kind, attribute, value, role, _CONTEXTS[kind]))
 
 
-def _named(module: nn.Module, outermost: str) -> Iterator[tuple[str, nn.Module]]:
+def _named_modules(module: nn.Module, outermost: str) -> Iterator[tuple[str, nn.Module]]:
     for name, inner in module.named_modules():
-        if not wraps_compiled(inner):
+        if not is_compile_wrapper(inner):
             yield (f"{outermost}.{plain_name(name)}" if name else outermost), inner
 
 
-def _plain(module: nn.Module) -> dict[str, FactValue]:
+def _plain_attributes(module: nn.Module) -> dict[str, FactValue]:
     """The plain attributes that a module shows (an underscore begins what is its own affair).
 
     Sizes that torch calls constants of a class follow its parameters when these are replaced by others.
@@ -322,13 +328,13 @@ def _partly_off(module: nn.Module) -> bool:
 
 def _switched_off(module: nn.Module) -> bool:
     """Whether an own `train` has nothing to see to: all flags and numbers that it goes by are False, or not above 0."""
-    names = _mentioned(type(module)) - {"training"}
-    told = [value for name in names if type(value := module.__dict__.get(name)) in (bool, int)]
-    return bool(told) and not any(value > 0 for value in told)
+    names = _mentioned_names(type(module)) - {"training"}
+    settings = [value for name in names if type(value := module.__dict__.get(name)) in (bool, int)]
+    return bool(settings) and not any(value > 0 for value in settings)
 
 
 _FREEZES = frozenset(("eval", "requires_grad", "requires_grad_"))
-_own: Kept[type, bool] = Kept()
+_own_train_cache: BoundedCache[type, bool] = BoundedCache()
 
 
 def has_own_train(cls: type) -> bool:
@@ -336,11 +342,11 @@ def has_own_train(cls: type) -> bool:
 
     It has a `train` that calls that of its base, and mentions what freezes, itself or in the methods that it calls.
     """
-    found = _own.get(cls)
-    if found is None:
-        own = any({"train"} < (names := _names_in(function)) and names & _BASE for function in _own_trains(cls))
-        found = _own.put(cls, own and bool(_mentioned(cls) & _FREEZES))
-    return found
+    cached = _own_train_cache.get(cls)
+    if cached is None:
+        extends = any({"train"} < (names := _names_in(function)) and names & _BASE for function in _own_trains(cls))
+        cached = _own_train_cache.put(cls, extends and bool(_mentioned_names(cls) & _FREEZES))
+    return cached
 
 
 _BASE = frozenset(("super", "Module"))
@@ -351,10 +357,10 @@ def _own_trains(cls: type) -> list[Any]:
     return [vars(base)["train"] for base in cls.__mro__ if base is not nn.Module and "train" in vars(base)]
 
 
-def _mentioned(cls: type) -> frozenset[str]:
+def _mentioned_names(cls: type) -> frozenset[str]:
     """The names that an own `train` mentions, and the methods of the class that it calls."""
-    found = frozenset(name for function in _own_trains(cls) for name in _names_in(function))
-    return found.union(*(_names_in(getattr(cls, name, None)) for name in found if name not in vars(nn.Module)))
+    names = frozenset(name for function in _own_trains(cls) for name in _names_in(function))
+    return names.union(*(_names_in(getattr(cls, name, None)) for name in names if name not in vars(nn.Module)))
 
 
 def _names_in(function: Any) -> frozenset[str]:

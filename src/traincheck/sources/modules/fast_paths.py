@@ -14,19 +14,19 @@ from typing import Any
 import torch
 
 from traincheck.sources.base import replace
-from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.patches import UndoStack
 
-ASKING = ("torch.nn.modules.activation", "torch.nn.modules.transformer")
+FAST_PATH_MODULES = ("torch.nn.modules.activation", "torch.nn.modules.transformer")
 """Where the modules with a fast path are."""
 
 
-def keep(undo: Undo, mode: Any) -> None:
+def preserve(undo: UndoStack, mode: Any) -> None:
     """Have `mode` count for nothing where a module asks whether it may take its fast path, until `undo` is closed."""
 
-    def asked(original: Any) -> Any:
+    def without_mode(original: Any) -> Any:
         @functools.wraps(original)
         def has_torch_function(*args: Any) -> Any:
-            if sys._getframe(1).f_globals.get("__name__") not in ASKING or not _alone(mode):
+            if sys._getframe(1).f_globals.get("__name__") not in FAST_PATH_MODULES or not _is_only_mode(mode):
                 return original(*args)
             torch.overrides._pop_mode()
             try:
@@ -37,10 +37,10 @@ def keep(undo: Undo, mode: Any) -> None:
 
         return has_torch_function
 
-    replace(undo, torch.overrides, "has_torch_function", asked)
+    replace(undo, torch.overrides, "has_torch_function", without_mode)
 
 
-def _alone(mode: Any) -> bool:
+def _is_only_mode(mode: Any) -> bool:
     """Whether `mode` is the only one: with another one of the program's there is no fast path anyway."""
     stack = torch.overrides._get_current_function_mode_stack()
     return len(stack) == 1 and stack[0] is mode

@@ -17,15 +17,15 @@ from torch.nn.modules.module import (
 )
 
 from traincheck.sources.base import replace, wrapping
-from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.patches import UndoStack
 
 Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-MOST_LOOKED_AT = 50_000
+MAX_OBJECTS = 50_000
 """Objects that are looked at for modules that exist already: a tenth of a second. The nearest come first."""
 
 
-class KnownModules:
+class LiveModules:
     """Modules are met when they are given a parameter or a child, copied, unpickled, or used.
 
     Note [No list of all objects]: `gc.get_objects` would find every module, but the list that it returns also holds a
@@ -38,30 +38,30 @@ class KnownModules:
 
     def __init__(self) -> None:
         # By identity, as a class of modules may define what is equal.
-        self._met: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
+        self._modules_by_id: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
 
     def __contains__(self, module: nn.Module) -> bool:
-        return self._met.get(id(module)) is module
+        return self._modules_by_id.get(id(module)) is module
 
     def add(self, module: nn.Module) -> None:
         """Meet a module; what is inside it comes with it."""
-        module = without_compiler(module)
+        module = unwrap_compiled(module)
         if module is not None and module not in self:
-            self._met[id(module)] = module
+            self._modules_by_id[id(module)] = module
 
-    def attach(self, undo: Undo, guarded: Guard, *, again: bool = False) -> None:
+    def attach(self, undo: UndoStack, guarded: Guard, *, again: bool = False) -> None:
         """Meet the modules that are built from now on, and at first those that exist already, see `_existing`."""
-        met, nothing = guarded(self._gets), lambda *_: None
-        undo.callback(register_module_parameter_registration_hook(met).remove)
-        undo.callback(register_module_module_registration_hook(met).remove)
-        replace(undo, nn.Module, "__setstate__", wrapping(met, nothing, nothing))
+        register, ignore = guarded(self._register), lambda *_: None
+        undo.callback(register_module_parameter_registration_hook(register).remove)
+        undo.callback(register_module_module_registration_hook(register).remove)
+        replace(undo, nn.Module, "__setstate__", wrapping(register, ignore, ignore))
         if not again:
-            guarded(self._look_around)(sys._getframe())
+            guarded(self._add_existing)(sys._getframe())
 
-    def _gets(self, module: nn.Module, *_: Any) -> None:
+    def _register(self, module: nn.Module, *_: Any) -> None:
         self.add(module)
 
-    def _look_around(self, frame: FrameType) -> None:
+    def _add_existing(self, frame: FrameType) -> None:
         for module in _existing(frame):
             self.add(module)
 
@@ -70,19 +70,21 @@ class KnownModules:
 
         Nothing of the program is called.
         """
-        found: dict[int, nn.Module] = {}
-        pending = [module for reference in reversed(self._met.valuerefs()) if (module := reference()) is not None]
+        modules: dict[int, nn.Module] = {}
+        pending = [
+            module for reference in reversed(self._modules_by_id.valuerefs()) if (module := reference()) is not None
+        ]
         while pending:
             module = pending.pop()
-            if id(module) not in found:
-                found[id(module)] = module
+            if id(module) not in modules:
+                modules[id(module)] = module
                 pending.extend(child for child in children(module) if child is not None)
-        return list(found.values())
+        return list(modules.values())
 
 
 def children(module: nn.Module) -> list[Any]:
     """What a module has for children; none while it is being built."""
-    return [without_compiler(child) for child in list(module.__dict__.get("_modules", {}).values())]
+    return [unwrap_compiled(child) for child in list(module.__dict__.get("_modules", {}).values())]
 
 
 def has_parameters(module: nn.Module) -> bool:
@@ -98,27 +100,27 @@ def has_parameters(module: nn.Module) -> bool:
 
 # -- what torch.compile puts around a module -------------------------------------------------------------------------
 
-INSIDE, _COMPILER = "_orig_mod", "torch._dynamo.eval_frame"
+ORIGINAL_MODULE, _COMPILER = "_orig_mod", "torch._dynamo.eval_frame"
 
 
-def wraps_compiled(module: Any) -> bool:
+def is_compile_wrapper(module: Any) -> bool:
     """Whether this is what `torch.compile` gives for a module: another one around it, which the program did not write.
     (Nearly none has a child of the name `INSIDE`; who asks at every call of a module looks for that first.)"""
-    return INSIDE in module._modules and type(module).__module__ == _COMPILER
+    return ORIGINAL_MODULE in module._modules and type(module).__module__ == _COMPILER
 
 
-def without_compiler(module: Any) -> Any:
+def unwrap_compiled(module: Any) -> Any:
     """The module inside of what `torch.compile` makes of it (None while it is made); any other as it is."""
     if type(module).__module__ != _COMPILER:
         return module
-    return module.__dict__.get("_modules", {}).get(INSIDE)
+    return module.__dict__.get("_modules", {}).get(ORIGINAL_MODULE)
 
 
 def plain_name(name: str) -> str:
     """The qualified name of a module or parameter, without the modules that `torch.compile` has put in between."""
-    if INSIDE not in name:
+    if ORIGINAL_MODULE not in name:
         return name
-    return ".".join(part for part in name.split(".") if part != INSIDE)
+    return ".".join(part for part in name.split(".") if part != ORIGINAL_MODULE)
 
 
 # -- modules that exist already --------------------------------------------------------------------------------------
@@ -136,21 +138,21 @@ def _existing(frame: FrameType) -> list[nn.Module]:
     if getattr(torch.__spec__, "_initializing", False):
         return []
     if len(sys._current_frames()) == 1:
-        return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
-    return list(_led_to(list(_global_variables(frame))))
+        return [candidate for candidate in gc.get_objects() if issubclass(type(candidate), nn.Module)]
+    return list(_reachable_modules(list(_global_variables(frame))))
 
 
 def _global_variables(frame: FrameType | None) -> Iterator[Any]:
     main = sys.modules.get("__main__")
-    spaces = {id(space): space for space in (getattr(main, "__dict__", {}),)}
+    namespaces = {id(namespace): namespace for namespace in (getattr(main, "__dict__", {}),)}
     while frame is not None:
-        spaces[id(frame.f_globals)] = frame.f_globals
+        namespaces[id(frame.f_globals)] = frame.f_globals
         frame = frame.f_back
-    for space in spaces.values():
-        yield from list(space.values())
+    for namespace in namespaces.values():
+        yield from list(namespace.values())
 
 
-def _led_to(nearest: list[Any]) -> Iterator[nn.Module]:
+def _reachable_modules(nearest: list[Any]) -> Iterator[nn.Module]:
     """The modules among some objects and what these refer to, directly or over others.
 
     Nothing refers to a tuple that is still being built, so a walk along references does not come by one.
@@ -158,26 +160,26 @@ def _led_to(nearest: list[Any]) -> Iterator[nn.Module]:
     seen: set[int] = set()
     while nearest:
         further: list[Any] = []
-        for thing in nearest:
-            if id(thing) in seen or not gc.is_tracked(thing):
+        for candidate in nearest:
+            if id(candidate) in seen or not gc.is_tracked(candidate):
                 continue
-            seen.add(id(thing))
-            if issubclass(type(thing), nn.Module):
-                yield thing
-            if len(seen) >= MOST_LOOKED_AT:
+            seen.add(id(candidate))
+            if issubclass(type(candidate), nn.Module):
+                yield candidate
+            if len(seen) >= MAX_OBJECTS:
                 return
-            further += _inside(thing)
+            further += _references(candidate)
         nearest = further
 
 
-_LEADS_ASTRAY = (type, ModuleType, CodeType, FrameType, torch.Tensor)
+_NOT_FOLLOWED = (type, ModuleType, CodeType, FrameType, torch.Tensor)
 """From what belongs to a program as it is written one comes to all that there is, and from a tensor into torch."""
 
 
-def _inside(thing: Any) -> Iterable[Any]:
-    kind = type(thing)
-    if issubclass(kind, _LEADS_ASTRAY):
+def _references(value: Any) -> Iterable[Any]:
+    kind = type(value)
+    if issubclass(kind, _NOT_FOLLOWED):
         return ()
     if kind is FunctionType:  # not its globals
-        return thing.__closure__ or ()
-    return gc.get_referents(thing)
+        return value.__closure__ or ()
+    return gc.get_referents(value)

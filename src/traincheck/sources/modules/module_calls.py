@@ -19,8 +19,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from traincheck.sources.compile.tracing import EXPORTS, FLAGS, is_traced
-from traincheck.sources.modules.live_modules import INSIDE, wraps_compiled
-from traincheck.sources.modules.module_stack import Nesting
+from traincheck.sources.modules.live_modules import ORIGINAL_MODULE, is_compile_wrapper
+from traincheck.sources.modules.module_stack import ModuleStack
 from traincheck.sources.recording.recorder import Recorder
 
 Begins = Callable[[nn.Module, Any], object]
@@ -34,7 +34,7 @@ SOURCE = "modules"
 
 class _Depth(threading.local):
     def __init__(self) -> None:
-        self.nesting = Nesting()
+        self.stack = ModuleStack()
         self.noted = False  # whether it is known that this thread calls modules
 
 
@@ -52,7 +52,7 @@ class ModuleCalls:
         self._others: list[tuple[Begins, bool]] = []  # and whether only of outermost modules
         self._ends: list[Ends] = []
         self._hooked = ExitStack()
-        self._waits: Any = None  # what `Hooks.add` gave for the hook that waits, while the others are off
+        self._waits: Any = None  # what `GlobalHooks.add` gave for the hook that waits, while the others are off
         self._listening = False  # whether it is not at rest
         self._off = False
         self._depth = _Depth()
@@ -60,24 +60,24 @@ class ModuleCalls:
     @property
     def depth(self) -> int:
         """How many calls of modules this thread is in; the outermost is the first."""
-        return len(self._depth.nesting)
+        return len(self._depth.stack)
 
     def attach(
         self, undo: ExitStack, recorder: Recorder, begins: FirstBegins, ends: FirstEnds, passed: Callable[..., object]
     ) -> None:
         """Begin to call the first listener."""
         self._recorder = recorder
-        self._profiler, self._meter, self._spent = recorder.profiler, recorder.meter, recorder.meter.of(SOURCE)
-        self._here, self._silent = recorder.hooks.here, recorder.absences.silent
+        self._profiler, self._meter, self._spent = recorder.profiler, recorder.meter, recorder.meter.counter(SOURCE)
+        self._here, self._silent = recorder.hooks.thread, recorder.availability.disabled
         self._first_begins, self._first_ends, self._passed = begins, ends, passed
         self._outermost_begins = recorder.guarded(SOURCE, begins, always=True)
         self._others.clear()  # where they are attached anew, listeners come again
         self._ends.clear()
         self._hook_both()
-        recorder.gaps.costly.append(self)
+        recorder.sampling_gate.add_suspendable(self)
         undo.callback(self._unhook)
 
-    def listen(self, begins: Begins, ends: Ends | None = None, *, outermost: bool = False) -> None:
+    def add_listener(self, begins: Begins, ends: Ends | None = None, *, outermost: bool = False) -> None:
         """Call these, too; where `outermost`, only of modules that are called from outside any other."""
         self._others.append((begins, outermost))
         if ends is not None:
@@ -92,12 +92,12 @@ class ModuleCalls:
         if (
             is_traced()
             or FLAGS.get(EXPORTS)
-            or self._here.aside
-            or (INSIDE in module._modules and wraps_compiled(module))
+            or self._here.suspended
+            or (ORIGINAL_MODULE in module._modules and is_compile_wrapper(module))
         ):
             return
         meter, profiler = self._meter, self._profiler
-        paused = profiler.ours is not None and profiler.pause()
+        paused = profiler.callback is not None and profiler.pause()
         began, outer = meter.clock(), meter.inside
         meter.inside = 0.0
         depth = 1
@@ -106,8 +106,8 @@ class ModuleCalls:
                 of_thread = self._depth
                 if not of_thread.noted:
                     of_thread.noted = True
-                    self._recorder.hooks.used_by_thread()
-                depth = of_thread.nesting.begins(module)
+                    self._recorder.hooks.note_thread()
+                depth = of_thread.stack.push(module)
                 if self._recorder.active and SOURCE not in self._silent:
                     self._first_begins(module, args, depth)
             except Exception as error:  # for want of memory, say
@@ -130,17 +130,17 @@ class ModuleCalls:
         if (
             is_traced()
             or FLAGS.get(EXPORTS)
-            or self._here.aside
-            or (INSIDE in module._modules and wraps_compiled(module))
+            or self._here.suspended
+            or (ORIGINAL_MODULE in module._modules and is_compile_wrapper(module))
         ):
             return
         meter, profiler = self._meter, self._profiler
-        paused = profiler.ours is not None and profiler.pause()
+        paused = profiler.callback is not None and profiler.pause()
         began, outer = meter.clock(), meter.inside
         meter.inside = 0.0
         try:
             try:
-                ended = self._depth.nesting.ends(module)
+                ended = self._depth.stack.pop(module)
                 if not ended:
                     return  # its beginning was not told
                 if self._recorder.active and SOURCE not in self._silent:
@@ -160,15 +160,15 @@ class ModuleCalls:
 
     def _nests(self, module: nn.Module) -> int:
         try:
-            return self._depth.nesting.begins(module)
+            return self._depth.stack.push(module)
         except Exception as error:  # for want of memory
             self._recorder.fault(SOURCE, error)
             return 1
 
     # -- while no events are taken ---------------------------------------------------------------------------------
 
-    def take_off(self) -> None:
-        """See `Costly`."""
+    def suspend(self) -> None:
+        """See `Suspendable`."""
         if self._off or in_a_call():
             return
         self._off = True
@@ -176,12 +176,12 @@ class ModuleCalls:
         self._recorder.steps.on_change = self._wait
         self._wait()
 
-    def may_put_on(self) -> bool:
-        """See `Costly`."""
+    def can_resume(self) -> bool:
+        """See `Suspendable`."""
         return not (self._off and in_a_call())
 
-    def put_on(self) -> None:
-        """See `Costly`."""
+    def resume(self) -> None:
+        """See `Suspendable`."""
         if self._off:
             self._off = False
             self._recorder.steps.on_change = lambda: None
@@ -198,15 +198,15 @@ class ModuleCalls:
         if self._waits is None:
             self._waits = hooks.add(self._hooked, register_module_forward_pre_hook(self._first), self._first)
         else:
-            hooks.wake(self._waits)
+            hooks.resume_hook(self._waits)
         self._listening = True
 
     def _first(self, module: nn.Module, args: Any) -> None:
         if (
             is_traced()
             or FLAGS.get(EXPORTS)
-            or self._here.aside
-            or (INSIDE in module._modules and wraps_compiled(module))
+            or self._here.suspended
+            or (ORIGINAL_MODULE in module._modules and is_compile_wrapper(module))
         ):
             return
         if in_a_call():
@@ -215,7 +215,7 @@ class ModuleCalls:
         if self._off:
             self._let_pass()
             if not self._recorder.steps.undecided and self._waits is not None:
-                self._recorder.hooks.rest(self._waits)
+                self._recorder.hooks.suspend_hook(self._waits)
                 self._listening = False
         else:  # the step that this call begins is watched, and it was forgotten what was open before
             self._nests(module)
@@ -223,7 +223,7 @@ class ModuleCalls:
                 begins(module, args)
 
     def _let_pass(self) -> None:
-        self._depth.nesting = Nesting()
+        self._depth.stack = ModuleStack()
         self._passed(everywhere=False)
 
     def _unhook(self) -> None:

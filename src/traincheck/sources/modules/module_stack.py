@@ -11,60 +11,60 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
-MOST_KNOWN = 10_000
+MAX_OUTERMOST = 10_000
 """Outermost modules whose inner ones are known; a program that builds a model for each step has more."""
 
 _DEEPEST = 12
 """Frames between us and the function of torch that calls the hook."""
 
 
-class Nesting:
+class ModuleStack:
     """Of one thread. Modules are known by identity, and none is kept alive."""
 
     def __init__(self) -> None:
-        self._open: list[int] = []
+        self._calls: list[int] = []
         self._frame: FrameType | None = None  # of torch's call of the outermost
         self._inside: set[int] = set()
-        self._known: dict[int, set[int]] = {}
+        self._inner_modules: dict[int, set[int]] = {}
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._calls)
 
-    def begins(self, module: object) -> int:
+    def push(self, module: object) -> int:
         """A module is called; how deep that is, one for the outermost. Calls around it that were interrupted are
         forgotten."""
-        key, opened = id(module), self._open
-        if opened and key not in self._inside:
-            if _runs(self._frame):
+        key, calls = id(module), self._calls
+        if calls and key not in self._inside:
+            if _is_running(self._frame):
                 self._inside.add(key)
             else:
-                opened.clear()
-        opened.append(key)
-        depth = len(opened)
+                calls.clear()
+        calls.append(key)
+        depth = len(calls)
         if depth > 1:
             return depth
-        self._frame = _of_torch()
-        if len(self._known) > MOST_KNOWN:
-            self._known.clear()
-        self._inside = self._known.setdefault(key, set())
+        self._frame = _torch_frame()
+        if len(self._inner_modules) > MAX_OUTERMOST:
+            self._inner_modules.clear()
+        self._inside = self._inner_modules.setdefault(key, set())
         return 1
 
-    def ends(self, module: object) -> int:
+    def pop(self, module: object) -> int:
         """A call of a module ends: how many calls end with it, those inside it that were interrupted among them; 0 for
         one whose beginning was not seen."""
-        key, opened = id(module), self._open
+        key, calls = id(module), self._calls
         count = 1
-        while opened and count <= len(opened) and opened[-count] != key:
+        while calls and count <= len(calls) and calls[-count] != key:
             count += 1
-        if count > len(opened):
+        if count > len(calls):
             return 0
-        del opened[-count:]
-        if not opened:
+        del calls[-count:]
+        if not calls:
             self._frame = None
         return count
 
 
-def _of_torch() -> FrameType | None:
+def _torch_frame() -> FrameType | None:
     """The frame that calls a module."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(_DEEPEST):
@@ -74,9 +74,9 @@ def _of_torch() -> FrameType | None:
     return None
 
 
-def _runs(wanted: FrameType | None) -> bool:
+def _is_running(target: FrameType | None) -> bool:
     """Whether a frame is still on the stack; of one that is not known it is taken to be so."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame is not wanted:
+    while frame is not None and frame is not target:
         frame = frame.f_back
-    return wanted is None or frame is wanted
+    return target is None or frame is target

@@ -12,11 +12,11 @@ from torch import nn
 from traincheck.sources.modules.construction import ConstructionReadings
 from traincheck.sources.modules.live_modules import has_parameters, plain_name
 from traincheck.sources.modules.module_calls import ModuleCalls
-from traincheck.sources.modules.variables import Catalog
+from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.api_names import class_name
-from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
-from traincheck.sources.tensors.reading import shape_of, unseen
+from traincheck.sources.tensors.reading import hidden_from_modes, shape_of
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import MODULE, NO_CALL, Reading
 from traincheck.vocab.facts import FactValue, facts
@@ -32,12 +32,12 @@ _traced = torch._C._get_tracing_state
 class _Tree:
     """An outermost module, with the training flags of all its modules at the last reading."""
 
-    __slots__ = ("flags", "module", "told")
+    __slots__ = ("flags", "module", "reported")
 
     def __init__(self, module: nn.Module) -> None:
         self.module = weakref.ref(module)
         self.flags: list[bool] = []
-        self.told: dict[str, bool] = {}
+        self.reported: dict[str, bool] = {}
 
 
 class ModuleStateSource:
@@ -50,7 +50,7 @@ class ModuleStateSource:
 
     name = "module_state"
 
-    def __init__(self, calls: ModuleCalls, catalog: Catalog) -> None:
+    def __init__(self, calls: ModuleCalls, catalog: VariableCatalog) -> None:
         self._calls = calls
         self._catalog = catalog
         self._trees: dict[int, _Tree] = {}
@@ -61,19 +61,19 @@ class ModuleStateSource:
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
         self._recorder = recorder
-        self._wanted = [name for name in (CLASS, INPUT, PARAMETERS, TRAINING) if demand.wants_reading(KIND, name)]
-        if recorder.changing:
-            self._construction.ask(demand)
+        self._attributes = [name for name in (CLASS, INPUT, PARAMETERS, TRAINING) if demand.takes_reading(KIND, name)]
+        if recorder.reattaching:
+            self._construction.set_demand(demand)
         else:
             self._construction = ConstructionReadings(self._catalog, demand, recorder)
-        undo = Undo()
-        if self._wanted or self._construction.wanted:
+        undo = UndoStack()
+        if self._attributes or self._construction.enabled:
             self._construction.attach(undo)
-            self._calls.listen(recorder.guarded(self.name, self._begins), outermost=True)
-            recorder.after_gap(self.name, self._tell_anew, only_tells=True)
+            self._calls.add_listener(recorder.guarded(self.name, self._read_module), outermost=True)
+            recorder.after_gap(self.name, self._forget_reported, repeatable=True)
         return undo
 
-    def _begins(self, module: nn.Module, args: Any) -> None:
+    def _read_module(self, module: nn.Module, args: Any) -> None:
         if not has_parameters(module) or "_is_replica" in module.__dict__:
             return  # (a replica is made anew for every call by DataParallel)
         if _traced() is not None:
@@ -82,64 +82,64 @@ class ModuleStateSource:
         if tree is None or tree.module() is not module:
             self._forget_dead()
             tree = self._trees[id(module)] = _Tree(module)
-            self._introduce(module, args)
-        if TRAINING in self._wanted:
+            self._report_first_call(module, args)
+        if TRAINING in self._attributes:
             flags = _flags(module, {id(module)}, [module.training])
             if flags != tree.flags:
                 tree.flags = flags
-                self._tell_flags(module, tree)
+                self._report_flags(module, tree)
         if torch.is_grad_enabled() and module.training:
-            self._construction.trains(module, self._call)
+            self._construction.report_train_effect(module, self._call)
 
-    def _tell_anew(self) -> None:
+    def _forget_reported(self) -> None:
         for tree in list(self._trees.values()):
-            tree.flags, tree.told = [], {}
+            tree.flags, tree.reported = [], {}
 
     def _forget_dead(self) -> None:
         self._trees = {key: tree for key, tree in list(self._trees.items()) if tree.module() is not None}
 
-    def _introduce(self, module: nn.Module, args: Any) -> None:
+    def _report_first_call(self, module: nn.Module, args: Any) -> None:
         name, call = self._catalog.module_name(module), self._call()
-        if CLASS in self._wanted:
-            self._tell(call, name, CLASS, class_name(type(module)))
-        self._construction.introduce(module, name, call)
-        first = next((given for given in args if isinstance(given, torch.Tensor)), None)
-        if INPUT in self._wanted and first is not None:
-            with unseen():
+        if CLASS in self._attributes:
+            self._report(call, name, CLASS, class_name(type(module)))
+        self._construction.report_first_call(module, name, call)
+        first = next((argument for argument in args if isinstance(argument, torch.Tensor)), None)
+        if INPUT in self._attributes and first is not None:
+            with hidden_from_modes():
                 shape = shape_of(first)
                 if shape is not None:
-                    self._tell(call, name, INPUT, "x".join(map(str, shape)) or "scalar")
-        if PARAMETERS in self._wanted:
-            with unseen():
+                    self._report(call, name, INPUT, "x".join(map(str, shape)) or "scalar")
+        if PARAMETERS in self._attributes:
+            with hidden_from_modes():
                 sizes = [p.numel() for p in module.parameters() if not torch.nn.parameter.is_lazy(p)]
-            self._tell(call, name, PARAMETERS, sum(sizes))
+            self._report(call, name, PARAMETERS, sum(sizes))
 
-    def _tell_flags(self, module: nn.Module, tree: _Tree) -> None:
+    def _report_flags(self, module: nn.Module, tree: _Tree) -> None:
         outermost, call = self._catalog.module_name(module), self._call()
         named = ((plain_name(name), inner.training) for name, inner in module.named_modules())
         now = {f"{outermost}.{name}" if name else outermost: training for name, training in named}
         for name, flag in now.items():
-            if tree.told.get(name) is not flag:
-                self._tell(call, name, TRAINING, flag)
-        tree.told = now
+            if tree.reported.get(name) is not flag:
+                self._report(call, name, TRAINING, flag)
+        tree.reported = now
 
     def _call(self) -> int:
         """The call of the module that is being called, where it is observed."""
-        call = self._recorder.innermost()
+        call = self._recorder.innermost_call()
         return call.seq if call is not None and call.kind == MODULE else NO_CALL
 
-    def _tell(self, call: int, variable: str, attribute: str, value: FactValue) -> None:
+    def _report(self, call: int, variable: str, attribute: str, value: FactValue) -> None:
         seq = self._recorder.next_seq()
-        self._recorder.reading(Reading(seq, call, variable, KIND, attribute, value, context=_CONTEXT))
+        self._recorder.record_reading(Reading(seq, call, variable, KIND, attribute, value, context=_CONTEXT))
 
 
-def _flags(module: nn.Module, seen: set[int], found: list[bool]) -> list[bool]:
+def _flags(module: nn.Module, seen: set[int], flags: list[bool]) -> list[bool]:
     """The training flags of the modules in `module`, each once, in the order of its `modules()` (which would build a
     name for each)."""
     for child in module._modules.values():
         if child is not None and id(child) not in seen:
             seen.add(id(child))
-            found.append(child.training)
+            flags.append(child.training)
             if child._modules:
-                _flags(child, seen, found)
-    return found
+                _flags(child, seen, flags)
+    return flags

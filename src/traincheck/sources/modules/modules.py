@@ -18,25 +18,25 @@ from torch import nn
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.data.batches import BatchReadings
 from traincheck.sources.gradients.gradients import Gradients, Snapshot
-from traincheck.sources.modules.live_modules import has_parameters, without_compiler
+from traincheck.sources.modules.live_modules import has_parameters, unwrap_compiled
 from traincheck.sources.modules.module_calls import ModuleCalls
-from traincheck.sources.modules.variables import Catalog
+from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.api_names import levels, parameter_names
 from traincheck.sources.recording.context_facts import (
-    Surroundings,
-    circumstances_of_module,
-    circumstances_with,
+    CallContext,
+    context_facts_with,
+    module_context_facts,
     result_facts,
 )
 from traincheck.sources.recording.frames import local_values
-from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import OpenCall, Recorder
-from traincheck.sources.tensors.call_summaries import Asked, Before, Summaries, asked
-from traincheck.sources.tensors.deferred_values import Pending, lies_here, unlike
+from traincheck.sources.tensors.call_summaries import CallRequest, CallSummaries, StateBeforeCall, call_request
+from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host, not_equal
 from traincheck.sources.tensors.device_transfers import NextSeq
-from traincheck.sources.tensors.reading import SOME, Computed, computed, unseen
+from traincheck.sources.tensors.reading import SOME, Fingerprint, deferred_fingerprints, hidden_from_modes
 from traincheck.sources.tensors.value_facts import readable_memory
-from traincheck.vocab.bounded_cache import Kept
+from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.call_kinds import kinds_of_module
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE, MODULE, Change
@@ -51,31 +51,31 @@ _TRAINING = {flag: facts(training=flag) for flag in (False, True)}
 """One object for each flag: what is equal from call to call is written to the trace once."""
 
 
-class _Class(NamedTuple):
+class _ClassRequest(NamedTuple):
     """A class of modules: the names of its calls, whether they are told, and what of them. Its `forward` takes so many
     arguments, and none but these; -1 where it takes any others, or that is not known."""
 
     levels: tuple[str, ...]
-    wanted: bool
-    asked: Asked | None
-    buffers: bool
-    takes: int
+    records_calls: bool
+    request: CallRequest | None
+    reads_buffers: bool
+    argument_count: int
 
 
-_Open = tuple[OpenCall | None, _Class | None, Before | None, list[Computed] | None, int]
+_OpenModule = tuple[OpenCall | None, _ClassRequest | None, StateBeforeCall | None, list[Fingerprint] | None, int]
 """A module call under way: None for one that is not recorded; its class, its arguments and buffers as they were, and
 the id of the exception that the program handled when it began, if any."""
 
-_NOT_TOLD: _Open = (None, None, None, None, 0)
+_NOT_RECORDED: _OpenModule = (None, None, None, None, 0)
 
 
-_COUNTED = OpenCall(-1, -1, "", (), "", "", (), ())
+_NESTED_SWITCH = OpenCall(-1, -1, "", (), "", "", (), ())
 """Stands for a switch inside another one, and any other that is not told."""
 
 
 class _Depth(threading.local):
     def __init__(self) -> None:
-        self.modules: list[_Open] = []
+        self.modules: list[_OpenModule] = []
         self.switching = 0
 
 
@@ -87,18 +87,18 @@ class ModuleSource:
     def __init__(
         self,
         calls: ModuleCalls,
-        catalog: Catalog,
+        catalog: VariableCatalog,
         gradients: Gradients,
-        summaries: Summaries,
-        surroundings: Surroundings,
+        summaries: CallSummaries,
+        call_context: CallContext,
     ) -> None:
         self._calls = calls
         self._catalog = catalog
         self._gradients = gradients
         self._summaries = summaries
-        self._surroundings = surroundings
+        self._call_context = call_context
         self._depth = _Depth()
-        self._classes: Kept[type, _Class] = Kept()
+        self._classes: BoundedCache[type, _ClassRequest] = BoundedCache()
         self._batches: BatchReadings
 
     def offers(self) -> str | None:
@@ -108,15 +108,17 @@ class ModuleSource:
         self._demand = demand
         self._recorder = recorder
         self._classes.clear()
-        if recorder.changing:
-            self._batches.ask(demand)
+        if recorder.reattaching:
+            self._batches.set_demand(demand)
         else:
             self._batches = BatchReadings(demand, recorder)
-        undo = Undo()
-        recorder.when_over(undo, self._summaries.forget)
+        undo = UndoStack()
+        recorder.on_detach(undo, self._summaries.forget)
         guarded = recorder.guarded
-        self._catalog.known.attach(undo, functools.partial(guarded, NAMING, always=True), again=recorder.changing)
-        self._calls.attach(undo, recorder, self._begins, self._ends, self._passed)
+        self._catalog.live_modules.attach(
+            undo, functools.partial(guarded, NAMING, always=True), again=recorder.reattaching
+        )
+        self._calls.attach(undo, recorder, self._begins, self._ends, self._reset)
         replace(
             undo,
             nn.Module,
@@ -142,125 +144,127 @@ class ModuleSource:
     # -- forward ---------------------------------------------------------------------------------------------------
 
     def _begins(self, module: nn.Module, args: Any, depth: int) -> None:
-        recorder, flags, opened = self._recorder, self._surroundings.flags, self._depth.modules
+        recorder, flags, opened = self._recorder, self._call_context.training_flags, self._depth.modules
         outermost, parametric, training = depth == 1, False, module.training
         if outermost:
             if opened:
-                self._interrupted(opened, len(opened))
+                self._abandon_innermost(opened, len(opened))
             flags.clear()
             # A loss without parameters is never put into evaluation mode, and tells nothing of what the program does.
             parametric = has_parameters(module)
             if parametric:
-                self._catalog.meet(module)
+                self._catalog.ensure_named(module)
                 recorder.steps.forward(recorder.next_seq(), training, torch.is_grad_enabled())
                 opened = self._depth.modules  # where a gap ends here, it is another list
         flags.append(training)
         if not recorder.watching:
-            opened.append(_NOT_TOLD)
+            opened.append(_NOT_RECORDED)
             return
         learns = torch.is_grad_enabled()
         if learns and (parametric or module._parameters):
             self._gradients.module_called(module)
-        known = self._classes.get(type(module)) or self._learn(type(module))
-        if not known.wanted:
-            opened.append(_NOT_TOLD)
+        of_class = self._classes.get(type(module)) or self._class_request(type(module))
+        if not of_class.records_calls:
+            opened.append(_NOT_RECORDED)
             return
-        context = circumstances_of_module(grad=learns, training=training, outermost=outermost, parametric=parametric)
-        name, site = self._catalog.module_name(module), recorder.sites.above(sys._getframe(_OURS))
-        call = recorder.enter(MODULE, known.levels, name, context, _TRAINING[training], site)
-        what, before, buffers = known.asked, None, None
-        if what is not None:
-            keywords = None if _takes_no_others(known, module, args) else keywords_of_call(recorder)
-            before = self._summaries.begins(call, what, args, keywords)
-        if parametric and training and learns and self._batches.wanted:
+        context = module_context_facts(grad=learns, training=training, outermost=outermost, parametric=parametric)
+        name, site = self._catalog.module_name(module), recorder.sites.above(sys._getframe(_OWN_FRAMES))
+        call = recorder.enter(MODULE, of_class.levels, name, context, _TRAINING[training], site)
+        request, before, buffers = of_class.request, None, None
+        if request is not None:
+            keywords = None if _has_no_keywords(of_class, module, args) else keywords_of_call(recorder)
+            before = self._summaries.record_arguments(call, request, args, keywords)
+        if parametric and training and learns and self._batches.should_read:
             self._batches.read(call.seq, call.receiver, module, args, keywords_of_call(recorder))
-        if known.buffers and module._buffers:
+        if of_class.reads_buffers and module._buffers:
             buffers = self._read_buffers(module)
-        opened.append((call, known, before, buffers, id(sys.exc_info()[1])))
+        opened.append((call, of_class, before, buffers, id(sys.exc_info()[1])))
 
     def _ends(self, module: nn.Module, args: Any, output: Any, ended: int) -> None:
-        opened, flags, recorder = self._depth.modules, self._surroundings.flags, self._recorder
+        opened, flags, recorder = self._depth.modules, self._call_context.training_flags, self._recorder
         if ended > 1:
-            self._interrupted(opened, ended - 1)
+            self._abandon_innermost(opened, ended - 1)
         if not opened:
             return
-        call, known, before, buffers, handled = opened.pop()
+        call, of_class, before, buffers, handled = opened.pop()
         if flags:
             flags.pop()
-        if call is None or known is None or not recorder.watching:
+        if call is None or of_class is None or not recorder.watching:
             return
-        what = known.asked
+        request = of_class.request
         if output is None and id(sys.exc_info()[1]) != handled:  # torch asks us while it handles what was raised
-            if what is not None and _takes_no_others(known, module, args):
+            if request is not None and _has_no_keywords(of_class, module, args):
                 keywords = keywords_of_call(recorder)
                 if keywords:  # it has raised because it was given them
-                    self._summaries.begins(call, what, args, keywords)
+                    self._summaries.record_arguments(call, request, args, keywords)
             recorder.abandon(call)
             return
         if buffers is not None:
-            self._tell_buffers(module, call, buffers)
-        if what is None:
+            self._record_buffers(module, call, buffers)
+        if request is None:
             recorder.leave(call, result_facts(output))
             return
-        told = self._summaries.ends(call, what, before, output)
+        facts_of_result = self._summaries.record_result(call, request, before, output)
         if not has_parameters(module):
-            told = _without_parameters(told)
-        if before is not None and what.read.numbers and kinds_of_module(type(module).__name__):
-            call.result = told
-            self._tell_scales(call, module)
-            told = call.result
-        recorder.leave(call, told)
+            facts_of_result = _without_parameters(facts_of_result)
+        if before is not None and request.values.numbers and kinds_of_module(type(module).__name__):
+            call.result = facts_of_result
+            self._record_scales(call, module)
+            facts_of_result = call.result
+        recorder.leave(call, facts_of_result)
 
-    def _tell_scales(self, call: OpenCall, module: nn.Module) -> None:
+    def _record_scales(self, call: OpenCall, module: nn.Module) -> None:
         """Tell the root mean square that a normalising layer gives its result by its own parameters: `scale`, and
         `shifted_scale` where the weight is added to one."""
 
         def conclude(squares: list[float], _: NextSeq) -> None:
             if squares:
                 weight, shifted, *rest = squares
-                scale, shifted_scale = (math.sqrt(one + sum(rest)) for one in (weight, shifted))
+                scale, shifted_scale = (math.sqrt(square + sum(rest)) for square in (weight, shifted))
                 call.result = merged(call.result, scale=scale, shifted_scale=shifted_scale)
 
-        with unseen():
-            self._recorder.transfers.when(self.name, mean_squares(module), conclude, call=call)
+        with hidden_from_modes():
+            self._recorder.transfers.when_ready(self.name, mean_squares(module), conclude, call=call)
 
-    def _passed(self, *, everywhere: bool) -> None:
+    def _reset(self, *, everywhere: bool) -> None:
         """Of the calls that are open in this thread, or in all, the ends will not be told."""
         if everywhere:
             self._depth = _Depth()
         self._depth.modules.clear()
-        self._surroundings.flags.clear()
+        self._call_context.training_flags.clear()
 
-    def _interrupted(self, opened: list[_Open], count: int) -> None:
+    def _abandon_innermost(self, opened: list[_OpenModule], count: int) -> None:
         """The innermost `count` calls never came to their end, see Note [Calls that never end]."""
         for _ in range(min(count, len(opened))):
             call = opened.pop()[0]
-            if self._surroundings.flags:
-                self._surroundings.flags.pop()
+            if self._call_context.training_flags:
+                self._call_context.training_flags.pop()
             if call is not None:
                 self._recorder.abandon(call)
 
-    def _learn(self, cls: type) -> _Class:
+    def _class_request(self, cls: type) -> _ClassRequest:
         """What is to be told of the calls of modules of this class."""
         call_levels, kinds = levels(cls, "forward", nn.Module), kinds_of_module(cls.__name__)
         forward = getattr(cls, "forward", None)  # scripted ones have none in their class
         names = parameter_names(forward)[1:]
-        what = asked(self._demand, call_levels, names)
-        of_kind = asked(self._demand, kinds, names) if kinds else None
-        if of_kind is not None and what is not None and what.read:
-            what = what._replace(read=what.read | of_kind.read)
+        request = call_request(self._demand, call_levels, names)
+        of_kind = call_request(self._demand, kinds, names) if kinds else None
+        if of_kind is not None and request is not None and request.values:
+            request = request._replace(values=request.values | of_kind.values)
         elif of_kind is not None:
             # There are many of them in a model, and the first steps show as much as each further one.
-            what = of_kind._replace(arguments=what is not None and what.arguments, sampled=True)
-        wanted = self._demand.wants_call((*call_levels, *kinds))
-        buffers = self._demand.wants_state(call_levels, BUFFER_DATA)
-        return self._classes.put(cls, _Class(call_levels, wanted, what, buffers, _number_taken(forward)))
+            request = of_kind._replace(arguments=request is not None and request.arguments, sampled=True)
+        records_calls = self._demand.records_call((*call_levels, *kinds))
+        reads_buffers = self._demand.observes_state(call_levels, BUFFER_DATA)
+        return self._classes.put(
+            cls, _ClassRequest(call_levels, records_calls, request, reads_buffers, _argument_count(forward))
+        )
 
-    def _read_buffers(self, module: nn.Module) -> list[Computed]:
-        with unseen():
-            return computed([buffer for buffer in module._buffers.values() if buffer is not None])
+    def _read_buffers(self, module: nn.Module) -> list[Fingerprint]:
+        with hidden_from_modes():
+            return deferred_fingerprints([buffer for buffer in module._buffers.values() if buffer is not None])
 
-    def _tell_buffers(self, module: nn.Module, call: OpenCall, before: list[Computed]) -> None:
+    def _record_buffers(self, module: nn.Module, call: OpenCall, before: list[Fingerprint]) -> None:
         """Tell the module's own buffers; those of its children are told around the children's calls."""
         after = self._read_buffers(module)
         names = [name for name, buffer in module._buffers.items() if buffer is not None]
@@ -268,28 +272,28 @@ class ModuleSource:
             return  # the call registered or dropped a buffer
         recorder = self._recorder
 
-        def conclude(known: list[Any], next_seq: NextSeq) -> None:
+        def conclude(fetched: list[Any], next_seq: NextSeq) -> None:
             changes = []
-            for place, name in enumerate(names):
-                changed, new = known[place], known[place + len(names)]
+            for index, name in enumerate(names):
+                changed, new = fetched[index], fetched[index + len(names)]
                 seq, variable = next_seq(), sys.intern(f"{call.receiver}.{name}")
                 changes.append(Change(seq, call.seq, variable, "buffer", "data", SOME, SOME, changed, fingerprint=new))
-            recorder.changed(changes)
+            recorder.record_changes(changes)
 
-        with unseen():
-            differ = map(unlike, before, after)
-            recorder.transfers.when(self.name, [*differ, *after], conclude, events=len(names))
+        with hidden_from_modes():
+            differ = map(not_equal, before, after)
+            recorder.transfers.when_ready(self.name, [*differ, *after], conclude, events=len(names))
 
     # -- train and eval --------------------------------------------------------------------------------------------
 
     def _switch_begins(self, module: nn.Module, mode: bool = True) -> OpenCall | None:
         depth = self._depth
         depth.switching += 1
-        module = without_compiler(module)
+        module = unwrap_compiled(module)
         call_levels = levels(type(module), "train" if mode else "eval", nn.Module)
-        if depth.switching > 1 or not self._recorder.watching or not self._demand.wants_call(call_levels):
-            return _COUNTED
-        context = circumstances_with(training=module.training)
+        if depth.switching > 1 or not self._recorder.watching or not self._demand.records_call(call_levels):
+            return _NESTED_SWITCH
+        context = context_facts_with(training=module.training)
         return self._recorder.enter(LIFECYCLE, call_levels, self._catalog.module_name(module), context)
 
     def _switch_ends(self, call: OpenCall, result: Any) -> None:
@@ -305,22 +309,22 @@ class ModuleSource:
     # -- zero_grad -------------------------------------------------------------------------------------------------
 
     def _clear_begins(self, module: nn.Module, set_to_none: bool = True) -> tuple[OpenCall, Snapshot] | None:
-        self._recorder.at_rest()
-        module = without_compiler(module)
+        self._recorder.between_calls()
+        module = unwrap_compiled(module)
         call_levels = levels(type(module), "zero_grad", nn.Module)
-        if not self._demand.wants_call(call_levels) and not self._demand.wants_state(call_levels, PARAMETER_GRAD):
+        if not self._demand.records_call(call_levels) and not self._demand.observes_state(call_levels, PARAMETER_GRAD):
             return None
         name = self._catalog.module_name(module)
         own = {id(param) for param in module.parameters()}
-        with unseen():
+        with hidden_from_modes():
             held = [(v, t) for v, t in self._catalog.living() if id(t) in own]
             snapshot = self._gradients.read(held, values=False)
-        call = self._recorder.enter(LIFECYCLE, call_levels, name, circumstances_with(set_to_none=bool(set_to_none)))
-        self._gradients.tell_states(call, snapshot)
+        call = self._recorder.enter(LIFECYCLE, call_levels, name, context_facts_with(set_to_none=bool(set_to_none)))
+        self._gradients.record_states(call, snapshot)
         return call, snapshot
 
     def _clear_ends(self, token: tuple[OpenCall, Snapshot], result: Any) -> None:
-        with unseen():
+        with hidden_from_modes():
             self._gradients.compare(token[1], token[0].seq)
         self._recorder.leave(token[0])
 
@@ -328,42 +332,48 @@ class ModuleSource:
         self._recorder.abandon(token[0])
 
 
-def _number_taken(forward: Any) -> int:
+def _argument_count(forward: Any) -> int:
     """How many arguments a method takes, -1 where it takes any number of them, or some by their names alone."""
     code = forward.__code__ if type(forward) is FunctionType else None
-    if code is None or code.co_kwonlyargcount or code.co_flags & _TAKES_MORE:
+    if code is None or code.co_kwonlyargcount or code.co_flags & _VARIADIC:
         return -1
     return code.co_argcount - 1
 
 
-_TAKES_MORE = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+_VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 
 
-def _takes_no_others(known: _Class, module: nn.Module, args: Any) -> bool:
+def _has_no_keywords(of_class: _ClassRequest, module: nn.Module, args: Any) -> bool:
     """Whether there can be no arguments but the positional ones `args`: to look for others takes a while."""
-    return len(args) == known.takes and "forward" not in module.__dict__ and not module._forward_pre_hooks_with_kwargs
+    return (
+        len(args) == of_class.argument_count
+        and "forward" not in module.__dict__
+        and not module._forward_pre_hooks_with_kwargs
+    )
 
 
 @functools.lru_cache(maxsize=4096)
-def _without_parameters(told: Facts) -> Facts:
+def _without_parameters(base: Facts) -> Facts:
     """What is told of the result of a module without parameters; equal ones are the same object."""
-    return merged(told, parameters=False)
+    return merged(base, parameters=False)
 
 
 def mean_squares(module: nn.Module) -> list[Any]:
     """The mean squares of the weight of a normalising layer, of the weight and one, and of its offsets; each may be
-    pending. Nothing without a weight for each element. Call under `unseen`."""
-    told = {name: readable_memory(tensor) for name, tensor in module.named_parameters(recurse=False)}
-    own = {name: t.float() for name, t in told.items() if t is not None and t.numel() > 1 and t.is_floating_point()}
-    weight = next((tensor for name, tensor in own.items() if "bias" not in name), None)
+    pending. Nothing without a weight for each element. Call under `hidden_from_modes`."""
+    readable = {name: readable_memory(tensor) for name, tensor in module.named_parameters(recurse=False)}
+    weights = {
+        name: t.float() for name, t in readable.items() if t is not None and t.numel() > 1 and t.is_floating_point()
+    }
+    weight = next((tensor for name, tensor in weights.items() if "bias" not in name), None)
     if weight is None:
         return []
-    offsets = (tensor for name, tensor in own.items() if "bias" in name)
+    offsets = (tensor for name, tensor in weights.items() if "bias" in name)
     squares = [(tensor * tensor).mean() for tensor in (weight, weight + 1, *offsets)]
-    return [float(square) if lies_here(square) else Pending((square,), float) for square in squares]
+    return [float(square) if is_on_host(square) else DeferredValue((square,), float) for square in squares]
 
 
-_OURS = 2
+_OWN_FRAMES = 2
 """Frames above that are ours when a call is told: to look at them on the way to a site takes as long as at others."""
 
 _DEEPEST = 6

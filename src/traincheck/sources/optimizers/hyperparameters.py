@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from traincheck.sources.modules.variables import Catalog
+from traincheck.sources.modules.variables import VariableCatalog
 from traincheck.sources.recording.api_names import class_name
 from traincheck.sources.recording.recorder import Recorder
-from traincheck.sources.tensors.deferred_values import Pending, lies_here
+from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host
 from traincheck.sources.tensors.device_transfers import NextSeq
-from traincheck.sources.tensors.reading import local, unseen
-from traincheck.vocab.bounded_cache import Kept
+from traincheck.sources.tensors.reading import hidden_from_modes, local_tensor
+from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIVE, LOADED, SAVED, Reading
 from traincheck.vocab.facts import Facts, FactValue, facts, merged
@@ -26,7 +26,7 @@ PARAMETER_ATTRIBUTES = ("dtype", "requires_grad")
 KEYS = "keys"
 STEP, LOWEST_STEP = "step", "lowest_step"
 
-_KIND = {kind: facts(kind=kind) for kind in (HYPERPARAMETER, OPTIMIZER, STATE)}
+_CONTEXTS = {kind: facts(kind=kind) for kind in (HYPERPARAMETER, OPTIMIZER, STATE)}
 _PARAMS = ("params", "param_names")
 """Entries of a parameter group that are no settings."""
 
@@ -35,15 +35,15 @@ _PLAIN = (bool, int, float, str)
 
 def plain(value: Any) -> FactValue:
     """`value` as it may be told: a number, a flag, a text or None; a tensor of one element by its number, a tuple of
-    plain values by its text. Raises TypeError for everything else. Call under `unseen`.
+    plain values by its text. Raises TypeError for everything else. Call under `hidden_from_modes`.
     """
     if value is None or type(value) in _PLAIN:
-        told: FactValue = value
-        return told
+        scalar: FactValue = value
+        return scalar
     for kind in (int, float, str):
         if isinstance(value, kind):  # numpy's numbers, enumerations
             return kind(value)
-    dense = local(value) if isinstance(value, torch.Tensor) else None
+    dense = local_tensor(value) if isinstance(value, torch.Tensor) else None
     if dense is not None and dense.numel() == 1:
         number: FactValue = dense.item()
         return number
@@ -54,15 +54,15 @@ def plain(value: Any) -> FactValue:
 
 def settings(group: Mapping[str, Any]) -> dict[str, FactValue]:
     """The plain entries of a parameter group by name, and under `keys` the names of all of its entries."""
-    found: dict[str, FactValue] = {}
+    entries: dict[str, FactValue] = {}
     for name, value in group.items():
         if name not in _PARAMS:
             try:
-                found[name] = plain(value)
+                entries[name] = plain(value)
             except TypeError:
                 continue
-    found[KEYS] = "+".join(sorted(str(name) for name in group if name not in _PARAMS))
-    return found
+    entries[KEYS] = "+".join(sorted(str(name) for name in group if name not in _PARAMS))
+    return entries
 
 
 class OptimizerReadings:
@@ -71,40 +71,40 @@ class OptimizerReadings:
     At a step only what has changed since the last reading is told.
     """
 
-    def __init__(self, catalog: Catalog, demand: Demand, recorder: Recorder) -> None:
+    def __init__(self, catalog: VariableCatalog, demand: Demand, recorder: Recorder) -> None:
         self._catalog = catalog
         self._recorder = recorder
-        self._last: weakref.WeakKeyDictionary[Any, list[dict[str, FactValue]]] = weakref.WeakKeyDictionary()
-        self.ask(demand)
-        recorder.after_gap(SOURCE, self._tell_anew, only_tells=True)
+        self._last_settings: weakref.WeakKeyDictionary[Any, list[dict[str, FactValue]]] = weakref.WeakKeyDictionary()
+        self.set_demand(demand)
+        recorder.after_gap(SOURCE, self._forget_reported, repeatable=True)
 
-    def ask(self, demand: Demand) -> None:
+    def set_demand(self, demand: Demand) -> None:
         """From now on take the readings that `demand` asks for."""
         self._demand = demand
-        self._settings = demand.wants_readings(HYPERPARAMETER)
-        self._class = demand.wants_reading(OPTIMIZER, "class")
-        self._counters = [name for name in (STEP, LOWEST_STEP) if demand.wants_reading(STATE, name)]
-        self._attributes = [name for name in PARAMETER_ATTRIBUTES if demand.wants_reading("parameter", name)]
+        self._reads_settings = demand.takes_readings(HYPERPARAMETER)
+        self._reads_class = demand.takes_reading(OPTIMIZER, "class")
+        self._counters = [name for name in (STEP, LOWEST_STEP) if demand.takes_reading(STATE, name)]
+        self._attributes = [name for name in PARAMETER_ATTRIBUTES if demand.takes_reading("parameter", name)]
 
-    def _tell_anew(self) -> None:
-        self._last.clear()
+    def _forget_reported(self) -> None:
+        self._last_settings.clear()
         for variable, _ in self._catalog.living():
             for attribute in self._attributes:
-                variable.read.pop(attribute, None)
+                variable.last_readings.pop(attribute, None)
 
     def step_begins(self, optimizer: Any, name: str, call: int) -> None:
         """Read the hyperparameters and how the parameters of the program stand, before a step."""
-        first = optimizer not in self._last
-        last = self._last.setdefault(optimizer, [])
-        if self._class and first:
-            self._tell(call, name, OPTIMIZER, "class", class_name(type(optimizer)), LIVE)
-        if self._settings:
-            with unseen():
+        first = optimizer not in self._last_settings
+        last = self._last_settings.setdefault(optimizer, [])
+        if self._reads_class and first:
+            self._report(call, name, OPTIMIZER, "class", class_name(type(optimizer)), LIVE)
+        if self._reads_settings:
+            with hidden_from_modes():
                 now = [settings(group) for group in optimizer.param_groups]
             if now != last:
                 for number, group in enumerate(now):
-                    self._tell_settings(call, name, number, group, LIVE, last[number] if number < len(last) else {})
-                self._last[optimizer] = now
+                    self._report_settings(call, name, number, group, LIVE, last[number] if number < len(last) else {})
+                self._last_settings[optimizer] = now
         if self._attributes:
             self._read_parameters(call, name)
 
@@ -112,42 +112,46 @@ class OptimizerReadings:
         """Read the step counters that the optimizer keeps, after a step."""
         if not self._counters:
             return
-        with unseen():
-            self._recorder.transfers.when(
+        with hidden_from_modes():
+            self._recorder.transfers.when_ready(
                 SOURCE,
-                _counts(optimizer),
-                lambda counts, next_seq: self._tell_counts(call, name, counts, next_seq),
+                _step_counters(optimizer),
+                lambda counts, next_seq: self._report_counts(call, name, counts, next_seq),
                 events=len(self._counters),
             )
 
-    def _tell_counts(self, call: int, name: str, counts: Sequence[tuple[float, float]], next_seq: NextSeq) -> None:
+    def _report_counts(self, call: int, name: str, counts: Sequence[tuple[float, float]], next_seq: NextSeq) -> None:
         """Tell the lowest and the highest of what was counted here and there."""
         if counts:
             ends = min(low for low, _ in counts), max(high for _, high in counts)
             for attribute, value in zip((LOWEST_STEP, STEP), ends, strict=True):
                 if attribute in self._counters:
-                    told = Reading(next_seq(), call, name, STATE, attribute, _whole(value), LIVE, _KIND[STATE])
-                    self._recorder.reading(told)
+                    reading = Reading(
+                        next_seq(), call, name, STATE, attribute, _as_integer(value), LIVE, _CONTEXTS[STATE]
+                    )
+                    self._recorder.record_reading(reading)
 
-    def loaded(self, optimizer: Any, name: str, call: int, handed: Sequence[Mapping[str, FactValue]]) -> None:
+    def loaded(self, optimizer: Any, name: str, call: int, loaded_groups: Sequence[Mapping[str, FactValue]]) -> None:
         """Tell what was handed to `load_state_dict` (as `settings` gives it), and what the optimizer has after it."""
-        self._pair(optimizer, name, call, handed, LOADED)
+        self._report_pair(optimizer, name, call, loaded_groups, LOADED)
 
-    def saved(self, optimizer: Any, name: str, call: int, taken: Sequence[Mapping[str, FactValue]]) -> None:
+    def saved(self, optimizer: Any, name: str, call: int, saved_groups: Sequence[Mapping[str, FactValue]]) -> None:
         """Tell what `state_dict` gave (as `settings` gives it), and what the optimizer has."""
-        self._pair(optimizer, name, call, taken, SAVED)
+        self._report_pair(optimizer, name, call, saved_groups, SAVED)
 
-    def _pair(self, optimizer: Any, name: str, call: int, other: Sequence[Mapping[str, FactValue]], role: str) -> None:
-        if not self._settings:
+    def _report_pair(
+        self, optimizer: Any, name: str, call: int, other: Sequence[Mapping[str, FactValue]], role: str
+    ) -> None:
+        if not self._reads_settings:
             return
-        with unseen():
+        with hidden_from_modes():
             live = [settings(group) for group in optimizer.param_groups]
         for number, group in enumerate(other):
-            self._tell_settings(call, name, number, group, role, {})
+            self._report_settings(call, name, number, group, role, {})
         for number, own in enumerate(live):
-            self._tell_settings(call, name, number, own, LIVE, {})
+            self._report_settings(call, name, number, own, LIVE, {})
 
-    def _tell_settings(
+    def _report_settings(
         self,
         call: int,
         name: str,
@@ -159,20 +163,20 @@ class OptimizerReadings:
         for attribute, value in group.items():
             if attribute in last and last[attribute] == value and type(last[attribute]) is type(value):
                 continue
-            if self._demand.wants_reading(HYPERPARAMETER, attribute):
-                self._tell(call, f"{name}.param_groups[{number}]", HYPERPARAMETER, attribute, value, role)
+            if self._demand.takes_reading(HYPERPARAMETER, attribute):
+                self._report(call, f"{name}.param_groups[{number}]", HYPERPARAMETER, attribute, value, role)
 
     def _read_parameters(self, call: int, name: str) -> None:
-        with unseen():
+        with hidden_from_modes():
             for variable, tensor in self._catalog.living():
                 for attribute in self._attributes:
                     value = tensor.requires_grad if attribute == "requires_grad" else dtype_name(tensor.dtype)
-                    if variable.read.get(attribute) != value:
-                        variable.read[attribute] = value
-                        context = _of_parameter(variable.facts(tensor, name))
-                        self._tell(call, variable.name, "parameter", attribute, value, LIVE, context)
+                    if variable.last_readings.get(attribute) != value:
+                        variable.last_readings[attribute] = value
+                        context = _parameter_context(variable.facts(tensor, name))
+                        self._report(call, variable.name, "parameter", attribute, value, LIVE, context)
 
-    def _tell(
+    def _report(
         self,
         call: int,
         variable: str,
@@ -182,19 +186,21 @@ class OptimizerReadings:
         role: str,
         context: Facts | None = None,
     ) -> None:
-        told = _KIND[kind] if context is None else context
-        self._recorder.reading(Reading(self._recorder.next_seq(), call, variable, kind, attribute, value, role, told))
+        facts = _CONTEXTS[kind] if context is None else context
+        self._recorder.record_reading(
+            Reading(self._recorder.next_seq(), call, variable, kind, attribute, value, role, facts)
+        )
 
 
-_parameters: Kept[Facts, Facts] = Kept()
+_parameter_contexts: BoundedCache[Facts, Facts] = BoundedCache()
 
 
-def _of_parameter(base: Facts) -> Facts:
+def _parameter_context(base: Facts) -> Facts:
     """`base` with the kind; equal ones are the same object."""
-    found = _parameters.get(base)
-    if found is None:
-        found = _parameters.put(base, merged(base, kind="parameter"))
-    return found
+    cached = _parameter_contexts.get(base)
+    if cached is None:
+        cached = _parameter_contexts.put(base, merged(base, kind="parameter"))
+    return cached
 
 
 @functools.cache
@@ -203,26 +209,26 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _counts(optimizer: Any) -> list[tuple[float, float] | Pending]:
+def _step_counters(optimizer: Any) -> list[tuple[float, float] | DeferredValue]:
     """The lowest and the highest step counter among the states of an optimizer, of each kind of counters; nothing when
     it keeps none. Those that lie on accelerators are pending."""
-    found: list[tuple[float, float] | Pending] = []
+    counters: list[tuple[float, float] | DeferredValue] = []
     tensors: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for state in optimizer.state.values():
         step = state.get("step") if isinstance(state, dict) else None
-        dense = local(step) if isinstance(step, torch.Tensor) else None
+        dense = local_tensor(step) if isinstance(step, torch.Tensor) else None
         if dense is not None and dense.numel() == 1:
             tensors.setdefault((dense.device, dense.dtype), []).append(dense.detach().reshape(()))
         elif isinstance(step, (int, float)):
-            found.append((step, step))
-    for alike in tensors.values():
-        ends = torch.stack(alike).aminmax()
-        if lies_here(alike[0]):
-            found.append((ends.min.item(), ends.max.item()))
+            counters.append((step, step))
+    for steps in tensors.values():
+        ends = torch.stack(steps).aminmax()
+        if is_on_host(steps[0]):
+            counters.append((ends.min.item(), ends.max.item()))
         else:
-            found.append(Pending((ends.min, ends.max), lambda low, high: (low, high)))
-    return found
+            counters.append(DeferredValue((ends.min, ends.max), lambda low, high: (low, high)))
+    return counters
 
 
-def _whole(number: float) -> int | float:
+def _as_integer(number: float) -> int | float:
     return int(number) if float(number).is_integer() else number

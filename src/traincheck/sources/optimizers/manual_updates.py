@@ -36,12 +36,12 @@ import torch
 
 from traincheck.sources.gradients.gradients import Gradients, summary
 from traincheck.sources.modules.variables import THIS, Variable
-from traincheck.sources.recording.context_facts import circumstances_with
+from traincheck.sources.recording.context_facts import context_facts_with
 from traincheck.sources.recording.recorder import OpenCall, Recorder
 from traincheck.sources.recording.step_tracker import StepTracker
-from traincheck.sources.tensors.deferred_values import fetched
-from traincheck.sources.tensors.reading import SOME, WORDS, local, unseen
-from traincheck.sources.tensors.spot_checks import differ
+from traincheck.sources.tensors.deferred_values import fetch_values
+from traincheck.sources.tensors.reading import INTEGER_TYPES, SOME, hidden_from_modes, local_tensor
+from traincheck.sources.tensors.spot_checks import samples_differ
 from traincheck.sources.tensors.storages import version_of
 from traincheck.vocab.builtin_rules import IDLE_OPTIMIZER, RUN, UNUSED_GRADIENTS
 from traincheck.vocab.demand import Demand
@@ -55,23 +55,23 @@ ENOUGH_BACKWARDS = 10
 """Backwards without any update from which on a program that trains should have updated something: a program that only
 looks at gradients (attribution, a test of a layer) needs a few, and an accumulation ends with an update."""
 
-_LOOKED_AT = range(ENOUGH_BACKWARDS - 2, ENOUGH_BACKWARDS + 1)
+_COMPARED_BACKWARDS = range(ENOUGH_BACKWARDS - 2, ENOUGH_BACKWARDS + 1)
 """Backwards after which parameters are compared although the program has an optimizer, which has not stepped."""
 
-_EVERY = 64
+_COMPARE_INTERVAL = 64
 """And after each of so many, for what a program does first may be something else."""
 
-_FEW = 4
+_PROBES_OF_RUN = 4
 """Of these parameters so many, the smallest, are compared over the whole run."""
 
-_MOST = 512
+_MAX_PARAMETERS = 512
 """Parameters that are compared; of a larger model these are from all over it."""
 
 _ELEMENTS = 16
 """Elements of each that are compared, from all over it."""
 
 
-_SMALL = 1 << 16
+_SMALL_BYTES = 1 << 16
 """Bytes of a parameter that may be kept alive: the biases and norms of any model."""
 
 
@@ -80,29 +80,31 @@ class _Probe(NamedTuple):
     function that trains may end, and its model with it, right after the last update."""
 
     variable: Variable
-    kept: torch.Tensor | None
+    small: torch.Tensor | None
     version: int | None
     address: int
     elements: torch.Tensor | None
 
 
-class _Armed(NamedTuple):
+class _PendingCheck(NamedTuple):
     """A backward after which an update is looked for: what the parameters and their gradients were, and the places in
     the order of events that were reserved for the update."""
 
     thread: int
     probes: list[_Probe]
     states: dict[Variable, str]
-    places: list[int]
+    positions: list[int]
     site: str
     context: Facts
 
 
-def is_followed(steps: StepTracker) -> bool:
+def is_compared(steps: StepTracker) -> bool:
     """Whether parameters are compared after the backward that has begun last."""
     if not steps.optimizers:
         return True
-    return not steps.made and (steps.backwards in _LOOKED_AT or not steps.backwards % _EVERY)
+    return not steps.updates_made and (
+        steps.backwards in _COMPARED_BACKWARDS or not steps.backwards % _COMPARE_INTERVAL
+    )
 
 
 class ManualUpdates:
@@ -110,9 +112,9 @@ class ManualUpdates:
 
     def __init__(self, gradients: Gradients) -> None:
         self._gradients = gradients
-        self._armed: _Armed | None = None
+        self._pending_check: _PendingCheck | None = None
         self._trains = False  # gradients of a module in training mode were computed
-        self._idle = ""  # an optimizer that holds parameters with such gradients
+        self._idle_optimizer = ""  # an optimizer that holds parameters with such gradients
         self._site = ""  # where such a backward is
         self._written = False  # parameters were written to, though an optimizer exists
 
@@ -120,74 +122,78 @@ class ManualUpdates:
         """Begin to look; a backward has to be announced by `backward_ends`."""
         self._recorder, self._demand = recorder, demand
         self._guarded_check = recorder.guarded(SOURCE, self._check, always=True)
-        self._guarded_move = recorder.guarded(SOURCE, self._move, always=True)
+        self._guarded_move_positions = recorder.guarded(SOURCE, self._move_positions, always=True)
         self.backward_ends = recorder.guarded(SOURCE, self._backward_ends, always=True)
         recorder.at_end(lambda: self._guarded_check(True))
         recorder.at_end(recorder.guarded(SOURCE, self._report_unused, always=True))
-        undo.callback(self._disarm)
+        undo.callback(self._cancel_check)
 
     def _backward_ends(self, site: str) -> None:
         """Note what parameters are at the end of a backward."""
         recorder = self._recorder
         steps = recorder.steps
-        with unseen():
+        with hidden_from_modes():
             held = [(v, t) for v, t in self._gradients.trainable() if t.requires_grad and t.grad is not None]
-            if not steps.made and steps.backwards >= ENOUGH_BACKWARDS and not self._trains:
-                self._meet([variable for variable, _ in held], site)
-            held = held[:: len(held) // _MOST + 1]
-            probes = [_Probe(v, _kept(t), version_of(t), *_memory(t)) for v, t in held]
+            if not steps.updates_made and steps.backwards >= ENOUGH_BACKWARDS and not self._trains:
+                self._note_training([variable for variable, _ in held], site)
+            held = held[:: len(held) // _MAX_PARAMETERS + 1]
+            probes = [_Probe(v, _if_small(t), version_of(t), *_memory(t)) for v, t in held]
             if not probes:
                 return
-            if steps.optimizers and steps.before_first is None:
-                steps.before_first = sorted(probes, key=_size)[:_FEW]
+            if steps.optimizers and steps.initial_probes is None:
+                steps.initial_probes = sorted(probes, key=_size)[:_PROBES_OF_RUN]
             states: dict[Variable, str] = {}
             variables = [probe.variable for probe in probes]
 
             def conclude(*_: object) -> None:
                 states.update((variable, self._gradients.last_state(variable)) for variable in variables)
 
-            recorder.transfers.when(SOURCE, (), conclude)
-        context = circumstances_with(lr="none")
-        self._arm(_Armed(threading.get_ident(), probes, states, self._places(probes), site, context))
+            recorder.transfers.when_ready(SOURCE, (), conclude)
+        context = context_facts_with(lr="none")
+        self._schedule_check(
+            _PendingCheck(threading.get_ident(), probes, states, self._reserve_positions(probes), site, context)
+        )
         steps.on_change()
 
-    def _meet(self, variables: Sequence[Variable], site: str) -> None:
+    def _note_training(self, variables: Sequence[Variable], site: str) -> None:
         """Note whether these parameters, which have gradients, are being trained, and by which optimizer."""
         for variable in variables:
             module = None if variable.module is None else variable.module()
             if module is not None and module.training:
                 self._trains, self._site = True, site
-                self._idle = self._idle or variable.owner
+                self._idle_optimizer = self._idle_optimizer or variable.owner
 
-    def _places(self, probes: Sequence[_Probe]) -> list[int]:
+    def _reserve_positions(self, probes: Sequence[_Probe]) -> list[int]:
         """Places for the events of an update: each change, and the begin and end of a call for each model."""
-        count = len(probes) + 2 * len({_model(probe.variable) for probe in probes})
+        count = len(probes) + 2 * len({_model_name(probe.variable) for probe in probes})
         return [self._recorder.next_seq() for _ in range(count)]
 
-    def _move(self) -> None:
+    def _move_positions(self) -> None:
         """Gradients were clipped: an update comes after that."""
-        if self._armed is not None:
-            self._armed = self._armed._replace(places=self._places(self._armed.probes))
+        if self._pending_check is not None:
+            self._pending_check = self._pending_check._replace(
+                positions=self._reserve_positions(self._pending_check.probes)
+            )
 
-    def _arm(self, armed: _Armed) -> None:
-        self._armed = armed
-        self._gradients.clipped = self._guarded_move
+    def _schedule_check(self, check: _PendingCheck) -> None:
+        self._pending_check = check
+        self._gradients.clipped = self._guarded_move_positions
         self._recorder.steps.before_activity = self._guarded_check
 
-    def _disarm(self) -> None:
-        self._armed = self._gradients.clipped = self._recorder.steps.before_activity = None
+    def _cancel_check(self) -> None:
+        self._pending_check = self._gradients.clipped = self._recorder.steps.before_activity = None
 
     def _check(self, last: bool) -> None:
         """Something new begins: find out whether parameters were updated since the backward. If not, and this is not
         the `last` chance (a fetch may come before the update), go on."""
-        armed = self._armed
-        if armed is None or armed.thread != threading.get_ident():
+        check = self._pending_check
+        if check is None or check.thread != threading.get_ident():
             return
-        self._disarm()
-        with unseen():
-            changed = _changed(armed.probes)
+        self._cancel_check()
+        with hidden_from_modes():
+            changed = _changed_variables(check.probes)
         if not changed and not last:
-            self._arm(armed)
+            self._schedule_check(check)
         self._recorder.steps.on_change()
         if not changed:
             return
@@ -196,72 +202,74 @@ class ManualUpdates:
             return
         models: dict[str, list[Variable]] = {}
         for variable in changed:
-            models.setdefault(_model(variable), []).append(variable)
-        self._report(armed, models)
+            models.setdefault(_model_name(variable), []).append(variable)
+        self._report(check, models)
 
-    def _report(self, armed: _Armed, models: dict[str, list[Variable]]) -> None:
+    def _report(self, check: _PendingCheck, models: dict[str, list[Variable]]) -> None:
         """An update by hand has changed these parameters."""
         recorder = self._recorder
-        with unseen():
-            recorder.transfers.settle()  # what gradients were is needed now
-        recorder.steps.updated_by_hand(models.keys(), armed.places[0])
-        wanted = recorder.watching and self._demand.wants_call(LEVELS)
-        with_changes = wanted and self._demand.wants_state(LEVELS, "parameter.data")
-        places = iter(armed.places)
+        with hidden_from_modes():
+            recorder.transfers.flush()  # what gradients were is needed now
+        recorder.steps.manual_update(models.keys(), check.positions[0])
+        records_call = recorder.watching and self._demand.records_call(LEVELS)
+        with_changes = records_call and self._demand.observes_state(LEVELS, "parameter.data")
+        positions = iter(check.positions)
         for model, variables in models.items():
-            if wanted:
-                grads = summary([armed.states.get(variable, "none") for variable in variables])
-                context = merged(armed.context, grads=grads)
-                call = OpenCall(next(places), NO_CALL, LIFECYCLE, LEVELS, model, armed.site, context, ())
+            if records_call:
+                grads = summary([check.states.get(variable, "none") for variable in variables])
+                context = merged(check.context, grads=grads)
+                call = OpenCall(next(positions), NO_CALL, LIFECYCLE, LEVELS, model, check.site, context, ())
                 if with_changes:
-                    recorder.changed([_change(next(places), call.seq, v, armed.states) for v in variables])
-                recorder.leave(call, end=next(places))
+                    recorder.record_changes([_change(next(positions), call.seq, v, check.states) for v in variables])
+                recorder.leave(call, end=next(positions))
             self._gradients.step_ends(model)
 
     def _report_unused(self) -> None:
         """The run ends: report it if gradients were computed for training and no update has used them."""
         recorder = self._recorder
-        if not self._trains or self._written or recorder.steps.made:
+        if not self._trains or self._written or recorder.steps.updates_made:
             return
-        with unseen():
-            if recorder.steps.before_first and _changed(recorder.steps.before_first):
+        with hidden_from_modes():
+            if recorder.steps.initial_probes and _changed_variables(recorder.steps.initial_probes):
                 return
-        attribute = IDLE_OPTIMIZER if self._idle else UNUSED_GRADIENTS
-        if self._demand.wants_reading(RUN, attribute):
+        attribute = IDLE_OPTIMIZER if self._idle_optimizer else UNUSED_GRADIENTS
+        if self._demand.takes_reading(RUN, attribute):
             count = recorder.steps.backwards
-            who, context = self._idle or RUN, facts(site=self._site)
-            recorder.reading(Reading(recorder.next_seq(), NO_CALL, who, RUN, attribute, count, context=context))
+            subject, context = self._idle_optimizer or RUN, facts(site=self._site)
+            recorder.record_reading(
+                Reading(recorder.next_seq(), NO_CALL, subject, RUN, attribute, count, context=context)
+            )
 
 
-def _model(variable: Variable) -> str:
+def _model_name(variable: Variable) -> str:
     """The name of the model that a parameter belongs to."""
     return variable.name.split(".", 1)[0]
 
 
 def _size(probe: _Probe) -> int:
     """The number of elements of a parameter, many where it may be gone."""
-    return sys.maxsize if probe.kept is None else probe.kept.numel()
+    return sys.maxsize if probe.small is None else probe.small.numel()
 
 
-def _kept(tensor: torch.Tensor) -> torch.Tensor | None:
+def _if_small(tensor: torch.Tensor) -> torch.Tensor | None:
     """The tensor itself if it is small."""
-    return tensor if tensor.numel() * tensor.element_size() <= _SMALL else None
+    return tensor if tensor.numel() * tensor.element_size() <= _SMALL_BYTES else None
 
 
 def _memory(tensor: torch.Tensor) -> tuple[int, torch.Tensor | None]:
     """The address of a tensor and a copy of some of its elements; 0 and None where they cannot be read."""
-    dense = local(tensor)
+    dense = local_tensor(tensor)
     if dense is None or not dense.numel():
         return 0, None
-    if not dense.is_contiguous() or dense.element_size() not in WORDS:
+    if not dense.is_contiguous() or dense.element_size() not in INTEGER_TYPES:
         return dense.data_ptr(), None
     every = dense.numel() // _ELEMENTS | 1  # odd: of a matrix elements of all columns
     return dense.data_ptr(), dense.detach().as_strided(((dense.numel() - 1) // every + 1,), (every,)).clone()
 
 
-def _changed(probes: Sequence[_Probe]) -> list[Variable]:
+def _changed_variables(probes: Sequence[_Probe]) -> list[Variable]:
     """The parameters that somebody has written to."""
-    found: list[Variable] = []
+    changed: list[Variable] = []
     unsure: list[tuple[Variable, tuple[torch.Tensor, torch.Tensor]]] = []
     for variable, _, version, address, elements in probes:
         tensor = variable.tensor()
@@ -269,11 +277,11 @@ def _changed(probes: Sequence[_Probe]) -> list[Variable]:
             continue
         current, now = _memory(tensor)
         if version_of(tensor) != version or current != address:
-            found.append(variable)
+            changed.append(variable)
         elif elements is not None and now is not None:
             unsure.append((variable, (elements, now)))
-    known = fetched(differ([pair for _, pair in unsure]))
-    return found + [variable for (variable, _), so in zip(unsure, known, strict=True) if so]
+    differs = fetch_values(samples_differ([pair for _, pair in unsure]))
+    return changed + [variable for (variable, _), is_changed in zip(unsure, differs, strict=True) if is_changed]
 
 
 def _change(seq: int, call: int, variable: Variable, states: dict[Variable, str]) -> Change:

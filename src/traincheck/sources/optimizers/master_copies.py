@@ -20,9 +20,9 @@ import torch
 from traincheck.sources.gradients.gradients import Gradients, Held
 from traincheck.sources.modules.variables import Variable
 from traincheck.sources.recording.recorder import Recorder
-from traincheck.sources.tensors.deferred_values import Pending, lies_here
+from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host
 from traincheck.sources.tensors.device_transfers import NextSeq
-from traincheck.sources.tensors.reading import SOME, Computed, fingerprints, local, unseen
+from traincheck.sources.tensors.reading import SOME, Fingerprint, fingerprints, hidden_from_modes, local_tensor
 from traincheck.vocab.events import NO_CALL, TRAIN, Change
 from traincheck.vocab.facts import merged
 
@@ -33,118 +33,118 @@ MARGIN = 16
 rounded from a copy: an update is about the learning rate times the gradient, or at most one with Adam."""
 
 
-class _Awaited(NamedTuple):
+class _ExpectedUpdate(NamedTuple):
     """A variable that the step should change: what it was, and about how much an update changes it."""
 
     before: int | None
     size: float
 
 
-class Settling:
+class MasterCopies:
     """Keeps what is awaited of the step under way."""
 
     def __init__(self, gradients: Gradients, recorder: Recorder) -> None:
         self._gradients = gradients
         self._recorder = recorder
-        self._awaited: dict[Variable, _Awaited] = {}
+        self._expected: dict[Variable, _ExpectedUpdate] = {}
         self._seqs: list[int] = []
-        self._places = 0  # how many more may be needed when the update has ended
+        self._reserved = 0  # how many more may be needed when the update has ended
         self._last: dict[Variable, int] = {}
         recorder.after_gap("settling", self._forget)
 
     def _forget(self) -> None:
-        self._awaited, self._seqs, self._last, self._places = {}, [], {}, 0
+        self._expected, self._seqs, self._last, self._reserved = {}, [], {}, 0
 
     def update_begins(
         self,
         optimizer: str,
         held: Sequence[Held],
-        data: Sequence[Computed],
-        states: Sequence[str | Pending],
+        data: Sequence[Fingerprint],
+        states: Sequence[str | DeferredValue],
         rate: float,
     ) -> None:
         """Note what this update should change that no optimizer holds; `data` are fingerprints, `states` those of
-        gradients. Call under `unseen`."""
+        gradients. Call under `hidden_from_modes`."""
         own = [variable for variable, _ in held if optimizer in variable.holders]
         may_be_flat = not any(variable.owned for variable in own)
         masters: dict[torch.Size, list[int]] = {}
-        for place, (variable, tensor) in enumerate(held):
+        for index, (variable, tensor) in enumerate(held):
             if not variable.owned and optimizer in variable.holders:
-                masters.setdefault(tensor.shape, []).append(place)
+                masters.setdefault(tensor.shape, []).append(index)
         copies = {
-            place: masters.get(tensor.shape, [])
-            for place, (variable, tensor) in enumerate(held)
-            if variable.owned and not variable.holders and tensor.requires_grad and data[place] is not None
+            index: masters.get(tensor.shape, [])
+            for index, (variable, tensor) in enumerate(held)
+            if variable.owned and not variable.holders and tensor.requires_grad and data[index] is not None
         }
-        places = [place for place, found in copies.items() if found or may_be_flat]
-        if not places:
+        copy_indices = [index for index, master_indices in copies.items() if master_indices or may_be_flat]
+        if not copy_indices:
             return
-        self._places = len(self._awaited) + len(places)
-        measured = sorted({one for place in places for one in (place, *copies[place])})
-        values = [_largest(held[place][1]) for place in measured]
-        variables = [held[place][0] for place in places]
+        self._reserved = len(self._expected) + len(copy_indices)
+        measured = sorted({measured_index for index in copy_indices for measured_index in (index, *copies[index])})
+        values = [_largest(held[index][1]) for index in measured]
+        variables = [held[index][0] for index in copy_indices]
 
-        def conclude(known: list[Any], _: NextSeq) -> None:
+        def conclude(fetched: list[Any], _: NextSeq) -> None:
             count = len(measured)
-            sizes = dict(zip(measured, known, strict=False))
-            states = dict(zip(measured, known[count : 2 * count], strict=True))
+            sizes = dict(zip(measured, fetched, strict=False))
+            states = dict(zip(measured, fetched[count : 2 * count], strict=True))
             flat = may_be_flat and not any(variable.graded for variable in own)
-            for variable, place, before in zip(variables, places, known[2 * count :], strict=True):
-                fresh = states[place] == SOME and variable in self._gradients.fresh
-                by_copies = any(states[copy] == SOME for copy in copies[place])
-                if (fresh and (copies[place] or flat)) or (states[place] != SOME and by_copies):
-                    size = rate * min(1.0, max(sizes[one] for one in (place, *copies[place])))
-                    awaited = self._awaited.get(variable)
-                    first = self._last.get(variable, before) if awaited is None else awaited.before
-                    self._awaited[variable] = _Awaited(first, max(size, awaited.size if awaited else 0.0))
+            for variable, index, before in zip(variables, copy_indices, fetched[2 * count :], strict=True):
+                fresh = states[index] == SOME and variable in self._gradients.fresh
+                by_copies = any(states[copy] == SOME for copy in copies[index])
+                if (fresh and (copies[index] or flat)) or (states[index] != SOME and by_copies):
+                    size = rate * min(1.0, max(sizes[measured_index] for measured_index in (index, *copies[index])))
+                    expected = self._expected.get(variable)
+                    first = self._last.get(variable, before) if expected is None else expected.before
+                    self._expected[variable] = _ExpectedUpdate(first, max(size, expected.size if expected else 0.0))
 
-        values += [*(states[place] for place in measured), *(data[place] for place in places)]
-        self._recorder.transfers.when(SOURCE, values, conclude)
+        values += [*(states[index] for index in measured), *(data[index] for index in copy_indices)]
+        self._recorder.transfers.when_ready(SOURCE, values, conclude)
 
     def update_ends(self) -> None:
         """Set aside the positions at which the changes will be told."""
 
         def conclude(_: list[Any], next_seq: NextSeq) -> None:
-            while len(self._seqs) < len(self._awaited):
+            while len(self._seqs) < len(self._expected):
                 self._seqs.append(next_seq())
 
-        if self._places:
-            self._recorder.transfers.when(SOURCE, (), conclude, events=self._places)
-            self._places = 0
+        if self._reserved:
+            self._recorder.transfers.when_ready(SOURCE, (), conclude, events=self._reserved)
+            self._reserved = 0
 
-    def tell(self, stage: str) -> None:
+    def report(self, stage: str) -> None:
         """Tell what became of what was awaited: the window is about to be cut."""
-        if not self._awaited or stage != TRAIN:
+        if not self._expected or stage != TRAIN:
             return
-        awaited, self._awaited = self._awaited, {}
+        expected, self._expected = self._expected, {}
         seqs, self._seqs = self._seqs, []
-        with unseen():
-            alive = [(v, t, one) for v, one in awaited.items() if (t := v.tensor()) is not None]
+        with hidden_from_modes():
+            alive = [(v, t, update) for v, update in expected.items() if (t := v.tensor()) is not None]
             after = fingerprints([tensor for _, tensor, _ in alive])
             self._last = {v: now for (v, *_), now in zip(alive, after, strict=True) if now is not None}
-            for seq, (variable, tensor, one), now in zip(seqs, alive, after, strict=False):
+            for seq, (variable, tensor, update), now in zip(seqs, alive, after, strict=False):
                 if now is None or variable.holders:
                     continue
-                changed = now != one.before
-                lost = not changed and _may_be_lost(tensor, one.size)
-                lr = "positive" if one.size > 0 else "zero"
+                changed = now != update.before
+                lost = not changed and _may_be_lost(tensor, update.size)
+                lr = "positive" if update.size > 0 else "zero"
                 context = merged(variable.facts(tensor, ""), lr=lr, lost=lost)
-                told = Change(seq, NO_CALL, variable.name, "parameter", "data", SOME, SOME, changed, "", context, now)
-                self._recorder.changed((told,))
+                change = Change(seq, NO_CALL, variable.name, "parameter", "data", SOME, SOME, changed, "", context, now)
+                self._recorder.record_changes((change,))
 
 
 def _largest(tensor: torch.Tensor) -> Any:
     """The largest element of a gradient; it may be pending."""
-    gradient = local(tensor.grad) if tensor.grad is not None else None
+    gradient = local_tensor(tensor.grad) if tensor.grad is not None else None
     if gradient is None or not gradient.numel():
         return 0.0
     largest = gradient.abs().max()
-    return float(largest) if lies_here(largest) else Pending((largest,), float)
+    return float(largest) if is_on_host(largest) else DeferredValue((largest,), float)
 
 
 def _may_be_lost(tensor: torch.Tensor, size: float) -> bool:
     """Whether an update of this size may be lost in rounding in every element."""
-    dense = local(tensor)
+    dense = local_tensor(tensor)
     if dense is None or not dense.is_floating_point() or not dense.numel():
         return True
     return bool(size <= MARGIN * torch.finfo(dense.dtype).eps * float(dense.abs().min()))

@@ -15,8 +15,8 @@ import torch
 
 from traincheck.sources.gradients.gradients import Held
 from traincheck.sources.modules.variables import Variable
-from traincheck.sources.tensors.deferred_values import Pending
-from traincheck.sources.tensors.reading import SOME, Computed, computed
+from traincheck.sources.tensors.deferred_values import DeferredValue
+from traincheck.sources.tensors.reading import SOME, Fingerprint, deferred_fingerprints
 from traincheck.sources.tensors.storages import version_of
 
 Entry = tuple[int, str]
@@ -26,88 +26,96 @@ _Key = tuple[Variable, str]
 """The same, but for the place, which may be another one in the next step."""
 
 
-class _Read(NamedTuple):
+class _StateReading(NamedTuple):
     """A tensor as it was when it was read."""
 
     tensor: weakref.ref[torch.Tensor]
     version: int | None
-    fingerprint: Computed
+    fingerprint: Fingerprint
 
-    def still(self, tensor: torch.Tensor) -> bool:
+    def is_current(self, tensor: torch.Tensor) -> bool:
         """Whether that is what `tensor` is now."""
         return self.tensor() is tensor and self.version is not None and version_of(tensor) == self.version
 
 
-class KeptStates:
-    """Of all optimizers. Call its methods under `unseen`."""
+class OptimizerStateChanges:
+    """Of all optimizers. Call its methods under `hidden_from_modes`."""
 
     def __init__(self) -> None:
-        self._read: dict[str, dict[_Key, _Read]] = {}
+        self._last_reads: dict[str, dict[_Key, _StateReading]] = {}
 
-    def before(self, name: str, optimizer: Any, held: Sequence[Held], places: Sequence[int]) -> dict[Entry, Computed]:
+    def read_before(
+        self, name: str, optimizer: Any, held: Sequence[Held], indices: Sequence[int]
+    ) -> dict[Entry, Fingerprint]:
         """The fingerprints of what `optimizer`, called `name`, keeps for the variables at these places now, at the
         beginning of a step."""
-        known = self._read.pop(name, {})
-        entries, tensors = _kept(optimizer, held, places)
-        reads = [known.get(_key(entry, held)) for entry in entries]
-        found = {
+        previous = self._last_reads.pop(name, {})
+        entries, tensors = _state_tensors(optimizer, held, indices)
+        reads = [previous.get(_key(entry, held)) for entry in entries]
+        fingerprints = {
             entry: read.fingerprint
             for entry, tensor, read in zip(entries, tensors, reads, strict=True)
-            if read is not None and read.still(tensor)
+            if read is not None and read.is_current(tensor)
         }
-        unread = [place for place, entry in enumerate(entries) if entry not in found]
-        for place, value in zip(unread, computed([tensors[place] for place in unread]), strict=True):
-            found[entries[place]] = value
-        return found
+        unread = [index for index, entry in enumerate(entries) if entry not in fingerprints]
+        for index, value in zip(unread, deferred_fingerprints([tensors[index] for index in unread]), strict=True):
+            fingerprints[entries[index]] = value
+        return fingerprints
 
-    def after(self, name: str, optimizer: Any, held: Sequence[Held], places: Sequence[int]) -> dict[Entry, Computed]:
+    def read_after(
+        self, name: str, optimizer: Any, held: Sequence[Held], indices: Sequence[int]
+    ) -> dict[Entry, Fingerprint]:
         """The same, at the end of the step."""
-        entries, tensors = _kept(optimizer, held, places)
-        values = computed(tensors)
-        self._read[name] = {
-            _key(entry, held): _Read(weakref.ref(tensor), version_of(tensor), value)
+        entries, tensors = _state_tensors(optimizer, held, indices)
+        values = deferred_fingerprints(tensors)
+        self._last_reads[name] = {
+            _key(entry, held): _StateReading(weakref.ref(tensor), version_of(tensor), value)
             for entry, tensor, value in zip(entries, tensors, values, strict=True)
         }
         return dict(zip(entries, values, strict=True))
 
-    def gone(self, name: str) -> None:
+    def forget_optimizer(self, name: str) -> None:
         """There is no optimizer of this name any more."""
-        self._read.pop(name, None)
+        self._last_reads.pop(name, None)
 
     def forget(self) -> None:
         """What was read may be long ago."""
-        self._read.clear()
+        self._last_reads.clear()
 
 
 def _key(entry: Entry, held: Sequence[Held]) -> _Key:
     return held[entry[0]][0], entry[1]
 
 
-def witnesses(name: str, optimizer: Any, held: Sequence[Held], gradients: Sequence[str | Pending]) -> list[int]:
+def representatives(
+    name: str, optimizer: Any, held: Sequence[Held], gradients: Sequence[str | DeferredValue]
+) -> list[int]:
     """The places of a few variables by which an optimizer shows that it keeps something: those that it holds and that
     have a gradient (and something kept, where any has), the smallest of each number of dimensions, as some optimizers
     treat vectors and matrices in different ways."""
     graded = [
-        place
-        for place, ((variable, _), gradient) in enumerate(zip(held, gradients, strict=True))
-        if (gradient == SOME or type(gradient) is Pending) and name in variable.holders
+        index
+        for index, ((variable, _), gradient) in enumerate(zip(held, gradients, strict=True))
+        if (gradient == SOME or type(gradient) is DeferredValue) and name in variable.holders
     ]
-    found: dict[int, int] = {}
-    for place in [place for place in graded if optimizer.state.get(held[place][1])] or graded:
-        tensor = held[place][1]
-        known = found.setdefault(tensor.dim(), place)
-        if tensor.numel() < held[known][1].numel():
-            found[tensor.dim()] = place
-    return sorted(found.values())
+    by_dimension: dict[int, int] = {}
+    for index in [index for index in graded if optimizer.state.get(held[index][1])] or graded:
+        tensor = held[index][1]
+        smallest = by_dimension.setdefault(tensor.dim(), index)
+        if tensor.numel() < held[smallest][1].numel():
+            by_dimension[tensor.dim()] = index
+    return sorted(by_dimension.values())
 
 
-def _kept(optimizer: Any, held: Sequence[Held], places: Sequence[int]) -> tuple[list[Entry], list[torch.Tensor]]:
+def _state_tensors(
+    optimizer: Any, held: Sequence[Held], indices: Sequence[int]
+) -> tuple[list[Entry], list[torch.Tensor]]:
     entries: list[Entry] = []
     tensors: list[torch.Tensor] = []
-    for place in places:
-        tensor = held[place][1]
+    for index in indices:
+        tensor = held[index][1]
         for entry, value in (optimizer.state.get(tensor) or {}).items():  # None for a shard of another rank
             if isinstance(value, torch.Tensor):
-                entries.append((place, str(entry)))
+                entries.append((index, str(entry)))
                 tensors.append(value)
     return entries, tensors

@@ -21,155 +21,186 @@ import torch
 
 from traincheck.sources.gradients.gradients import Held
 from traincheck.sources.modules.variables import Variable
-from traincheck.sources.tensors.deferred_values import Pending, unlike
-from traincheck.sources.tensors.reading import Computed, computed
-from traincheck.sources.tensors.spot_checks import LARGE, differ, sample
+from traincheck.sources.tensors.deferred_values import DeferredValue, not_equal
+from traincheck.sources.tensors.reading import Fingerprint, deferred_fingerprints
+from traincheck.sources.tensors.spot_checks import LARGE_BYTES, sample, samples_differ
 from traincheck.sources.tensors.storages import version_of
 
-TRUSTED = 3
+TRUSTED_UPDATES = 3
 """Updates in a row that the sample of a parameter must have shown before it stands for the whole."""
 
 
-class Was(NamedTuple):
+class ParameterBefore(NamedTuple):
     """What a parameter was before an update. `fingerprint` is None where it could not be read, or was read in part:
     `sample` are some elements of a large one."""
 
-    fingerprint: Computed
+    fingerprint: Fingerprint
     sample: torch.Tensor | None = None
     version: int | None = None
 
 
-class Is(NamedTuple):
+class ParameterAfter(NamedTuple):
     """What it is after the update: its fingerprint if it was read as a whole, whether that is another one, and, where
     samples were taken, the new one with whether it differs."""
 
-    fingerprint: Computed
-    differs: bool | Pending
-    now: Was | None = None
-    shows: bool | Pending = False
+    fingerprint: Fingerprint
+    differs: bool | DeferredValue
+    now: ParameterBefore | None = None
+    shows: bool | DeferredValue = False
 
 
-class Became(NamedTuple):
+class ParameterChange(NamedTuple):
     """Whether the update has made it something else, and its fingerprint."""
 
     changed: bool
     fingerprint: int | None
 
 
-class Kept:
+class SampleHistory:
     """What is kept of a large parameter: how it was after the last update, if it was read as a whole then; how many
     updates in a row its sample has shown; and whether torch counts the writes of its updates (None: not known yet)."""
 
     __slots__ = ("counted", "last", "shown")
 
     def __init__(self) -> None:
-        self.last: Was | None = None
+        self.last: ParameterBefore | None = None
         self.shown = 0
         self.counted: bool | None = None
 
 
-def before(held: Sequence[Held], *, whole: bool) -> list[Was]:
-    """The parameters before an update; with `whole` the fingerprint of each. Call under `unseen`."""
-    found: dict[int, Was] = {}
-    taken: dict[int, Was] = {}
-    for place, (variable, tensor) in enumerate(held):
-        elements = sample(tensor) if tensor.numel() * tensor.element_size() >= LARGE else None  # for others no call
+def read_before(held: Sequence[Held], *, whole: bool) -> list[ParameterBefore]:
+    """The parameters before an update; with `whole` the fingerprint of each. Call under `hidden_from_modes`."""
+    parameters: dict[int, ParameterBefore] = {}
+    sampled: dict[int, ParameterBefore] = {}
+    for index, (variable, tensor) in enumerate(held):
+        elements = (
+            sample(tensor) if tensor.numel() * tensor.element_size() >= LARGE_BYTES else None
+        )  # for others no call
         if elements is None:
             continue
-        taken[place] = now = Was(None, elements, version_of(tensor))
-        if variable.kept is None:
-            variable.kept = Kept()
+        sampled[index] = now = ParameterBefore(None, elements, version_of(tensor))
+        if variable.sample_history is None:
+            variable.sample_history = SampleHistory()
         # Of what no optimizer holds fingerprints are compared when the step is over, see master_copies.py.
-        if variable.kept.shown >= TRUSTED and now.version is not None and variable.holders and not whole:
-            found[place] = now
-    found |= _untouched(held, {place: now for place, now in taken.items() if place not in found})
-    unread = [place for place in range(len(held)) if place not in found]
-    for place, value in zip(unread, computed([held[place][1] for place in unread]), strict=True):
-        found[place] = taken[place]._replace(fingerprint=value) if place in taken else Was(value)
-    return [found[place] for place in range(len(held))]
+        if (
+            variable.sample_history.shown >= TRUSTED_UPDATES
+            and now.version is not None
+            and variable.holders
+            and not whole
+        ):
+            parameters[index] = now
+    parameters |= _untouched(held, {index: now for index, now in sampled.items() if index not in parameters})
+    unread = [index for index in range(len(held)) if index not in parameters]
+    for index, value in zip(unread, deferred_fingerprints([held[index][1] for index in unread]), strict=True):
+        parameters[index] = sampled[index]._replace(fingerprint=value) if index in sampled else ParameterBefore(value)
+    return [parameters[index] for index in range(len(held))]
 
 
-def after(held: Sequence[Held], was: Sequence[Was], *, whole: bool) -> list[Is]:
-    """The parameters after the update; with `whole` the fingerprint of each. Call under `unseen`."""
-    now: dict[int, Was] = {}
-    for place, old in enumerate(was):
-        elements = None if old.sample is None else sample(held[place][1])
+def read_after(held: Sequence[Held], before: Sequence[ParameterBefore], *, whole: bool) -> list[ParameterAfter]:
+    """The parameters after the update; with `whole` the fingerprint of each. Call under `hidden_from_modes`."""
+    sampled: dict[int, ParameterBefore] = {}
+    for index, old in enumerate(before):
+        elements = None if old.sample is None else sample(held[index][1])
         if elements is not None:
-            now[place] = Was(None, elements, version_of(held[place][1]))
-    shows = _shows(was, now)
+            sampled[index] = ParameterBefore(None, elements, version_of(held[index][1]))
+    shows = _samples_show(before, sampled)
     read = [
-        place
-        for place in range(len(held))
-        if whole or place not in now or not (shows[place] is True or _is_settled(held[place], was[place], now[place]))
+        index
+        for index in range(len(held))
+        if whole
+        or index not in sampled
+        or not (shows[index] is True or _need_not_read(held[index], before[index], sampled[index]))
     ]
-    values: dict[int, Computed] = dict(zip(read, computed([held[place][1] for place in read]), strict=True))
-    found = []
-    for place, old in enumerate(was):
-        value = values.get(place)
-        found.append(Is(value, unlike(old.fingerprint, value), now.get(place), shows.get(place, False)))
-    return found
+    values: dict[int, Fingerprint] = dict(
+        zip(read, deferred_fingerprints([held[index][1] for index in read]), strict=True)
+    )
+    parameters = []
+    for index, old in enumerate(before):
+        value = values.get(index)
+        parameters.append(
+            ParameterAfter(value, not_equal(old.fingerprint, value), sampled.get(index), shows.get(index, False))
+        )
+    return parameters
 
 
-def pending_in(found: Sequence[Is]) -> list[Any]:
+def deferred_parts(parameters: Sequence[ParameterAfter]) -> list[Any]:
     """What may be pending in what parameters are, for `became`."""
-    return [value for one in found for value in (one.fingerprint, one.differs, one.shows)]
+    return [value for parameter in parameters for value in (parameter.fingerprint, parameter.differs, parameter.shows)]
 
 
-def became(
-    variables: Sequence[Variable], was: Sequence[Was], found: Sequence[Is], known: Sequence[Any], due: Sequence[bool]
-) -> list[Became]:
+def conclude(
+    variables: Sequence[Variable],
+    before: Sequence[ParameterBefore],
+    after: Sequence[ParameterAfter],
+    fetched: Sequence[Any],
+    should_change: Sequence[bool],
+) -> list[ParameterChange]:
     """What an update made of parameters; `known` is what was pending in `found`, and `due` says of each whether the
     update had reason to change it."""
-    told: list[Became] = []
-    for place, (old, one) in enumerate(zip(was, found, strict=True)):
-        value, differs, shows = known[3 * place : 3 * place + 3]
-        if one.now is None:
+    changes: list[ParameterChange] = []
+    for index, (old, new) in enumerate(zip(before, after, strict=True)):
+        value, differs, shows = fetched[3 * index : 3 * index + 3]
+        if new.now is None:
             unknown = old.fingerprint is None and old.sample is not None  # its memory was freed, or is another one
-            told.append(Became(unknown or differs, value))
+            changes.append(ParameterChange(unknown or differs, value))
             continue
-        kept: Kept = variables[place].kept
-        if one.fingerprint is not None:
-            kept.last = one.now._replace(fingerprint=value) if type(one.fingerprint) is int else None
+        history: SampleHistory = variables[index].sample_history
+        if new.fingerprint is not None:
+            history.last = new.now._replace(fingerprint=value) if type(new.fingerprint) is int else None
         elif shows:
-            kept.last = None
-        read = one.fingerprint is not None and old.fingerprint is not None
-        so = _changed(kept, old, one.now, differs if read else None, shows=shows, due=due[place])
-        told.append(Became(so, value))
-    return told
+            history.last = None
+        read = new.fingerprint is not None and old.fingerprint is not None
+        is_changed = _is_changed(
+            history, old, new.now, differs if read else None, shows=shows, should_change=should_change[index]
+        )
+        changes.append(ParameterChange(is_changed, value))
+    return changes
 
 
-def _untouched(held: Sequence[Held], taken: Mapping[int, Was]) -> dict[int, Was]:
+def _untouched(held: Sequence[Held], sampled: Mapping[int, ParameterBefore]) -> dict[int, ParameterBefore]:
     """Those that nobody seems to have written to since they were read as a whole after the last update."""
-    last: dict[int, Was] = {}
-    for place, now in taken.items():
-        known: Was | None = held[place][0].kept.last
-        if known is not None and known.version is not None and known.version == now.version:
-            last[place] = known
-    shows = _shows(taken, last)
-    return {place: known for place, known in last.items() if shows[place] is False}
+    last: dict[int, ParameterBefore] = {}
+    for index, now in sampled.items():
+        previous: ParameterBefore | None = held[index][0].sample_history.last
+        if previous is not None and previous.version is not None and previous.version == now.version:
+            last[index] = previous
+    shows = _samples_show(sampled, last)
+    return {index: previous for index, previous in last.items() if shows[index] is False}
 
 
-def _shows(was: Sequence[Was] | Mapping[int, Was], now: Mapping[int, Was]) -> dict[int, bool | Pending]:
+def _samples_show(
+    before: Sequence[ParameterBefore] | Mapping[int, ParameterBefore], after: Mapping[int, ParameterBefore]
+) -> dict[int, bool | DeferredValue]:
     """Of each that there is a sample of now whether it differs."""
-    pairs = [(old, new.sample) for place, new in now.items() if (old := was[place].sample) is not None]
-    return dict(zip(now, differ([(old, new) for old, new in pairs if new is not None]), strict=True))
+    pairs = [(old, new.sample) for index, new in after.items() if (old := before[index].sample) is not None]
+    return dict(zip(after, samples_differ([(old, new) for old, new in pairs if new is not None]), strict=True))
 
 
-def _is_settled(held: Held, old: Was, now: Was) -> bool:
+def _need_not_read(held: Held, old: ParameterBefore, now: ParameterBefore) -> bool:
     """Whether a parameter whose sample has not changed need not be read as a whole, as nobody has written to it, or as
     it was not read before."""
     untouched = old.version is not None and now.version == old.version
-    return old.fingerprint is None or (untouched and bool(held[0].kept.counted or held[1].grad is None))
+    return old.fingerprint is None or (untouched and bool(held[0].sample_history.counted or held[1].grad is None))
 
 
-def _changed(kept: Kept, old: Was, now: Was, differs: bool | None, *, shows: bool, due: bool) -> bool:
+def _is_changed(
+    history: SampleHistory,
+    old: ParameterBefore,
+    now: ParameterBefore,
+    differs: bool | None,
+    *,
+    shows: bool,
+    should_change: bool,
+) -> bool:
     """Whether a large parameter has changed; what its sample was worth is kept. `differs` says it of the whole, None
     where that was not read."""
     if shows:
-        kept.shown += 1
-        kept.counted = kept.counted is not False and now.version != old.version
+        history.shown += 1
+        history.counted = history.counted is not False and now.version != old.version
         return True
-    changed = differs if differs is not None else due and (now.version != old.version or kept.counted is False)
+    changed = (
+        differs if differs is not None else should_change and (now.version != old.version or history.counted is False)
+    )
     if changed or differs is None:
-        kept.shown = 0
+        history.shown = 0
     return changed

@@ -9,12 +9,12 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from traincheck.sources.gradients.gradients import Held
-from traincheck.sources.optimizers.parameter_changes import Was
+from traincheck.sources.optimizers.parameter_changes import ParameterBefore
 from traincheck.sources.recording.recorder import OpenCall
-from traincheck.sources.tensors.reading import Computed, local
+from traincheck.sources.tensors.reading import Fingerprint, local_tensor
 
 
-class Before:
+class StateBeforeStep:
     """What a step found: the variables concerned and the states of their gradients (`read` as they were read first); of
     some of them, by their places, also what the optimizer keeps for them. With `whole` the fingerprint of each was
     asked for. `negligible` are the places of those whose gradients the optimizer takes for none.
@@ -22,21 +22,31 @@ class Before:
     What is put off must not hold it, for it holds parameters; but it may hold the list `gradients`, which stays.
     """
 
-    __slots__ = ("data", "gradients", "held", "kept", "negligible", "rates", "read", "state", "whole")
+    __slots__ = (
+        "gradients",
+        "held",
+        "initial_gradients",
+        "negligible",
+        "parameters",
+        "rates",
+        "state",
+        "state_indices",
+        "whole",
+    )
 
     def __init__(self, held: Sequence[Held], gradients: list[Any], rates: dict[int, float]) -> None:
         self.held = held
         self.gradients = gradients
-        self.read = list(gradients)
+        self.initial_gradients = list(gradients)
         self.rates = rates
-        self.data: list[Was] = []
+        self.parameters: list[ParameterBefore] = []
         self.whole = True
-        self.kept: Sequence[int] = ()
+        self.state_indices: Sequence[int] = ()
         self.negligible: frozenset[int] = frozenset()
-        self.state: dict[tuple[int, str], Computed] = {}
+        self.state: dict[tuple[int, str], Fingerprint] = {}
 
 
-class OpenStep(NamedTuple):
+class RunningUpdate(NamedTuple):
     """A step under way. `frame` is of the function which called our hook: torch tells us of no step that raised.
 
     One that is not watched has neither `call` nor `before`. `aside` says that nothing is told of what runs in it.
@@ -44,14 +54,14 @@ class OpenStep(NamedTuple):
 
     call: OpenCall | None
     optimizer: str
-    before: Before | None
+    before: StateBeforeStep | None
     frame: FrameType
     thread: int
-    aside: bool = False
+    suppressed: bool = False
 
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the step is still on the stack (of another thread that is not known, so it is taken to be)."""
-        return threading.get_ident() != self.thread or _on_stack(self.frame)
+        return threading.get_ident() != self.thread or _is_on_stack(self.frame)
 
 
 def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -59,29 +69,29 @@ def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return next((arg for arg in (*args[1:], kwargs.get("closure")) if arg is not None), None)
 
 
-def taken_for_none(optimizer: Any, held: Sequence[Held]) -> frozenset[int]:
+def negligible_gradients(optimizer: Any, held: Sequence[Held]) -> frozenset[int]:
     """The places of variables whose gradients the optimizer takes for none, by its own setting: LBFGS has converged."""
     limits = [group.get("tolerance_grad", 0.0) for group in optimizer.param_groups]
     if not any(limits):
         return frozenset()
     groups = zip(optimizer.param_groups, limits, strict=True)
     limit_of = {id(param): limit for group, limit in groups for param in group["params"]}
-    found = set()
-    for place, (_, tensor) in enumerate(held):
-        gradient = None if tensor.grad is None else local(tensor.grad)
+    indices = set()
+    for index, (_, tensor) in enumerate(held):
+        gradient = None if tensor.grad is None else local_tensor(tensor.grad)
         if gradient is not None and gradient.numel() and gradient.abs().max() <= limit_of.get(id(tensor), 0.0):
-            found.add(place)
-    return frozenset(found)
+            indices.add(index)
+    return frozenset(indices)
 
 
-def is_torchs(optimizer: Any) -> bool:
+def is_torch_optimizer(optimizer: Any) -> bool:
     """Whether a step of it runs code of torch's alone."""
     if not type(optimizer).__module__.startswith("torch.optim."):
         return False
     return not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
-def hooked() -> FrameType:
+def hooked_frame() -> FrameType:
     """The frame that called our hook: the one of `step` itself."""
     frame = sys._getframe(1)
     while (_is_ours(frame) or frame.f_code.co_name == "<listcomp>") and frame.f_back is not None:
@@ -93,8 +103,8 @@ def _is_ours(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith("traincheck.")
 
 
-def _on_stack(wanted: FrameType) -> bool:
+def _is_on_stack(target: FrameType) -> bool:
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame is not wanted:
+    while frame is not None and frame is not target:
         frame = frame.f_back
-    return frame is wanted
+    return frame is target

@@ -10,7 +10,7 @@ import torch
 
 from traincheck.sources.optimizers.hyperparameters import plain
 from traincheck.sources.recording.recorder import Recorder
-from traincheck.sources.tensors.reading import unseen
+from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import ANNOUNCED, LIVE, Reading
 from traincheck.vocab.facts import FactValue, facts
@@ -33,34 +33,36 @@ class ScheduleReadings:
     def __init__(self, demand: Demand, recorder: Recorder) -> None:
         self._recorder = recorder
         self._announced: weakref.WeakSet[Any] = weakref.WeakSet()
-        recorder.after_gap("lifecycle", self._announced.clear, only_tells=True)
-        self.ask(demand)
+        recorder.after_gap("lifecycle", self._announced.clear, repeatable=True)
+        self.set_demand(demand)
 
-    def ask(self, demand: Demand) -> None:
+    def set_demand(self, demand: Demand) -> None:
         """From now on take the readings that `demand` asks for."""
-        self._wanted = [name for name in ("lr", "last_epoch", "total", "span") if demand.wants_reading(SCHEDULER, name)]
+        self._attributes = [
+            name for name in ("lr", "last_epoch", "total", "span") if demand.takes_reading(SCHEDULER, name)
+        ]
 
     def step_ends(self, scheduler: Any, name: str, call: int) -> None:
         """Read a scheduler that has just stepped; `call` is the position of that step."""
-        if not self._wanted:
+        if not self._attributes:
             return
         if scheduler not in self._announced:
             self._announced.add(scheduler)
-            self._tell(call, name, "total", _total(scheduler, TOTALS), ANNOUNCED)
-            self._tell(call, name, "span", _total(scheduler, OPEN), ANNOUNCED)
+            self._report(call, name, "total", _total(scheduler, TOTALS), ANNOUNCED)
+            self._report(call, name, "span", _total(scheduler, OPEN), ANNOUNCED)
         rates = getattr(scheduler, "_last_lr", None)
-        self._tell(call, name, "lr", rates[0] if rates else None, LIVE)
-        self._tell(call, name, "last_epoch", getattr(scheduler, "last_epoch", None), LIVE)
+        self._report(call, name, "lr", rates[0] if rates else None, LIVE)
+        self._report(call, name, "last_epoch", getattr(scheduler, "last_epoch", None), LIVE)
 
-    def _tell(self, call: int, name: str, attribute: str, value: Any, role: str) -> None:
-        if value is None or attribute not in self._wanted:
+    def _report(self, call: int, name: str, attribute: str, value: Any, role: str) -> None:
+        if value is None or attribute not in self._attributes:
             return
         if isinstance(value, torch.Tensor):
-            with unseen():
+            with hidden_from_modes():
                 value = plain(value)
-        told: FactValue = value
+        number: FactValue = value
         seq = self._recorder.next_seq()
-        self._recorder.reading(Reading(seq, call, name, SCHEDULER, attribute, told, role, _CONTEXT))
+        self._recorder.record_reading(Reading(seq, call, name, SCHEDULER, attribute, number, role, _CONTEXT))
 
 
 def _total(scheduler: Any, names: tuple[str, ...]) -> int | None:

@@ -1,4 +1,4 @@
-"""Pending: what is known of tensors only once an accelerator has computed it, and the one transfer that fetches it."""
+"""Values that an accelerator has yet to compute, and the single transfer that fetches many of them."""
 
 from __future__ import annotations
 
@@ -8,113 +8,120 @@ from typing import Any, NamedTuple
 
 import torch
 
-elsewhere = False
-"""See `as_if_elsewhere`."""
+simulated = False
+"""True inside `simulated_accelerator`."""
 
 
-def lies_here(tensor: torch.Tensor) -> bool:
-    """Whether there is nothing to wait for when the values of a tensor are looked at."""
-    return tensor.is_cpu and not elsewhere
+def is_on_host(tensor: torch.Tensor) -> bool:
+    """Whether reading the values of a tensor needs no wait for a device."""
+    return tensor.is_cpu and not simulated
 
 
 def is_capturing() -> bool:
-    """Whether this thread captures a CUDA graph: then nothing may be waited for."""
+    """Whether this thread captures a CUDA graph. The program must not synchronize while it does."""
     return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
-class as_if_elsewhere:
-    """Within, tensors on the CPU are treated like those of an accelerator: so it is tested where there is none."""
+class simulated_accelerator:
+    """Inside this context, CPU tensors are treated like tensors on an accelerator. It is for tests without one."""
 
     def __enter__(self) -> None:
-        global elsewhere
-        elsewhere = True
+        global simulated
+        simulated = True
 
     def __exit__(self, *_: object) -> None:
-        global elsewhere
-        elsewhere = False
+        global simulated
+        simulated = False
 
 
-class Pending(NamedTuple):
-    """What some numbers mean, each a tensor of one element (or of several, in a row) that lies on a device."""
+class DeferredValue(NamedTuple):
+    """A value computed by `interpret` from numbers that lie on a device, once they are fetched. Each number is a tensor
+    of one element."""
 
     numbers: tuple[torch.Tensor, ...]
-    means: Callable[..., Any]
+    interpret: Callable[..., Any]
 
 
-def unlike(old: Any, new: Any) -> bool | Pending:
-    """Whether two values differ, each of which may be pending."""
-    if Pending not in (type(old), type(new)):
+def not_equal(old: Any, new: Any) -> bool | DeferredValue:
+    """Whether two values differ. If one of them is deferred, the result is deferred."""
+    if DeferredValue not in (type(old), type(new)):
         return bool(old != new)
-    one, other = _promised(old), _promised(new)
-    numbers = (*one.numbers, *other.numbers)
+    left, right = _as_deferred(old), _as_deferred(new)
+    numbers = (*left.numbers, *right.numbers)
     if len({number.device for number in numbers}) > 1:
         return True
-    count = len(one.numbers)
-    return Pending(numbers, lambda *known: one.means(*known[:count]) != other.means(*known[count:]))
+    count = len(left.numbers)
+    return DeferredValue(
+        numbers, lambda *fetched: left.interpret(*fetched[:count]) != right.interpret(*fetched[count:])
+    )
 
 
-def _promised(value: Any) -> Pending:
-    return value if type(value) is Pending else Pending((), lambda: value)
+def _as_deferred(value: Any) -> DeferredValue:
+    return value if type(value) is DeferredValue else DeferredValue((), lambda: value)
 
 
-def fetched(values: Sequence[Any]) -> list[Any]:
-    """The values, with what is pending among them known: one transfer for each device. Call under `unseen`."""
-    found = list(values)
-    if Pending not in map(type, found):
-        return found
+def fetch_values(values: Sequence[Any]) -> list[Any]:
+    """Return the values, with every deferred value fetched: one transfer for each device. Call inside
+    `hidden_from_modes()`."""
+    results = list(values)
+    if DeferredValue not in map(type, results):
+        return results
     traced = torch._C._get_tracing_state()
     torch._C._set_tracing_state(None)  # what we compute is no part of a graph that the program has traced
     try:
-        _fetch(found)
+        _fetch(results)
     finally:
         torch._C._set_tracing_state(traced)
-    return found
+    return results
 
 
-def _fetch(found: list[Any]) -> None:
-    """Put what is known in the places of what is pending."""
-    places: dict[torch.device, list[int]] = {}
-    for place, value in enumerate(found):
-        if type(value) is Pending:
-            places.setdefault(value.numbers[0].device, []).append(place)
-    for device, those in places.items():
-        numbers = [number for place in those for number in found[place].numbers]
-        told = iter(_transferred(device, numbers))
-        for place in those:
-            value = found[place]
-            found[place] = value.means(*(next(told) for _ in value.numbers))
+def _fetch(values_to_fill: list[Any]) -> None:
+    """Replace deferred values by fetched values, in place."""
+    indices_by_device: dict[torch.device, list[int]] = {}
+    for index, deferred in enumerate(values_to_fill):
+        if type(deferred) is DeferredValue:
+            indices_by_device.setdefault(deferred.numbers[0].device, []).append(index)
+    for device, indices in indices_by_device.items():
+        numbers = [number for index in indices for number in values_to_fill[index].numbers]
+        fetched = iter(_transfer(device, numbers))
+        for index in indices:
+            deferred = values_to_fill[index]
+            values_to_fill[index] = deferred.interpret(*(next(fetched) for _ in deferred.numbers))
 
 
-def _transferred(device: torch.device, numbers: Sequence[torch.Tensor]) -> Iterable[int | float]:
-    """Numbers of any type by one transfer: those that are no integers as the bits of their double (on a device that has
-    none, of their single) precision."""
+def _transfer(device: torch.device, numbers: Sequence[torch.Tensor]) -> Iterable[int | float]:
+    """Fetch numbers of any dtype by one transfer. Floating point numbers travel as the bits of their double precision,
+    or single precision on a device without double."""
     wide, code = (torch.float32, "f") if device.type == "mps" else (torch.float64, "d")
-    whole = [not number.is_floating_point() for number in numbers]
+    is_integer = [not number.is_floating_point() for number in numbers]
     words = {"f": torch.int32, "d": torch.int64}[code]
-    kinds: dict[torch.dtype, list[int]] = {}
-    for place, number in enumerate(numbers):
-        kinds.setdefault(number.dtype, []).append(place)
+    indices_by_dtype: dict[torch.dtype, list[int]] = {}
+    for index, number in enumerate(numbers):
+        indices_by_dtype.setdefault(number.dtype, []).append(index)
     order, parts = [], []
-    for dtype, places in kinds.items():  # a few, and of each many: what is done to all of a kind is done once
-        row = torch.stack([numbers[place].reshape(()) for place in places])
+    for (
+        dtype,
+        indices,
+    ) in indices_by_dtype.items():  # a few, and of each many: what is done to all of a kind is done once
+        row = torch.stack([numbers[index].reshape(()) for index in indices])
         parts.append(row.to(wide).view(words).to(torch.int64) if dtype.is_floating_point else row.to(torch.int64))
-        order.extend(places)
+        order.extend(indices)
     if device.type in ("cuda", "xpu"):  # the program may have asked for them on another stream
         getattr(torch, device.type).synchronize(device)
     fetches.count += 1
-    found: list[int | float] = [0] * len(numbers)
-    for place, number in zip(order, torch.cat(parts).tolist(), strict=True):
-        found[place] = number if whole[place] else _number(number, code)
-    return found
+    results: list[int | float] = [0] * len(numbers)
+    for index, number in zip(order, torch.cat(parts).tolist(), strict=True):
+        results[index] = number if is_integer[index] else _float_from_bits(number, code)
+    return results
 
 
-def _number(bits: int, code: str) -> float:
-    """The floating point number of these bits."""
+def _float_from_bits(bits: int, code: str) -> float:
+    """The floating point number with these bits."""
     return float(struct.unpack(code, struct.pack({"f": "i", "d": "q"}[code], bits))[0])
 
 
 class _Fetches:
-    """Counts transfers: how often the program has waited for an accelerator because of us."""
+    """Counts transfers, that is, how often TrainCheck made the program wait for an accelerator."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,12 +1,12 @@
-"""Fingerprints that are computed where tensors lie, on an accelerator, with nothing transferred.
+"""Computes fingerprints of tensors on their accelerator, without transferring the tensors.
 
-Of a tensor it is the sum over i of splitmix64(word_i + (i + 1) * increment) modulo 2**64, where word_i is the i-th
-element's bits: every bit of every element counts, and so does its place.
+The fingerprint is the sum over i of splitmix64(word_i + (i + 1) * increment) modulo 2**64, where word_i holds the bits
+of element i. It depends on every bit and on the position of every element.
 
 Note [Small tensors in a row]
-A model has hundreds of small parameters, and to start one computation takes an accelerator's driver some microseconds,
-whatever it computes. So small tensors are put in a row and mixed together, a dozen computations for all of them; what
-is summed up over the row gives each its own sum, for sums modulo 2**64 can be taken from one another.
+A model has hundreds of small parameters, and every kernel launch costs some microseconds. So small tensors are
+concatenated and mixed together by a dozen kernels. A cumulative sum over the row gives each tensor its own sum, because
+sums modulo 2**64 can be subtracted.
 """
 
 from __future__ import annotations
@@ -16,106 +16,107 @@ from itertools import accumulate
 
 import torch
 
-AT_ONCE = 1 << 22
-"""Elements that are worked on at a time, with some 24 bytes of scratch for each (in a row 48)."""
+CHUNK_ELEMENTS = 1 << 22
+"""Elements processed at a time, with about 24 bytes of scratch memory each (48 in a row)."""
 
-SMALL = 1 << 16
-"""Elements of a tensor that is put in a row with others."""
+SMALL_ELEMENTS = 1 << 16
+"""Maximum number of elements of a tensor that is put in a row with others."""
 
 _MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 """The increment and the two multipliers of splitmix64 (Steele, Lea, Flood, OOPSLA 2014)."""
 
 
 def device_fingerprints(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """A fingerprint of the elements of each tensor: an int64 of no dimension, on its device.
+    """Return a fingerprint for each tensor: a 0-dimensional int64 tensor on its device.
 
-    They come as `words`, rows of integers. Works on the CPU, too (that is how it is tested). Call under `unseen`.
+    The tensors are rows of integers, see `as_integers`. The function works on the CPU as well, for tests. Call inside
+    `hidden_from_modes()`.
     """
-    found: list[torch.Tensor] = [None] * len(tensors)
+    sums: list[torch.Tensor] = [None] * len(tensors)
     rows: dict[tuple[torch.device, torch.dtype], _Row] = {}
-    for place, elements in enumerate(tensors):
-        if elements.numel() > SMALL:
-            found[place] = _of_large(elements)
+    for index, elements in enumerate(tensors):
+        if elements.numel() > SMALL_ELEMENTS:
+            sums[index] = _sum_of_large(elements)
             continue
         key = (elements.device, elements.dtype)
         row = rows.setdefault(key, _Row())
-        row.add(place, elements)
-        if row.total > AT_ONCE - SMALL:
-            _sums_of(rows.pop(key), found)
+        row.add(index, elements)
+        if row.total > CHUNK_ELEMENTS - SMALL_ELEMENTS:
+            _fill_sums(rows.pop(key), sums)
     for row in rows.values():
-        _sums_of(row, found)
-    return found
+        _fill_sums(row, sums)
+    return sums
 
 
 class _Row:
-    """Small tensors of one type, which are mixed together, with their places among all and their sizes."""
+    """Small tensors of one dtype, which are mixed together, with their indices and sizes."""
 
     def __init__(self) -> None:
-        self.places: list[int] = []
+        self.indices: list[int] = []
         self.tensors: list[torch.Tensor] = []
         self.sizes: list[int] = []
         self.total = 0
 
-    def add(self, place: int, elements: torch.Tensor) -> None:
-        """Add one to the row."""
-        self.places.append(place)
+    def add(self, index: int, elements: torch.Tensor) -> None:
+        self.indices.append(index)
         self.tensors.append(elements)
         self.sizes.append(elements.numel())
         self.total += elements.numel()
 
 
-def _of_large(elements: torch.Tensor) -> torch.Tensor:
-    """The sum of a large tensor, part by part."""
-    found = torch.zeros((), dtype=torch.int64, device=elements.device)
-    begins = 1
-    for part in elements.split(AT_ONCE):
-        mixed = torch.arange(begins, begins + part.numel(), dtype=torch.int64, device=part.device)
-        found += _splitmix_(mixed.mul_(_signed(_MIX[0])).add_(part)).sum()
-        begins += part.numel()
-    return found
+def _sum_of_large(elements: torch.Tensor) -> torch.Tensor:
+    """The sum of a large tensor, computed chunk by chunk."""
+    total = torch.zeros((), dtype=torch.int64, device=elements.device)
+    start = 1
+    for part in elements.split(CHUNK_ELEMENTS):
+        mixed = torch.arange(start, start + part.numel(), dtype=torch.int64, device=part.device)
+        total += _splitmix_(mixed.mul_(_signed(_MIX[0])).add_(part)).sum()
+        start += part.numel()
+    return total
 
 
-def _sums_of(row: _Row, found: list[torch.Tensor]) -> None:
-    """Put the sum of each tensor of a row to its place."""
+def _fill_sums(row: _Row, sums: list[torch.Tensor]) -> None:
+    """Put the sum of each tensor of a row into `sums`."""
     if len(row.tensors) == 1:
-        found[row.places[0]] = _of_large(row.tensors[0])
+        sums[row.indices[0]] = _sum_of_large(row.tensors[0])
         return
     total, device = row.total, row.tensors[0].device
-    begins, ends = _borders(device, tuple(row.sizes))
-    counts = ends - begins
+    starts, ends = _boundaries(device, tuple(row.sizes))
+    counts = ends - starts
     own = torch.arange(1, total + 1, dtype=torch.int64, device=device)
-    own.sub_(begins.repeat_interleave(counts, output_size=total)).mul_(_signed(_MIX[0]))
+    own.sub_(starts.repeat_interleave(counts, output_size=total)).mul_(_signed(_MIX[0]))
     summed = _splitmix_(own.add_(torch.cat(row.tensors))).cumsum(0)
     before = torch.nn.functional.pad(summed, (1, 0))
-    for place, number in zip(row.places, (before[ends] - before[begins]).unbind(), strict=True):
-        found[place] = number
+    for index, number in zip(row.indices, (before[ends] - before[starts]).unbind(), strict=True):
+        sums[index] = number
 
 
-_known: dict[tuple[torch.device, tuple[int, ...]], tuple[torch.Tensor, torch.Tensor]] = {}
-"""Of rows that were seen: where their tensors begin and end; on the device, for to bring them there it waits."""
+_cached_boundaries: dict[tuple[torch.device, tuple[int, ...]], tuple[torch.Tensor, torch.Tensor]] = {}
+"""Start and end offsets of the tensors of earlier rows. They stay on the device, because copying them there
+synchronizes."""
 
-_MOST_KNOWN = 256
+_MAX_CACHED = 256
 
 
-def _borders(device: torch.device, sizes: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where each tensor of a row begins and ends."""
-    found = _known.get((device, sizes))
-    if found is None:
+def _boundaries(device: torch.device, sizes: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The start and end offsets of the tensors of a row."""
+    cached = _cached_boundaries.get((device, sizes))
+    if cached is None:
         ends = torch.tensor([*accumulate(sizes)])
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
-        found = _known[device, sizes] = (ends - torch.tensor(sizes)).to(device), ends.to(device)
-    return found
+        if len(_cached_boundaries) >= _MAX_CACHED:
+            _cached_boundaries.clear()
+        cached = _cached_boundaries[device, sizes] = (ends - torch.tensor(sizes)).to(device), ends.to(device)
+    return cached
 
 
 def _signed(value: int) -> int:
-    """`value` modulo 2**64 as torch's int64 holds it."""
+    """`value` modulo 2**64 as an int64 of torch."""
     value &= 0xFFFFFFFFFFFFFFFF
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def _splitmix_(values: torch.Tensor) -> torch.Tensor:
-    """splitmix64's output function on int64, in place (the arithmetic shifts of int64 are masked to be logical)."""
+    """Apply splitmix64's output function to int64 values, in place. Masks make the arithmetic shifts of int64 logical."""
     values.bitwise_xor_((values >> 30).bitwise_and_((1 << 34) - 1)).mul_(_signed(_MIX[1]))
     values.bitwise_xor_((values >> 27).bitwise_and_((1 << 37) - 1)).mul_(_signed(_MIX[2]))
     return values.bitwise_xor_((values >> 31).bitwise_and_((1 << 33) - 1))

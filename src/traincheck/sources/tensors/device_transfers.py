@@ -1,12 +1,12 @@
-"""Transfers: how it is waited for what an accelerator has still to compute.
+"""Delays conclusions that need values from an accelerator, and fetches these values once per window.
 
 Note [One transfer a step]
-An accelerator works through what it was asked for, far behind the program that asks. To look at a number makes the
-program wait until all of that is done, so it must not be done around each call. What sources measure there stays there
-(`Pending`), and what they would conclude from it is put off (`Transfers.when`) until the window of the step is closed.
-Then all numbers are fetched at once, one transfer for each device, and the conclusions are drawn in the order in which
-they were put off. The events that they tell stand at places that were set aside. Of what lies on the CPU nothing is put
-off, unless something is that came before it.
+An accelerator works far behind the program that issues its work. Reading a number makes the program wait until all of
+that work is done, so TrainCheck must not read numbers around each call. Values measured by sources stay on the device
+(`DeferredValue`). Conclusions from them are delayed (`DeviceTransfers.when_ready`) until the window of the step closes.
+Then TrainCheck fetches all numbers, with one transfer for each device, and draws the conclusions in their original
+order. Their events get positions that were reserved earlier. Values on the CPU delay nothing, unless an earlier
+conclusion is delayed.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from traincheck.sources.recording.call_stack import OpenCall
-from traincheck.sources.recording.window_buffer import OpenWindow
-from traincheck.sources.tensors.deferred_values import Pending, fetched, is_capturing
-from traincheck.sources.tensors.reading import unseen
+from traincheck.sources.recording.window_buffer import WindowBuffer
+from traincheck.sources.tensors.deferred_values import DeferredValue, fetch_values, is_capturing
+from traincheck.sources.tensors.reading import hidden_from_modes
 
 NextSeq: TypeAlias = Callable[[], int]
-"""Gives the place of the next event."""
+"""Returns the position of the next event."""
 
 Conclude: TypeAlias = Callable[[list[Any], NextSeq], object]
-"""Is given what was pending, as it is known now, and tells what follows from it."""
+"""Takes the fetched values and records the events that follow from them."""
 
 
-MOST_PENDING = 20_000
-"""Values that are waited for at most, as they take memory of the device; an epoch of evaluation is one window."""
+MAX_PENDING = 20_000
+"""Maximum number of deferred values, which take memory of the device. An epoch of evaluation is one window."""
 
 
-class _PutOff(NamedTuple):
-    """A conclusion that was put off: whose it is, what it follows from, the call that it is about, and the places of
-    the events that it may tell."""
+class _Deferred(NamedTuple):
+    """A delayed conclusion: its source, the values it needs, the call it is about, and the reserved positions of its
+    events."""
 
     source: str
     values: list[Any]
@@ -43,29 +43,29 @@ class _PutOff(NamedTuple):
     seqs: list[int]
 
 
-class Telling(Protocol):
-    """What is asked of the recorder."""
+class RecorderProtocol(Protocol):
+    """The part of the recorder that `DeviceTransfers` uses."""
 
     next_seq: NextSeq
 
     def fault(self, source: str, error: BaseException) -> None:
-        """A source failed."""
+        """Report that a source failed."""
 
-    def give_up(self) -> None:
-        """The open window cannot be told."""
+    def drop_window(self) -> None:
+        """Drop the open window."""
 
 
-class Transfers:
-    """Puts off what follows from numbers that lie on accelerators; of one recorder and its window, for all threads."""
+class DeviceTransfers:
+    """Delays conclusions from values on accelerators, for one recorder, its window, and all threads."""
 
-    def __init__(self, recorder: Telling, window: OpenWindow) -> None:
+    def __init__(self, recorder: RecorderProtocol, window: WindowBuffer) -> None:
         self._recorder = recorder
         self._window = window
-        self._put_off: list[_PutOff] = []
+        self._deferred: list[_Deferred] = []
         self._pending = 0
         self._lock = threading.Lock()
 
-    def when(
+    def when_ready(
         self,
         source: str,
         values: Sequence[Any],
@@ -74,43 +74,44 @@ class Transfers:
         call: OpenCall | None = None,
         events: int = 0,
     ) -> None:
-        """Have `conclude` called with `values` when none of them is pending any more: at once where none is, and
-        nothing else was put off.
+        """Call `conclude` with `values` as soon as none of them is deferred: at once if that holds now and no earlier
+        conclusion waits.
 
-        `call` is the one to which it may add, `events` the number of events that it may tell. Where it computes with
-        tensors, call under `unseen`. It must hold neither parameters nor gradients.
+        `call` is the call that `conclude` may extend, `events` the maximum number of events that it records. If it
+        computes with tensors, call this method inside `hidden_from_modes()`. `conclude` must hold neither parameters
+        nor gradients.
         """
-        if not self._put_off and Pending not in map(type, values):
+        if not self._deferred and DeferredValue not in map(type, values):
             conclude(values if type(values) is list else list(values), self._recorder.next_seq)
             return
         seqs = [self._recorder.next_seq() for _ in range(events)]
         with self._lock:
-            self._put_off.append(_PutOff(source, list(values), conclude, call, seqs))
+            self._deferred.append(_Deferred(source, list(values), conclude, call, seqs))
             self._pending += len(values)
-        if self._pending > MOST_PENDING:
-            self.settle()
+        if self._pending > MAX_PENDING:
+            self.flush()
 
-    def settle(self) -> None:
-        """Fetch what is pending, and conclude what was put off, if anything: the window is about to be closed."""
+    def flush(self) -> None:
+        """Fetch all deferred values and draw the delayed conclusions, because the window is about to close."""
         if not self:
             return
         with self._lock:
-            waiting, self._put_off, self._pending = self._put_off, [], 0
+            conclusions, self._deferred, self._pending = self._deferred, [], 0
         if is_capturing():
-            self._recorder.give_up()
+            self._recorder.drop_window()
             return
-        added: dict[int, OpenCall] = {}
-        with unseen():
-            known = iter(fetched([value for one in waiting for value in one.values]))
-            for one in waiting:
-                values = list(itertools.islice(known, len(one.values)))
+        changed_calls: dict[int, OpenCall] = {}
+        with hidden_from_modes():
+            fetched_values = iter(fetch_values([value for conclusion in conclusions for value in conclusion.values]))
+            for conclusion in conclusions:
+                values = list(itertools.islice(fetched_values, len(conclusion.values)))
                 try:
-                    one.conclude(values, iter(one.seqs).__next__)
+                    conclusion.conclude(values, iter(conclusion.seqs).__next__)
                 except Exception as error:
-                    self._recorder.fault(one.source, error)
-                if one.call is not None:
-                    added[one.call.seq] = one.call
-        self._window.add_to(added)
+                    self._recorder.fault(conclusion.source, error)
+                if conclusion.call is not None:
+                    changed_calls[conclusion.call.seq] = conclusion.call
+        self._window.update_calls(changed_calls)
 
     def __bool__(self) -> bool:
-        return bool(self._put_off)
+        return bool(self._deferred)

@@ -1,7 +1,7 @@
-"""Hashing: xxh3-64 of the memory of tensors, by several threads where it is much.
+"""Hashes the memory of tensors by xxh3-64, on several threads for large amounts.
 
-One core reads some 10 GB/s from memory, several read several times that; xxhash gives the interpreter's lock back
-meanwhile. We only do so while the program's own thread waits for us, and take no more threads than torch may.
+One core reads about 10 GB/s from memory, several cores read a multiple of that, and xxhash releases the GIL meanwhile.
+TrainCheck uses threads only while the thread of the program waits for the result, and no more than torch may use.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ import xxhash
 
 from traincheck.background_threads import NAME, background
 
-MUCH = 4 << 20
-"""Bytes in all from which on it is worth to wake a thread (0.4 ms to read them, some 30 µs to wake it)."""
+PARALLEL_BYTES = 4 << 20
+"""Total bytes from which extra threads pay off: 0.4 ms to read them, about 30 µs to wake a thread."""
 
-MOST_THREADS = 8
-"""Beyond that the memory is the limit, not the cores."""
+MAX_THREADS = 8
+"""With more threads, memory bandwidth is the limit."""
 
-END_SECONDS = 1.0
-"""How long the end waits for a thread; one that reads ends soon."""
+JOIN_SECONDS = 1.0
+"""How long `stop_threads` waits for each thread."""
 
 
 class Memory(NamedTuple):
-    """Memory to be read. It stays while `owner` does: an interrupt may end the waiting of the one who asked."""
+    """Memory to be hashed. `owner` keeps it alive, because an interrupt may end the wait of the caller."""
 
-    begins: int
+    address: int
     size: int
     seed: int
     owner: object
@@ -44,91 +44,91 @@ _SIZE = itemgetter(Memory._fields.index("size"))
 
 
 def digest(memory: Memory) -> int:
-    """The xxh3-64 of it; of none the seed."""
+    """The xxh3-64 of some memory; of empty memory the seed."""
     if memory.size == 0:
         return memory.seed
     # A view of the memory itself: no copy, no numpy, and it works for bfloat16 as for any other dtype.
-    view = (ctypes.c_char * memory.size).from_address(memory.begins)
-    found: int = xxhash.xxh3_64_intdigest(view, memory.seed)
-    return found
+    view = (ctypes.c_char * memory.size).from_address(memory.address)
+    value: int = xxhash.xxh3_64_intdigest(view, memory.seed)
+    return value
 
 
-class Done:
-    """What was hashed so far in this process: bytes, and the seconds in which somebody waited for it."""
+class HashingTotals:
+    """The bytes hashed in this process, and the seconds that callers waited for it."""
 
     def __init__(self) -> None:
         self.size = 0
         self.seconds = 0.0
 
 
-done = Done()
+totals = HashingTotals()
 
 
 def digests(memories: Sequence[Memory]) -> list[int]:
-    """One for each, in their order."""
+    """The digest of each memory, in order."""
     began = time.perf_counter()
     size = sum(map(_SIZE, memories))
-    if len(memories) < 2 or size < MUCH or (threads := _threads()) < 2:
-        found = list(map(digest, memories))
+    if len(memories) < 2 or size < PARALLEL_BYTES or (threads := _thread_count()) < 2:
+        values = list(map(digest, memories))
     else:
-        found = _crew.work_off(memories, threads)
-    done.size += size
-    done.seconds += time.perf_counter() - began
-    return found
+        values = _pool.run(memories, threads)
+    totals.size += size
+    totals.seconds += time.perf_counter() - began
+    return values
 
 
-def _threads() -> int:
-    """How many threads may read at a time: as many as torch takes for one operation."""
-    found: int = torch.get_num_threads()
-    return min(found, MOST_THREADS)
+def _thread_count() -> int:
+    """How many threads may read at a time: as many as torch uses for one operation."""
+    allowed: int = torch.get_num_threads()
+    return min(allowed, MAX_THREADS)
 
 
 class _Task:
-    """Memory that is read by whoever has time, the largest first."""
+    """Memories that several threads hash together, the largest first."""
 
     def __init__(self, memories: Sequence[Memory]) -> None:
         self._memories = memories
-        self._found = [0] * len(memories)
+        self._digests = [0] * len(memories)
         self._failed: list[BaseException] = []
-        self._left = sorted(range(len(memories)), key=lambda place: memories[place].size)
+        self._remaining = sorted(range(len(memories)), key=lambda index: memories[index].size)
         self._done = threading.Semaphore(0)
 
     def work(self) -> None:
-        """Take part until nothing is left to be taken."""
-        left, memories, found = self._left, self._memories, self._found
+        """Take part until no memory remains."""
+        remaining, memories, values = self._remaining, self._memories, self._digests
         while True:
             try:
-                place = left.pop()  # one of those calls that no thread interrupts
+                index = remaining.pop()  # one of those calls that no thread interrupts
             except IndexError:
                 return
             try:
-                found[place] = digest(memories[place])
+                values[index] = digest(memories[index])
             except BaseException as error:
                 self._failed.append(error)
             finally:
                 self._done.release()
 
     def wait(self) -> list[int]:
-        """All that was found, once the last one is. Raises what kept anyone from it, an interrupt too."""
+        """Return all digests, once the last is computed. Raises what a thread raised, including an interrupt."""
         for _ in self._memories:
             self._done.acquire()
         if self._failed:
             raise self._failed[0]
-        return self._found
+        return self._digests
 
 
-class _Crew:
-    """Threads that wait for a task, asleep until there is one, or until they are dismissed."""
+class _ThreadPool:
+    """Threads that sleep until there is a task, or until they are stopped."""
 
     def __init__(self) -> None:
-        self._hire_none()
+        self._reset()
 
-    def _hire_none(self) -> None:
+    def _reset(self) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
-    def work_off(self, memories: Sequence[Memory], threads: int) -> list[int]:
-        """With this thread among them; with it alone where there can be no others."""
+    def run(self, memories: Sequence[Memory], threads: int) -> list[int]:
+        """Hash by this thread and others; by this thread alone if no other can be started."""
         task = _Task(memories)
         with suppress(RuntimeError):  # no more threads
             while len(self._threads) < threads - 1:
@@ -138,18 +138,18 @@ class _Crew:
         task.work()
         return task.wait()
 
-    def dismiss(self) -> None:
-        """End the threads; the next task finds others."""
+    def stop_threads(self) -> None:
+        """End the threads. The next task starts new ones."""
         tasks, threads = self._tasks, self._threads
-        self._hire_none()
+        self._reset()
         for _ in threads:
             tasks.put(None)
         for thread in threads:
-            thread.join(END_SECONDS)
+            thread.join(JOIN_SECONDS)
 
     def forget(self) -> None:
-        """In a forked child: the threads are gone."""
-        self._hire_none()
+        """Drop the threads in a forked child, where they do not exist."""
+        self._reset()
 
     @staticmethod
     def _serve(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
@@ -157,7 +157,7 @@ class _Crew:
             work()
 
 
-_crew = _Crew()
-dismiss = _crew.dismiss
+_pool = _ThreadPool()
+stop_threads = _pool.stop_threads
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_crew.forget)
+    os.register_at_fork(after_in_child=_pool.forget)

@@ -1,12 +1,12 @@
-"""Tensors: bits and fingerprint of a whole tensor, whether it is zero, and how to read it without being seen.
+"""Reads whole tensors without being seen by the program: local memory, fingerprints, and whether a tensor is zero.
 
 Note [Tensor subclasses]
-A tensor of a class with a `__torch_dispatch__` of its own (DTensor, quantised, fake, a user's) often has no memory: it
-wraps other tensors. An operation that is kept from this method reads the memory that is not there, and the process ends
-with a segmentation fault. So `unseen` switches off the program's dispatch *modes*, but never the dispatch of
-subclasses, and it switches the latter on where the program itself has switched it off. Whatever reads values takes them
-from `local`, which returns a plain tensor with memory behind each of its elements, or None. An operation that reaches a
-subclass all the same costs a call of its method, and no crash.
+A tensor of a class with its own `__torch_dispatch__` (DTensor, quantized, fake, a user's class) often has no memory,
+because it wraps other tensors. If an operation bypasses this method, it reads memory that does not exist, and the
+process ends with a segmentation fault. So `hidden_from_modes` disables the program's dispatch *modes*, but never the
+dispatch of subclasses, and it enables the latter if the program has disabled it. Code that reads values gets them from
+`local_tensor`, which returns a plain tensor with memory for each of its elements, or None. If an operation still
+reaches a subclass, it costs a call of its method and does not crash.
 """
 
 from __future__ import annotations
@@ -25,28 +25,29 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from traincheck.sources.tensors import deferred_values
-from traincheck.sources.tensors.deferred_values import Pending, fetched, is_capturing, lies_here
+from traincheck.sources.tensors.deferred_values import DeferredValue, fetch_values, is_capturing, is_on_host
 from traincheck.sources.tensors.hashing import Memory, digest, digests
 
 NONE, ZERO, SOME = "none", "zero", "some"
 
 _FEW, _SOME, _ALL = 64, 256, 4096
-"""Bytes looked at before a whole tensor is reduced: one that is not zero settles that the tensor is not. First a few in
-a row, then some all over it (of the gradient of an embedding most rows are zero); of small tensors all of them."""
+"""Bytes inspected before a whole tensor is reduced; one nonzero byte settles the question. The first check reads
+adjacent bytes, the second some from the whole tensor, because most rows of an embedding's gradient are zero. Small
+tensors are read completely."""
 
 
-class _Unseen:
-    """Stands around what we compute, see `unseen`. One that was left is used again: to make it costs as much as to use
-    it three times.
+class _HiddenFromModes:
+    """The context manager behind `hidden_from_modes`. Instances are reused, because creating one costs as much as three
+    uses.
 
-    It is a generator that goes on where others end. An interrupt (Ctrl-C) in its midst ends it like any other: all that
-    it has done is taken back at once, before what is around it ends, and it is not used again.
+    It wraps a generator that resumes where others end. An interrupt (Ctrl-C) inside ends the generator: its changes are
+    undone at once, before any outer context ends, and the instance is not reused.
     """
 
     __slots__ = ("_close", "_next")
 
     def __init__(self) -> None:
-        rounds = _in_and_out()
+        rounds = _enter_and_leave()
         self._next, self._close = rounds.__next__, rounds.close
 
     def __enter__(self) -> None:
@@ -65,7 +66,7 @@ class _Unseen:
         _idle.append(self)
 
 
-_idle: list[_Unseen] = []
+_idle: list[_HiddenFromModes] = []
 
 
 _PYTHON = torch._C.DispatchKey.Python
@@ -77,8 +78,8 @@ _is_excluded, _exclude = (
 _NO_MODES = contextlib.nullcontext()
 
 
-def _in_and_out() -> Generator[None, None, None]:
-    """Enter and leave in turns. See Note [Tensor subclasses] for what is switched off."""
+def _enter_and_leave() -> Generator[None, None, None]:
+    """Enter and leave in turns, see Note [Tensor subclasses]."""
     while True:
         grad, excluded = torch.is_grad_enabled(), _is_excluded(_PYTHON)
         # (To hide the modes by dispatch keys alone is not enough: `detach` asks for the stack itself.)
@@ -95,18 +96,20 @@ def _in_and_out() -> Generator[None, None, None]:
         yield
 
 
-def unseen() -> _Unseen:
-    """What we compute in here is seen by no mode of the program (nor by our own) and records no gradient."""
+def hidden_from_modes() -> _HiddenFromModes:
+    """Hide the computations inside from every mode of the program (and of TrainCheck), and record no gradient for them."""
     try:
         return _idle.pop()
     except IndexError:  # not asked before: another thread may have taken the last one since
-        return _Unseen()
+        return _HiddenFromModes()
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The local memory of `tensor` as a plain dense tensor; None where there is nothing to read (meta, sparse, freed, a
-    mere wrapper), or where it must not be read: what is computed on an accelerator while a graph is captured or traced
-    becomes part of it. Call under `unseen`."""
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The local memory of `tensor` as a plain dense tensor. Call inside `hidden_from_modes()`.
+
+    Returns None if there is nothing to read (meta, sparse, freed, a mere wrapper). It also returns None if the tensor
+    must not be read: while a graph is captured or traced, computations on an accelerator would become part of it.
+    """
     if type(tensor) not in PLAIN:
         shard = getattr(tensor, "_local_tensor", None)
         tensor = shard if isinstance(shard, torch.Tensor) else tensor
@@ -115,7 +118,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor | None:
     if is_functorch_wrapped_tensor(tensor) or torch._is_functional_tensor(tensor):
         return None
     if type(tensor) not in PLAIN:
-        plain = _plain(tensor)
+        plain = _plain_tensor(tensor)
         if plain is None:
             return None
         tensor = plain
@@ -126,7 +129,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor | None:
             return None
     except (RuntimeError, NotImplementedError):
         return None
-    if not (tensor.is_cpu and not deferred_values.elsewhere) and (is_capturing() or _traced() is not None):
+    if not (tensor.is_cpu and not deferred_values.simulated) and (is_capturing() or _traced() is not None):
         return None
     if tensor.is_conj() or tensor.is_neg():  # a view whose memory holds other values than it shows
         return tensor.resolve_conj().resolve_neg()
@@ -139,9 +142,9 @@ _traced = torch._C._get_tracing_state
 _no_dispatch = torch._C._disabled_torch_dispatch_impl
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A tensor of a subclass as a plain tensor of the same memory, None where it has no memory of its own. A subclass
-    without a dispatch method of its own is as good as plain."""
+def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A tensor of a subclass as a plain tensor over the same memory; None if it has no memory of its own. A subclass
+    without its own dispatch counts as plain."""
     if is_lazy(tensor):
         return None
     try:
@@ -157,8 +160,8 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _is_within(tensor: torch.Tensor, size: int) -> bool:
-    """Whether each element of a strided tensor lies in the first `size` bytes of its memory: a program may free or
-    shrink what is behind a tensor."""
+    """Whether each element of a strided tensor lies in the first `size` bytes of its memory. A program may free or
+    shrink the memory behind a tensor."""
     if not tensor.numel():
         return True
     reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -166,12 +169,12 @@ def _is_within(tensor: torch.Tensor, size: int) -> bool:
 
 
 def is_copyable(tensor: torch.Tensor) -> bool:
-    """Whether a copy of `tensor` is as good as itself: it is plain, and its memory is there. Call under `unseen`."""
-    return type(tensor) in PLAIN and local(tensor) is not None
+    """Whether a copy can replace `tensor`: it is plain and its memory exists. Call inside `hidden_from_modes()`."""
+    return type(tensor) in PLAIN and local_tensor(tensor) is not None
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """The sizes of `tensor`; None where it has none (a nested tensor), or none that is known."""
+    """The sizes of `tensor`; None if it has none (a nested tensor) or they are symbolic."""
     try:
         shape = tuple(tensor.shape)
     except (RuntimeError, NotImplementedError):
@@ -180,94 +183,97 @@ def shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def is_empty(tensor: torch.Tensor) -> bool:
-    """Whether nothing of the tensor is here: of one in shards a rank may have none. Call where no mode is asked."""
+    """Whether this rank holds no element of the tensor, as happens for sharded ones. Call where no mode intercepts it."""
     if type(tensor) not in PLAIN:
         tensor = getattr(tensor, "_local_tensor", tensor)
     return bool(tensor.numel() == 0)
 
 
-WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""The integers by which elements of so many bytes are seen."""
+INTEGER_TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""The integer dtype by size in bytes that shows the bits of an element."""
 
 
-def words(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in a row, as integers; two for a complex number."""
+def as_integers(tensor: torch.Tensor) -> torch.Tensor:
+    """The bits of all elements as a flat tensor of integers, two for a complex number."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
-    return flat.view(WORDS[flat.element_size()])
+    return flat.view(INTEGER_TYPES[flat.element_size()])
 
 
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of a device have one type, one shape, and the same bits."""
-    if one.shape != other.shape or one.dtype != other.dtype:
+def same_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors on a device have the same dtype, the same shape, and the same bits."""
+    if tensor.shape != other.shape or tensor.dtype != other.dtype:
         return False
-    shown = any(tensor.is_conj() or tensor.is_neg() for tensor in (one, other))  # as other values than lie in memory
-    if one.stride() == other.stride() and one.element_size() in WORDS and not shown:  # as they lie: nothing is copied
-        type_of_words = WORDS[one.element_size()]
-        return bool(torch.equal(one.detach().view(type_of_words), other.detach().view(type_of_words)))
-    return bool(torch.equal(words(one), words(other)))
+    lazy_view = any(view.is_conj() or view.is_neg() for view in (tensor, other))
+    size = tensor.element_size()
+    # Without a lazy view the memory itself can be compared, and nothing is copied.
+    if tensor.stride() == other.stride() and size in INTEGER_TYPES and not lazy_view:
+        return bool(torch.equal(tensor.detach().view(INTEGER_TYPES[size]), other.detach().view(INTEGER_TYPES[size])))
+    return bool(torch.equal(as_integers(tensor), as_integers(other)))
 
 
 _seeds: dict[tuple[torch.dtype, torch.Size], int] = {}
 
 
 def _seed(tensor: torch.Tensor) -> int:
-    """A number for dtype and shape, so that equal bytes of another type or shape differ."""
+    """A number for dtype and shape, so that equal bytes with another dtype or shape get another fingerprint."""
     return zlib.crc32(repr((str(tensor.dtype), tuple(tensor.shape))).encode())
 
 
-MOST_KEPT = 1024
-"""Elements of a tensor that are kept to compare it with: random numbers that are equal in so many are equal."""
+MAX_FIRST_ELEMENTS = 1024
+"""Elements kept to compare a tensor with later. Random numbers that are equal in so many elements are equal."""
 
 
-def beginning(tensor: torch.Tensor) -> torch.Tensor:
+def first_elements(tensor: torch.Tensor) -> torch.Tensor:
     """The first elements of a dense tensor, without a copy of the rest."""
-    if tensor.numel() <= MOST_KEPT:
+    if tensor.numel() <= MAX_FIRST_ELEMENTS:
         return tensor.reshape(-1)
     flat = tensor
-    while flat.dim() > 1 and flat[0].numel() >= MOST_KEPT:
+    while flat.dim() > 1 and flat[0].numel() >= MAX_FIRST_ELEMENTS:
         flat = flat[0]
-    rows = flat if flat.dim() == 1 else flat[: MOST_KEPT // max(1, flat[0].numel()) + 1]
-    return rows.reshape(-1)[:MOST_KEPT]
+    rows = flat if flat.dim() == 1 else flat[: MAX_FIRST_ELEMENTS // max(1, flat[0].numel()) + 1]
+    return rows.reshape(-1)[:MAX_FIRST_ELEMENTS]
 
 
 def fingerprints(tensors: Sequence[torch.Tensor]) -> list[int | None]:
     """One fingerprint for each tensor: of all its bytes, their order, its dtype and its shape; None if unreadable.
 
-    On the CPU it is xxh3-64. On an accelerator it is that of `device_fingerprints`, with one transfer for all tensors
-    of a device. The two are never compared with each other. Call under `unseen`.
+    On the CPU it is xxh3-64. On an accelerator it comes from `device_fingerprints`, with one transfer for all tensors
+    of a device. The two kinds are never compared with each other. Call inside `hidden_from_modes()`.
     """
-    return fetched(computed(tensors))
+    return fetch_values(deferred_fingerprints(tensors))
 
 
-Computed: TypeAlias = "int | Pending | None"
-"""A fingerprint, or the promise of one for which nobody has waited yet."""
+Fingerprint: TypeAlias = "int | DeferredValue | None"
+"""A fingerprint that may be deferred."""
 
 
-def computed(tensors: Sequence[torch.Tensor]) -> list[Computed]:
-    """`fingerprints`, computed where the tensors lie: those of accelerators are pending. Call under `unseen`."""
-    found: list[Computed] = [None] * len(tensors)
-    places, whole, far, away = [], [], [], []
-    for position, tensor in enumerate(tensors):
-        dense = local(tensor)
+def deferred_fingerprints(tensors: Sequence[torch.Tensor]) -> list[Fingerprint]:
+    """`fingerprints` without waiting: those on accelerators are deferred. Call inside `hidden_from_modes()`."""
+    values: list[Fingerprint] = [None] * len(tensors)
+    host_indices, on_host, device_indices, on_device = [], [], [], []
+    for index, tensor in enumerate(tensors):
+        dense = local_tensor(tensor)
         if dense is None:
             continue
-        if dense.is_cpu and not deferred_values.elsewhere:  # `lies_here`, written out
-            places.append(position)
-            whole.append(dense if dense.is_contiguous() else dense.contiguous())
+        if dense.is_cpu and not deferred_values.simulated:  # `lies_here`, written out
+            host_indices.append(index)
+            on_host.append(dense if dense.is_contiguous() else dense.contiguous())
         else:
-            far.append(position)
-            away.append(dense)
-    for position, value in zip(places, digests([_memory(tensor) for tensor in whole]), strict=True):
-        found[position] = value
-    if away:
+            device_indices.append(index)
+            on_device.append(dense)
+    for index, value in zip(host_indices, digests([_memory(tensor) for tensor in on_host]), strict=True):
+        values[index] = value
+    if on_device:
         # (Imported where there is an accelerator: each module makes the start of a program longer.)
         from traincheck.sources.tensors.device_fingerprints import device_fingerprints
 
-        for position, number, tensor in zip(far, device_fingerprints(list(map(words, away))), away, strict=True):
-            found[position] = Pending((number,), functools.partial(_with_seed, _seed(tensor)))
-    return found
+        for index, number, tensor in zip(
+            device_indices, device_fingerprints(list(map(as_integers, on_device))), on_device, strict=True
+        ):
+            values[index] = DeferredValue((number,), functools.partial(_with_seed, _seed(tensor)))
+    return values
 
 
 def _with_seed(seed: int, number: int) -> int:
@@ -284,78 +290,79 @@ def _memory(tensor: torch.Tensor) -> Memory:
 
 
 def states(tensors: Sequence[torch.Tensor | None]) -> list[str]:
-    """`none`, `zero` or `some` for each tensor; one that cannot be read counts as `some`. Call under `unseen`."""
-    return fetched(computed_states(tensors))
+    """`none`, `zero` or `some` for each tensor; an unreadable tensor counts as `some`. Call inside
+    `hidden_from_modes()`."""
+    return fetch_values(deferred_states(tensors))
 
 
-def computed_states(tensors: Sequence[torch.Tensor | None]) -> list[str | Pending]:
-    """`states`, computed where the tensors lie: those of accelerators are pending. Call under `unseen`.
+def deferred_states(tensors: Sequence[torch.Tensor | None]) -> list[str | DeferredValue]:
+    """`states` without waiting: those on accelerators are deferred. Call inside `hidden_from_modes()`.
 
-    Some bytes settle nearly all that are not zero, and on the CPU the fingerprint of zeros all that are; only the rest
-    (zeros of either sign among others) is reduced, in one batched call for each device.
+    Some bytes settle nearly all nonzero tensors, and on the CPU the fingerprint of zeros settles all zero tensors. Only
+    the rest (zeros of either sign, for example) is reduced, with one batched call for each device.
     """
-    found: list[str | Pending] = [SOME] * len(tensors)
-    rest: dict[tuple[torch.device, torch.dtype], list[tuple[int, torch.Tensor]]] = {}
-    for position, tensor in enumerate(tensors):
+    values: list[str | DeferredValue] = [SOME] * len(tensors)
+    unsettled: dict[tuple[torch.device, torch.dtype], list[tuple[int, torch.Tensor]]] = {}
+    for index, tensor in enumerate(tensors):
         if tensor is None:
-            found[position] = NONE
+            values[index] = NONE
             continue
-        dense = local(tensor)
+        dense = local_tensor(tensor)
         if dense is None:
             continue
         if dense.numel() == 0:
-            found[position] = ZERO
-        elif not dense.is_cpu or deferred_values.elsewhere:
-            rest.setdefault((dense.device, dense.dtype), []).append((position, dense))
-        elif _peek(dense):
+            values[index] = ZERO
+        elif not dense.is_cpu or deferred_values.simulated:
+            unsettled.setdefault((dense.device, dense.dtype), []).append((index, dense))
+        elif _has_nonzero_bytes(dense):
             continue
         elif digest(_memory(dense.contiguous())) == _zero_fingerprint(dense):
-            found[position] = ZERO
+            values[index] = ZERO
         else:
-            rest.setdefault((dense.device, dense.dtype), []).append((position, dense))
-    for entries in rest.values():
-        for (position, dense), largest in zip(entries, _largest([tensor for _, tensor in entries]), strict=True):
-            if lies_here(dense):
-                found[position] = _state(largest.item())
+            unsettled.setdefault((dense.device, dense.dtype), []).append((index, dense))
+    for entries in unsettled.values():
+        for (index, dense), largest in zip(entries, _largest([tensor for _, tensor in entries]), strict=True):
+            if is_on_host(dense):
+                values[index] = _state_of(largest.item())
             else:
-                found[position] = Pending((largest,), _state)
-    return found
+                values[index] = DeferredValue((largest,), _state_of)
+    return values
 
 
-def _state(largest: float) -> str:
-    """What a tensor is by its largest element; what is no number is `some`."""
+def _state_of(largest: float) -> str:
+    """The state of a tensor by its largest element; NaN means `some`."""
     return ZERO if largest == 0 else SOME
 
 
-def _peek(tensor: torch.Tensor) -> bool:
-    """Whether some bytes of its memory are not those of zeros (cheap, CPU only)."""
+def _has_nonzero_bytes(tensor: torch.Tensor) -> bool:
+    """Whether some bytes of the memory are not those of zeros (cheap, CPU only)."""
     if not tensor.is_contiguous():
         return False
-    size, begins = tensor.nbytes, tensor.data_ptr()
+    size, address = tensor.nbytes, tensor.data_ptr()
     if size <= _ALL:
-        return bool(ctypes.string_at(begins, size).lstrip(_ZERO_BYTES))
-    if ctypes.string_at(begins + size // 2, _FEW).lstrip(_ZERO_BYTES):
+        return bool(ctypes.string_at(address, size).lstrip(_ZERO_BYTES))
+    if ctypes.string_at(address + size // 2, _FEW).lstrip(_ZERO_BYTES):
         return True
-    memory = memoryview((ctypes.c_char * size).from_address(begins)).cast("B")
+    memory = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
     return bool(memory[:: size // _SOME | 1].tobytes().lstrip(_ZERO_BYTES))  # odd: of elements now this byte, now that
 
 
 _ZERO_BYTES = b"\x00\x80"
-"""The bytes that zeros are made of: of either sign, in either byte order."""
+"""The bytes of zeros, of either sign and in either byte order."""
 
 _zero_fingerprints: dict[tuple[torch.dtype, torch.Size], int] = {}
 
 
 def _zero_fingerprint(tensor: torch.Tensor) -> int:
     key = (tensor.dtype, tensor.shape)
-    found = _zero_fingerprints.get(key)
-    if found is None:
-        found = _zero_fingerprints[key] = xxhash.xxh3_64_intdigest(bytes(tensor.nbytes), _seed(tensor))
-    return found
+    fingerprint = _zero_fingerprints.get(key)
+    if fingerprint is None:
+        fingerprint = _zero_fingerprints[key] = xxhash.xxh3_64_intdigest(bytes(tensor.nbytes), _seed(tensor))
+    return fingerprint
 
 
 def _largest(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The largest element of each; of those that are no floating point numbers whether any is not zero."""
+    """The largest absolute element of each floating point tensor; of others whether any element is nonzero."""
     if tensors[0].is_floating_point():
         return list(torch._foreach_norm(tensors, float("inf")))
     return [tensor.ne(0).any() for tensor in tensors]

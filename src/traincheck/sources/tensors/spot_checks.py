@@ -1,11 +1,11 @@
-"""Spot checks: whether a large tensor has changed, as some of its elements show.
+"""Detects from a few elements whether a large tensor has changed.
 
 Note [Some elements stand for all]
-To read a tensor as a whole before a call and after it takes memory's time: most of what observing a large model costs.
-What most calls do to a tensor they do to all of it: an update moves every element, clipping scales every element that
-is not zero. There some elements from all over it, the same before and after, show that it changed. That they are
-unchanged shows nothing of the others where only some rows are written to (of an embedding), so whoever asks here has to
-know what an unchanged sample means, or to read the whole tensor beforehand.
+Reading a whole tensor before and after a call takes memory bandwidth. That is most of the cost of observing a large
+model. Most calls treat all elements alike: an update moves every element, clipping scales every nonzero element. After
+such a call, some elements from the whole tensor show that it changed. If they are unchanged, other elements may still
+have changed, for example when a call writes to some rows of an embedding. So each caller must know the meaning of an
+unchanged sample, or read the whole tensor beforehand.
 """
 
 from __future__ import annotations
@@ -15,83 +15,83 @@ from typing import TypeAlias
 
 import torch
 
-from traincheck.sources.tensors.deferred_values import Pending, lies_here, unlike
-from traincheck.sources.tensors.reading import WORDS, fingerprints, local
+from traincheck.sources.tensors.deferred_values import DeferredValue, is_on_host, not_equal
+from traincheck.sources.tensors.reading import INTEGER_TYPES, fingerprints, local_tensor
 from traincheck.sources.tensors.value_facts import device_norms
 
-LARGE = 1 << 18
-"""Bytes from which on it is worth it: to take and compare two samples takes as long as to read some 50 kB."""
+LARGE_BYTES = 1 << 18
+"""Size from which a sample pays off. Taking and comparing two samples takes as long as reading about 50 kB."""
 
-ELEMENTS = 128
-"""Elements of a sample, from all over the tensor."""
+SAMPLE_ELEMENTS = 128
+"""Elements of a sample, spread over the tensor."""
 
-ENOUGH = 8
-"""Elements of a sample that are not zero, from which on it shows that a tensor was scaled."""
+MIN_NONZERO = 8
+"""Minimum number of nonzero elements of a sample that can show scaling."""
 
 
 def is_large(tensor: torch.Tensor) -> bool:
-    """Whether a sample is worth it. Call under `unseen`."""
-    return bool(tensor.numel() * tensor.element_size() >= LARGE)
+    """Whether a sample of the tensor pays off. Call inside `hidden_from_modes()`."""
+    return bool(tensor.numel() * tensor.element_size() >= LARGE_BYTES)
 
 
 def sample(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Some elements of a large tensor, copied; None of one that is small or cannot be read. Call under `unseen`."""
+    """A copy of some elements of a large tensor; None if it is small or unreadable. Call inside `hidden_from_modes()`."""
     if not is_large(tensor):
         return None
-    dense = local(tensor)
-    if dense is None or not dense.is_contiguous() or dense.element_size() not in WORDS:
+    dense = local_tensor(tensor)
+    if dense is None or not dense.is_contiguous() or dense.element_size() not in INTEGER_TYPES:
         return None
-    every = dense.numel() // ELEMENTS | 1  # odd: of a matrix elements of all columns
+    every = dense.numel() // SAMPLE_ELEMENTS | 1  # odd: of a matrix elements of all columns
     return dense.as_strided(((dense.numel() - 1) // every + 1,), (every,)).clone()
 
 
-def differ(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool | Pending]:
-    """Whether the two samples of each pair, which are of the same tensor, have different bits: pending where they lie
-    on an accelerator. Call under `unseen`."""
-    found: list[bool | Pending] = []
+def samples_differ(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool | DeferredValue]:
+    """Whether the two samples of each pair differ in their bits. Results for an accelerator are deferred. Call inside
+    `hidden_from_modes()`."""
+    results: list[bool | DeferredValue] = []
     for old, new in pairs:
         if old.dtype != new.dtype or old.shape != new.shape or old.device != new.device:
-            found.append(True)
+            results.append(True)
             continue
-        words = WORDS[old.element_size()]
-        if lies_here(old):
-            found.append(not torch.equal(old.view(words), new.view(words)))
+        words = INTEGER_TYPES[old.element_size()]
+        if is_on_host(old):
+            results.append(not torch.equal(old.view(words), new.view(words)))
         else:
-            found.append(Pending(((old.view(words) != new.view(words)).any(),), bool))
-    return found
+            results.append(DeferredValue(((old.view(words) != new.view(words)).any(),), bool))
+    return results
 
 
-Look: TypeAlias = "int | torch.Tensor | Pending | None"
-"""What a tensor was: its fingerprint, or a sample of a large one, or what is pending: on an accelerator its norm, which
-is one computation for all; None of one that cannot be read."""
+Probe: TypeAlias = "int | torch.Tensor | DeferredValue | None"
+"""The state of a tensor before a call: its fingerprint, a sample of a large tensor, or its deferred norm on an
+accelerator. None if the tensor is unreadable."""
 
 
-def look(tensors: Sequence[torch.Tensor]) -> list[Look]:
-    """What tensors are before a call that can only scale them, all elements of each by one factor: of the large ones
-    that would show it a sample is enough. Call under `unseen`."""
-    found: list[Look] = list(device_norms(tensors))
-    for place, tensor in enumerate(tensors):
+def probe(tensors: Sequence[torch.Tensor]) -> list[Probe]:
+    """Read tensors before a call that can only scale them, all elements of a tensor by one factor. A sample is enough
+    for large tensors. Call inside `hidden_from_modes()`."""
+    probes: list[Probe] = list(device_norms(tensors))
+    for index, tensor in enumerate(tensors):
         # (Elements of one byte torch cannot compare with zero.)
-        elements = sample(tensor) if found[place] is None and tensor.element_size() > 1 else None
-        if elements is not None and elements.count_nonzero() >= ENOUGH:
-            found[place] = elements
-    unread = [place for place, known in enumerate(found) if known is None]
-    for place, value in zip(unread, fingerprints([tensors[place] for place in unread]), strict=True):
-        found[place] = value
-    return found
+        elements = sample(tensor) if probes[index] is None and tensor.element_size() > 1 else None
+        if elements is not None and elements.count_nonzero() >= MIN_NONZERO:
+            probes[index] = elements
+    unread = [index for index, measured in enumerate(probes) if measured is None]
+    for index, value in zip(unread, fingerprints([tensors[index] for index in unread]), strict=True):
+        probes[index] = value
+    return probes
 
 
-def changed(looks: Sequence[Look], tensors: Sequence[torch.Tensor]) -> list[bool | Pending]:
-    """Whether tensors are now something else than they were, as far as these looks show. Call under `unseen`."""
-    found: list[bool | Pending] = [True] * len(looks)  # a sample cannot be taken any more
-    sampled = [(place, old) for place, old in enumerate(looks) if isinstance(old, torch.Tensor)]
-    pairs = [(place, (old, new)) for place, old in sampled if (new := sample(tensors[place])) is not None]
-    for (place, _), so in zip(pairs, differ([pair for _, pair in pairs]), strict=True):
-        found[place] = so
-    pending = [place for place, old in enumerate(looks) if type(old) is Pending]
-    for place, norm in zip(pending, device_norms([tensors[place] for place in pending]), strict=True):
-        found[place] = unlike(looks[place], norm)
-    read = [place for place, old in enumerate(looks) if old is None or type(old) is int]
-    for place, value in zip(read, fingerprints([tensors[place] for place in read]), strict=True):
-        found[place] = value != looks[place]
-    return found
+def changed(probes: Sequence[Probe], tensors: Sequence[torch.Tensor]) -> list[bool | DeferredValue]:
+    """Whether tensors differ from their earlier probes. Call inside `hidden_from_modes()`."""
+    results: list[bool | DeferredValue] = [True] * len(probes)  # a sample cannot be taken any more
+    sampled = [(index, old) for index, old in enumerate(probes) if isinstance(old, torch.Tensor)]
+    pairs = [(index, (old, new)) for index, old in sampled if (new := sample(tensors[index])) is not None]
+    for (index, _), differs in zip(pairs, samples_differ([pair for _, pair in pairs]), strict=True):
+        results[index] = differs
+    pending = [index for index, old in enumerate(probes) if type(old) is DeferredValue]
+    for index, norm in zip(pending, device_norms([tensors[index] for index in pending]), strict=True):
+        results[index] = not_equal(probes[index], norm)
+    read = [index for index, old in enumerate(probes) if old is None or type(old) is int]
+    for index, value in zip(read, fingerprints([tensors[index] for index in read]), strict=True):
+        results[index] = value != probes[index]
+    return results
