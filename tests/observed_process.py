@@ -12,7 +12,7 @@ import torch
 
 from traincheck.runtime.launching.import_hooks import when_imported
 from traincheck.sources.base import Source
-from traincheck.sources.recording.call_sites import Sites
+from traincheck.sources.recording.call_sites import CallSites
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.registry import attach, build
 from traincheck.vocab.demand import EVERYTHING, Demand
@@ -84,11 +84,11 @@ def observing(
         gc.freeze()  # modules that exist already are looked for: those of other tests would take their names
     seen = Seen()
     recorder = Recorder(
-        Sites((project,)),
+        CallSites((project,)),
         seen.windows.append,
         lambda source, error: seen.faults.append((source, _alone(error))),
+        is_sampled=watches,
     )
-    recorder.gaps.watches = watches
     seen.recorder = recorder
     seen.sources = build(recorder, lambda: None, when_imported)
     seen.undo, seen.missing = attach(seen.sources, demand, recorder)

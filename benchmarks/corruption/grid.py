@@ -91,7 +91,7 @@ class Grid:
     rates: Sequence[float]
     seeds: int
     stuck: Sequence[str] = ()
-    """Sites at which a bit is stuck, besides."""
+    """CallSites at which a bit is stuck, besides."""
 
     def points(self, workload: str) -> Iterator[Point]:
         """The trainings with a fault."""

@@ -16,8 +16,9 @@ from test_drivers_agree import ALL, GOOD, judged, rules
 from observed_process import observing
 from traincheck.checking.engine import demand_of
 from traincheck.runtime.recording import retention
-from traincheck.runtime.recording.retention import Stretches
+from traincheck.runtime.recording.retention import Retention
 from traincheck.runtime.recording.window_recorder import Keeping
+from traincheck.sources.recording.listener import RecorderListener
 from traincheck.trace.reader import read_windows
 from traincheck.vocab.demand import EVERYTHING, Demand
 from traincheck.vocab.events import Window
@@ -33,12 +34,13 @@ def told(name: str, demand: Demand, length: int) -> Told:
     begins = {0}
     with observing(demand) as seen:
 
-        def at_border(cut: object) -> None:
-            if seen.recorder.window % length == 0:
-                begins.add(seen.recorder.window)
-                seen.recorder.tell_anew()
+        class RepeatEvery(RecorderListener):
+            def window_closed(self, cut: object) -> None:
+                if seen.recorder.window_index % length == 0:
+                    begins.add(seen.recorder.window_index)
+                    seen.recorder.repeat_reports()
 
-        seen.recorder.at_border = at_border
+        seen.recorder.add_listener(RepeatEvery())
         ALL[name]()
     assert seen.faults == [] and seen.missing == []
     return seen.windows, frozenset(begins)
@@ -53,7 +55,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def recorded(windows: Iterable[Window], begins: frozenset[int], found: set[int], last: int) -> list[Window]:
     """What is recorded of them, where something was found in some, and the process is killed after the last."""
-    chosen, kept = Stretches(), []
+    chosen, kept = Retention(), []
     for window in windows:
         if window.index > last:
             return kept

@@ -12,6 +12,7 @@ from test_drivers_agree import ALL, GOOD, in_full, judged, rules, told
 
 from observed_process import observing
 from traincheck.checking.engine import demand_of
+from traincheck.sources.recording.listener import RecorderListener
 from traincheck.vocab.demand import EVERYTHING, Demand
 from traincheck.vocab.events import Window
 
@@ -21,7 +22,12 @@ def telling_anew(name: str, demand: Demand) -> list[Window]:
     """The windows of a program in which all is told anew in each of them, as at the beginning of a segment."""
     torch.manual_seed(0)
     with observing(demand) as seen:
-        seen.recorder.at_border = lambda cut: seen.recorder.tell_anew()
+
+        class RepeatReports(RecorderListener):
+            def window_closed(self, cut: object) -> None:
+                seen.recorder.repeat_reports()
+
+        seen.recorder.add_listener(RepeatReports())
         ALL[name]()
     assert seen.faults == [] and seen.missing == []
     return seen.windows

@@ -25,10 +25,12 @@ from traincheck.inference.learn import learn
 from traincheck.invariants.book import Book
 from traincheck.runtime.control import State
 from traincheck.runtime.launching.import_hooks import when_imported
-from traincheck.runtime.recording.burst_recording import MOST_TIMES, Closer
-from traincheck.sources.attachment import Attachment, Hindrance
-from traincheck.sources.recording.call_sites import Sites
+from traincheck.runtime.recording.burst_recording import MOST_TIMES, BurstRecorder
+from traincheck.sources.attachment import Attachment, CannotReattach
+from traincheck.sources.recording.call_sites import CallSites
+from traincheck.sources.recording.listener import RecorderListener
 from traincheck.sources.recording.recorder import Recorder
+from traincheck.sources.recording.step_tracker import Cut
 from traincheck.sources.registry import build_all
 from traincheck.testing.demand_filter import observed
 from traincheck.vocab.call_kinds import kinds_of
@@ -38,21 +40,26 @@ from traincheck.vocab.events import Window
 SCRIPT = "train.py"
 
 
-class Looking:
+class Looking(RecorderListener):
     """A recorder with sources for a demand, and a closer as a session has it."""
 
     def __init__(self, demand: Demand, steps: int = 3) -> None:
         self.windows: list[Window] = []
         self.faults: list[str] = []
         self.recorder = recorder = Recorder(
-            Sites((TESTS,)), self.windows.append, lambda source, error: self.faults.append(f"{source}: {error!r}")
+            CallSites((TESTS,)), self.windows.append, lambda source, error: self.faults.append(f"{source}: {error!r}")
         )
         built = build_all(recorder, lambda: None, when_imported)
-        self.attachment = Attachment(built.sources, demand, recorder, lambda: bool(built.surroundings.flags))
+        self.attachment = Attachment(built.sources, demand, recorder, lambda: bool(built.call_context.training_flags))
         self.state = State()
-        self.closer = Closer(self.attachment, recorder, self.state, steps)
-        recorder.at_rest = self.closer.at_rest
-        recorder.at_border = lambda cut: self.closer.at_border(cut.step, cut.stage)
+        self.closer = BurstRecorder(self.attachment, recorder, self.state, steps)
+        recorder.add_listener(self)
+
+    def between_calls(self) -> None:
+        self.closer.at_rest()
+
+    def window_closed(self, cut: Cut) -> None:
+        self.closer.at_border(cut.step, cut.stage)
 
 
 @contextmanager
@@ -138,16 +145,12 @@ def demands(book: Book) -> dict[str, Demand]:
 
 def judged(book: Book, windows: list[Window], demand: Demand) -> tuple[object, object]:
     """Violations and counts of the rules that the demand is of."""
-    rules = [rule for rule in book.invariants if _covers(demand, demand_of([rule]))]
+    rules = [rule for rule in book.invariants if demand.covers(demand_of([rule]))]
     engine = Engine(rules)
     for window in windows:
         engine.feed(window)
     tried = {name: (one.triggered, one.failed) for name, one in engine.outcome.tried.items()}
     return sorted((one.step, one.invariant.id, one.occasions) for one in engine.outcome.violations), tried
-
-
-def _covers(demand: Demand, needed: Demand) -> bool:
-    return needed.apis <= demand.apis and needed.states <= demand.states
 
 
 def told(windows: list[Window], demand: Demand) -> list[tuple[object, ...]]:
@@ -158,7 +161,7 @@ def told(windows: list[Window], demand: Demand) -> list[tuple[object, ...]]:
         asked = [
             call
             for call in kept.calls
-            if demand.wants_call((*call.levels, *kinds_of(call))) or kept.changes_of.get(call.seq)
+            if demand.records_call((*call.levels, *kinds_of(call))) or kept.changes_of.get(call.seq)
         ]
         calls = [(one.levels, one.receiver, one.context, [each.name for each in kept.ancestors(one)]) for one in asked]
         changes = Counter((change[2:]) for change in kept.changes)
@@ -184,7 +187,7 @@ def test_nothing_that_was_asked_for_changes(which: str, clears: bool, book: Book
         assert same(train(4, after, clears=clears), plain)
     assert process_state() == before
     assert looked.faults == []
-    assert looked.state.full == [(6, 7), (13, 14)] and not looked.attachment.closer
+    assert looked.state.full == [(6, 7), (13, 14)] and not looked.attachment.records_everything
     assert told(looked.windows, demand) == told(unlooked.windows, demand)
     assert judged(book, looked.windows, demand) == judged(book, unlooked.windows, demand)
 
@@ -281,7 +284,7 @@ def test_it_waits_where_a_mode_was_entered_since() -> None:
 
         train(4, after)
         assert looked.state.full == [(2, 2)] or looked.state.full
-        assert torch.overrides._get_current_function_mode_stack() == [] and not looked.attachment.closer
+        assert torch.overrides._get_current_function_mode_stack() == [] and not looked.attachment.records_everything
 
 
 def test_it_is_declined_in_another_thread() -> None:
@@ -301,8 +304,8 @@ def test_it_is_declined_where_the_program_has_replaced_what_we_wrap() -> None:
         with looking(EVERYTHING) as looked:
             ours = torch.nn.utils.clip_grad_norm_
             torch.nn.utils.clip_grad_norm_ = lambda *a, **k: ours(*a, **k)  # type: ignore[assignment]
-            with pytest.raises(Hindrance, match=r"replaced torch\.nn\.utils"):
-                looked.attachment.look_closer(True)
+            with pytest.raises(CannotReattach, match=r"replaced torch\.nn\.utils"):
+                looked.attachment.record_everything(True)
     finally:
         torch.nn.utils.clip_grad_norm_ = original
 
@@ -338,8 +341,8 @@ def test_inside_a_call_it_waits() -> None:
         class Asks(nn.Linear):
             def forward(self, x: torch.Tensor) -> torch.Tensor:
                 try:
-                    looked.attachment.look_closer(True)
-                except Hindrance as why:
+                    looked.attachment.record_everything(True)
+                except CannotReattach as why:
                     seen.append(str(why))
                 return super().forward(x)
 

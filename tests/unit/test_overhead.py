@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from traincheck.sources.recording.call_sites import Sites
-from traincheck.sources.recording.overhead import Meter
+from traincheck.sources.recording.call_sites import CallSites
+from traincheck.sources.recording.overhead import OverheadMeter
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors.reading import fingerprints
 
 
 def metered(now: list[float]) -> Recorder:
     """A recorder whose meter reads the time in `now`."""
-    recorder = Recorder(Sites(()), lambda window: None, lambda source, error: None)
-    recorder.meter = Meter(lambda: now[0])
-    return recorder
+    meter = OverheadMeter(lambda: now[0])
+    return Recorder(CallSites(()), lambda window: None, lambda source, error: None, meter=meter)
 
 
 def test_what_is_inside_is_left_out() -> None:
@@ -32,7 +31,7 @@ def test_what_is_inside_is_left_out() -> None:
 
     recorder.guarded("digests", outer)()
     assert recorder.meter.seconds() == {"calls": 0.75, "digests": 0.25}
-    assert recorder.meter.lap().ours == recorder.meter.total == 1.0
+    assert recorder.meter.lap().overhead == recorder.meter.total == 1.0
 
 
 def test_no_source_is_told_to_have_taken_less_than_nothing() -> None:
@@ -49,7 +48,7 @@ def test_no_source_is_told_to_have_taken_less_than_nothing() -> None:
 
 
 def test_what_was_hashed_is_told() -> None:
-    meter = Meter()
+    meter = OverheadMeter()
     before = meter.hashing()
     fingerprints([torch.zeros(1000), torch.zeros(24, dtype=torch.uint8)])
     after = meter.hashing()

@@ -277,13 +277,13 @@ def test_a_window_that_grew_too_large_is_a_gap(monkeypatch: pytest.MonkeyPatch) 
         work(model, optimizer)
         work(model, optimizer)
         with monkeypatch.context() as small:
-            small.setattr(recorder, "MOST_EVENTS", 20)
+            small.setattr(recorder, "MAX_EVENTS", 20)
             work(model, optimizer)
         work(model, optimizer)
         work(model, optimizer)
     steps = [window.step for window in seen.windows if window.stage == TRAIN]
     assert steps == [1, 4, 5]  # the window of step 2 was still open when the limit fell
-    assert seen.recorder.dropped == 2
+    assert seen.recorder.dropped_windows == 2
     assert {"lr", "momentum"} <= {attribute for _, attribute in readings(seen, 4, "hyperparameter")}
 
 
@@ -293,7 +293,7 @@ def test_what_was_lost_behind_us_is_told_anew() -> None:
         optimizer = sgd(model)
         work(model, optimizer)
         work(model, optimizer)
-        seen.recorder.gaps.forget()
+        seen.recorder.sampling_gate.reset_sources()
         work(model, optimizer)
         work(model, optimizer)
     assert "lr" not in {attribute for _, attribute in readings(seen, 2, "hyperparameter")}

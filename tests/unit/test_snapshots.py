@@ -64,7 +64,7 @@ def observed() -> Observed:
     return Observed()
 
 
-def test_it_holds_what_the_program_holds(observed: Observed, tmp_path: Path) -> None:
+def test_a_snapshot_holds_the_state_of_the_program(observed: Observed, tmp_path: Path) -> None:
     file = tmp_path / "snapshots" / "step-3-rank-1.pt"
     assert write_snapshot(file, observed.catalog, 3, 1) == ""
     observed.close()
@@ -85,7 +85,7 @@ def test_it_holds_what_the_program_holds(observed: Observed, tmp_path: Path) -> 
     assert state["param_groups"][0]["params"] == list(parameters)
 
 
-def test_nobody_sees_it_and_no_random_number_is_drawn(observed: Observed, tmp_path: Path) -> None:
+def test_a_snapshot_records_no_event_and_draws_no_random_number(observed: Observed, tmp_path: Path) -> None:
     grads = [parameter.grad.clone() for parameter in observed.model.parameters() if parameter.grad is not None]
     before = observed.recorder.next_seq(), torch.get_rng_state(), random.getstate()
     assert write_snapshot(tmp_path / "one.pt", observed.catalog, 3, 0) == ""
@@ -98,14 +98,14 @@ def test_nobody_sees_it_and_no_random_number_is_drawn(observed: Observed, tmp_pa
     assert not any("save" in call.name for window in observed.windows for call in window.calls)
 
 
-def test_what_is_too_large_is_not_written(observed: Observed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_snapshot_is_not_written(observed: Observed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "MOST_BYTES", 100)
     reason = write_snapshot(tmp_path / "one.pt", observed.catalog, 3, 0)
     observed.close()
     assert reason.startswith("a snapshot takes") and list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(
+def test_a_full_disk_is_reported_and_leaves_no_file(
     observed: Observed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(value: object, file: object) -> None:
@@ -119,7 +119,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_written_is_told(observed: Observed, tmp_path: Path) -> None:
+def test_an_unwritable_path_is_reported(observed: Observed, tmp_path: Path) -> None:
     (tmp_path / "snapshots").write_text("a file")
     reason = write_snapshot(tmp_path / "snapshots" / "one.pt", observed.catalog, 3, 0)
     observed.close()

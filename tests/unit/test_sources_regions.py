@@ -48,7 +48,7 @@ def within(work: Callable[[], object]) -> list[object]:
     return [value_of(call.context, "within") for call in seen.named(EXP)]
 
 
-def test_what_is_active_around_a_function() -> None:
+def test_active_context_managers_around_a_function() -> None:
     def work() -> None:
         x = torch.ones(2)
         x.exp()
@@ -84,7 +84,7 @@ def test_hooks_for_saved_tensors_and_swapped_parameters() -> None:
     assert within(work) == ["saved_tensors_hooks", "functional_call", ""]
 
 
-def test_managers_stay_what_they_are() -> None:
+def test_managers_keep_their_types_and_effects() -> None:
     plain = torch.random.fork_rng()
 
     def work() -> None:
@@ -120,14 +120,14 @@ def under_theirs(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("function", [under_kernel, under_theirs])
-def test_the_compiler_takes_what_it_took_before(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_the_compiler_still_traces_context_managers(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     x = torch.randn(1, 2, 4, 4)
     with observing() as seen:
         assert torch.allclose(torch.compile(function, backend="eager", fullgraph=True)(x), function(x))
     assert seen.faults == []
 
 
-def test_a_backward_without_synchronisation_is_told_as_such() -> None:
+def test_a_backward_in_no_sync_has_it_in_its_context() -> None:
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         with observing() as seen:

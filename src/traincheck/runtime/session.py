@@ -20,19 +20,19 @@ from traincheck.errors import TrainCheckError
 from traincheck.invariants.book import Book, read_books
 from traincheck.invariants.selection import deployable
 from traincheck.runtime.before_update import BeforeUpdate
-from traincheck.runtime.control import Controlled, State
-from traincheck.runtime.control_actions import Steering, snapshot
+from traincheck.runtime.control import ControlFollower, State
+from traincheck.runtime.control_actions import ControlActions, snapshot
 from traincheck.runtime.heartbeat import Heartbeat
 from traincheck.runtime.launching.import_hooks import when_imported
 from traincheck.runtime.launching.run_settings import Settings
 from traincheck.runtime.ranks import rank_info
 from traincheck.runtime.ranks.rank_publisher import Telling
-from traincheck.runtime.recording.burst_recording import Closer
+from traincheck.runtime.recording.burst_recording import BurstRecorder
 from traincheck.runtime.recording.pipeline import Last, Pipeline, Stage
 from traincheck.runtime.recording.redaction import without_secrets
 from traincheck.runtime.recording.sampling import Sampling
 from traincheck.runtime.recording.window_recorder import Keeping
-from traincheck.runtime.stderr_log import complain, in_words
+from traincheck.runtime.stderr_log import in_words, log_warning
 from traincheck.runtime.terminal_findings import import_terminal, shown_live
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.run_notes import ProcessNote, StopAsked
@@ -72,7 +72,7 @@ class Session:
         self._faults: list[str] = []
         self._missing: list[str] = []
         self._state = State()
-        self._controlled: Controlled | None = None
+        self._controlled: ControlFollower | None = None
         self._snapshot_due = settings.snapshot
         self.sampling = Sampling(settings.sample_every, settings.budget, settings.warm_up)
         self._undo = ExitStack()
@@ -82,14 +82,14 @@ class Session:
         """Attach the sources. Imports torch."""
         from traincheck.sources.attachment import Attachment
         from traincheck.sources.checkpoints import snapshots  # noqa: F401  # it keeps torch.save as it was
-        from traincheck.sources.recording.call_sites import Sites
+        from traincheck.sources.recording.call_sites import CallSites
         from traincheck.sources.recording.recorder import Recorder
         from traincheck.sources.registry import build_all
 
         book = read_books([Path(path) for path in self.settings.books]) if self.settings.books else Book(())
         rules = deployable(book.invariants, self.settings.script)
         demand = demand_of(rules) if self.settings.mode == "run" else EVERYTHING
-        if self.settings.tells_settings:
+        if self.settings.records_settings:
             from traincheck.relations.consistent.configuration import SETTINGS
 
             demand |= SETTINGS
@@ -97,7 +97,7 @@ class Session:
         self._telling: Telling | None = None
         most = self.settings.keep_recording - keep_told
         self._keeping = Keeping(
-            self._folder.path, self._process, most, lambda: self.recorder.tell_anew(), self._records_all
+            self._folder.path, self._process, most, lambda: self.recorder.repeat_reports(), self._records_all
         )
         stages: list[Stage] = [("trace", self._keeping.feed)]
         self._checker: LiveChecker | None = None
@@ -120,20 +120,32 @@ class Session:
         unsaved = lambda: self._checker is not None and self._checker.unsaved  # noqa: E731
         heartbeat = Heartbeat(self._tell_outside, unsaved, _untold, at_rest=self._keeping.at_rest)
         stages.append(("heartbeat", heartbeat.feed))
-        last, promptly = self._last(), self.settings.heeds_findings
+        last, promptly = self._last(), self.settings.acts_on_findings
         self._pipeline = Pipeline(without_secrets(stages), self._fault, heartbeat, last, promptly=promptly)
-        self.recorder = Recorder(Sites(self.settings.project), self._window, self._fault, process=self._process)
-        self.recorder.find_rank = self._find_rank
+        self.recorder = Recorder(
+            CallSites(self.settings.project),
+            self._window,
+            self._fault,
+            process=self._process,
+            find_rank=self._find_rank,
+            is_sampled=self.sampling.watches,
+        )
         self._sample()
         self._before_update = BeforeUpdate(
-            step=lambda: self.recorder.steps.coming,
+            step=lambda: self.recorder.steps.window_step,
             snapshot=self._snapshot,
             on_stop=self._tell_stop,
             callback=self.settings.callback if self.settings.on_violation == "callback" else "",
         )
-        built = build_all(self.recorder, self._may_step, when_imported, self.settings.replay_every)
+        built = build_all(
+            self.recorder,
+            self._may_step,
+            when_imported,
+            self.settings.replay_every,
+            installed=self.settings.installed_sources,
+        )
         self._catalog = built.catalog
-        attached = Attachment(built.sources, demand, self.recorder, lambda: bool(built.surroundings.flags))
+        attached = Attachment(built.sources, demand, self.recorder, lambda: bool(built.call_context.training_flags))
         self._missing = attached.missing
         self._undo.enter_context(attached.undo)
         self._steer(attached)
@@ -144,13 +156,11 @@ class Session:
             self._controlled.start()
 
     def _sample(self) -> None:
-        """Have the recorder ask which steps are watched, and say what they took."""
+        """Tell the time budget what the background thread takes, and whether the program waits for a device."""
         import torch
 
         self.sampling.budget.background = self._pipeline.spent
         self.sampling.budget.waits = torch.cuda.is_available()
-        self.recorder.gaps.watches = self.sampling.watches
-        self.recorder.gaps.took = lambda stage, watched, lap: self.sampling.took(stage, watched, *lap)
 
     def stop(self) -> None:
         """Detach, write what is left, and end. Raises nothing but an interrupt of the program's, when all is done."""
@@ -169,7 +179,7 @@ class Session:
                 return None
             self.running = False
         found = [self._try("session", self.recorder.finish)]
-        self.recorder.active = False
+        self.recorder.deactivate()
         if detach:
             found.append(self._try("session", self._undo.close))
         if not any(found):
@@ -208,7 +218,7 @@ class Session:
     def _give_up(self, why: str) -> None:
         """Go on without what is still to be done, and say so, also in the note if the disk takes it."""
         self._faults.append(f"session: {why}")
-        complain(why)
+        log_warning(why)
         with suppress(RuntimeError):  # no more threads
             background(lambda: self._write_note(ended=True), "traincheck-note").join(NOTE_SECONDS)
 
@@ -231,22 +241,26 @@ class Session:
     def forked(self) -> None:
         """In a forked child (a data loader worker): its threads are gone and its files are the parent's; be quiet."""
         self.running = False
-        self.recorder.active = False
+        self.recorder.deactivate()
 
     # -- what is asked on the way ----------------------------------------------------------------------------------
 
     def _steer(self, attached: Attachment) -> None:
         """Let others look closer, switch and stop, see Note [Two threads] in control.py."""
+        from traincheck.runtime.session_listener import BurstListener, WindowListener
+
         recorder, settings, state = self.recorder, self.settings, self._state
-        self._closer: Closer | None = None
+        self._closer: BurstRecorder | None = None
         if settings.mode == "run":  # a collection records everything anyway
-            self._closer = closer = Closer(attached, recorder, state, settings.look_closer, self.sampling.closer)
-            recorder.at_rest = self._safe("closer", closer.at_rest)
+            self._closer = closer = BurstRecorder(
+                attached, recorder, state, settings.record_after_finding, self.sampling.closer
+            )
+            recorder.add_listener(BurstListener(self, closer.at_rest, self._fault))
         telling, checker = self._telling, self._checker
         found = self._react
-        orders = Steering(recorder, self._closer, self._before_update, checker, telling, found, self.sampling)
-        self._controlled = Controlled(self._folder, self._process, lambda: self._place, orders, state)
-        recorder.at_border = self._safe("control", self._at_border)
+        orders = ControlActions(recorder, self._closer, self._before_update, checker, telling, found, self.sampling)
+        self._controlled = ControlFollower(self._folder, self._process, lambda: self._place, orders, state)
+        recorder.add_listener(WindowListener(self, self.sampling.took, self._at_border, self._fault))
 
     def _at_border(self, cut: Cut) -> None:
         self._state.step, self._state.training = cut.step, True
@@ -255,26 +269,12 @@ class Session:
         if self._closer is not None:
             self._closer.at_border(cut.step, cut.stage)
 
-    def _safe(self, name: str, function: Callable[..., None]) -> Callable[..., None]:
-        """`function`, which tells a fault once and does nothing from then on."""
-        failed: list[BaseException] = []
-
-        def safe(*args: object) -> None:
-            if self.running and not failed:
-                try:
-                    function(*args)
-                except Exception as error:
-                    failed.append(error)
-                    self._fault(name, error)
-
-        return safe
-
     def _tell_stop(self) -> None:
         with suppress(Exception):  # the folder may be gone, the disk full; what is raised next says the rest
             self._folder.update(stopped_by_us=True)
 
     def _snapshot(self) -> None:
-        snapshot(self._folder.path, self._catalog, self._state, self.recorder.steps.coming, self._place.rank)
+        snapshot(self._folder.path, self._catalog, self._state, self.recorder.steps.window_step, self._place.rank)
 
     # -- what happens on the way -----------------------------------------------------------------------------------
 
@@ -288,7 +288,7 @@ class Session:
         return self._place.rank
 
     @property
-    def _place(self) -> rank_info.Place:
+    def _place(self) -> rank_info.RankInfo:
         return self._standing.place
 
     def _window(self, window: Window) -> None:
@@ -296,7 +296,7 @@ class Session:
         dropped = self._pipeline.dropped
         self._pipeline.put(window)
         if self._pipeline.dropped != dropped:
-            self.recorder.gaps.forget()
+            self.recorder.sampling_gate.reset_sources()
 
     def _records_all(self) -> bool:
         """Whether every window is to be recorded: others may read them while the run goes on."""
@@ -367,7 +367,7 @@ class Session:
                 self._ended = ended
                 self._folder.write_note(self._note(ended=ended))
         except TrainCheckError as error:
-            complain(str(error))
+            log_warning(str(error))
 
     def _note(self, *, ended: bool) -> ProcessNote:
         import torch
@@ -381,12 +381,12 @@ class Session:
             torch=str(torch.__version__),
             python=platform.python_version(),
             windows=self._pipeline.closed,
-            dropped=self._pipeline.dropped + self.recorder.dropped,
+            dropped=self._pipeline.dropped + self.recorder.dropped_windows,
             left_out=self._keeping.left_out,
             **self.recorder.steps.counts(self._pipeline.steps),
             watched=self.recorder.watched_steps,
             seconds=time.monotonic() - self._began,
-            not_observed=tuple(self._missing + self._faults + self.recorder.missed),
+            not_observed=tuple(self._missing + self._faults + self.recorder.unobservable),
             cost=self.recorder.meter.seconds(),
             background=dict(self._pipeline.seconds),
             **self.recorder.meter.hashing(),
@@ -397,4 +397,4 @@ class Session:
 
 
 def _untold(error: Exception) -> None:
-    complain(f"how this process fares cannot be seen from outside for now: {error} (the training goes on)")
+    log_warning(f"how this process fares cannot be seen from outside for now: {error} (the training goes on)")

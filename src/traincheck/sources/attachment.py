@@ -1,11 +1,11 @@
-"""Attachment: the sources as they are attached now, and how another demand is put in place of theirs in mid-run.
+"""Attaches the sources to the process, and exchanges their demand while the program trains.
 
-Note [Attached anew]
-To look closer for some steps, all sources are taken off and attached again with a demand for everything, by the thread
-that trains, at a moment at which it is between calls. The sources, the recorder, the catalog of names and the step
-tracker are the same ones, and what a source knows stays with it: so names and numbers stay, what rules need is told as
-before (and more besides), and what is open is told to its end. A function mode keeps its place; a new one is put on
-only where no other mode lies above or below that would be left before it.
+Note [Reattachment]
+To record some steps in full, TrainCheck detaches all sources and attaches them again with a demand for everything. The
+training thread does that at a moment between two calls. Sources, recorder, catalog of names and step tracker stay the
+same objects, so names and numbers continue, rules get the same events as before, and open calls are recorded to their
+end. A function mode keeps its position in torch's stack. TrainCheck adds one only if no mode above or below it would be
+left before it.
 """
 
 from __future__ import annotations
@@ -21,44 +21,47 @@ from torch.compiler import is_compiling
 from torch.utils._device import DeviceContext
 
 from traincheck.sources.base import Source
-from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.sources.tensors import hashing
 from traincheck.vocab.demand import EVERYTHING, Demand
 
-_DEEPEST = 12
-"""Frames that are looked through for a function of torch under way; between it and our wrapper there are a few."""
+_MAX_FRAMES = 12
+"""Frames to search for a running function of torch; a few lie between it and a wrapper of TrainCheck."""
 
 
-class Hindrance(Exception):
-    """Why sources cannot be attached anew: for now, or (`for_good`) in this run."""
+class CannotReattach(Exception):
+    """Sources cannot be reattached: at this moment, or (`permanent`) in this run."""
 
-    def __init__(self, why: str, *, for_good: bool = False) -> None:
-        super().__init__(why)
-        self.for_good = for_good
+    def __init__(self, reason: str, *, permanent: bool = False) -> None:
+        super().__init__(reason)
+        self.permanent = permanent
 
 
 class Attachment:
-    """Attaches what can be attached of `sources`; `missing` tells which could not, and why."""
+    """Attaches the sources that can observe here; `missing` names each of the others with its reason.
+
+    `in_module_call` says whether the program is inside a call of a module. Closing `undo` detaches all sources.
+    """
 
     def __init__(
         self,
         sources: Sequence[Source],
         demand: Demand,
         recorder: Recorder,
-        amid_module: Callable[[], bool] = lambda: False,
+        in_module_call: Callable[[], bool] = lambda: False,
     ) -> None:
         self.undo = ExitStack()
         self.missing: list[str] = []
-        self.closer = False
+        self.records_everything = False
         self._demand = demand
         self._recorder = recorder
-        self._amid_module = amid_module
+        self._in_module_call = in_module_call
         self._thread = threading.get_ident()
         self._attached: list[Source] = []
         self._undo = ExitStack()
-        self.undo.callback(hashing.dismiss)
-        self.undo.callback(self._take_off)
+        self.undo.callback(hashing.stop_threads)
+        self.undo.callback(self._detach)
         for source in sources:
             reason = source.offers()
             if reason is None:
@@ -69,72 +72,71 @@ class Attachment:
                     reason = f"{type(error).__name__}: {error}"
                     recorder.fault(source.name, error)
             if reason is not None:
-                recorder.absences.begin_without(source.name)
+                recorder.availability.mark_missing(source.name)
                 self.missing.append(f"{source.name}: {reason}")
 
-    def look_closer(self, closer: bool) -> None:
-        """Observe everything from now on, or only what was asked for again. Raises Hindrance.
+    def record_everything(self, on: bool) -> None:
+        """Record everything from now on, or return to the demand of the rules. Raises CannotReattach.
 
-        Call it between windows or calls, on the thread that trains.
+        Call it on the training thread, between windows or calls. See Note [Reattachment].
         """
-        if closer == self.closer:
+        if on == self.records_everything:
             return
-        self._hindered()
+        self._check_reattachable()
         recorder = self._recorder
-        recorder.changing = True
-        try:
-            self._take_off()
-            recorder.last_words.clear()  # each source says them again
-            self.closer = closer
-            demand = self._demand | EVERYTHING if closer else self._demand
+        with recorder.reattachment():
+            self._detach()
+            recorder.clear_at_end()
+            self.records_everything = on
+            demand = self._demand | EVERYTHING if on else self._demand
             for source in self._attached:
                 if source.offers() is not None:
-                    continue  # a profiler of the program's own has come since
+                    continue  # the program has started a profiler since
                 try:
                     self._attach(source, demand)
                 except Exception as error:
                     recorder.fault(source.name, error)
-        finally:
-            recorder.changing = False
 
-    def _take_off(self) -> None:
+    def _detach(self) -> None:
         undo, self._undo = self._undo, ExitStack()
         undo.close()
-        self._recorder.hooks.forget_replaced()
+        self._recorder.hooks.forget_patches()
 
     def _attach(self, source: Source, demand: Demand) -> None:
         try:
             own = self._undo.enter_context(source.attach(demand, self._recorder))
         except Exception as error:
-            _take_back(error)
+            _undo_attach(error)
             raise
-        except BaseException as interrupt:  # of the program's
-            _take_back(interrupt)
-            self._take_off()
+        except BaseException as interrupt:  # belongs to the program
+            _undo_attach(interrupt)
+            self._detach()
             raise
-        if isinstance(own, Undo):
-            self._recorder.hooks.replaced.append(own.replaced)
+        if isinstance(own, UndoStack):
+            self._recorder.hooks.patches.append(own.patches)
 
-    def _hindered(self) -> None:
+    def _check_reattachable(self) -> None:
         if threading.get_ident() != self._thread:
-            raise Hindrance("the program trains in another thread than the one that imported torch", for_good=True)
-        name = self._recorder.hooks.displaced()
+            raise CannotReattach(
+                "the program trains in another thread than the one that imported torch", permanent=True
+            )
+        name = self._recorder.hooks.overridden_patch()
         if name:
-            raise Hindrance(f"the program has replaced {name} meanwhile", for_good=True)
+            raise CannotReattach(f"the program has replaced {name} meanwhile", permanent=True)
         recorder = self._recorder
-        aside = is_compiling() or recorder.hooks.here.aside
-        if aside or recorder.updating or self._amid_module() or _amid_function():
-            raise Hindrance("a call is under way")
+        suspended = is_compiling() or recorder.hooks.thread.suspended
+        if suspended or recorder.updating or self._in_module_call() or _in_torch_function():
+            raise CannotReattach("a call is under way")
         modes = torch.overrides._get_current_function_mode_stack()
-        ours = [place for place, mode in enumerate(modes) if type(mode).__module__.startswith("traincheck.")]
-        if ours != [len(modes) - 1] and not all(isinstance(mode, DeviceContext) for mode in modes):
-            raise Hindrance("the program is inside a torch function mode of its own")
+        own = [index for index, mode in enumerate(modes) if type(mode).__module__.startswith("traincheck.")]
+        if own != [len(modes) - 1] and not all(isinstance(mode, DeviceContext) for mode in modes):
+            raise CannotReattach("the program is inside a torch function mode of its own")
 
 
-def _amid_function() -> bool:
-    """Whether we were called from within a function of torch that a mode has been asked about."""
+def _in_torch_function() -> bool:
+    """Whether a `__torch_function__` is among the frames that called this one."""
     frame = sys._getframe(1)
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_FRAMES):
         if frame.f_code.co_name == "__torch_function__":
             return True
         if frame.f_back is None:
@@ -143,8 +145,8 @@ def _amid_function() -> bool:
     return False
 
 
-def _take_back(error: BaseException) -> None:
-    """Take back what a source had done when its `attach` failed: that is in the stack which it was about to return."""
+def _undo_attach(error: BaseException) -> None:
+    """Undo what a source had done when its `attach` failed: close the stack that it was about to return."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         undo = frame.f_locals.get("undo") if frame.f_code.co_name == "attach" else None
         if isinstance(undo, ExitStack):

@@ -1,4 +1,4 @@
-"""What a source is, and how what it changes in the process is put back."""
+"""The protocol of a source, and the functions with which sources patch the process and restore it."""
 
 from __future__ import annotations
 
@@ -20,27 +20,26 @@ if TYPE_CHECKING:
 class Source(Protocol):
     """Observes one aspect of a training process.
 
-    `offers` says whether it can work here, with the reason when it cannot. `attach` observes what `demand` asks for,
-    hands it to `recorder` and returns the undo stack that takes everything back, from a variable `undo`: where `attach`
-    does not come to its end, that one is closed. A source never raises into the program, never replaces an object of
-    the program and never changes a result. It does not wait for an accelerator either: what follows from the values of
-    tensors is put off, see Note [One transfer a step] in device_transfers.py.
+    `attach` observes the events in `demand`, hands them to `recorder`, and returns an undo stack that removes every
+    hook. Keep that stack in a local variable `undo`: TrainCheck closes it if `attach` raises. A source never raises
+    into the program, replaces one of its objects, or changes a result. It never waits for an accelerator: it defers
+    conclusions from tensor values, see Note [One transfer a step] in device_transfers.py.
     """
 
     name: str
 
     def offers(self) -> str | None:
-        """None when the source can observe here, otherwise the reason why it cannot."""
+        """None if the source can observe here, otherwise the reason why it cannot."""
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
-        """Start observing; closing the returned stack ends it and leaves no trace."""
+        """Start observing. Closing the returned stack ends it and leaves no trace."""
 
 
 def replace(undo: UndoStack, holder: Any, attribute: str, make: Callable[[Any], Any]) -> None:
     """Replace `holder.attribute` by `make(original)` until `undo` is closed.
 
-    Does nothing where the attribute is missing (another version of torch). When somebody has replaced it again after
-    us, theirs stays: putting ours back would undo a change of the program's own.
+    Does nothing if the attribute is missing (another version of torch). If the program has replaced the attribute again
+    by then, its replacement stays.
     """
     namespace = vars(holder)
     if attribute not in namespace:
@@ -51,24 +50,26 @@ def replace(undo: UndoStack, holder: Any, attribute: str, make: Callable[[Any], 
 
 
 def _put(undo: UndoStack, holder: Any, attribute: str, original: Any, replacement: Any) -> None:
-    undo.add_patch(Patch(holder, attribute, original, replacement))  # first: an interrupt may come after the next lines
+    undo.add_patch(Patch(holder, attribute, original, replacement))  # first, as an interrupt may follow
     _compile_as(undo, original, replacement)
     setattr(holder, attribute, replacement)
 
 
 def _compile_as(undo: ExitStack, original: Any, replacement: Any) -> None:
-    """Have the compiler of TorchScript take a replacement for what it stands for: it knows operators by identity."""
+    """Let TorchScript compile a replacement as its original: it recognises operators by identity."""
     builtins = sys.modules.get("torch.jit._builtins")
-    known: dict[int, str] = getattr(builtins, "_get_builtin_table", dict)()
-    operator = known.get(id(original))
+    operators: dict[int, str] = getattr(builtins, "_get_builtin_table", dict)()
+    operator = operators.get(id(original))
     if operator is not None:
-        known[id(replacement)] = operator
-        undo.callback(known.pop, id(replacement), None)
+        operators[id(replacement)] = operator
+        undo.callback(operators.pop, id(replacement), None)
 
 
 def replace_everywhere(undo: UndoStack, home: str, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace the function `home.name` in every loaded module of the same package that holds it under its name; put it
-    back also in those that are loaded meanwhile."""
+    """Replace the function `home.name` in every loaded module of its package that holds it under this name.
+
+    Closing `undo` also restores it in modules that were loaded later.
+    """
     original = getattr(importlib.import_module(home), name, None)
     if original is None:
         return
@@ -86,8 +87,8 @@ def replace_everywhere(undo: UndoStack, home: str, name: str, make: Callable[[An
 
 def _holding(package: str, name: str, function: Any) -> list[Any]:
     """The loaded modules of a package that hold `function` under this name."""
-    found = map(sys.modules.get, _loaded(package))
-    return [module for module in found if getattr(module, "__dict__", {}).get(name) is function]
+    modules = map(sys.modules.get, _loaded(package))
+    return [module for module in modules if getattr(module, "__dict__", {}).get(name) is function]
 
 
 _all: list[str] = []
@@ -95,7 +96,7 @@ _of_package: dict[str, list[str]] = {}
 
 
 def _loaded(package: str) -> list[str]:
-    """The names of the loaded modules of a package. (Asked for each function that is replaced, of thousands.)"""
+    """The names of the loaded modules of a package. (Cached, for thousands of functions are replaced.)"""
     loaded = list(sys.modules)
     if loaded != _all:
         _all[:] = loaded
@@ -112,8 +113,8 @@ def wrapping(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A decorator that calls `before(*args, **kwargs)` and `after(token, result)` around a function.
 
-    `failed(token)` is called instead of `after` when the function raises. The three must not raise themselves (see
-    `Recorder.guarded`). A token of None means that this call is not observed.
+    It calls `failed(token)` instead of `after` if the function raises. The three must not raise (see
+    `Recorder.guarded`). If `before` returns None, the call is not observed.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,10 +137,10 @@ def wrapping(
 
 
 def around_block(undo: UndoStack, cls: type, entered: Callable[[Any], object], left: Callable[[Any], object]) -> None:
-    """Have `entered(manager)` called when a block under a context manager of this class has begun, and `left(manager)`
-    when it is about to end.
+    """Call `entered(manager)` after a block under a context manager of this class begins, and `left(manager)` before it
+    ends.
 
-    An interrupt (Ctrl-C) may come while these run. A block that has begun by then is ended, and one that ends does.
+    An interrupt (Ctrl-C) during these calls ends a block that has begun, and does not prevent the end of one.
     """
 
     def around_enter(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,7 +149,7 @@ def around_block(undo: UndoStack, cls: type, entered: Callable[[Any], object], l
             result = function(manager)
             try:
                 entered(manager)
-            except BaseException:  # the program never comes to its block, and will not end it
+            except BaseException:  # the program never reaches its block, and will not end it
                 manager.__exit__(*sys.exc_info())
                 raise
             return result

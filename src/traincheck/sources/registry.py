@@ -1,4 +1,4 @@
-"""The sources that ship with TrainCheck, put together around one recorder."""
+"""Builds all sources around one recorder: those of TrainCheck, and those that installed packages add."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from traincheck.vocab.source_declaration import SourceDeclaration
 
 
 class Offer(NamedTuple):
-    """Whether a source can observe here, and why not."""
+    """Whether a source can observe in this process, and the reason if it cannot."""
 
     source: str
     available: bool
@@ -45,7 +45,7 @@ class Offer(NamedTuple):
 
 
 class Built(NamedTuple):
-    """All sources, in the order in which they attach, and what they share."""
+    """All sources in the order in which they attach, and the objects that they share."""
 
     sources: list[Source]
     catalog: VariableCatalog
@@ -55,8 +55,11 @@ class Built(NamedTuple):
 def build(
     recorder: Recorder, may_step: Callable[[], None], when_imported: WhenImported = ignore_imports
 ) -> list[Source]:
-    """All sources, in the order in which they attach. `may_step` is called before each update and may raise;
-    `when_imported` calls a function once a module has been imported."""
+    """All sources in the order in which they attach.
+
+    Sources call `may_step` before each update, and it may raise. `when_imported` calls a function once a module has
+    been imported.
+    """
     return build_all(recorder, may_step, when_imported).sources
 
 
@@ -69,9 +72,11 @@ def build_all(
     installed: bool = True,
     extra: Sequence[SourceDeclaration] = (),
 ) -> Built:
-    """As `build`, with the catalog of variables and what the sources know of calls under way; one of `replay_every`
-    steps is executed again, none with 0. `installed` says whether to look for sources of installed packages; `extra`
-    sources are built without being installed."""
+    """As `build`, with the catalog of variables and the context of running calls.
+
+    One of `replay_every` steps is executed again, none with 0. `installed` says whether to look for sources of
+    installed packages. `extra` sources are built without being installed.
+    """
     catalog, calls = VariableCatalog(), ModuleCalls()
     gradients = Gradients(catalog, recorder)
     summaries, call_context = CallSummaries(catalog, recorder), CallContext()
@@ -93,7 +98,7 @@ def build_all(
         ProjectFunctionSource(recorder.sites, summaries, call_context, CustomClipping(gradients)),
     ]
     if replay_every:
-        from traincheck.sources.replay.replays import ReplaySource  # few want it, and it is many modules
+        from traincheck.sources.replay.replays import ReplaySource  # seldom used, and slow to import
 
         sources.append(ReplaySource(calls, catalog, replay_every))
     if extra or (installed and plugins.added(plugins.SOURCE_GROUP)):
@@ -107,16 +112,16 @@ def build_all(
 
 
 def attach(sources: list[Source], demand: Demand, recorder: Recorder) -> tuple[ExitStack, list[str]]:
-    """Attach what can be attached; returns the undo stack and, for each source that could not, its name and reason."""
+    """Attach the sources; the undo stack, and a line for each source that could not observe with its reason."""
     attachment = Attachment(sources, demand, recorder)
     return attachment.undo, attachment.missing
 
 
 def offers() -> list[Offer]:
-    """What each source says of this process."""
+    """Whether each source can observe in this process."""
     recorder = Recorder(CallSites(()), lambda window: None, lambda source, error: None)
-    found = []
+    results = []
     for source in build(recorder, lambda: None):
         reason = source.offers()
-        found.append(Offer(source.name, reason is None, reason or ""))
-    return found
+        results.append(Offer(source.name, reason is None, reason or ""))
+    return results

@@ -115,7 +115,7 @@ class SavedStateReadings:
             base = facts(
                 requires_grad=member.tensor.requires_grad,
                 held=THIS if held else NOBODY,
-                matched=True,
+                owned=True,
                 tied=len(member.names) > 1,
             )
         key = (base, member.kind, fresh)

@@ -1,10 +1,10 @@
 """Source `compiled`: records calls of functions and models made by `torch.compile`, as a whole.
 
 Note [Compiled regions]
-TrainCheck observes nothing inside a compiled callable, which runs as it would without TrainCheck; see Note [Suspended while
-compiled code runs] in global_hooks.py. It records the call as a whole: a module called in training or evaluation, or an optimizer
-step with its effect on each parameter. An event of the region `torch.compile` marks the call, so that relations know
-that the call around it has unobserved parts.
+TrainCheck observes nothing inside a compiled callable, which runs as it would without TrainCheck; see Note [Suspended
+while compiled code runs] in global_hooks.py. It records the call as a whole: a module called in training or evaluation,
+or an optimizer step with its effect on each parameter. An event of the region `torch.compile` marks the call, so that
+relations know that the call around it has unobserved parts.
 
 Note [Unobserved training]
 A function may run forward, backward and update in one compiled call. TrainCheck learns only afterwards that parameters

@@ -1,1 +1,1 @@
-"""Recording: hooks and observations become events, and events become windows."""
+"""Turns the calls and changes that sources observe into events, and cuts the events into windows."""

@@ -1,4 +1,4 @@
-"""Names: what an API is called in events, at every level of the classes it is inherited through."""
+"""Names APIs in events: the public name of a class or function, at every level of its base classes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from traincheck.vocab.bounded_cache import Kept
+from traincheck.vocab.bounded_cache import BoundedCache
 
 _PUBLIC_HOMES = (
     "torch.optim",
@@ -19,11 +19,11 @@ _PUBLIC_HOMES = (
     "torch.utils.data",
     "torch.amp",
 )
-"""Modules under whose name a class of torch is known to users, whatever file defines it."""
+"""Modules from which users import classes of torch, whichever file defines them."""
 
 
 def main_name() -> str:
-    """What to call `__main__`: the module given to -m, or the script's file name without its suffix."""
+    """The name of `__main__` in events: the module given to -m, or the script's file name without its suffix."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name:
@@ -32,15 +32,15 @@ def main_name() -> str:
     return Path(file).stem if file else "main"
 
 
-_class_names: Kept[type, str] = Kept()
+_class_names: BoundedCache[type, str] = BoundedCache()
 
 
 def class_name(cls: type) -> str:
     """The public, qualified name of a class; `__main__` is replaced by the script's name."""
-    found = _class_names.get(cls)
-    if found is None:
-        found = _class_names.put(cls, _class_name(cls))
-    return found
+    name = _class_names.get(cls)
+    if name is None:
+        name = _class_names.put(cls, _class_name(cls))
+    return name
 
 
 def _class_name(cls: type) -> str:
@@ -54,21 +54,21 @@ def _class_name(cls: type) -> str:
     return f"{module}.{cls.__qualname__}"
 
 
-_levels: Kept[tuple[type, str, type], tuple[str, ...]] = Kept()
+_levels: BoundedCache[tuple[type, str, type], tuple[str, ...]] = BoundedCache()
 
 
 def levels(cls: type, method: str, top: type) -> tuple[str, ...]:
     """The names of `cls.method` along the classes up to `top`, most specific first."""
     key = (cls, method, top)
-    found = _levels.get(key)
-    if found is None:
-        line = [base for base in cls.__mro__ if issubclass(base, top)]
-        found = _levels.put(key, tuple(f"{class_name(base)}.{method}" for base in line))
-    return found
+    names = _levels.get(key)
+    if names is None:
+        bases = [base for base in cls.__mro__ if issubclass(base, top)]
+        names = _levels.put(key, tuple(f"{class_name(base)}.{method}" for base in bases))
+    return names
 
 
 def function_name(function: Any) -> str | None:
-    """The public name of a torch function, None for one that has none (attribute reads, private helpers)."""
+    """The public name of a torch function, None for attribute reads and private helpers."""
     name = torch.overrides.resolve_name(function)
     if name is None or name.endswith((".__get__", ".__delete__")) or "._" in name.replace(".__", "."):
         return None
@@ -79,7 +79,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def parameter_names(function: Callable[..., Any] | None) -> tuple[str, ...]:
-    """The names of the positional parameters of a Python function, empty where they are not known."""
+    """The names of the positional parameters of a function, empty for a function without a signature."""
     try:
         parameters = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -90,14 +90,14 @@ def parameter_names(function: Callable[..., Any] | None) -> tuple[str, ...]:
 _RECURRENT = ("hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional")
 PADDED, PACKED = ("input", *_RECURRENT, "batch_first"), ("data", "batch_sizes", *_RECURRENT)
 RECURRENT = frozenset(("torch.lstm", "torch.gru", "torch.rnn_tanh", "torch.rnn_relu"))
-"""Functions that have two signatures, and the parameters of these: torch's table has now the one, now the other."""
+"""Functions with two signatures, and the parameters of both: torch's table lists either, depending on its version."""
 
 
 def torch_parameter_names(function: Any, name: str) -> tuple[str, ...]:
-    """As `parameter_names`, for a function of torch that is known by `name`.
+    """As `parameter_names`, for the function of torch with this public name.
 
-    Functions written in C++ have no signature; those that can be overridden have one in the table that torch keeps for
-    its own tests. There the tensor that a method is called on is named now `self`, now `input`.
+    Functions written in C++ have no signature; torch lists those that can be overridden in a table for its own tests.
+    That table names the tensor of a method `self` or `input`; here it is always `self`.
     """
     if name in RECURRENT:
         return PADDED

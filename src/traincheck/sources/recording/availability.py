@@ -1,8 +1,7 @@
-"""Absences: which sources observe nothing, since when, and which windows are left out because that changed in them.
+"""Tracks which sources are disabled, and leaves out the windows in which that changed.
 
-See Note [Silence is not absence] in vocab/availability.py. A source is silenced where it is called (see
-`Recorder.guarded`):
-it stays attached, so that what it had begun ends with nothing being told, and it can go on at any time.
+See Note [Silence is not absence] in vocab/availability.py. A disabled source stays attached, and `Recorder.guarded`
+skips its functions: calls that it had opened end unrecorded, and it can be switched on again at any time.
 """
 
 from __future__ import annotations
@@ -10,44 +9,45 @@ from __future__ import annotations
 from traincheck.vocab.events import FAILED, MISSING, NO_CALL, OFF, SOURCE, SWITCHED_OFF, Reading
 
 
-class Absences:
-    """Kept by the recorder. `silent` holds the sources that tell nothing now, with the reason."""
+class SourceAvailability:
+    """The sources of one recorder that record nothing now: `disabled` holds the reason for each."""
 
     def __init__(self) -> None:
-        self.silent: dict[str, str] = {}
-        self._told: dict[str, str] = {}  # as the open window began
-        self._spoilt: list[int] = []
+        self.disabled: dict[str, str] = {}
+        self._disabled_at_start: dict[str, str] = {}  # when the open window began
+        self._switch_seqs: list[int] = []
 
-    def begin_without(self, source: str) -> None:
-        """Note that a source could not attach."""
-        self.silent[source] = self._told[source] = MISSING
+    def mark_missing(self, source: str) -> None:
+        """A source could not attach."""
+        self.disabled[source] = self._disabled_at_start[source] = MISSING
 
-    def fails(self, source: str, *places: int) -> bool:
-        """As `silence`, for good."""
-        return self.silence(source, *places, why=FAILED)
+    def mark_failed(self, source: str, *seqs: int) -> bool:
+        """Disable a source for good, see `switch_off`."""
+        return self.switch_off(source, *seqs, reason=FAILED)
 
-    def silence(self, source: str, *places: int, why: str = SWITCHED_OFF) -> bool:
-        """From now on a source tells nothing; the windows of these places (of events) are left out."""
-        if source in self.silent:
+    def switch_off(self, source: str, *seqs: int, reason: str = SWITCHED_OFF) -> bool:
+        """Disable a source and leave out the windows with these positions; False where it is disabled already."""
+        if source in self.disabled:
             return False
-        self.silent[source] = why
-        self._spoilt.extend(places)
+        self.disabled[source] = reason
+        self._switch_seqs.extend(seqs)
         return True
 
-    def resume(self, source: str, *places: int) -> bool:
-        """A source that was switched off tells again."""
-        if self.silent.get(source) != SWITCHED_OFF:
+    def switch_on(self, source: str, *seqs: int) -> bool:
+        """Enable a source that was switched off; False for one that failed, is missing or is enabled."""
+        if self.disabled.get(source) != SWITCHED_OFF:
             return False
-        del self.silent[source]
-        self._spoilt.extend(places)
+        del self.disabled[source]
+        self._switch_seqs.extend(seqs)
         return True
 
-    def cut(self, seq: int) -> tuple[Reading, ...] | None:
-        """What the window that ends before `seq` says of sources; None for one that is to be left out."""
-        if not self._spoilt and not self._told and not self.silent:
+    def close_window(self, seq: int) -> tuple[Reading, ...] | None:
+        """A reading for each source that was disabled in the window before `seq`; None leaves that window out."""
+        if not self._switch_seqs and not self._disabled_at_start and not self.disabled:
             return ()
-        spoilt = any(place < seq for place in self._spoilt)
-        told = tuple(Reading(-1, NO_CALL, name, SOURCE, OFF, why) for name, why in sorted(self._told.items()))
-        self._spoilt = [place for place in self._spoilt if place >= seq]
-        self._told = dict(self.silent)
-        return None if spoilt else told
+        incomplete = any(switched < seq for switched in self._switch_seqs)
+        disabled = sorted(self._disabled_at_start.items())
+        readings = tuple(Reading(-1, NO_CALL, name, SOURCE, OFF, reason) for name, reason in disabled)
+        self._switch_seqs = [switched for switched in self._switch_seqs if switched >= seq]
+        self._disabled_at_start = dict(self.disabled)
+        return None if incomplete else readings

@@ -1,4 +1,4 @@
-"""Sites: where in the user's own code an observed call was made."""
+"""Finds the line of the user's own code from which an observed call was made."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import NamedTuple
 
 import torch
 
-from traincheck.vocab.bounded_cache import Kept, KeptOf
+from traincheck.vocab.bounded_cache import BoundedCache, ObjectCache
 
 _OURS = str(Path(__file__).resolve().parents[2])
 _TORCH = str(Path(torch.__file__).resolve().parent) + "/"
-"""It may lie in the user's project: a checkout that torch was built in."""
+"""This folder may lie in the user's project: a checkout in which torch was built."""
 
 
 def qualified_name(code: CodeType) -> str:
-    """The function's qualified name where this Python tells it (3.11 and later), else its name."""
+    """The qualified name of a function (Python 3.11 and later), else its name."""
     name = str(getattr(code, "co_qualname", code.co_name))
-    return name if ":" not in name else "<module>"  # IPython calls the code of a cell `<cell line: 1>`
+    return name if ":" not in name else "<module>"  # IPython names the code of a cell `<cell line: 1>`
 
 
 def cell_of(filename: str) -> str:
-    """The cell of a notebook that code is from, as people know it (`In[3]`); empty for code of a file.
+    """The number of the notebook cell that code is from, as shown to users (`In[3]`); empty for code of a file.
 
     Source: IPython.core.compilerop.CachingCompiler.format_code_name.
     """
-    ask = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    compiler = getattr(ask() if ask is not None else None, "compile", None)
-    form = getattr(compiler, "format_code_name", None)  # older ones have none
-    told = form(filename) if form is not None else None
-    return str(told[1]) if told else ""
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    compiler = getattr(get_ipython() if get_ipython is not None else None, "compile", None)
+    format_name = getattr(compiler, "format_code_name", None)  # missing in older versions
+    kind_and_name = format_name(filename) if format_name is not None else None
+    return str(kind_and_name[1]) if kind_and_name else ""
 
 
-MOST_CODE = 20_000
-"""Functions and places in them that are kept: a large program has some thousands, one that makes code has no end."""
+MAX_CODE_OBJECTS = 20_000
+"""Code objects whose sites are cached. A large program has some thousands; generated code has no limit."""
 
 
 def _is_installed(path: str) -> bool:
@@ -48,47 +48,48 @@ def _is_of_library(filename: str) -> bool:
     return _is_installed(path) and not path.startswith((_OURS, _TORCH))
 
 
-class _Code(NamedTuple):
-    """Code of the project: the path to tell for it, and the sites in it by their lines."""
+class _ProjectCode(NamedTuple):
+    """A code object of the project: the path to report for it, and the sites in it by their lines."""
 
     file: str
     sites: dict[int, str]
 
 
-_UNKNOWN = _Code("", {})
+_UNKNOWN = _ProjectCode("", {})
 
 
-class Sites:
+class CallSites:
     """Finds the nearest frame of the user's project on the stack, as `file:line:function`.
 
     A file belongs to the project when it lies under one of `project` and not in an environment below it
-    (`site-packages`, the standard library). Paths are told relative to the working directory at the start. The cells
-    of a notebook belong to it as well.
+    (`site-packages`, the standard library). Paths are relative to the working directory at the start. The cells of a
+    notebook belong to the project as well.
     """
 
     def __init__(self, project: tuple[str, ...]) -> None:
         self._roots = tuple(str(Path(root).resolve()) for root in project)
         self._cwd = Path.cwd()
-        self._known: KeptOf[_Code | None] = KeptOf(MOST_CODE)  # None for code that is not of the project
-        # By the name that code has of its file: to look at a path takes a while.
-        self._judged: Kept[str, str] = Kept(MOST_CODE)
-        self._libraries: Kept[str, bool] = Kept(MOST_CODE)
+        self._codes: ObjectCache[_ProjectCode | None] = ObjectCache(MAX_CODE_OBJECTS)  # None for code of others
+        self._reported_paths: BoundedCache[str, str] = BoundedCache(
+            MAX_CODE_OBJECTS
+        )  # by file name, as paths are slow to resolve
+        self._libraries: BoundedCache[str, bool] = BoundedCache(MAX_CODE_OBJECTS)
 
     def file_of(self, code: CodeType) -> str:
-        """The path to tell for `code`, empty when it is not of the project."""
-        found = self._known.get(id(code), _UNKNOWN)
-        if found is _UNKNOWN:
-            found = self._learn(code)
-        return "" if found is None else found.file
+        """The path to report for `code`, empty for code that is not of the project."""
+        project_code = self._codes.get(id(code), _UNKNOWN)
+        if project_code is _UNKNOWN:
+            project_code = self._add(code)
+        return "" if project_code is None else project_code.file
 
-    def _learn(self, code: CodeType) -> _Code | None:
+    def _add(self, code: CodeType) -> _ProjectCode | None:
         name = code.co_filename
-        judged = self._judged.get(name)
-        if judged is None:
-            judged = self._judged.put(name, self._judge(name))
-        return self._known.put_of(code, _Code(judged, {}) if judged else None)
+        path = self._reported_paths.get(name)
+        if path is None:
+            path = self._reported_paths.put(name, self._reported_path(name))
+        return self._codes.put_for(code, _ProjectCode(path, {}) if path else None)
 
-    def _judge(self, filename: str) -> str:
+    def _reported_path(self, filename: str) -> str:
         cell = cell_of(filename)
         if cell:
             return cell
@@ -109,7 +110,7 @@ class Sites:
             return text
 
     def is_library_calling(self) -> bool:
-        """Whether the nearest caller that is no code of torch's, Python's or ours is a library, not the project."""
+        """Whether the nearest caller outside torch, Python and TrainCheck is a library instead of the project."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             if self.file_of(frame.f_code):
@@ -124,22 +125,22 @@ class Sites:
         return False
 
     def here(self) -> str:
-        """The site of the nearest project frame above the caller, empty when there is none."""
+        """The site of the nearest project frame above the caller, empty without one."""
         return self.above(sys._getframe(2))
 
     def above(self, start: FrameType | None) -> str:
-        """The site of the nearest project frame, from `start` on; empty when there is none."""
-        frame, known = start, self._known
+        """The site of the nearest project frame, from `start` on; empty without one."""
+        frame, codes = start, self._codes
         while frame is not None:
             code = frame.f_code
-            found = known.get(id(code), _UNKNOWN)
-            if found is _UNKNOWN:
-                found = self._learn(code)
-            if found is not None:
+            project_code = codes.get(id(code), _UNKNOWN)
+            if project_code is _UNKNOWN:
+                project_code = self._add(code)
+            if project_code is not None:
                 line = frame.f_lineno
-                text = found.sites.get(line)
-                if text is None:
-                    text = found.sites[line] = f"{found.file}:{line}:{qualified_name(code)}"
-                return text
+                site = project_code.sites.get(line)
+                if site is None:
+                    site = project_code.sites[line] = f"{project_code.file}:{line}:{qualified_name(code)}"
+                return site
             frame = frame.f_back
         return ""

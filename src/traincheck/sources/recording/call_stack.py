@@ -1,4 +1,4 @@
-"""Open calls: what has begun in a thread and not yet ended, and what else the thread is about."""
+"""Keeps the calls that have begun in a thread and not yet ended, and the state of that thread."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ class OpenCall:
         self.context = context
         self.args = args
         self.note: Any = None
-        self.result: Facts = ()  # of one to which something is added when it has ended, see device_transfers.py
-        self.tensors: tuple[TensorSummary, ...] = ()  # of its arguments first, those of its result are added at its end
+        self.result: Facts = ()  # filled in after the end of a call that device_transfers.py completes
+        self.tensors: tuple[TensorSummary, ...] = ()  # of the arguments, then of the result
 
 
-class OpenCalls(threading.local):
+class CallStack(threading.local):
     """The open calls of a thread, innermost last."""
 
     def __init__(self) -> None:
-        self.stack: list[OpenCall] = []
+        self.calls: list[OpenCall] = []
 
 
-class Doing(threading.local):
-    """What a thread is about, and its number in order of appearance."""
+class ThreadState(threading.local):
+    """What sources must know of a thread: the query or fetch under way, and its number in order of appearance."""
 
     numbers = itertools.count()
 
     def __init__(self) -> None:
-        self.asking = False
-        self.fetching: str | None = None
+        self.queries_program = False
+        self.fetch_site: str | None = None
         self.number = next(self.numbers)
 
 
-def renamed(call: Call, names: dict[str, str]) -> Call:
-    """`call` with other names for the memory of its tensors."""
+def with_storage_names(call: Call, names: dict[str, str]) -> Call:
+    """`call` with these names for the storages of its tensors."""
     if not any(tensor.storage in names for tensor in call.tensors):
         return call
     tensors = (tensor._replace(storage=names.get(tensor.storage, tensor.storage)) for tensor in call.tensors)

@@ -1,4 +1,8 @@
-"""Circumstances: the facts that every call shares, read from torch's own switches, and those of its result."""
+"""Reads the facts that every call shares (gradient mode, autocast, mode of the module), and those of its result.
+
+Equal facts are the same object here: most calls have facts that an earlier call had, and a lookup is cheaper than
+building them.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +11,29 @@ import threading
 
 import torch
 
-from traincheck.vocab.bounded_cache import Kept
+from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.facts import Facts, FactValue, facts, merged
 
 
-class Surroundings(threading.local):
-    """What the calls of a thread are in the midst of.
+class CallContext(threading.local):
+    """The modules and context managers around the calls of a thread.
 
-    `flags` are the training flags of the modules that are being called, outermost first; `regions` the names of the
-    context managers that are active, and `within` the same as one text.
+    `training_flags` are those of the modules under way, outermost first; `regions` the names of the active context
+    managers, and `within` the same names as one text.
     """
 
     def __init__(self) -> None:
-        self.flags: list[bool] = []
+        self.training_flags: list[bool] = []
         self.regions: list[str] = []
         self.within = ""
 
-    def enters(self, region: str) -> None:
+    def enter_region(self, region: str) -> None:
         """A context manager becomes active."""
         self.regions.append(region)
         self.within = "+".join(sorted(set(self.regions)))
 
-    def leaves(self, region: str) -> None:
-        """A context manager is left (perhaps in another thread than it was entered in: then nothing is known of it)."""
+    def exit_region(self, region: str) -> None:
+        """A context manager is exited; one that another thread entered is ignored."""
         if region in self.regions:
             self.regions.remove(region)
             self.within = "+".join(sorted(set(self.regions)))
@@ -53,95 +57,94 @@ def grad_mode() -> str:
     return "on" if torch.is_grad_enabled() else "off"
 
 
-_told: dict[tuple[bool, bool, str], Facts] = {}
+_global_facts: dict[tuple[bool, bool, str], Facts] = {}
 
 
-def circumstances() -> Facts:
-    """Grad mode and autocast; equal circumstances are the same object."""
+def context_facts() -> Facts:
+    """Gradient mode and autocast."""
     key = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_dtype())
-    found = _told.get(key)
-    if found is None:
-        found = _told[key] = facts(grad_mode=grad_mode(), autocast=key[2])
-    return found
+    cached = _global_facts.get(key)
+    if cached is None:
+        cached = _global_facts[key] = facts(grad_mode=grad_mode(), autocast=key[2])
+    return cached
 
 
-_around: dict[tuple[bool, bool, str, bool | None, str], Facts] = {}
+_call_facts: dict[tuple[bool, bool, str, bool | None, str], Facts] = {}
 
 
-def circumstances_amid(surroundings: Surroundings) -> Facts:
-    """`circumstances()`, the active context managers and, inside a module, its mode; equal ones are the same object."""
-    flags = surroundings.flags
+def call_context_facts(context: CallContext) -> Facts:
+    """`context_facts()`, the active context managers and, inside a module, its training flag."""
+    flags = context.training_flags
     cast = "off"
-    for device in _AUTOCAST_DEVICES:  # written out, for it is asked at every call of a function of torch
+    for device in _AUTOCAST_DEVICES:  # written out: this runs at every call of a function of torch
         if torch.is_autocast_enabled(device):
             cast = autocast_dtype()
             break
     training = flags[-1] if flags else None
-    key = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), cast, training, surroundings.within)
-    found = _around.get(key)
-    if found is None:
-        told: dict[str, FactValue] = (
+    key = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), cast, training, context.within)
+    cached = _call_facts.get(key)
+    if cached is None:
+        extra: dict[str, FactValue] = (
             {"within": key[4]} if training is None else {"within": key[4], "training": training}
         )
-        found = _around[key] = merged(circumstances(), **told)
-    return found
+        cached = _call_facts[key] = merged(context_facts(), **extra)
+    return cached
 
 
-_more: Kept[tuple[object, ...], Facts] = Kept()
+_extended_facts: BoundedCache[tuple[object, ...], Facts] = BoundedCache()
 
 
-def circumstances_with(**extra: str | int | float | bool | None) -> Facts:
-    """`circumstances()` and further facts; equal ones are the same object."""
-    base = circumstances()
-    key = (id(base), *extra.items())  # of these there are few, and they stay
-    found = _more.get(key)
-    if found is None:
-        found = _more.put(key, merged(base, **extra))
-    return found
+def context_facts_with(**extra: str | int | float | bool | None) -> Facts:
+    """`context_facts()` and further facts."""
+    base = context_facts()
+    key = (id(base), *extra.items())  # there are few such objects, and they are never freed
+    cached = _extended_facts.get(key)
+    if cached is None:
+        cached = _extended_facts.put(key, merged(base, **extra))
+    return cached
 
 
 @functools.lru_cache(maxsize=4096)
-def context_with(context: Facts, name: str, value: str | bool) -> Facts:
-    """A context and one further fact, which is known later than the others; equal ones are the same object."""
+def with_fact(context: Facts, name: str, value: str | bool) -> Facts:
+    """`context` with one further fact, which is known later than the others."""
     return merged(context, **{name: value})
 
 
-_of_modules: dict[tuple[bool, bool, str, bool, bool, bool], Facts] = {}
+_module_facts: dict[tuple[bool, bool, str, bool, bool, bool], Facts] = {}
 
 
-def circumstances_of_module(*, grad: bool, training: bool, outermost: bool, parametric: bool) -> Facts:
-    """`circumstances_with` what is told of a call of a module, which is asked most often. `grad` is whether gradients
-    are on."""
+def module_context_facts(*, grad: bool, training: bool, outermost: bool, parametric: bool) -> Facts:
+    """`context_facts_with` for a call of a module, the most frequent call. `grad` is whether gradients are on."""
     cast = "off"
     for device in _AUTOCAST_DEVICES:
         if torch.is_autocast_enabled(device):
             cast = autocast_dtype()
             break
     key = (grad, torch.is_inference_mode_enabled(), cast, training, outermost, parametric)
-    found = _of_modules.get(key)
-    if found is None:
-        told = circumstances_with(training=training, outermost=outermost, parametric=parametric)
-        found = _of_modules[key] = told
-    return found
+    cached = _module_facts.get(key)
+    if cached is None:
+        cached = context_facts_with(training=training, outermost=outermost, parametric=parametric)
+        _module_facts[key] = cached
+    return cached
 
 
-LONGEST_TEXT = 64
-"""Longer texts are data (a prompt, a path), and tell nothing of how a program is meant to work."""
+MAX_TEXT_LENGTH = 64
+"""Longer texts are data (a prompt, a path) and show nothing about how a program is meant to work."""
 
-PLAIN = (bool, int, float, str, type(None))
+PLAIN_TYPES = (bool, int, float, str, type(None))
 
 
-def plain(value: object) -> bool:
-    """Whether a value is told as it is. (By its exact type: nothing of the program's is run to find out.)"""
+def is_plain(value: object) -> bool:
+    """Whether TrainCheck records a value as it is. Checks the exact type, so no code of the program runs."""
     kind = type(value)
     if kind is str:
-        return len(value) <= LONGEST_TEXT  # type: ignore[arg-type]
+        return len(value) <= MAX_TEXT_LENGTH  # type: ignore[arg-type]
     if kind is int:
-        return -1 << 63 <= value < 1 << 64  # type: ignore[operator]  # what the trace can hold
-    return kind in PLAIN
+        return -1 << 63 <= value < 1 << 64  # type: ignore[operator]  # the range of the trace format
+    return kind in PLAIN_TYPES
 
 
-def length(value: object) -> int | None:
+def sequence_length(value: object) -> int | None:
     """The length of a list, a tuple or a text, None for anything else."""
     for base in (list, tuple, str):
         if issubclass(type(value), base):
@@ -149,43 +152,40 @@ def length(value: object) -> int | None:
     return None
 
 
-_Unseen = torch._C.DisableTorchFunction
+_WithoutModes = torch._C.DisableTorchFunction
 
-_results: Kept[tuple[object, ...], Facts] = Kept()
+_result_facts: BoundedCache[tuple[object, ...], Facts] = BoundedCache()
 
 
 def result_facts(result: object) -> Facts:
-    """What a call returned: dtype and requires_grad of a tensor, `value` of what is plain, `length` of a sequence.
-
-    Equal ones are the same object.
-    """
+    """The facts of a result: dtype and requires_grad of a tensor, `value` of a plain value, `length` of a sequence."""
     kind = type(result)
     key: tuple[object, ...]
     if issubclass(kind, torch.Tensor):
-        with _Unseen():  # to look at a tensor is seen by modes and subclasses of the program
-            return facts_of_tensor(result)
-    elif plain(result):
+        with _WithoutModes():  # modes and subclasses of the program would see that TrainCheck looks at a tensor
+            return tensor_facts(result)
+    elif is_plain(result):
         key = (kind, result)
-    elif (count := length(result)) is not None:
+    elif (count := sequence_length(result)) is not None:
         key = (list, count)
     else:
         return ()
-    found = _results.get(key)
-    if found is None:
-        found = _results.put(key, _result_facts(key))
-    return found
+    cached = _result_facts.get(key)
+    if cached is None:
+        cached = _result_facts.put(key, _build_result_facts(key))
+    return cached
 
 
-def facts_of_tensor(result: torch.Tensor) -> Facts:
-    """`result_facts` of a tensor. Call where no mode is asked."""
+def tensor_facts(result: torch.Tensor) -> Facts:
+    """`result_facts` of a tensor. Call with function modes disabled."""
     key = (torch.Tensor, result.dtype, result.requires_grad)
-    found = _results.get(key)
-    if found is None:
-        found = _results.put(key, _result_facts(key))
-    return found
+    cached = _result_facts.get(key)
+    if cached is None:
+        cached = _result_facts.put(key, _build_result_facts(key))
+    return cached
 
 
-def _result_facts(key: tuple[object, ...]) -> Facts:
+def _build_result_facts(key: tuple[object, ...]) -> Facts:
     if key[0] is torch.Tensor:
         return facts(dtype=str(key[1]).removeprefix("torch."), requires_grad=bool(key[2]))
     if key[0] is list:

@@ -1,4 +1,4 @@
-"""Guard: makes what a source does safe for the training loop, and counts the time that it takes."""
+"""Guards functions of sources: an exception disables the source instead of ending the training, and time is counted."""
 
 from __future__ import annotations
 
@@ -7,41 +7,43 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from traincheck.sources.compile.tracing import EXPORTS, FLAGS, is_traced
-from traincheck.sources.recording.availability import Absences
-from traincheck.sources.recording.global_hooks import Hooks
-from traincheck.sources.recording.overhead import Meter
-from traincheck.sources.recording.thread_profiler import Profiler
+from traincheck.sources.recording.availability import SourceAvailability
+from traincheck.sources.recording.global_hooks import GlobalHooks
+from traincheck.sources.recording.overhead import OverheadMeter
+from traincheck.sources.recording.thread_profiler import ThreadProfiler
 
 R = TypeVar("R")
 
 
-class Guarding(Protocol):
-    """What a guard asks of the recorder."""
+class GuardedRecorder(Protocol):
+    """The parts of a recorder that a guard uses."""
 
-    absences: Absences
-    hooks: Hooks
-    profiler: Profiler
-    meter: Meter
+    availability: SourceAvailability
+    hooks: GlobalHooks
+    profiler: ThreadProfiler
+    meter: OverheadMeter
     watching: bool
     active: bool
 
     def fault(self, source: str, error: BaseException) -> None:
-        """A source failed."""
+        """Report that a source failed, and disable it."""
 
 
-def guard(recorder: Guarding, source: str, function: Callable[..., R], *, always: bool) -> Callable[..., R | None]:
+def guard(
+    recorder: GuardedRecorder, source: str, function: Callable[..., R], *, always: bool
+) -> Callable[..., R | None]:
     """See `Recorder.guarded`."""
-    silent, profiler, meter = recorder.absences.silent, recorder.profiler, recorder.meter
-    clock, spent, here = meter.clock, meter.of(source), recorder.hooks.here
+    disabled, profiler, meter = recorder.availability.disabled, recorder.profiler, recorder.meter
+    clock, counter, thread = meter.clock, meter.counter(source), recorder.hooks.thread
 
     @functools.wraps(function)
     def safe(*args: Any, **kwargs: Any) -> R | None:
         if is_traced() or FLAGS.get(EXPORTS) or not (recorder.watching or always):
             return None
-        if not recorder.active or source in silent or here.aside:
+        if not recorder.active or source in disabled or thread.suspended:
             return None
-        paused = profiler.ours is not None and not profiler.paused and profiler.pause()
-        began = clock()
+        paused = profiler.callback is not None and not profiler.paused and profiler.pause()
+        start = clock()
         outer, meter.inside = meter.inside, 0.0
         try:
             return function(*args, **kwargs)
@@ -49,9 +51,9 @@ def guard(recorder: Guarding, source: str, function: Callable[..., R], *, always
             recorder.fault(source, error)
             return None
         finally:
-            took = clock() - began
+            took = clock() - start
             own = took - meter.inside
-            spent[0] += own
+            counter[0] += own
             meter.total += own
             meter.inside = outer + took
             if paused:

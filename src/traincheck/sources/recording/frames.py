@@ -1,4 +1,4 @@
-"""Frames: what a running function was given, and whether it ended by returning."""
+"""Reads the arguments of a running function from its frame, and whether the function returned or raised."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from types import CodeType, FrameType
 from typing import Any
 
 _SNAPSHOTS = (3, 11) <= sys.version_info[:2] < (3, 13)
-"""Whether `f_locals` is a copy that the frame keeps, and that can be let go of.
+"""Whether `f_locals` is a copy that the frame keeps and that can be emptied.
 
-Before, Python itself makes one for each event of a profiler and writes it back; since 3.13 it is a view.
+Python 3.10 makes a copy for each event of a profiler and writes it back; since 3.13 `f_locals` is a view.
 """
 
 _OF_FUNCTION = inspect.CO_OPTIMIZED
@@ -21,20 +21,20 @@ _write_back = ctypes.PYFUNCTYPE(None, ctypes.py_object, ctypes.c_int)(("PyFrame_
 
 
 def local_values(frame: FrameType, names: tuple[str, ...]) -> dict[str, Any]:
-    """The values of these local variables, so far as they are bound. Leaves nothing in the frame.
+    """The values of these local variables, as far as they are bound. Leaves nothing in the frame.
 
-    Note [Borrowed locals]: the copy that `f_locals` makes stays with the frame, and would keep what the function was
-    given alive although the function has let go of it. Writing it back, which changes nothing, tells Python that it is
-    out of date; then it can be emptied.
+    Note [Borrowed locals]: the copy that `f_locals` makes stays with the frame. It would keep the arguments of the
+    function alive after the function has dropped them. Writing the copy back changes nothing and marks it as outdated;
+    then TrainCheck can empty it.
     """
     if not frame.f_code.co_flags & _OF_FUNCTION:
-        return {}  # of a module or a class, `f_locals` is the very namespace
+        return {}  # in a module or a class, `f_locals` is the namespace itself
     values = frame.f_locals
-    found = {name: values[name] for name in names if name in values}
+    selected = {name: values[name] for name in names if name in values}
     if _SNAPSHOTS:
         _write_back(frame, 0)
         values.clear()
-    return found
+    return selected
 
 
 _METHOD_RECEIVERS = ("self", "cls")
@@ -46,14 +46,14 @@ def argument_names(code: CodeType) -> tuple[str, ...]:
     return names[1:] if names[:1] and names[0] in _METHOD_RECEIVERS else names
 
 
-def further_names(code: CodeType) -> tuple[str, ...]:
-    """The names under which a function takes any further arguments: `args`, `kwargs`."""
+def variadic_names(code: CodeType) -> tuple[str, ...]:
+    """The names of the variadic parameters of a function: `args`, `kwargs`."""
     start = code.co_argcount + code.co_kwonlyargcount
     return code.co_varnames[start : start + bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)]
 
 
-def returning(code: CodeType) -> frozenset[int]:
-    """The places in `code` at which it returns: a frame that ends anywhere else has raised."""
+def return_offsets(code: CodeType) -> frozenset[int]:
+    """The offsets in `code` at which it returns; a frame that ends at any other offset has raised."""
     return frozenset(step.offset for step in dis.get_instructions(code) if step.opname in _RETURNS)
 
 

@@ -1,15 +1,15 @@
-"""Hooks: the global hooks of torch that we use, and how they step aside while a compiled callable runs.
+"""Registers TrainCheck's global hooks of torch, and suspends them while a compiled callable runs.
 
-Note [Stepping aside]
-The compiler of torch takes into what it makes whatever it finds around a model: global hooks of modules and optimizers,
-function modes, functions that were replaced. It traces them, and guards on them, so that a model which was compiled
-without us would be compiled once more with us, and again without; and some of them it cannot trace. So we are not there
-while a compiled callable runs: our hooks are taken out of torch's tables, our mode off the stack and our functions out
-of torch's modules, and all of it is put back in its place when the call returns. What would have been told of the call
-itself is told from outside: the hooks are called for it before we step aside, and after we are back.
+Note [Suspended while compiled code runs]
+The compiler of torch traces everything that it finds around a model: global hooks of modules and optimizers, function
+modes, patched functions. It guards on them, so a model that was compiled without TrainCheck would be compiled again
+with it. Some of them it cannot trace. So while a compiled callable runs, TrainCheck takes its hooks out of torch's
+tables, its mode off the stack and its functions out of torch's modules. All of them return to their places after the
+call. The call itself is reported from outside: TrainCheck runs the hooks for it before it suspends them, and after it
+resumes them.
 
-Methods that were replaced are put back only where they may be called in what is compiled, in functions: to change a
-class of which all modules are makes Python look up all their methods anew.
+Patched methods are removed only where compiled code may call them, which is in functions: a change of a class from
+which all modules derive makes Python look up all their methods again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from torch import overrides
-from torch.nn.modules import module as of_modules
-from torch.optim import optimizer as of_optimizers
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
 
 from traincheck.sources.compile.tracing import is_traced
-from traincheck.sources.recording.patches import Replaced
+from traincheck.sources.recording.patches import Patch
 
 Hook = Callable[..., Any]
 Table = dict[int, Any]
@@ -36,267 +36,290 @@ _OF_CALLS = (BEFORE_MODULE, AFTER_MODULE, "_global_backward_pre_hooks", "_global
 BEFORE_STEP, AFTER_STEP = "_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"
 
 
-class _Ours(NamedTuple):
-    """A hook of ours: the handle that torch gave for it, and what to call for a call that is told from outside."""
+class RegisteredHook(NamedTuple):
+    """A hook of TrainCheck: torch's handle, and the function to run for a call that is reported from outside."""
 
     handle: Any
     hook: Hook
 
     def tables(self) -> list[Table]:
-        """The tables in which torch keeps it."""
-        found = (reference() for reference in (self.handle.hooks_dict_ref, *self.handle.extra_dict_ref))
-        return [table for table in found if table is not None]
+        """The tables in which torch keeps the hook."""
+        tables = (reference() for reference in (self.handle.hooks_dict_ref, *self.handle.extra_dict_ref))
+        return [table for table in tables if table is not None]
 
 
-_Place = tuple[dict[str, Any], str, Any, Any]
-"""A name in a module, the function that was there, and ours."""
+class _PatchedFunction(NamedTuple):
+    namespace: dict[str, Any]
+    name: str
+    original: Any
+    replacement: Any
 
 
-class _Here(threading.local):
-    """What holds for a thread: what is given in the call that is told from outside, where our mode was taken off by
-    `mode_off`, whether we are aside."""
+class _RemovedHooks(NamedTuple):
+    """Hooks of TrainCheck that were taken out of a table, and the order of all keys before."""
+
+    table: Table
+    hooks: Table
+    order: list[int]
+
+
+class _ThreadHooks(threading.local):
+    """The state of a thread: the keyword arguments of the call that is reported from outside, the index from which
+    `suspend_mode` removed the mode, and whether hooks are suspended."""
 
     keywords: Mapping[str, Any] | None = None
-    place = -1
-    aside = False
+    mode_index = -1
+    suspended = False
 
 
-class Hooks:
+class GlobalHooks:
     """The hooks of one recorder, in the order in which they were registered, and its function mode."""
 
     def __init__(self) -> None:
-        self._hooks: list[_Ours] = []
+        self._hooks: list[RegisteredHook] = []
         self._tables: dict[int, tuple[Table, set[int]]] = {}
-        self.here = _Here()
+        self.thread = _ThreadHooks()
         self._threads: set[int] = set()
-        self._away: list[tuple[Table, Table, list[int]]] | None = None
-        self._places: list[_Place] = []
-        self._elsewhere = 0
-        self._originals: list[_Place] = []
-        self._methods: list[Replaced] = []
+        self._removed_hooks: list[_RemovedHooks] | None = None
+        self._functions: list[_PatchedFunction] = []
+        self._other_patches = 0  # those that are not in `_functions`
+        self._removed_functions: list[_PatchedFunction] = []
+        self._removed_methods: list[Patch] = []
         self.mode: Any = None
-        self.replaced: list[list[Replaced]] = []
+        self.patches: list[list[Patch]] = []
 
-    def add(self, undo: ExitStack, handle: Any, hook: Hook) -> _Ours:
-        """Take care of a hook that was registered just now. Closing `undo` removes it. Returns what `rest` and `wake`
-        take."""
-        ours = _Ours(handle, hook)
-        self._hooks.append(ours)
-        for table in ours.tables():
+    def add(self, undo: ExitStack, handle: Any, hook: Hook) -> RegisteredHook:
+        """Manage a hook that was just registered, and remove it when `undo` is closed.
+
+        Pass the result to `suspend_hook` and `resume_hook`.
+        """
+        registered = RegisteredHook(handle, hook)
+        self._hooks.append(registered)
+        for table in registered.tables():
             if handle.id in table:
                 self._tables.setdefault(id(table), (table, set()))[1].add(handle.id)
-        undo.callback(self._remove, ours)
-        return ours
+        undo.callback(self._remove, registered)
+        return registered
 
-    def _remove(self, ours: _Ours) -> None:
-        ours.handle.remove()
-        self.rest(ours)
+    def _remove(self, registered: RegisteredHook) -> None:
+        registered.handle.remove()
+        self.suspend_hook(registered)
         for _, keys in self._tables.values():
-            keys.discard(ours.handle.id)
+            keys.discard(registered.handle.id)
 
-    def rest(self, ours: _Ours) -> None:
-        """Have a hook, one of those that torch keeps in one table, called no more until `wake`, nor for a call that is
-        told from outside: to remove it, and to register it anew, takes 50 µs."""
-        if ours in self._hooks:
-            self._hooks.remove(ours)
-        table = ours.handle.hooks_dict_ref()
+    def suspend_hook(self, registered: RegisteredHook) -> None:
+        """Do not run a hook until `resume_hook`, not even for a call that is reported from outside.
+
+        Only for hooks that torch keeps in one table. Removing and registering a hook would take 50 µs.
+        """
+        if registered in self._hooks:
+            self._hooks.remove(registered)
+        table = registered.handle.hooks_dict_ref()
         if table is not None:
-            table.pop(ours.handle.id, None)
-        for _, mine, _ in self._away or ():
-            mine.pop(ours.handle.id, None)
+            table.pop(registered.handle.id, None)
+        for removed in self._removed_hooks or ():
+            removed.hooks.pop(registered.handle.id, None)
 
-    def wake(self, ours: _Ours) -> None:
-        """Put a hook that rests back into torch's table, after all others."""
-        self._hooks.append(ours)
-        table = ours.handle.hooks_dict_ref()
+    def resume_hook(self, registered: RegisteredHook) -> None:
+        """Put a suspended hook back into torch's table, after all others."""
+        self._hooks.append(registered)
+        table = registered.handle.hooks_dict_ref()
         if table is not None:
-            table[ours.handle.id] = ours.hook
+            table[registered.handle.id] = registered.hook
 
-    def are_all(self) -> bool:
-        """Whether no module hook but ours is there for all modules."""
-        own = {ours.handle.id for ours in self._hooks}
-        return all(key in own for name in _OF_CALLS for key in getattr(of_modules, name, ()))
+    def are_only_module_hooks(self) -> bool:
+        """Whether all global module hooks are TrainCheck's."""
+        own = {registered.handle.id for registered in self._hooks}
+        return all(key in own for name in _OF_CALLS for key in getattr(modules, name, ()))
 
-    def forget_replaced(self) -> None:
-        """Note that the sources are taken off: what they had replaced is put back."""
-        self.replaced.clear()
-        self._places, self._elsewhere = [], 0
+    def forget_patches(self) -> None:
+        """Forget the patches of all sources, which are detached now."""
+        self.patches.clear()
+        self._functions, self._other_patches = [], 0
 
-    def displaced(self) -> str:
-        """What the program has replaced after us, empty where it has not: our own wrapper would stay behind."""
-        every = [one for some in self.replaced for one in some]
-        last = {(id(one.holder), one.attribute): one for one in every}  # a source may wrap what another one has
-        for one in last.values():
-            if not one.in_place:
-                return f"{getattr(one.holder, '__name__', one.holder)}.{one.attribute}"
+    def overridden_patch(self) -> str:
+        """The name of an attribute that the program has patched after TrainCheck, empty without one.
+
+        Our wrapper would stay behind in the program's.
+        """
+        patches = [patch for of_source in self.patches for patch in of_source]
+        last = {(id(patch.holder), patch.attribute): patch for patch in patches}  # sources may patch the same attribute
+        for patch in last.values():
+            if not patch.is_current:
+                return f"{getattr(patch.holder, '__name__', patch.holder)}.{patch.attribute}"
         return ""
 
-    # -- calls that are told from outside --------------------------------------------------------------------------
+    # -- calls that are reported from outside ------------------------------------------------------------------------
 
     @property
     def keywords(self) -> Mapping[str, Any] | None:
-        """The keyword arguments of the module call that is told from outside just now, None where there is none."""
-        return self.here.keywords
+        """The keyword arguments of the module call that is being reported from outside, None without such a call."""
+        return self.thread.keywords
 
     def before_module(self, module: Any, args: Any, keywords: Mapping[str, Any]) -> None:
-        """Tell that a module is about to be called."""
-        self.here.keywords = keywords
+        """Run the hooks before a call of a module."""
+        self.thread.keywords = keywords
         try:
-            self._call(of_modules, BEFORE_MODULE, module, args)
+            self._call(modules, BEFORE_MODULE, module, args)
         finally:
-            self.here.keywords = None
+            self.thread.keywords = None
 
     def after_module(self, module: Any, args: Any, result: Any) -> None:
-        """Tell that a module was called; one that raised has None for its result."""
-        self._call(of_modules, AFTER_MODULE, module, args, result)
+        """Run the hooks after a call of a module; the result of a call that raised is None."""
+        self._call(modules, AFTER_MODULE, module, args, result)
 
     def before_step(self, optimizer: Any) -> None:
-        """Tell that an optimizer is about to step."""
-        self._call(of_optimizers, BEFORE_STEP, optimizer, (optimizer,), {})
+        """Run the hooks before a step of an optimizer."""
+        self._call(optimizers, BEFORE_STEP, optimizer, (optimizer,), {})
 
     def after_step(self, optimizer: Any) -> None:
-        """Tell that an optimizer has stepped."""
-        self._call(of_optimizers, AFTER_STEP, optimizer, (optimizer,), {})
+        """Run the hooks after a step of an optimizer."""
+        self._call(optimizers, AFTER_STEP, optimizer, (optimizer,), {})
 
     def _call(self, home: Any, name: str, *args: Any) -> None:
         table = getattr(home, name)
-        for ours in list(self._hooks):
-            if ours.handle.hooks_dict_ref() is table:
-                ours.hook(*args)
+        for registered in list(self._hooks):
+            if registered.handle.hooks_dict_ref() is table:
+                registered.hook(*args)
 
-    # -- stepping aside --------------------------------------------------------------------------------------------
+    # -- suspending, see Note [Suspended while compiled code runs] ---------------------------------------------------
 
-    def used_by_thread(self) -> None:
-        """Note that a module or an optimizer is used in this thread."""
+    def note_thread(self) -> None:
+        """This thread uses a module or an optimizer."""
         self._threads.add(threading.get_ident())
 
     @property
     def in_one_thread(self) -> bool:
-        """Whether modules and optimizers were used in one thread only so far."""
+        """Whether only one thread has used modules and optimizers so far."""
         return len(self._threads) <= 1
 
-    def step_aside(self, *, methods: bool) -> int:
-        """Take our hooks and functions away (with `methods` also our methods), and our mode off the stack of this
-        thread; hand the result to `come_back`.
+    def suspend(self, *, methods: bool) -> int:
+        """Remove hooks, patched functions (and patched methods if `methods`) and the mode of this thread.
 
-        Where several threads train or evaluate, the hooks stay: the others would lose them in the middle of a call.
+        Pass the result to `resume`. Where several threads train or evaluate, hooks and patches stay: other threads
+        would lose them in the middle of a call.
         """
-        if self._away is None and self.in_one_thread:
-            self._away = self._taken()
-            for place in self._functions():
-                namespace, name, original, ours = place
-                if namespace.get(name) is ours:
+        if self._removed_hooks is None and self.in_one_thread:
+            self._removed_hooks = self._take_hooks()
+            for function in self._patched_functions():
+                namespace, name, original, replacement = function
+                if namespace.get(name) is replacement:
                     namespace[name] = original
-                    self._originals.append(place)
-            for one in self._replaced(of_classes=True) if methods else ():
-                if one.take_off():
-                    self._methods.append(one)
-        self.here.aside = True
-        return taken_off(self.mode)
+                    self._removed_functions.append(function)
+            for patch in self._select_patches(of_classes=True) if methods else ():
+                if patch.remove():
+                    self._removed_methods.append(patch)
+        self.thread.suspended = True
+        return remove_mode(self.mode)
 
-    def come_back(self, place: int) -> None:
-        """Put back what `step_aside` has taken, as far as it is still wanted."""
-        self.here.aside = False
-        away, self._away = self._away, None
-        for table, mine, order in away or ():
-            _put_back(table, mine, order)
-        for namespace, name, original, ours in reversed(self._originals):
+    def resume(self, mode_index: int) -> None:
+        """Put back what `suspend` removed, except hooks that were removed for good meanwhile."""
+        self.thread.suspended = False
+        removed_hooks, self._removed_hooks = self._removed_hooks, None
+        for removed in removed_hooks or ():
+            _restore_hooks(removed)
+        for namespace, name, original, replacement in reversed(self._removed_functions):
             if namespace.get(name) is original:
-                namespace[name] = ours
-        for one in reversed(self._methods):
-            one.put_on()
-        self._originals.clear()
-        self._methods.clear()
-        if place >= 0 and not self.mode.off:
-            put_on(self.mode, place)
+                namespace[name] = replacement
+        for patch in reversed(self._removed_methods):
+            patch.reapply()
+        self._removed_functions.clear()
+        self._removed_methods.clear()
+        if mode_index >= 0 and not self.mode.off:
+            insert_mode(self.mode, mode_index)
 
-    def mode_off(self) -> None:
-        """Take our mode off the stack of this thread until `mode_on`."""
-        if self.here.place < 0:
-            self.here.place = taken_off(self.mode)
+    def suspend_mode(self) -> None:
+        """Take the mode off the stack of this thread until `resume_mode`."""
+        if self.thread.mode_index < 0:
+            self.thread.mode_index = remove_mode(self.mode)
 
-    def mode_on(self) -> None:
-        """Put our mode back on the stack of this thread, if `mode_off` has taken it."""
-        place, self.here.place = self.here.place, -1
-        if place >= 0 and not self.mode.off:
-            put_on(self.mode, place)
+    def resume_mode(self) -> None:
+        """Put the mode back on the stack of this thread, if `suspend_mode` removed it."""
+        index, self.thread.mode_index = self.thread.mode_index, -1
+        if index >= 0 and not self.mode.off:
+            insert_mode(self.mode, index)
 
-    def unasked(self, clear: Callable[..., Any]) -> Callable[..., Any]:
-        """`Optimizer.zero_grad`, with our mode off the stack where that would tell nothing: it is asked twice for each
-        parameter. What is put back here is so whatever ends the call."""
+    def without_mode(self, zero_grad: Callable[..., Any]) -> Callable[..., Any]:
+        """`Optimizer.zero_grad`, without the mode where it would record nothing: torch calls the mode twice for each
+        parameter. The mode returns however the call ends."""
 
-        @functools.wraps(clear)
+        @functools.wraps(zero_grad)
         def wrapper(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             mode = self.mode
             if (
                 is_traced()
                 or mode is None
-                or mode.tells_clearing
+                or mode.records_clearing
                 or not type(optimizer).__module__.startswith("torch.")
             ):
-                return clear(optimizer, *args, **kwargs)
+                return zero_grad(optimizer, *args, **kwargs)
             stack = overrides._get_current_function_mode_stack()
             if not stack or stack[-1] is not mode:
-                return clear(optimizer, *args, **kwargs)
+                return zero_grad(optimizer, *args, **kwargs)
             try:
                 overrides._pop_mode()
-                return clear(optimizer, *args, **kwargs)
+                return zero_grad(optimizer, *args, **kwargs)
             finally:
-                if not mode.is_off() and all(one is not mode for one in overrides._get_current_function_mode_stack()):
+                stack = overrides._get_current_function_mode_stack()
+                if not mode.is_off() and all(other is not mode for other in stack):
                     overrides._push_mode(mode)
 
         return wrapper
 
-    def _functions(self) -> list[_Place]:
-        """Where functions of modules were replaced, the last first. (Asked at every call of something compiled.)"""
-        if len(self._places) != sum(map(len, self.replaced)) - self._elsewhere:
-            found = self._replaced(of_classes=False)
-            self._places = [(vars(one.holder), one.attribute, one.original, one.replacement) for one in found]
-            self._elsewhere = sum(map(len, self.replaced)) - len(found)
-        return self._places
+    def _patched_functions(self) -> list[_PatchedFunction]:
+        """The patched functions of modules, the last first. (Cached: this runs at every call of compiled code.)"""
+        if len(self._functions) != sum(map(len, self.patches)) - self._other_patches:
+            patches = self._select_patches(of_classes=False)
+            self._functions = [
+                _PatchedFunction(vars(patch.holder), patch.attribute, patch.original, patch.replacement)
+                for patch in patches
+            ]
+            self._other_patches = sum(map(len, self.patches)) - len(patches)
+        return self._functions
 
-    def _replaced(self, *, of_classes: bool) -> list[Replaced]:
-        every = [one for some in self.replaced for one in some]
-        return [one for one in reversed(every) if (type(one.holder) is ModuleType) is not of_classes]
+    def _select_patches(self, *, of_classes: bool) -> list[Patch]:
+        patches = [patch for of_source in self.patches for patch in of_source]
+        return [patch for patch in reversed(patches) if (type(patch.holder) is ModuleType) is not of_classes]
 
-    def _taken(self) -> list[tuple[Table, Table, list[int]]]:
-        found: list[tuple[Table, Table, list[int]]] = []
+    def _take_hooks(self) -> list[_RemovedHooks]:
+        removed: list[_RemovedHooks] = []
         for table, keys in self._tables.values():
             order = list(table)
-            mine = {key: table.pop(key) for key in order if key in keys}
-            found.append((table, mine, order))
-        return found
+            hooks = {key: table.pop(key) for key in order if key in keys}
+            removed.append(_RemovedHooks(table, hooks, order))
+        return removed
 
 
-def _put_back(table: Table, mine: Table, order: list[int]) -> None:
-    """Put entries back into a table where they stood in its former order."""
+def _restore_hooks(removed: _RemovedHooks) -> None:
+    """Put hooks back into a table, at their places in its former order."""
+    table, hooks, order = removed
     if not table:
-        table.update(mine)
+        table.update(hooks)
         return
     others = dict(table)
     table.clear()
     for key in order:
-        if key in mine:
-            table[key] = mine[key]
+        if key in hooks:
+            table[key] = hooks[key]
         elif key in others:
             table[key] = others.pop(key)
     table.update(others)
 
 
-def taken_off(mode: Any) -> int:
-    """Take a function mode off the stack of this thread; its place there, -1 when it is not on it."""
+def remove_mode(mode: Any) -> int:
+    """Take a function mode off the stack of this thread; its index there, -1 if it is not on the stack."""
     stack = overrides._get_current_function_mode_stack() if mode is not None else []
-    place = next((place for place, one in enumerate(stack) if one is mode), -1)
-    if place >= 0:
-        above = [overrides._pop_mode() for _ in stack[place:]]
-        for one in reversed(above[:-1]):
-            overrides._push_mode(one)
-    return place
+    index = next((index for index, other in enumerate(stack) if other is mode), -1)
+    if index >= 0:
+        above = [overrides._pop_mode() for _ in stack[index:]]
+        for other in reversed(above[:-1]):
+            overrides._push_mode(other)
+    return index
 
 
-def put_on(mode: Any, place: int) -> None:
-    """Put a function mode on the stack at this place, or on top where there are fewer."""
-    above = [overrides._pop_mode() for _ in overrides._get_current_function_mode_stack()[place:]]
+def insert_mode(mode: Any, index: int) -> None:
+    """Put a function mode on the stack at this index, or on top of a shorter stack."""
+    above = [overrides._pop_mode() for _ in overrides._get_current_function_mode_stack()[index:]]
     overrides._push_mode(mode)
-    for one in reversed(above):
-        overrides._push_mode(one)
+    for other in reversed(above):
+        overrides._push_mode(other)

@@ -1,4 +1,4 @@
-"""Replaced: what we have put in the place of functions and methods of torch, and how it is put back."""
+"""Patches of torch's functions and methods, which can be removed for a while and are undone at the end."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 
-class Replaced(NamedTuple):
-    """What was put in the place of `holder.attribute`."""
+class Patch(NamedTuple):
+    """A replacement of `holder.attribute`."""
 
     holder: Any
     attribute: str
@@ -15,38 +15,38 @@ class Replaced(NamedTuple):
     replacement: Any
 
     @property
-    def in_place(self) -> bool:
-        """Whether nobody has replaced it again."""
+    def is_current(self) -> bool:
+        """Whether the attribute still is our replacement: the program may have patched it again."""
         return vars(self.holder).get(self.attribute) is self.replacement
 
-    def take_off(self) -> bool:
-        """Put the original back for a while, unless somebody has replaced it again; whether it was."""
+    def remove(self) -> bool:
+        """Restore the original; False where the program has patched the attribute again."""
         return _swap(self.holder, self.attribute, self.replacement, self.original)
 
-    def put_on(self) -> None:
-        """Take `take_off` back."""
+    def reapply(self) -> None:
+        """Undo `remove`."""
         _swap(self.holder, self.attribute, self.original, self.replacement)
 
 
-def _swap(holder: Any, attribute: str, one: Any, other: Any) -> bool:
-    if vars(holder).get(attribute) is not one:
+def _swap(holder: Any, attribute: str, current: Any, new: Any) -> bool:
+    if vars(holder).get(attribute) is not current:
         return False
-    setattr(holder, attribute, other)
+    setattr(holder, attribute, new)
     return True
 
 
-class Undo(ExitStack):
-    """The undo stack of a source, which also knows what was replaced in the process."""
+class UndoStack(ExitStack):
+    """The undo stack of a source, which also lists the patches of that source."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.replaced: list[Replaced] = []
+        self.patches: list[Patch] = []
 
-    def note(self, replaced: Replaced) -> None:
-        """Note a replacement, which closing the stack takes back."""
-        self.replaced.append(replaced)
-        self.callback(self._put_back, replaced)
+    def add_patch(self, patch: Patch) -> None:
+        """Remove `patch` when this stack is closed."""
+        self.patches.append(patch)
+        self.callback(self._undo, patch)
 
-    def _put_back(self, replaced: Replaced) -> None:
-        self.replaced.remove(replaced)
-        replaced.take_off()
+    def _undo(self, patch: Patch) -> None:
+        self.patches.remove(patch)
+        patch.remove()

@@ -1,12 +1,12 @@
-"""The recorder: where sources put the events of this process, and where windows are cut from them.
+"""The recorder takes the events that sources record in this process, and hands them on as windows.
 
 Note [Windows that are not watched]
-Not every step need be watched. In one that is not, `guarded` functions return at once; those that count steps, or
-follow what is still true later, are guarded with `always`. What is costly merely by being there is taken off, see
-sampling_gate.py. Whether a window is watched is known when it begins, by the number of the step to come. But a cut may
-be
-backdated, and a window is handed on as a whole or not at all. So events are taken from where the next one *may* begin
-(`_opens`), and thrown away where it did not. After a gap sources forget what was, and tell anew what they tell once.
+Sampling skips some steps. In a skipped step `guarded` functions return at once; functions that count steps, or follow
+state that a later step needs, are guarded with `always`. Hooks that cost time by being installed are suspended, see
+sampling_gate.py. The recorder knows at the beginning of a window whether it is watched, from the number of the coming
+step. But a cut may be backdated, and the recorder hands on a window as a whole or not at all. So it takes events from
+where the next window *may* begin (`_on_opening`), and drops them where no window began. After a gap sources forget the
+state that they follow, and report again what they report once.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from traincheck.sources.recording.availability import Absences
-from traincheck.sources.recording.call_sites import Sites
-from traincheck.sources.recording.call_stack import Doing, OpenCalls
+from traincheck.sources.recording.availability import SourceAvailability
+from traincheck.sources.recording.call_sites import CallSites
+from traincheck.sources.recording.call_stack import CallStack, ThreadState
 from traincheck.sources.recording.call_stack import OpenCall as OpenCall
 from traincheck.sources.recording.fault_guard import guard
-from traincheck.sources.recording.global_hooks import Hooks
-from traincheck.sources.recording.overhead import Meter
-from traincheck.sources.recording.sampling_gate import Gaps
+from traincheck.sources.recording.global_hooks import GlobalHooks
+from traincheck.sources.recording.listener import Listeners, RecorderListener
+from traincheck.sources.recording.overhead import OverheadMeter
+from traincheck.sources.recording.sampling_gate import SamplingGate
 from traincheck.sources.recording.step_tracker import Cut, StepTracker
-from traincheck.sources.recording.suppression import Aside
-from traincheck.sources.recording.thread_profiler import Profiler
-from traincheck.sources.recording.window_buffer import MOST_EVENTS, OpenWindow
-from traincheck.sources.tensors.device_transfers import Transfers
-from traincheck.sources.tensors.reading import unseen
+from traincheck.sources.recording.suppression import Suppression
+from traincheck.sources.recording.thread_profiler import ThreadProfiler
+from traincheck.sources.recording.window_buffer import MAX_EVENTS, WindowBuffer
+from traincheck.sources.tensors.device_transfers import DeviceTransfers
+from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.vocab.events import END, MODULE, NO_CALL, TRAIN, Call, Change, Reading, TensorSummary, Window
 from traincheck.vocab.facts import Facts
 
@@ -39,58 +40,76 @@ R = TypeVar("R")
 
 
 class Recorder:
-    """Collects calls and changes and hands whole windows to `on_window`.
+    """Collects calls, changes and readings, and hands whole windows to `on_window`.
 
-    All methods are cheap enough for the training loop and may be called from any thread. A fault in a source is counted
-    and told through `on_fault` once per source; nothing here raises into the program.
+    `is_sampled` says whether a step is watched; the recorder calls it once for each step, in order. `find_rank` returns
+    the rank of this process whenever a window ends, for a process may learn its rank late.
+
+    All methods are cheap enough for the training loop, and any thread may call them. Nothing here raises into the
+    program: a fault in a source disables that source, and `on_fault` reports it once.
     """
 
     def __init__(
         self,
-        sites: Sites,
+        sites: CallSites,
         on_window: Callable[[Window], None],
         on_fault: Callable[[str, BaseException], None],
-        rank: int = 0,
+        *,
         process: int = 0,
+        find_rank: Callable[[], int] = lambda: 0,
+        is_sampled: Callable[[int], bool] = lambda step: True,
+        meter: OverheadMeter | None = None,
     ) -> None:
         self.sites = sites
-        self.hooks = Hooks()
-        self.profiler = Profiler()
-        self.aside = Aside(self.hooks, self.profiler)
-        self.meter = Meter()
-        self.gaps = Gaps()
-        self.steps = StepTracker(self._cut, self._opens)
-        self.absences = Absences()
-        self.changing = False  # sources are attached anew, for another demand
-        self.at_rest: Callable[[], None] = lambda: None  # called between the calls of a step, see `Attachment`
-        self.suspect: Callable[[], None] = lambda: None  # called where something wrong was found
-        self.at_border: Callable[[Cut], None] = lambda cut: None  # called when a window was cut
-        self.switches: dict[str, Callable[[bool], object]] = {}  # called when a source is silenced, or goes on
-        self.rank, self.process = rank, process
+        self.process = process
+        self.hooks = GlobalHooks()
+        self.profiler = ThreadProfiler()
+        self.suppression = Suppression(self.hooks, self.profiler)
+        self.meter = meter or OverheadMeter()
+        self.sampling_gate = SamplingGate(is_sampled)
+        self.steps = StepTracker(self._cut, self._on_opening)
+        self.availability = SourceAvailability()
         self.active = True
         self.watching = True  # whether events are taken now
+        self.reattaching = False  # whether sources are being attached again, for another demand
         self.watched_steps = 0  # training steps that were handed on
-        self.window = 0  # the index of the one that is open
-        self.dropped = 0  # windows that grew beyond what memory may be taken
-        self.find_rank: Callable[[], int] = lambda: self.rank  # asked when a window ends
-        self.late_names: Callable[[str], dict[str, str] | None] = lambda stage: None  # see `Storages.late_names`
-        self.late_changes: Callable[[str], object] = lambda stage: None  # see `Settling.tell`
-        self.after_schedule: Callable[[Any], object] = lambda scheduler: None  # tells of one that stepped unseen
+        self.window_index = 0  # of the open window
+        self.dropped_windows = 0  # windows with too many events, and windows that failed
+        self.unobservable: list[str] = []  # descriptions, for the report
+        self._listeners = Listeners()
+        self.between_calls = self._listeners.between_calls  # sources call this between the calls of a step
+        self._find_rank = find_rank
         self._on_window = on_window
         self._on_fault = on_fault
         self._seq = itertools.count()
         self.next_seq: Callable[[], int] = self._seq.__next__  # the next position among the events of this process
-        self._local = Doing()
-        self._open = OpenCalls()
-        self._told = OpenWindow()
-        self.transfers = Transfers(self, self._told)
-        self._whole = True  # whether the open window is watched from its beginning on
-        self._since = 0  # from where on all events were taken, while they are
-        self._ends_at = -1  # where the end began
-        self._unseen = -1  # where something was trained that could not be observed
-        self.last_words: list[Callable[[], object]] = [self.transfers.settle]
-        self.missed: list[str] = []  # what could not be observed, as found out on the way
-        self._cutting, self._cutter = threading.RLock(), 0  # of the thread that cuts
+        self._thread = ThreadState()
+        self._stack = CallStack()
+        self._buffer = WindowBuffer()
+        self.transfers = DeviceTransfers(self, self._buffer)
+        self._complete = True  # whether the open window has been watched from its beginning on
+        self._taken_from = 0  # all events from this position on were taken, while `watching`
+        self._end_seq = -1  # where the end of the run began
+        self._unseen_training = -1  # where the program trained in a way that cannot be observed
+        self._at_end: list[Callable[[], object]] = []
+        self._close_lock, self._closing_thread = threading.RLock(), 0
+
+    # -- listeners -------------------------------------------------------------------------------------------------
+
+    def add_listener(self, listener: RecorderListener) -> None:
+        """Call the methods of `listener` at the events of this recorder. Adding it again changes nothing."""
+        self._listeners.add(listener)
+        self.between_calls = self._listeners.between_calls
+
+    def raise_suspicion(self) -> None:
+        """A rule was violated. May be called from any thread."""
+        for suspicion_raised in self._listeners.suspicion_raised:
+            suspicion_raised()
+
+    def report_scheduler_step(self, scheduler: Any) -> None:
+        """A scheduler stepped in a compiled function, see `RecorderListener.scheduler_stepped`."""
+        for scheduler_stepped in self._listeners.scheduler_stepped:
+            scheduler_stepped(scheduler)
 
     # -- events ----------------------------------------------------------------------------------------------------
 
@@ -103,8 +122,8 @@ class Recorder:
         args: Facts = (),
         site: str | None = None,
     ) -> OpenCall:
-        """Note that a call begins; hand the result to `leave` or `abandon`."""
-        stack = self._open.stack
+        """Record that a call begins. Pass the result to `leave` or `abandon`."""
+        stack = self._stack.calls
         parent = stack[-1].seq if stack else NO_CALL
         if site is None:
             site = self.sites.here()
@@ -113,16 +132,16 @@ class Recorder:
         return call
 
     def leave(self, call: OpenCall, result: Facts = (), *, raised: bool = False, end: int | None = None) -> None:
-        """Note that `call` ended (at `end`); open calls inside it that never ended (they raised) are closed with it."""
+        """Record that `call` ended (at `end`), and close the open calls inside it, which raised."""
         end = NO_CALL if raised else next(self._seq) if end is None else end
-        stack, window = self._open.stack, self._told
+        stack, buffer = self._stack.calls, self._buffer
         if stack and stack[-1] is call:
             stack.pop()
         elif call in stack:
             del stack[stack.index(call) :]
         # A call that began before this window spans several; no window could judge it (Note [One window per step]).
-        if call.seq >= window.start and self._has_room():
-            told = (
+        if call.seq >= buffer.start and self._accepts_event():
+            fields = (
                 call.seq,
                 end,
                 call.parent,
@@ -133,269 +152,295 @@ class Recorder:
                 call.context,
                 call.args,
                 result,
-                self._local.number,
+                self._thread.number,
                 call.tensors,
             )
-            window.calls.append(tuple.__new__(Call, told))  # as `_make` does it, without a call of Python
+            buffer.calls.append(tuple.__new__(Call, fields))  # as `_make` does it, without a call of Python
 
     def abandon(self, call: OpenCall) -> None:
-        """Note that `call` raised: it has no end."""
+        """Record that `call` raised: it has no end."""
         self.leave(call, raised=True)
 
-    def changed(self, changes: Sequence[Change]) -> None:
-        """Note what variables were before and after."""
-        if changes and self._has_room():
-            self._told.changes += changes
+    def record_changes(self, changes: Sequence[Change]) -> None:
+        """Record the states of variables before and after a call."""
+        if changes and self._accepts_event():
+            self._buffer.changes += changes
 
-    def reading(self, reading: Reading) -> None:
-        """Note the value of something."""
-        if self._has_room():
-            self._told.readings.append(reading)
+    def record_reading(self, reading: Reading) -> None:
+        """Record a value at one moment."""
+        if self._accepts_event():
+            self._buffer.readings.append(reading)
 
-    def _has_room(self) -> bool:
-        """Whether events are taken; a window that cannot take another one is given up as a whole."""
-        if self.watching and len((told := self._told).calls) + len(told.changes) + len(told.readings) >= MOST_EVENTS:
-            self.give_up()
+    def _accepts_event(self) -> bool:
+        """Whether events are taken now. Drops the open window if it is full."""
+        if self.watching:
+            buffer = self._buffer
+            if len(buffer.calls) + len(buffer.changes) + len(buffer.readings) >= MAX_EVENTS:
+                self.drop_window()
         return self.watching
 
-    def give_up(self) -> None:
-        """Let go of the open window: it is not told."""
-        self.dropped += self._whole
-        self._whole = self.watching = False
-        self._told.throw_away()
+    def drop_window(self) -> None:
+        """Drop the open window, which is then not handed on."""
+        self.dropped_windows += self._complete
+        self._complete = self.watching = False
+        self._buffer.clear()
 
     @contextmanager
-    def asking(self) -> Iterator[None]:
-        """While we ask code of the program something (how long a data set is), what runs for it is no event."""
-        self._local.asking = True
+    def querying_program(self) -> Iterator[None]:
+        """Run code of the program for TrainCheck (such as the length of a data set) without recording its calls."""
+        self._thread.queries_program = True
         try:
-            with unseen():
+            with hidden_from_modes():
                 yield
         finally:
-            self._local.asking = False
+            self._thread.queries_program = False
 
     @property
-    def start(self) -> int:
-        """The place at which the open window begins."""
-        return self._told.start
+    def queries_program(self) -> bool:
+        """Whether this thread is inside `querying_program`."""
+        return self._thread.queries_program
 
     @property
-    def asks(self) -> bool:
-        """Whether this thread runs code of the program because we ask it something, see `asking`."""
-        return self._local.asking
+    def window_start(self) -> int:
+        """The position at which the open window begins."""
+        return self._buffer.start
 
     @property
     def updating(self) -> bool:
         """Whether an optimizer is stepping."""
         return self.steps.updating
 
-    def innermost(self) -> OpenCall | None:
+    def innermost_call(self) -> OpenCall | None:
         """The call of this thread that began last and has not ended."""
-        stack = self._open.stack
+        stack = self._stack.calls
         return stack[-1] if stack else None
 
     @property
-    def fetching(self) -> str | None:
-        """Where this thread asks a data loader for a batch, None where it does not.
+    def fetch_site(self) -> str | None:
+        """The site at which this thread fetches a batch from a data loader, None outside a fetch.
 
-        What the loader and what it is made of compute there is their own affair, as opposed to code of the program's
-        (a data set, a collate function), which has sites of its own.
+        Computations at this site are the loader's own. Code of the program that the loader calls (a data set, a collate
+        function) has other sites.
         """
-        return self._local.fetching
+        return self._thread.fetch_site
 
-    @fetching.setter
-    def fetching(self, site: str | None) -> None:
-        self._local.fetching = site
+    @fetch_site.setter
+    def fetch_site(self, site: str | None) -> None:
+        self._thread.fetch_site = site
 
-    def amid_module(self) -> bool:
-        """Whether the innermost call of this thread is that of a module."""
-        stack = self._open.stack
+    def inside_module_call(self) -> bool:
+        """Whether the innermost call of this thread is a call of a module."""
+        stack = self._stack.calls
         return bool(stack) and stack[-1].kind == MODULE
 
     # -- windows ---------------------------------------------------------------------------------------------------
 
-    def told_of_tensors(self) -> Iterator[TensorSummary]:
-        """What was told of tensors so far in the window that is open."""
-        return self._told.tensors(self._open.stack)
+    def tensor_summaries(self) -> Iterator[TensorSummary]:
+        """The tensor summaries recorded so far in the open window."""
+        return self._buffer.tensor_summaries(self._stack.calls)
 
-    def lose_sight(self, seq: int) -> None:
-        """Note that something unseen was trained at `seq`: its window is cut off, as if some around it were dropped."""
-        self._unseen = seq
+    def mark_unseen_training(self, seq: int) -> None:
+        """The program trained at `seq` in a way that cannot be observed. Consumers see its window as dropped ones."""
+        self._unseen_training = seq
 
     def _cut(self, cut: Cut) -> None:
-        """Close the current window, or give it up where that fails (for want of memory, say)."""
-        me = threading.get_ident()
-        if self._cutter == me:
-            return  # a handler of a signal trains in the midst of this; what it does goes into the next window
+        """Close the current window, or drop it where that fails (out of memory, for instance)."""
+        thread = threading.get_ident()
+        if self._closing_thread == thread:
+            return  # a signal handler trains while this runs; its events go into the next window
         try:
-            self._cutter = me
+            self._closing_thread = thread
             self._close(cut)
         except Exception as error:
-            self._told.throw_away()
-            self.window, self.dropped = self.window + 1, self.dropped + 1
+            self._buffer.clear()
+            self.window_index, self.dropped_windows = self.window_index + 1, self.dropped_windows + 1
             self.fault("windows", error)
         finally:
-            self._cutter = 0
+            self._closing_thread = 0
 
     def _close(self, cut: Cut) -> None:
-        """Close the current window: what began before `cut.seq` belongs to it, the rest to the next."""
-        self.transfers.settle()
-        whole, window, unseen = self._whole, None, 0 <= self._unseen < cut.seq
-        with self._cutting:
-            self.window += unseen
-            if whole or 0 <= self._ends_at < cut.seq:
-                window = self._closed(cut, whole)
+        """Close the current window: events that began before `cut.seq` belong to it, the others to the next."""
+        self.transfers.flush()
+        complete, window, unseen = self._complete, None, 0 <= self._unseen_training < cut.seq
+        with self._close_lock:
+            self.window_index += unseen
+            if complete or 0 <= self._end_seq < cut.seq:
+                window = self._take_window(cut, complete)
             elif self.watching:
-                self._told.keep_from(cut.seq)
-            absent = self.absences.cut(cut.seq)
-            if absent is None:  # see Note [Silence is not absence]
-                self.dropped += whole
+                self._buffer.discard_before(cut.seq)
+            disabled = self.availability.close_window(cut.seq)
+            if disabled is None:  # see Note [Silence is not absence]
+                self.dropped_windows += complete
                 window = None
-            elif absent and window is not None:
-                window = replace(window, readings=(*absent, *window.readings))
-            self.window += 1 + unseen
-            self._unseen = -1 if unseen else self._unseen
-        self.gaps.took(cut.stage, whole, self.meter.lap())
-        self._next_window(cut.seq)
-        if absent is None or unseen:
-            self.gaps.forget()
+            elif disabled and window is not None:
+                window = replace(window, readings=(*disabled, *window.readings))
+            self.window_index += 1 + unseen
+            self._unseen_training = -1 if unseen else self._unseen_training
+        lap = self.meter.lap()
+        for window_measured in self._listeners.window_measured:
+            window_measured(cut.stage, complete, lap)
+        self._begin_window(cut.seq)
+        if disabled is None or unseen:
+            self.sampling_gate.reset_sources()
         if window is not None:
-            self.watched_steps += whole and cut.stage == TRAIN
+            self.watched_steps += complete and cut.stage == TRAIN
             self._on_window(window)
-        self.at_border(cut)
+        for window_closed in self._listeners.window_closed:
+            window_closed(cut)
 
-    def _closed(self, cut: Cut, whole: bool) -> Window:
-        """The window that ends at the cut; of one that was not watched all that is told is how the run ended."""
-        if whole:
-            self.late_changes(cut.stage)
-        names = self.late_names(cut.stage) if whole else None
-        calls, changes, readings = self._told.take_until(cut.seq, names)
+    def _take_window(self, cut: Cut, complete: bool) -> Window:
+        """The window that ends at the cut. An incomplete window only holds how the run ended."""
+        names: dict[str, str] = {}
+        if complete:
+            for window_closing in self._listeners.window_closing:
+                window_closing(cut.stage)
+            for storage_names in self._listeners.storage_names:
+                names.update(storage_names(cut.stage) or {})
+        calls, changes, readings = self._buffer.take_until(cut.seq, names)
         return Window(
-            index=self.window,
+            index=self.window_index,
             step=cut.step,
-            stage=cut.stage if whole else END,
+            stage=cut.stage if complete else END,
             calls=calls,
             changes=changes,
-            rank=self.find_rank(),
+            rank=self._find_rank(),
             process=self.process,
             readings=readings,
         )
 
     # -- gaps, see Note [Windows that are not watched] -------------------------------------------------------------
 
-    def after_gap(self, source: str, forget: Callable[[], object], *, only_tells: bool = False) -> None:
-        """Have `forget` called whenever events are taken again after some were not.
+    def after_gap(self, source: str, reset: Callable[[], object], *, repeatable: bool = False) -> None:
+        """Call `reset` whenever events are taken again after a gap.
 
-        Then nothing may be told to have changed, or not to have, since before the gap; and what is told once, or only
-        when it changes, has to be told again, for whoever follows the windows forgets as well. Where `forget` only
-        tells again, it is called at other times, too.
+        After a gap a source must not compare with a state from before it. A source must also report again what it
+        reports once, or when it changes, for the readers of windows forget as well. A `reset` that only makes the
+        source report again is `repeatable`: `repeat_reports` calls it, too.
         """
-        forget = self.guarded(source, forget, always=True)
-        self.gaps.forgetting.append(forget)
-        self.gaps.telling += [forget] if only_tells else []
+        self.sampling_gate.add_reset(self.guarded(source, reset, always=True), repeatable=repeatable)
 
-    def tell_anew(self) -> None:
-        """Someone may begin to read with the next window: sources tell anew what they tell once."""
-        self.gaps.tell_anew()
+    def repeat_reports(self) -> None:
+        """Make sources report again what they report once, for a reader that begins with the next window."""
+        self.sampling_gate.repeat_reports()
 
-    def _opens(self, seq: int) -> None:
-        """What begins at `seq` may be of the next window: take events if that is to be watched."""
-        if not self._whole and self.gaps.is_watched(self.steps.step + 1):
+    def _on_opening(self, seq: int) -> None:
+        """The next window may begin at `seq`: take events if it is to be watched."""
+        if not self._complete and self.sampling_gate.is_watched(self.steps.step + 1):
             self._take_from(seq)
 
-    def _next_window(self, begins: int) -> None:
-        """The window before `begins` is closed: find out whether the one that begins there is watched."""
-        whole, self._whole = self._whole, False
-        if not (self._ends_at >= 0 or self.gaps.is_watched(self.steps.coming)):
+    def _begin_window(self, seq: int) -> None:
+        """The window before `seq` is closed: decide whether the window that begins there is watched."""
+        complete, self._complete = self._complete, False
+        if not (self._end_seq >= 0 or self.sampling_gate.is_watched(self.steps.window_step)):
             if self.watching:
                 self.watching = False
-                self._told.throw_away()
-            self.gaps.take_off()
-        elif whole:
-            self._whole = self.watching
-        elif (self.watching and self._since <= begins) or next(self._seq) == begins + 1:  # nothing was missed
-            self._take_from(begins)
-            self._whole = self.watching
+                self._buffer.clear()
+            self.sampling_gate.suspend()
+        elif complete:
+            self._complete = self.watching
+        elif (self.watching and self._taken_from <= seq) or next(self._seq) == seq + 1:  # no event was missed
+            self._take_from(seq)
+            self._complete = self.watching
 
     def _take_from(self, seq: int) -> None:
         """Take events from `seq` on."""
-        if self.watching and self._since == seq:
+        if self.watching and self._taken_from == seq:
             return
         if not self.watching:
-            if not self.gaps.put_on():
+            if not self.sampling_gate.resume():
                 return
-            self._told.throw_away()
-            self._open = OpenCalls()  # the end of what was open may have been missed
+            self._buffer.clear()
+            self._stack = CallStack()  # the ends of open calls may have been missed
             self.watching = True
-        self._since = seq
-        self._told.keep_from(seq)
-        self.gaps.forget()
+        self._taken_from = seq
+        self._buffer.discard_before(seq)
+        self.sampling_gate.reset_sources()
 
-    def when_over(self, undo: ExitStack, function: Callable[[], object]) -> None:
-        """Have `undo` call a function, but not where the source is only attached anew."""
-        undo.callback(lambda: None if self.changing else function())
+    # -- sources ---------------------------------------------------------------------------------------------------
 
-    def let_go(self, call: OpenCall) -> None:
-        """Note that nobody will see the end of an open call of this thread; what is open inside it stays."""
-        stack = self._open.stack
+    @contextmanager
+    def reattachment(self) -> Iterator[None]:
+        """Sources are detached and attached again inside this block; they keep their state, see `on_detach`."""
+        self.reattaching = True
+        try:
+            yield
+        finally:
+            self.reattaching = False
+
+    def on_detach(self, undo: ExitStack, function: Callable[[], object]) -> None:
+        """Call `function` when `undo` is closed, except in a `reattachment`."""
+        undo.callback(lambda: None if self.reattaching else function())
+
+    def drop_call(self, call: OpenCall) -> None:
+        """Close an open call of this thread whose end cannot be observed; the open calls inside it stay."""
+        stack = self._stack.calls
         if call in stack:
             inner = stack[stack.index(call) + 1 :]
             self.abandon(call)
             stack.extend(inner)
 
-    def at_end(self, tell: Callable[[], object]) -> None:
-        """Have `tell` (guarded) called when the run ends: what it notes is in the last window."""
-        self.last_words.append(tell)
+    def at_end(self, record: Callable[[], object]) -> None:
+        """Call `record` (guarded) when the run ends; its events are in the last window."""
+        self._at_end.append(record)
+
+    def clear_at_end(self) -> None:
+        """Forget the functions passed to `at_end`: sources are about to pass them again."""
+        self._at_end.clear()
 
     def finish(self) -> None:
         """Close the last window."""
-        self._ends_at = began = self.next_seq()
-        if not self.watching:  # what is told last is told, whether the step is watched or not
-            self._told.throw_away()
-            self._open, self._since, self._told.start, self.watching = OpenCalls(), began, began, True
-            self.gaps.forget()
-        for tell in self.last_words:
-            tell()
-        self.active = False
+        self._end_seq = began = self.next_seq()
+        if not self.watching:  # the end is recorded whether the step is watched or not
+            self._buffer.clear()
+            self._stack, self._taken_from, self._buffer.start, self.watching = CallStack(), began, began, True
+            self.sampling_gate.reset_sources()
+        self.transfers.flush()
+        for record in self._at_end:
+            record()
+        self.deactivate()
         self.steps.finish(began, self.next_seq())
+
+    def deactivate(self) -> None:
+        """Record nothing from now on."""
+        self.active = False
 
     # -- faults ----------------------------------------------------------------------------------------------------
 
-    def miss(self, what: str) -> None:
-        """Note that something cannot be observed here, and why; the rest of its source goes on."""
-        if what not in self.missed:
-            self.missed.append(what)
+    def report_unobservable(self, description: str) -> None:
+        """Report once that something cannot be observed here, and the reason; its source goes on."""
+        if description not in self.unobservable:
+            self.unobservable.append(description)
 
     def fault(self, source: str, error: BaseException) -> None:
-        """Note that a source failed; it is told once and the source observes no more (see `guarded`)."""
-        with self._cutting:  # two threads may meet the same fault at one moment
-            first = self.absences.fails(source, self._told.start, self.next_seq())
+        """Disable a source that failed, and report that once."""
+        with self._close_lock:  # two threads may meet the same fault at one moment
+            first = self.availability.mark_failed(source, self._buffer.start, self.next_seq())
         if first:
-            self._forget_open(source)
+            self._drop_open_calls(source)
             with suppress(Exception):
                 self._on_fault(source, error)
 
     def switch(self, source: str, *, off: bool) -> None:
-        """Have a source tell nothing from here on, or tell again. Call on the thread that trains, between windows."""
-        places = self._told.start, self.next_seq()
-        absences = self.absences
-        if absences.silence(source, *places) if off else absences.resume(source, *places):
-            self._forget_open(source)
-            if source in self.switches:
-                self.switches[source](off)
+        """Switch a source off or on. Call between windows, on the thread that trains."""
+        seqs = self._buffer.start, self.next_seq()
+        availability = self.availability
+        if availability.switch_off(source, *seqs) if off else availability.switch_on(source, *seqs):
+            self._drop_open_calls(source)
+            for source_switched in self._listeners.source_switched:
+                source_switched(source, off=off)
 
-    def _forget_open(self, source: str) -> None:
-        """What is under way in this thread may not be told to its end; its window is left out anyway."""
-        self._open.stack.clear()
+    def _drop_open_calls(self, source: str) -> None:
+        """Open calls of this thread may have no recorded end now. Their window is left out in any case."""
+        self._stack.calls.clear()
         if source == "loaders":
-            self._local.fetching = None
-            self.aside.end()
-            self.steps.fetch_lost()
+            self._thread.fetch_site = None
+            self.suppression.end()
+            self.steps.fetch_abandoned()
 
     def guarded(self, source: str, function: Callable[..., R], *, always: bool = False) -> Callable[..., R | None]:
-        """`function`, made safe for the training loop, and its time counted.
+        """`function`, safe for the training loop, with its time counted for `source`.
 
-        It returns None where it fails, after its source has failed before, and once observation has ended; and in what
-        is not watched, unless it is to be called `always`.
+        It returns None where it raises, after its source has failed, and after the end of the recording; unless
+        `always`, also in steps that are not watched.
         """
         return guard(self, source, function, always=always)

@@ -1,4 +1,4 @@
-"""Source `run`: what can be said of a run as a whole: on how many ranks it trains and, when it ends, its steps."""
+"""Source `run`: records the number of ranks at the first update, and the number of training steps at the end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from traincheck.sources.recording.patches import Undo
+from traincheck.sources.recording.patches import UndoStack
 from traincheck.sources.recording.recorder import Recorder
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import NO_CALL, Reading
@@ -18,33 +18,36 @@ RUN, RANKS, STEPS = "run", "ranks", "steps"
 
 
 class RunSource:
-    """Tells before the first update how many ranks there are (one where torch.distributed is not used), and in the last
-    window how many training steps the run made (one that updated nothing does not count)."""
+    """Records facts of the run as a whole.
+
+    Before the first update it records the number of ranks, 1 without torch.distributed. In the last window it records
+    the number of training steps; a step that updated nothing does not count.
+    """
 
     name = "run"
 
     def __init__(self) -> None:
-        self._told = False
+        self._ranks_recorded = False
 
     def offers(self) -> str | None:
         return None
 
     def attach(self, demand: Demand, recorder: Recorder) -> ExitStack:
-        undo = Undo()
+        undo = UndoStack()
 
-        def tell(attribute: str, value: FactValue) -> None:
-            recorder.reading(Reading(recorder.next_seq(), NO_CALL, RUN, RUN, attribute, value))
+        def record(attribute: str, value: FactValue) -> None:
+            recorder.record_reading(Reading(recorder.next_seq(), NO_CALL, RUN, RUN, attribute, value))
 
         def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if not self._told:
-                self._told = True
-                tell(RANKS, _ranks())
+            if not self._ranks_recorded:
+                self._ranks_recorded = True
+                record(RANKS, _ranks())
 
-        if demand.wants_reading(RUN, RANKS) and not self._told:
+        if demand.takes_reading(RUN, RANKS) and not self._ranks_recorded:
             hook = recorder.guarded(self.name, before_step)
             recorder.hooks.add(undo, register_optimizer_step_pre_hook(hook), hook)
-        if demand.wants_reading(RUN, STEPS):
-            recorder.at_end(recorder.guarded(self.name, lambda: tell(STEPS, recorder.steps.completed)))
+        if demand.takes_reading(RUN, STEPS):
+            recorder.at_end(recorder.guarded(self.name, lambda: record(STEPS, recorder.steps.completed)))
         return undo
 
 

@@ -1,10 +1,10 @@
-"""Gaps: which windows are watched, what is taken off while none is, and what sources forget before the next.
+"""Decides which windows are watched, suspends costly hooks in the others, and resets sources afterwards.
 
-Note [Taken off]
-A guarded function that returns at once is cheap. Not so what torch and Python do only because we are there: a mode
-makes each function of torch several times slower, a global hook each module, a profiler each function. These are taken
-off, and put on again; all of them or none, for a window in which one of them was missing would look as if things were
-left out. What cannot be taken off safely stays on and tells nothing.
+Note [Suspended between samples]
+A guarded function that returns at once is cheap. Some hooks cost time by being installed: a mode makes each function of
+torch several times slower, a global hook each module, a profiler each function. These hooks are suspended between
+watched windows. They are resumed all together or not at all, for a window without one of them would look like a program
+that makes fewer calls. A hook that cannot be suspended safely stays installed and records nothing.
 """
 
 from __future__ import annotations
@@ -12,63 +12,69 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from traincheck.sources.recording.overhead import Lap
+
+class Suspendable(Protocol):
+    """A hook that makes the program slower by being installed."""
+
+    def suspend(self) -> None:
+        """Uninstall the hook where it is installed and that is safe here."""
+
+    def can_resume(self) -> bool:
+        """Whether the hook is installed, or can be installed here."""
+
+    def resume(self) -> None:
+        """Install the hook again where it was suspended."""
 
 
-class Costly(Protocol):
-    """Something that makes the program slower by being there."""
+class SamplingGate:
+    """Runs what has to happen before and after the steps that are not watched.
 
-    def take_off(self) -> None:
-        """Take it off, if that is safe here and it is still on."""
-
-    def may_put_on(self) -> bool:
-        """Whether it is on, or can be put on here."""
-
-    def put_on(self) -> None:
-        """Put it on again, if it was taken off."""
-
-
-class Gaps:
-    """Asks which steps are watched, and does what is to be done before and after those that are not.
-
-    `watches` is asked once for each step, in order; `took` is told the stage of each window, whether it was watched as
-    a whole, and how long it took.
+    The gate calls `is_sampled` once for each step, in order.
     """
 
-    def __init__(self) -> None:
-        self.watches: Callable[[int], bool] = lambda step: True
-        self.took: Callable[[str, bool, Lap], object] = lambda stage, watched, lap: None
-        self.costly: list[Costly] = []
-        self.forgetting: list[Callable[[], object]] = []
-        self.telling: list[Callable[[], object]] = []  # those of `forgetting` that only have things told anew
+    def __init__(self, is_sampled: Callable[[int], bool]) -> None:
+        self._is_sampled = is_sampled
+        self._suspendables: list[Suspendable] = []
+        self._resets: list[Callable[[], object]] = []
+        self._repeats: list[Callable[[], object]] = []  # the resets that only make a source report again
         self._step = -1
         self._watched = True
 
+    def add_suspendable(self, hook: Suspendable) -> None:
+        """Suspend `hook` between watched windows."""
+        self._suspendables.append(hook)
+
+    def add_reset(self, reset: Callable[[], object], *, repeatable: bool) -> None:
+        """Call `reset` before the first watched window after a gap; also from `repeat_reports` if `repeatable`."""
+        self._resets.append(reset)
+        if repeatable:
+            self._repeats.append(reset)
+
     def is_watched(self, step: int) -> bool:
-        """Whether `step` is watched, and what comes right before it."""
+        """Whether `step`, and the activity right before it, is watched."""
         if step != self._step:
-            self._step, self._watched = step, self.watches(step)
+            self._step, self._watched = step, self._is_sampled(step)
         return self._watched
 
-    def forget(self) -> None:
-        """Have all sources forget what was."""
-        for forget in self.forgetting:
-            forget()
+    def reset_sources(self) -> None:
+        """Make all sources forget the state that they follow from window to window."""
+        for reset in self._resets:
+            reset()
 
-    def tell_anew(self) -> None:
-        """Have all sources tell anew what they tell once, or when it changes."""
-        for tell in self.telling:
-            tell()
+    def repeat_reports(self) -> None:
+        """Make all sources report again what they report once, or when it changes."""
+        for repeat in self._repeats:
+            repeat()
 
-    def take_off(self) -> None:
-        """Take off what can be."""
-        for one in self.costly:
-            one.take_off()
+    def suspend(self) -> None:
+        """Suspend all hooks that allow it."""
+        for hook in self._suspendables:
+            hook.suspend()
 
-    def put_on(self) -> bool:
-        """Put all on again; where that cannot be for one of them, none, and False is returned."""
-        if not all(one.may_put_on() for one in self.costly):
+    def resume(self) -> bool:
+        """Resume all hooks; where one cannot be resumed here, none is, and the result is False."""
+        if not all(hook.can_resume() for hook in self._suspendables):
             return False
-        for one in self.costly:
-            one.put_on()
+        for hook in self._suspendables:
+            hook.resume()
         return True

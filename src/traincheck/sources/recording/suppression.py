@@ -1,32 +1,32 @@
-"""Aside: a thread does what is torch's own affair (its loader fetches, its optimizer steps): nothing is told of it."""
+"""Stops recording functions in a thread while torch does its own work there: a loader fetches, an optimizer steps."""
 
 from __future__ import annotations
 
 import threading
 
-from traincheck.sources.recording.global_hooks import Hooks, put_on, taken_off
-from traincheck.sources.recording.thread_profiler import Profiler
+from traincheck.sources.recording.global_hooks import GlobalHooks, insert_mode, remove_mode
+from traincheck.sources.recording.thread_profiler import ThreadProfiler
 
 
-class Aside(threading.local):
-    """Takes our mode and our profiler off meanwhile: to be asked about each function and not to tell of it costs as
-    much as many of these functions take."""
+class Suppression(threading.local):
+    """Removes TrainCheck's function mode and profiler of a thread, for a call of a mode that records nothing costs as
+    much as many of the functions themselves."""
 
-    def __init__(self, hooks: Hooks, profiler: Profiler) -> None:
+    def __init__(self, hooks: GlobalHooks, profiler: ThreadProfiler) -> None:
         self._hooks = hooks
         self._profiler = profiler
-        self._place = -1  # of our mode on the stack
+        self._mode_index = -1  # on the stack of modes
 
     def begin(self) -> None:
-        """From here on nothing is told of this thread. Call while the profiler is paused."""
-        self._profiler.look_away()
-        if self._place < 0:
-            self._place = taken_off(self._hooks.mode)
+        """Record no functions of this thread from now on. Call while the profiler is paused."""
+        self._profiler.suppress()
+        if self._mode_index < 0:
+            self._mode_index = remove_mode(self._hooks.mode)
 
     def end(self) -> None:
-        """Take `begin` back, if it was called."""
-        if self._profiler.aside:
-            place, self._place = self._place, -1
-            if place >= 0 and not self._hooks.mode.off:
-                put_on(self._hooks.mode, place)
-            self._profiler.look_again()
+        """Undo `begin`, if it was called."""
+        if self._profiler.suppressed:
+            index, self._mode_index = self._mode_index, -1
+            if index >= 0 and not self._hooks.mode.off:
+                insert_mode(self._hooks.mode, index)
+            self._profiler.unsuppress()

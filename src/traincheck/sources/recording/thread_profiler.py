@@ -1,4 +1,4 @@
-"""Profiler: Python's profiler of a thread, as long as it is the one that sees the project's functions."""
+"""Python's profiler of a thread, which observes functions of the project before Python 3.12."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ import threading
 from typing import Any
 
 
-class Profiler(threading.local):
-    """The profiler that we have set in a thread, if any: Python calls it for every function that the thread enters.
+class ThreadProfiler(threading.local):
+    """The profiler that TrainCheck has set in a thread, if any: Python calls it for every function that is entered.
 
-    It does so for ours as well, which would double the cost of what we do; so it is taken off while we are at work. A
-    profiler of the program's own stays. `aside` is True while the thread does nothing that would be told of; `helpers`
-    counts the calls under way of functions of the project that are not told of any more. It is `off` while nobody asks.
+    Python calls it for TrainCheck's functions as well, which would double their cost; so it is paused while they run. A
+    profiler that the program sets stays. `suppressed` is True while no function of the thread is recorded,
+    `unrecorded_calls` counts the open calls of project functions that were called too often to be recorded, and
+    `suspended` is True between watched windows.
     """
 
     def __init__(self) -> None:
-        self.ours: Any = None
-        self.aside = False
-        self.helpers = 0
-        self.off = False
+        self.callback: Any = None
+        self.suppressed = False
+        self.unrecorded_calls = 0
+        self.suspended = False
         self.paused = False
-        self._was_on = False
+        self._resume_later = False
 
     def pause(self) -> bool:
-        """Take our profiler off; whether `resume` is to be called."""
-        if self.aside:
-            if self.paused or not self._was_on:
+        """Remove the profiler; whether `resume` has to be called."""
+        if self.suppressed:
+            if self.paused or not self._resume_later:
                 return False
-        elif self.ours is None or sys.getprofile() is not self.ours:
+        elif self.callback is None or sys.getprofile() is not self.callback:
             return False
         else:
             sys.setprofile(None)
@@ -36,57 +37,57 @@ class Profiler(threading.local):
         return True
 
     def resume(self) -> None:
-        """Put our profiler on again, after `pause`, where the program has not put one of its own there."""
+        """Set the profiler again after `pause`, unless the program has set a profiler meanwhile."""
         self.paused = False
-        if self.off:
+        if self.suspended:
             return
-        if self.aside:
-            self._was_on = True
+        if self.suppressed:
+            self._resume_later = True
         elif sys.getprofile() is None:
-            sys.setprofile(self.ours)
+            sys.setprofile(self.callback)
 
-    def look_away(self) -> None:
-        """What the thread does from here on is not told of, until `look_again`. Call while paused."""
-        self.aside, self._was_on = True, False
+    def suppress(self) -> None:
+        """Record no functions of this thread until `unsuppress`. Call while paused."""
+        self.suppressed, self._resume_later = True, False
 
-    def look_again(self) -> None:
-        """Take `look_away` back."""
-        if self.aside:
-            self.aside = False
-            if self._was_on and not (self.paused or self.off) and sys.getprofile() is None:
-                sys.setprofile(self.ours)
+    def unsuppress(self) -> None:
+        """Undo `suppress`."""
+        if self.suppressed:
+            self.suppressed = False
+            if self._resume_later and not (self.paused or self.suspended) and sys.getprofile() is None:
+                sys.setprofile(self.callback)
 
 
-class ThreadProfiler:
-    """Takes the profiler of the thread that makes this off and puts it on again, see `Costly`.
+class ProfilerSuspension:
+    """Suspends the profiler of the thread that creates this object, see `Suspendable`.
 
-    `opened` holds the calls under way; their ends are not seen while it is off, so they are let go of.
+    `open_calls` holds the calls under way; a suspended profiler does not see their ends, so they are dropped.
     """
 
-    def __init__(self, profiler: Profiler, opened: list[Any]) -> None:
+    def __init__(self, profiler: ThreadProfiler, open_calls: list[Any]) -> None:
         self._profiler = profiler
-        self._opened = opened
+        self._open_calls = open_calls
         self._thread = threading.get_ident()
-        self._off = False
+        self._suspended = False
 
-    def take_off(self) -> None:
-        """See `Costly`. A profiler of the program's own stays."""
+    def suspend(self) -> None:
+        """See `Suspendable`. A profiler of the program stays."""
         profiler = self._profiler
-        if self._off or threading.get_ident() != self._thread or profiler.ours is None:
+        if self._suspended or threading.get_ident() != self._thread or profiler.callback is None:
             return
-        if profiler.paused or sys.getprofile() is profiler.ours:
-            self._off = profiler.off = True
-            self._opened.clear()
-            profiler.helpers = 0
+        if profiler.paused or sys.getprofile() is profiler.callback:
+            self._suspended = profiler.suspended = True
+            self._open_calls.clear()
+            profiler.unrecorded_calls = 0
             sys.setprofile(None)
 
-    def may_put_on(self) -> bool:
-        """See `Costly`."""
-        return not self._off or threading.get_ident() == self._thread
+    def can_resume(self) -> bool:
+        """See `Suspendable`."""
+        return not self._suspended or threading.get_ident() == self._thread
 
-    def put_on(self) -> None:
-        """See `Costly`. Where the program has a profiler of its own by now, that stays."""
-        if self._off:
-            self._off = self._profiler.off = False
+    def resume(self) -> None:
+        """See `Suspendable`. A profiler that the program has set meanwhile stays."""
+        if self._suspended:
+            self._suspended = self._profiler.suspended = False
             if sys.getprofile() is None:
-                sys.setprofile(self._profiler.ours)
+                sys.setprofile(self._profiler.callback)

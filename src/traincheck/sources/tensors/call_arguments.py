@@ -36,7 +36,7 @@ def split_arguments(
             tensors.append((name, value))
         elif kind in _SCALARS:
             values[name] = value
-        # Methods that take several things in one place (`Tensor.to`) are known by one signature only.
+        # A method with several signatures (`Tensor.to`) is known by one of them only.
         elif name == "dtype" and kind is not torch.dtype:
             add_value(f"arg{index}", value, values, tensors)
         else:

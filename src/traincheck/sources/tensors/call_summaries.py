@@ -84,7 +84,7 @@ def call_request(demand: Demand, levels: Sequence[str], names: tuple[str, ...]) 
     if not (arguments or tensors or values):
         return None
     uninitialized = "empty" in levels[0].rsplit(".", 1)[-1].split("_")
-    # What a rule rests on is read of each call, also where everything is asked for besides.
+    # Values that a rule needs are read in every call, also in a full collection.
     sampled = demand.everything and not any(
         (level, kind) in demand.call_values for level in levels for kind in TENSOR_VALUES
     )
@@ -161,14 +161,14 @@ class CallSummaries(RecorderListener):
             return None
         try:
             plain: dict[str, FactValue] = {}
-            if len(args) == 1 and not kwargs and type(args[0]) in PLAIN_TENSORS:  # so it is with most modules
+            if len(args) == 1 and not kwargs and type(args[0]) in PLAIN_TENSORS:  # the case of most modules
                 tensors: NamedTensors = ((request.names[0] if request.names else "arg0", args[0]),)
             else:
                 plain, tensors = split_arguments(request.names, args, kwargs)
             if request.arguments and plain:
                 plain.update(call.args)
                 call.args = self._facts(plain)
-            # While a graph is traced, even a look at a shape would become part of it.
+            # While a graph is traced, even reading a shape would become part of it.
             if not tensors or not request.tensors or _traced() is not None:
                 return None
             if self._recorder.window_index != self._window:
@@ -197,7 +197,7 @@ class CallSummaries(RecorderListener):
         try:
             plain = type(result) in PLAIN_TENSORS and written is None and request.tensors and not request.uninitialized
             with _NoTorchFunction():
-                # So it is with most calls: of its values nothing is read.
+                # The case of most calls: no value is read.
                 if plain and before is None and (call.tensors or not request.values) and _traced() is None:
                     if self._recorder.window_index != self._window:
                         self._begin_window()
@@ -280,9 +280,9 @@ class CallSummaries(RecorderListener):
             self._storages.mark_uninitialized([tensor for _, tensor in tensors])
         sampled = before is not None or (not call.tensors and request.values and self._reads_result_only(call, request))
         is_async = before is not None and before.is_async
-        readings: list[tuple[int, TensorReading]] = []  # by the places among all that is told of the call
+        readings: list[tuple[int, TensorReading]] = []  # by the index of the summary
         if before is not None:
-            # A module hardly ever changes what it is given, and no rule says so: that is not looked for.
+            # Modules hardly ever change their arguments and no rule covers it, so TrainCheck does not compare them.
             compares_contents = before.request.contents and call.kind != MODULE and not is_async
             readings = (
                 _argument_changes(before.arguments)
@@ -319,7 +319,7 @@ class CallSummaries(RecorderListener):
         values = [value for _, reading in readings for value in reading]
         self._recorder.transfers.when_ready(self.name, values, conclude, call=call)
 
-    # -- in few objects --------------------------------------------------------------------------------------------
+    # -- shared objects --------------------------------------------------------------------------------------------
 
     def _facts(self, values: dict[str, FactValue]) -> Facts:
         """Return `values` as sorted facts. Equal facts are one object, and 1, 1.0 and True are not equal."""
@@ -351,7 +351,7 @@ class CallSummaries(RecorderListener):
             key = (role, tensor.dtype, tensor.shape, tensor.requires_grad, storage)
             cached = self._summary_cache.get(key)
         except (RuntimeError, NotImplementedError, TypeError):
-            return None  # a nested tensor has no shape, and one that stands for an unknown size none that is known
+            return None  # a nested tensor has no shape, and symbolic sizes are unknown
         if cached is None:
             if not all(type(size) is int for size in key[2]):
                 return None

@@ -67,7 +67,7 @@ def fetch_values(values: Sequence[Any]) -> list[Any]:
     if DeferredValue not in map(type, results):
         return results
     traced = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)  # what we compute is no part of a graph that the program has traced
+    torch._C._set_tracing_state(None)  # the program's traced graph must not contain TrainCheck's operations
     try:
         _fetch(results)
     finally:

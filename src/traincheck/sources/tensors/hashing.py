@@ -98,7 +98,7 @@ class _Task:
         remaining, memories, values = self._remaining, self._memories, self._digests
         while True:
             try:
-                index = remaining.pop()  # one of those calls that no thread interrupts
+                index = remaining.pop()  # atomic under the GIL
             except IndexError:
                 return
             try:
@@ -130,7 +130,7 @@ class _ThreadPool:
     def run(self, memories: Sequence[Memory], threads: int) -> list[int]:
         """Hash by this thread and others; by this thread alone if no other can be started."""
         task = _Task(memories)
-        with suppress(RuntimeError):  # no more threads
+        with suppress(RuntimeError):  # the process cannot start more threads
             while len(self._threads) < threads - 1:
                 self._threads.append(background(self._serve, f"{NAME}-hashing", self._tasks))
         for _ in range(min(threads - 1, len(self._threads))):

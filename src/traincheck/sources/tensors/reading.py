@@ -70,7 +70,7 @@ _idle: list[_HiddenFromModes] = []
 
 
 _PYTHON = torch._C.DispatchKey.Python
-_is_included = torch._C._dispatch_tls_is_dispatch_key_included  # where a mode is on the stack of this thread
+_is_included = torch._C._dispatch_tls_is_dispatch_key_included  # a mode is on this thread's stack
 _is_excluded, _exclude = (
     torch._C._dispatch_tls_is_dispatch_key_excluded,
     torch._C._dispatch_tls_set_dispatch_key_excluded,
@@ -82,9 +82,9 @@ def _enter_and_leave() -> Generator[None, None, None]:
     """Enter and leave in turns, see Note [Tensor subclasses]."""
     while True:
         grad, excluded = torch.is_grad_enabled(), _is_excluded(_PYTHON)
-        # (To hide the modes by dispatch keys alone is not enough: `detach` asks for the stack itself.)
+        # Excluding dispatch keys alone does not hide the modes: `detach` inspects the stack itself.
         with torch._C.DisableTorchFunction(), _disable_current_modes() if _is_included(_PYTHON) else _NO_MODES:
-            try:  # also around the next lines, after which an interrupt of the program's may come
+            try:  # also covers the next lines, which an interrupt may follow
                 if excluded:
                     _exclude(_PYTHON, False)
                 torch._C._set_grad_enabled(False)
@@ -100,7 +100,7 @@ def hidden_from_modes() -> _HiddenFromModes:
     """Hide the computations inside from every mode of the program (and of TrainCheck), and record no gradient for them."""
     try:
         return _idle.pop()
-    except IndexError:  # not asked before: another thread may have taken the last one since
+    except IndexError:  # no check before, because another thread may take the last instance meanwhile
         return _HiddenFromModes()
 
 
@@ -122,7 +122,7 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor | None:
         if plain is None:
             return None
         tensor = plain
-    try:  # its memory may be freed for now, as that of sharded parameters is
+    try:  # its memory may be freed temporarily, as for sharded parameters
         size = tensor.untyped_storage().nbytes()
         ends = tensor.storage_offset() * tensor.element_size() + tensor.nbytes
         if (size < ends or not size or not tensor.is_contiguous()) and not _is_within(tensor, size):
@@ -131,7 +131,7 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
     if not (tensor.is_cpu and not deferred_values.simulated) and (is_capturing() or _traced() is not None):
         return None
-    if tensor.is_conj() or tensor.is_neg():  # a view whose memory holds other values than it shows
+    if tensor.is_conj() or tensor.is_neg():  # a lazy view: its memory holds other values
         return tensor.resolve_conj().resolve_neg()
     return tensor
 
@@ -155,7 +155,7 @@ def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
     if type(tensor).__torch_dispatch__ is _no_dispatch:
         return tensor
-    with torch._C._DisableTorchDispatch():  # it has memory, and nothing of it is read here
+    with torch._C._DisableTorchDispatch():  # it has memory, and this reads none of it
         return tensor.detach()
 
 
@@ -257,7 +257,7 @@ def deferred_fingerprints(tensors: Sequence[torch.Tensor]) -> list[Fingerprint]:
         dense = local_tensor(tensor)
         if dense is None:
             continue
-        if dense.is_cpu and not deferred_values.simulated:  # `lies_here`, written out
+        if dense.is_cpu and not deferred_values.simulated:  # `is_on_host`, inlined for speed
             host_indices.append(index)
             on_host.append(dense if dense.is_contiguous() else dense.contiguous())
         else:
@@ -266,7 +266,7 @@ def deferred_fingerprints(tensors: Sequence[torch.Tensor]) -> list[Fingerprint]:
     for index, value in zip(host_indices, digests([_memory(tensor) for tensor in on_host]), strict=True):
         values[index] = value
     if on_device:
-        # (Imported where there is an accelerator: each module makes the start of a program longer.)
+        # Imported only with an accelerator, because each import delays the start of the program.
         from traincheck.sources.tensors.device_fingerprints import device_fingerprints
 
         for index, number, tensor in zip(
@@ -344,7 +344,7 @@ def _has_nonzero_bytes(tensor: torch.Tensor) -> bool:
     if ctypes.string_at(address + size // 2, _FEW).lstrip(_ZERO_BYTES):
         return True
     memory = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
-    return bool(memory[:: size // _SOME | 1].tobytes().lstrip(_ZERO_BYTES))  # odd: of elements now this byte, now that
+    return bool(memory[:: size // _SOME | 1].tobytes().lstrip(_ZERO_BYTES))  # an odd stride visits different bytes of the elements
 
 
 _ZERO_BYTES = b"\x00\x80"

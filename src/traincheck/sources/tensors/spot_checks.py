@@ -41,7 +41,7 @@ def sample(tensor: torch.Tensor) -> torch.Tensor | None:
     dense = local_tensor(tensor)
     if dense is None or not dense.is_contiguous() or dense.element_size() not in INTEGER_TYPES:
         return None
-    every = dense.numel() // SAMPLE_ELEMENTS | 1  # odd: of a matrix elements of all columns
+    every = dense.numel() // SAMPLE_ELEMENTS | 1  # an odd stride visits all columns of a matrix
     return dense.as_strided(((dense.numel() - 1) // every + 1,), (every,)).clone()
 
 
@@ -71,7 +71,7 @@ def probe(tensors: Sequence[torch.Tensor]) -> list[Probe]:
     for large tensors. Call inside `hidden_from_modes()`."""
     probes: list[Probe] = list(device_norms(tensors))
     for index, tensor in enumerate(tensors):
-        # (Elements of one byte torch cannot compare with zero.)
+        # torch cannot compare elements of one byte with zero.
         elements = sample(tensor) if probes[index] is None and tensor.element_size() > 1 else None
         if elements is not None and elements.count_nonzero() >= MIN_NONZERO:
             probes[index] = elements
@@ -83,7 +83,7 @@ def probe(tensors: Sequence[torch.Tensor]) -> list[Probe]:
 
 def changed(probes: Sequence[Probe], tensors: Sequence[torch.Tensor]) -> list[bool | DeferredValue]:
     """Whether tensors differ from their earlier probes. Call inside `hidden_from_modes()`."""
-    results: list[bool | DeferredValue] = [True] * len(probes)  # a sample cannot be taken any more
+    results: list[bool | DeferredValue] = [True] * len(probes)  # for tensors that can no longer be sampled
     sampled = [(index, old) for index, old in enumerate(probes) if isinstance(old, torch.Tensor)]
     pairs = [(index, (old, new)) for index, old in sampled if (new := sample(tensors[index])) is not None]
     for (index, _), differs in zip(pairs, samples_differ([pair for _, pair in pairs]), strict=True):

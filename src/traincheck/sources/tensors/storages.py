@@ -79,7 +79,7 @@ class Storages:
         for address, name in list(self.names.items()):
             if name not in used:
                 self._uninitialized.discard(address)
-                if address not in named or named[address][0] != name:  # most memory of variables keeps its name
+                if address not in named or named[address][0] != name:  # memory of a variable mostly keeps its name
                     gone.append(address)
         self._release(gone)
         self._numbers = _unused_numbers(used)

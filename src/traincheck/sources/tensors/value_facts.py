@@ -71,7 +71,7 @@ def value_facts(
     for dense in memory:
         if dense is None:
             results.append({})
-        elif is_on_host(dense):  # there is nothing to be fetched
+        elif is_on_host(dense):
             results.append(_facts_of_numbers(dense, _host_numbers(dense, request), request))
         elif dense.numel() == 0:
             results.append(_empty_facts(dense) if request.numbers else {})
@@ -130,7 +130,7 @@ def _host_numbers(dense: torch.Tensor, request: ValueRequest) -> list[float]:
     numbers = [euclidean_norm(dense)] if request.numbers else []
     if request.rows and _has_rows(dense):
         if abs(float(dense[(0,) * (dense.dim() - 1)].sum()) - 1) > tolerance:
-            numbers.append(False)  # the first row settles it for nearly all that have others
+            numbers.append(False)  # for most tensors the first row settles it
         else:
             off = float((dense.sum(-1) - 1).abs().amax())
             numbers.append(off <= tolerance and bool(dense.amin() >= 0))
@@ -204,13 +204,13 @@ def _facts_of_numbers(dense: torch.Tensor, numbers: list[Any], request: ValueReq
 
 def _norm_facts(dense: torch.Tensor, norm: float) -> dict[str, FactValue]:
     values: dict[str, FactValue] = {}
-    if norm - norm != 0:  # infinite or no number: squares may have overflowed where the elements did not
+    if norm - norm != 0:  # infinite or NaN: the squares may have overflowed, but not the elements
         values["finite"] = bool(torch.isfinite(dense).all())
         norm = float(torch.linalg.vector_norm(dense.double())) if values["finite"] else norm
         values["zero"] = False
     else:
         values["finite"] = True
-        values["zero"] = norm == 0 and not bool(dense.ne(0).any())  # squares may have vanished
+        values["zero"] = norm == 0 and not bool(dense.ne(0).any())  # the squares may have underflowed
     if values["finite"]:
         values["norm"] = norm
     return values
