@@ -13,42 +13,49 @@ from typing import Any
 from typer.main import get_command
 
 import traincheck
-from traincheck import errors
+from traincheck import errors, plugins
 from traincheck.cli.main import app
+from traincheck.diagnoses.catalogue import topics
+from traincheck.diagnoses.diagnosis import Diagnosis
+from traincheck.diagnoses.page import page
 from traincheck.options import OPTIONS, Option
 from traincheck.runtime.observe import Observation
 from traincheck.testing.conformance import check_relation
 from traincheck.testing.readable_traces import from_text, to_text
 from traincheck.vocab.events import STAGES
 from traincheck.vocab.facts import FACTS
-from traincheck.vocab.finding import REPORT_VERSION, Cost, Counts, Finding, Parting, RankState, Site
+from traincheck.vocab.finding import REPORT_VERSION, Cost, Counts, Divergence, Finding, RankState, Site
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 NOTE = "<!-- Written by docs/generate.py from the source; change it there and run `make docs`. -->\n"
 BEGIN, END = "<!-- slugs: begin -->\n", "<!-- slugs: end -->\n"
+NOTES_BEGIN, NOTES_END = "<!-- notes: begin; write here, `make docs` keeps it -->\n", "<!-- notes: end -->\n"
 
 REPORT_FIELDS: dict[type, dict[str, str]] = {
     Finding: {
         "severity": "`error` (fails a run) or `notice` (does not)",
         "step": "training step in which it was first seen; 0 is the set-up",
-        "rank": "rank of the process in which it was first seen; the first of all where ranks were compared",
+        "rank": "rank of the process in which it was first seen; the first of all for a comparison of ranks",
         "title": "the finding in a few words",
         "cause": "the likely cause, in one or two sentences; may be empty",
-        "site": "the place in the user's code, see below; null where none is known",
+        "site": "the place in the user's code, see below; null if it is unknown",
         "variables": "names of the parameters, gradients or buffers concerned",
         "expected": "what should have happened: the leading invariant",
         "observed": "what happened instead",
-        "advice": "what to look at, the likeliest first",
+        "advice": "what to check, the most likely first",
         "invariants": "ids of the invariants behind the finding, the leading one first",
         "last_step": "the last step in which it was seen",
         "times": "in how many windows the most violated of its invariants failed",
-        "ranks": "where ranks were compared: those that differ from most, or all that differ where no majority agrees; "
-        "else those on which it is so",
-        "compared": "how many ranks were compared; 0 where each was judged by itself",
+        "ranks": "for a comparison of ranks, the ranks that differ from the majority, or all differing ranks "
+        "without a majority; "
+        "otherwise the ranks that have this finding",
+        "compared": "number of compared ranks; 0 if each rank was judged separately",
+        "diagnosis": "stable name of this kind of trouble, as in `gradients-not-cleared`; each has "
+        "[a page](../findings/index.md). Empty in reports of older versions",
     },
     Site: {
-        "file": "path, relative to the directory in which the program was started where it lies below it",
+        "file": "path, relative to the directory in which the program was started if it lies below it",
         "line": "line number",
         "function": "qualified name of the function",
     },
@@ -56,41 +63,42 @@ REPORT_FIELDS: dict[type, dict[str, str]] = {
         "invariants": "invariants of the book that were deployed on this program",
         "passed": "held on every occasion there was",
         "violated": "failed on at least one occasion",
-        "not_triggered": "never had an occasion",
-        "not_observed": "could not be judged, because what they need was not observed",
+        "not_triggered": "had no occasion",
+        "not_observed": "could not be judged, because TrainCheck did not observe their events",
         "muted": "muted in the book, and not deployed",
         "errors": "findings of severity error",
         "notices": "findings of severity notice",
         "steps": "training steps seen",
         "windows": "windows seen, all processes together",
-        "windows_dropped": "windows that were left out because writing could not keep up",
+        "windows_dropped": "windows that were dropped because writing could not keep up",
         "processes": "processes in which training was observed",
     },
     Cost: {
-        "steps": "training steps of the process that made the most",
-        "watched": "how many of these were watched",
-        "seconds": "how long the processes ran, all together",
+        "steps": "training steps of the process with the most steps",
+        "watched": "watched steps among these",
+        "seconds": "total run time of all processes",
         "sources": "seconds that watching took on the threads of the program, by source",
-        "background": "seconds of CPU time of the thread beside them, by what it did",
+        "background": "seconds of CPU time of the background thread, by kind of work",
     },
     RankState: {
         "rank": "number of the rank",
-        "job": "the job that it is of; an elastic job that starts again is another one",
-        "end": "`ended`, `killed` (it ended without a word), `stopped recording` (it trained on), `left no recording`, "
-        "or `not ended`, where the run goes on or was killed as a whole",
+        "job": "its job; a restarted elastic job is a new job",
+        "end": "`ended`, `killed`, `stopped recording` (but still trained), `left no recording`, or `not "
+        "ended` (the run continues "
+        "or was killed completely)",
         "steps": "training steps, as far as they are known",
         "windows": "windows, as far as they are known",
         "recorded": "the last step in its recording",
-        "compared": "the last step in which it was set against the other ranks; null where it was not",
-        "apart": "the first step in which ranks were not as they should be, and it was one of those concerned; or null",
-        "what": "what was so then: `gradients differ`, `collectives differ`, `batches are the same` ...",
+        "compared": "the last step in which it was compared with other ranks; null if it never was",
+        "apart": "the first step in which this rank diverged from others; or null",
+        "what": "the kind of divergence: `gradients differ`, `collectives differ`, `batches are the same` ...",
     },
-    Parting: {
+    Divergence: {
         "job": "the job",
-        "step": "the first step in which its ranks were not as they should be",
-        "what": "what was so then: `gradients differ`, `collectives differ`, `batches are the same` ...",
-        "ranks": "those that differ from most; all that differ where no majority agrees",
-        "compared": "how many ranks were compared; most agree where `ranks` are fewer than half of them",
+        "step": "the first step in which its ranks diverged",
+        "what": "the kind of divergence: `gradients differ`, `collectives differ`, `batches are the same` ...",
+        "ranks": "the ranks that differ from the majority; all differing ranks if there is no majority",
+        "compared": "number of compared ranks; if `ranks` has fewer than half of them, the others agree",
     },
 }
 
@@ -103,8 +111,10 @@ def pages() -> dict[Path, str]:
         reference / "options.md": "".join(options()),
         reference / "report-json.md": "".join(report_json()),
         reference / "facts.md": "".join(facts()),
+        reference / "sources.md": "".join(sources()),
         reference / "python.md": "".join(python()),
         DOCS / "messages.md": messages((DOCS / "messages.md").read_text(encoding="utf-8")),
+        **findings(DOCS / "findings"),
     }
 
 
@@ -119,7 +129,7 @@ def table(*rows: tuple[str, ...]) -> str:
 
 
 def cli() -> Iterator[str]:
-    """The commands, as their own --help tells them."""
+    """The commands, from their own --help."""
     group: Any = get_command(app())
     yield f"# Commands\n\n{NOTE}\n"
     yield f"{group.help.strip()}\n\n```\n{_plain(group.epilog)}\n```\n\n"
@@ -171,41 +181,47 @@ def options() -> Iterator[str]:
     """The option table."""
     yield f"# Options\n\n{NOTE}\n"
     yield (
-        "An option is stated once, in `src/traincheck/options/`. The shared ones may be given as a flag, as an "
-        "environment variable, or as a key of `[tool.traincheck]` in the nearest `pyproject.toml`; the first of these "
-        "that says anything wins. A list in a variable is separated by commas, a list of paths by the separator of "
-        "`PATH`. Paths in a file are meant relative to the file.\n\n## Shared\n\n"
+        "You can give a shared option as a flag, as an environment variable, or as a key of `[tool.traincheck]` in the "
+        "nearest `pyproject.toml`. Variable and key have the name of the flag. The flag wins over the "
+        "variable, and the "
+        "variable over the key. Repeat a flag to give several values; a variable separates names by commas, paths as "
+        "`PATH` does, and alerts by lines. Paths in the file are relative to the file.\n\n## Shared\n\n"
     )
     shared = [option for option in OPTIONS.values() if option.shared]
     head = ("flag", "variable", "key", "values", "default", "meaning")
     yield table(head, *((*_names(o), _values(o), f"`{_default(o)}`", o.help) for o in shared))
-    yield "## Of one command line only\n\n"
+    yield "## On the command line only\n\n"
     others = [option for option in OPTIONS.values() if not option.shared]
     yield table(("flag", "values", "meaning"), *((_names(o)[0], _values(o), o.help) for o in others))
     yield "## Variables without a flag\n\n"
     yield table(
         ("variable", "meaning"),
-        ("`TRAINCHECK_SESSION`", "set by `collect` and `run` for the processes that they start; not to be set by hand"),
+        (
+            "`TRAINCHECK_SESSION`",
+            "`collect` and `run` set it for the processes that they start; do not set it yourself",
+        ),
         ("`TRAINCHECK_DEBUG`", "`1` shows the traceback of an error in TrainCheck itself, as `--debug` does"),
     )
 
 
 def _names(option: Option) -> tuple[str, str, str]:
-    return ", ".join(f"`{flag}`" for flag in option.flags), f"`{option.variable}`", f"`{option.key}`"
+    flags = ", ".join(f"`{flag}`" for flag in option.flags)
+    return flags or "none", f"`{option.variable}`", f"`{option.key}`" if option.key else "none"
 
 
 def _values(option: Option) -> str:
-    if option.choices:
-        return ", ".join(f"`{choice}`" for choice in option.choices)
     kinds = {
+        "action": "`warn`, `stop`, `callback` or `MODULE:FUNCTION`",
+        "budget": "`P%` or `1/K`, with `,first=N`",
+        "lines": "texts",
         "path": "a path",
         "switch": "a switch",
         "number": "a number",
         "count": "a number",
-        "share": "a percentage",
         "size": "a size",
     }
-    return kinds.get(option.kind, option.kind if option.several else "a text")
+    choices = ", ".join(f"`{choice}`" for choice in option.choices)
+    return kinds.get(option.kind, choices or (option.kind if option.several else "a text"))
 
 
 def _default(option: Option) -> str:
@@ -221,7 +237,7 @@ _NOUNS = (
     (Counts, "Counts"),
     (Cost, "Cost"),
     (RankState, "A rank"),
-    (Parting, "A parting of ranks"),
+    (Divergence, "A divergence of ranks"),
 )
 
 
@@ -229,28 +245,29 @@ def report_json() -> Iterator[str]:
     """The JSON report: fields from the nouns, an example from the gold file of the tests."""
     yield f"# The JSON report\n\n{NOTE}\n"
     yield (
-        f"Version {REPORT_VERSION}. `traincheck run` leaves it in the run folder as `report.json`; `--json FILE` of "
-        "`run`, `check` and `report` writes it elsewhere. Fields may be added without a new version, so readers "
-        "should pass over those they do not know; the version grows when a field goes or changes its meaning.\n\n"
+        f"Version {REPORT_VERSION}. `traincheck run` leaves it in the run folder as `report.json`; `--report "
+        "json=FILE` "
+        "of `run`, `check` and `report` writes it elsewhere. A new field needs no new version, so ignore fields that "
+        "you do not know. The version increases when a field is removed or changes its meaning.\n\n"
     )
     yield table(
         ("field", "meaning"),
         ("`version`", f"the version of this format, {REPORT_VERSION}"),
         ("`verdict`", "`clean`, `notices` (no finding fails the run) or `errors`"),
         ("`findings`", "list of findings, the leading one first"),
-        ("`counts`", "how the deployed invariants fared and how much was seen"),
-        ("`not_observed`", "what could not be observed, with the reason; list of texts"),
+        ("`counts`", "outcomes of the deployed invariants, and the amount of observed data"),
+        ("`not_observed`", "list of texts: what could not be observed, with the reason"),
         (
             "`run`",
-            "what is known of the run: script, versions, start and end, exit code, processes; `full` are steps that "
+            "facts about the run: script, versions, start and end, exit code, processes; `full` are steps that "
             "were recorded in full (the first and the last of each time) although less was asked for; `recorded` says "
             "how many steps the recording holds and how many were watched, where these are more; `untrained` says "
             "that no training step was recognised, and what was seen instead; `files` has the "
             "SHA-256 of each file that a finding names, as it was when the program ran",
         ),
-        ("`ranks`", "how each rank of a job fared, by job, then by rank; empty for a run of one rank"),
-        ("`partings`", "where the ranks of each job first went apart, of those in which they did"),
-        ("`cost`", "how many steps were watched and what that took, see below; null where that was not measured"),
+        ("`ranks`", "the state of each rank, by job and rank; empty for a run of one rank"),
+        ("`partings`", "the first divergence of ranks in each job that has one"),
+        ("`cost`", "number of watched steps and their cost, see below; null if it was not measured"),
     )
     for noun, title in _NOUNS:
         yield f"## {title}\n\n" + table(("field", "type", "meaning"), *_fields(noun))
@@ -267,6 +284,47 @@ def _fields(noun: type) -> Iterator[tuple[str, ...]]:
         yield f"`{field.name}`", f"`{field.type}`", told[field.name]
 
 
+# -- findings --------------------------------------------------------------------------------------------------------
+
+
+def findings(folder: Path) -> dict[Path, str]:
+    """A page for each diagnosis, with the notes that were written by hand, and their index."""
+    written = {folder / f"{entry.slug}.md": entry for group in topics().values() for entry in group}
+    return {
+        folder / "index.md": "".join(finding_index()),
+        **{path: finding_page(entry, notes_in(path)) for path, entry in written.items()},
+    }
+
+
+def finding_index() -> Iterator[str]:
+    """All diagnoses by topic."""
+    yield f"# Findings\n\n{NOTE}\n"
+    yield (
+        "Every finding has a diagnosis: a stable name for one kind of trouble. The terminal shows it in "
+        "brackets, as in "
+        "`[gradients-not-cleared]`; the [JSON report](../reference/report-json.md) has it as `diagnosis`, and SARIF as "
+        "the id of the rule. `traincheck explain gradients-not-cleared` prints the same text as its page here. "
+        "Your team can [add its own](../extend/diagnoses.md).\n\n"
+    )
+    for topic, group in topics().items():
+        yield f"## {topic}\n\n"
+        yield table(("diagnosis", "finding"), *((f"[`{entry.slug}`]({entry.slug}.md)", entry.title) for entry in group))
+
+
+def finding_page(entry: Diagnosis, notes: str) -> str:
+    """The page of a diagnosis."""
+    heading, _, rest = page(entry).partition("\n")
+    return f"{heading}\n\n{NOTE}{rest}\n{NOTES_BEGIN}{notes}{NOTES_END}"
+
+
+def notes_in(path: Path) -> str:
+    """The part of a page that was written by hand."""
+    if not path.exists():
+        return ""
+    _, _, rest = path.read_text(encoding="utf-8").partition(NOTES_BEGIN)
+    return rest.partition(NOTES_END)[0]
+
+
 # -- facts and messages --------------------------------------------------------------------------------------------
 
 
@@ -274,27 +332,45 @@ def facts() -> Iterator[str]:
     """The vocabulary of contexts."""
     yield f"# Facts\n\n{NOTE}\n"
     yield (
-        "A fact is one entry of a context: what was so when an occasion arose. Preconditions are made of these and of "
-        "nothing else. Process and object ids, addresses, byte counts and clocks are never facts, because a rule that "
-        "rests on them could not hold in another run.\n\n"
+        "A fact is one entry of a context, recorded when an occasion arises. Preconditions consist of facts "
+        "only. Process "
+        "and object ids, addresses, byte counts and clocks are never facts, because a rule about them could "
+        "not hold in "
+        "another run.\n\n"
     )
     yield table(("fact", "meaning"), *((f"`{name}`", meaning) for name, meaning in FACTS.items()))
     yield f"Stages: {', '.join(f'`{stage}`' for stage in STAGES)}.\n"
+
+
+def sources() -> Iterator[str]:
+    """What each source declares."""
+    yield f"# Sources\n\n{NOTE}\n"
+    yield (
+        "A source observes one aspect of a training process. The cost grows with what the third column names. "
+        "`traincheck doctor` lists the sources that can observe on your machine, and `traincheck ctl RUN "
+        "source NAME off` "
+        "switches one off. [Your package can add a source](../extend/sources.md).\n\n"
+    )
+    declared = plugins.load(plugins.SOURCE_GROUP, plugins.SOURCES).values()
+    yield table(
+        ("source", "observes", "cost for each", "without it"),
+        *((f"`{each.name}`", each.observes, each.cost, each.absence) for each in declared),
+    )
 
 
 def python() -> Iterator[str]:
     """What `import traincheck` offers, and what packages may use to prove their extensions, from the docstrings."""
     yield f"# Python\n\n{NOTE}\n"
     yield (
-        "What `import traincheck` offers; it does not import torch. Where the launch command is in reach, "
-        "`traincheck run` does the same without a line of code. `traincheck.testing` is for packages that "
-        "[prove their extensions](../extend/relations.md#proving-it); the rest is not for others to rely on.\n\n"
+        "These names come with `import traincheck`, which does not import torch. If you can change the launch command, "
+        "`traincheck run` does the same without a line of code. Use `traincheck.testing` to "
+        "[test your extensions](../extend/relations.md#test-your-relation). All other modules are private.\n\n"
     )
     for name in traincheck.__all__:
         thing = getattr(traincheck, name)
         if not isinstance(thing, str):
             yield from _described(f"traincheck.{name}", thing)
-    yield from _described("Observation", Observation, "What `observe` and `checked` give the block.")
+    yield from _described("Observation", Observation, "`observe` and `checked` pass it to the block.")
     for thing in (check_relation, from_text, to_text):
         yield from _described(f"{thing.__module__}.{thing.__name__}", thing)
 
@@ -339,7 +415,7 @@ def slugs() -> dict[str, type[errors.TrainCheckError]]:
 
 
 def messages(text: str) -> str:
-    """docs/messages.md with its table written anew; the rest of it is written by hand."""
+    """docs/messages.md with a new table; the rest is written by hand."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     rows = [

@@ -116,14 +116,14 @@ def load(group: str, only: Iterable[str] | None = None) -> dict[str, Any]:
     method.
     """
     places = dict(GROUPS[group])
-    wanted = None if only is None else set(only)
-    if wanted is not None and wanted <= places.keys():
-        return {name: _extension(group, name, place) for name, place in places.items() if name in wanted}
+    requested = None if only is None else set(only)
+    if requested is not None and requested <= places.keys():
+        return {name: _extension(group, name, place) for name, place in places.items() if name in requested}
     for name, place in added(group):
         if name in places:
             raise PluginError(group, name, f"both {places[name]} and {place} claim it")
         places[name] = place
-    return {name: _extension(group, name, place) for name, place in places.items() if wanted is None or name in wanted}
+    return {name: _extension(group, name, place) for name, place in places.items() if requested is None or name in requested}
 
 
 @functools.cache

@@ -1,1 +1,1 @@
-"""Sources: observe a training process. The only stage that imports torch; it knows demands and events only."""
+"""Observes a training process: the only stage besides `sdc` that imports torch. Declarations import none."""

@@ -1,6 +1,6 @@
 """Closer: observes everything for some steps, after the first violation of a rule or on request.
 
-See Note [Attached anew] in sources/attachment.py for how. It begins and ends between calls of the training thread, and
+See Note [Reattachment] in sources/attachment.py for how. It begins and ends between calls of the training thread, and
 counts the steps that were recorded in full from their beginning to their end.
 """
 
@@ -28,7 +28,7 @@ MOST_TRIES = 200
 """Windows in which a moment is waited for at which sources can be attached anew."""
 
 
-class Closer:
+class BurstRecorder:
     """`ask` and `violated` may be called from any thread, the others on the one that trains."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Closer:
 
     def violated(self, rules: tuple[str, ...]) -> None:
         """A finding of severity error was made, of these rules."""
-        self._recorder.suspect()
+        self._recorder.raise_suspicion()
         with self._lock:
             first = not self._told.intersection(rules)
             self._told.update(rules)
@@ -70,7 +70,7 @@ class Closer:
     @property
     def looks(self) -> bool:
         """Whether everything is observed at this moment."""
-        return self._attachment.closer
+        return self._attachment.records_everything
 
     def ask(self, steps: int) -> str:
         """Look closer for so many steps; why that cannot be done."""
@@ -82,7 +82,7 @@ class Closer:
 
     def at_rest(self) -> None:
         """The training is between two calls: begin or end, where that is due."""
-        closer = self._attachment.closer
+        closer = self._attachment.records_everything
         if not self._recorder.watching:
             return
         if closer and self._over:
@@ -92,8 +92,8 @@ class Closer:
 
     def at_border(self, step: int, stage: str) -> None:
         """A window of this step has ended."""
-        start, self._start = self._start, self._recorder.start
-        if not self._attachment.closer:
+        start, self._start = self._start, self._recorder.window_start
+        if not self._attachment.records_everything:
             self._tries += bool(self._wanted)
             if self._tries > MOST_TRIES:
                 self._decline("no moment was found at which all could be observed")
@@ -109,12 +109,12 @@ class Closer:
         self._over = self._left <= 0 or time.monotonic() - self._began > MOST_SECONDS
 
     def _attach(self, *, closer: bool) -> None:
-        from traincheck.sources.attachment import Hindrance
+        from traincheck.sources.attachment import CannotReattach
 
         try:
-            self._attachment.look_closer(closer)
-        except Hindrance as why:
-            if why.for_good:
+            self._attachment.record_everything(closer)
+        except CannotReattach as why:
+            if why.permanent:
                 self._decline(str(why))
             return
         self._tries = 0
