@@ -48,7 +48,7 @@ from traincheck.cli.commands import explain
 from traincheck.cli.sdc.study import tables
 from traincheck.config import load
 from traincheck.errors import InputError, TrainCheckError
-from traincheck.inference.candidate_selection import weigh
+from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.journal import Entry, Journal
 from traincheck.inference.tally_files import is_tally_file, read_tallies, write_tallies
 from traincheck.inference.tally_runs import tally_folder
@@ -168,12 +168,12 @@ def build(folder: Path, report: Report) -> Path:
     (folder / ".." / f"{folder.name}-7-7.arrows").rename(folder / "some.arrows")
     tally = tally_folder(folder)
     write_tallies([tally], folder / "tallies.gz")
-    _, journal = weigh([tally])
+    _, journal = select_rules([tally])
     journal.entries = journal.entries[:20]
     journal.add(Entry("R", "a sentence", "always", "kept", "why", 1, 1, 1, 1))
     journal.write(folder / "journal.jsonl")
     (folder / "pyproject.toml").write_text(
-        '[tool.traincheck]\nbooks = ["good.jsonl"]\nbudget = "1%"\nsample-every = 3\nmetrics-port = 9100\n'
+        '[tool.traincheck]\nbook = ["good.jsonl"]\nbudget = "1/3,first=2"\nreplay-every = 3\nmetrics = 9100\n'
     )
     write_study(study(ranks=2, steps=3), folder / "study.json")
     (folder / "message").write_bytes(msgspec.msgpack.encode(InFull(3, windows[1][0])))
@@ -281,12 +281,12 @@ def _followed(path: Path, folder: Path) -> None:
 
 
 def _learned(path: Path, folder: Path) -> None:
-    weigh([tally_folder(folder)])
+    select_rules([tally_folder(folder)])
 
 
 def _tallies(path: Path, folder: Path) -> None:
     is_tally_file(path)
-    weigh(read_tallies(path))
+    select_rules(read_tallies(path))
 
 
 def _journal(path: Path, folder: Path) -> None:

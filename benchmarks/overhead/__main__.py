@@ -105,7 +105,7 @@ def command(mode: str, script: Path, book: Path, folder: Path) -> list[str]:
         return [sys.executable, str(script)]
     if mode == "collect":
         return [*TRAINCHECK, "collect", "-o", str(folder), str(script)]
-    words = ["--sample-every", SAMPLED[mode], "--warm-up", TIMED_FROM] if mode in SAMPLED else []
+    words = ["--budget", f"1/{SAMPLED[mode]},first={TIMED_FROM}"] if mode in SAMPLED else []
     return [*TRAINCHECK, "run", *words, "--fail-on", "never", "--book", str(book), "-o", str(folder), str(script)]
 
 

@@ -33,12 +33,12 @@ WARM_UP = 0.05
 
 MODES = {
     "run --record all --keep-recording 20MB": ["run", "--record", "all", "--keep-recording", "20MB"],
-    "run --sample-every 10": ["run", "--sample-every", "10"],
+    "run --budget 1/10": ["run", "--budget", "1/10"],
     "run --budget 1%": ["run", "--budget", "1%"],
     "collect --keep-recording 20MB": ["collect", "--keep-recording", "20MB"],
 }
 WORKLOADS = {"steady": (PLAIN, *MODES), "restless": (PLAIN, *(mode for mode in MODES if "keep" in mode))}
-SAMPLED = ("run --sample-every 10", "run --budget 1%")
+SAMPLED = ("run --budget 1/10", "run --budget 1%")
 """Of these the figure is of the mean step, for the median one is not watched."""
 
 

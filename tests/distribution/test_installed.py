@@ -65,7 +65,7 @@ def what_needs_no_torch(installed: Installed) -> None:
     assert "zero_grad" in does("show", "book.jsonl")
     assert "only in" in does("diff", "less.jsonl", "book.jsonl").lower()
     assert "Nothing wrong found" in does("check", "runs/b", "--book", "book.jsonl")
-    files = ("--html", "report.html", "--json", "runs/odd/report.json")
+    files = ("--report", "html=report.html", "--report", "json=runs/odd/report.json")
     assert "changes no parameter" in does("check", "runs/odd", "--book", "book.jsonl", *files, code=3)
     assert "<html" in (work / "report.html").read_text(encoding="utf-8")
     assert json.loads((work / "runs/odd/report.json").read_text(encoding="utf-8"))["verdict"] == "errors"

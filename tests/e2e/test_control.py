@@ -164,7 +164,7 @@ def test_a_clean_run_is_controlled_and_stays_clean(start: Callable[..., Run], ho
     assert report["verdict"] == "clean"
     told = " | ".join(report["not_observed"])
     assert "source clipping was switched off at step" in told and "observed again from step" in told
-    assert f"rule {rule} was muted on the way: the last layer rests" in told
+    assert f"rule {rule} was muted during the run: the last layer rests" in told
     (answer,) = run.answers()
     assert answer["ended"] and answer["full"][0][1] - answer["full"][0][0] == 2
     snapshot = run.path / answer["snapshots"][0]

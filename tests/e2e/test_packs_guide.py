@@ -68,7 +68,7 @@ def test_your_own_good_runs(place: Path) -> None:
     assert "traincheck accept runs/monday" in first and "accepted train.py: 12 steps" in accepted
     *_, later, status = told.values()
     assert "what 3 accepted runs showed" in later and "have later ones" not in later
-    assert "3 accepted runs" in status and "never seen: evaluation" in status
+    assert "3 accepted runs" in status and "not covered by any accepted run: evaluation" in status
     changed = (place / "train.py").read_text().replace("optim.Adam", "optim.SGD")
     (place / "train.py").write_text(changed)
     done = run(place, "traincheck run train.py --epochs 2")

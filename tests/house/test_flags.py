@@ -9,8 +9,9 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from traincheck.cli.main import COMMANDS as LISTED
 from traincheck.cli.main import app
-from traincheck.options import OPTIONS
+from traincheck.options import GROUPS, OPTIONS
 
 GROUP: Any = get_command(app())
 COMMANDS: dict[str, Any] = {}
@@ -18,7 +19,37 @@ COMMANDS: dict[str, Any] = {}
 for _name, _command in GROUP.commands.items():
     COMMANDS[_name] = _command
     COMMANDS |= {f"{_name} {word}": inner for word, inner in getattr(_command, "commands", {}).items()}
-OF_TYPER = {"--help", "--version"}
+OF_TYPER = {"--help", "--version", "--install-completion", "--show-completion"}
+FIRST_TEN = [
+    "--out",
+    "--book",
+    "--on-violation",
+    "--fail-on",
+    "--budget",
+    "--report",
+    "--track",
+    "--alert",
+    "--packs",
+    "--package",
+]
+"""The options of `traincheck run` that matter most, in the order of its --help."""
+
+
+def test_there_are_few_options() -> None:
+    assert len(OPTIONS) < 50
+
+
+def test_help_of_run_fits_on_two_screens() -> None:
+    shown = CliRunner().invoke(app(), ["run", "--help"], terminal_width=80).output
+    assert len(shown.splitlines()) <= 90
+    listed = re.findall(r"^  (?:-\w, )?(--[\w-]+)", shown, re.MULTILINE)
+    assert listed[: len(FIRST_TEN)] == FIRST_TEN
+    assert [line[:-1] for line in shown.splitlines() if line[:-1] in GROUPS] == list(GROUPS)
+
+
+def test_the_list_of_commands_has_their_own_first_sentences() -> None:
+    for name, (_, summary) in LISTED.items():
+        assert GROUP.commands[name].help.partition("\n")[0] == summary, name
 
 
 def flags(command: Any) -> dict[str, Any]:
@@ -38,13 +69,13 @@ def test_every_flag_is_a_row_of_the_table(name: str) -> None:
 def test_every_row_is_a_flag_of_some_command() -> None:
     offered = [set(option.opts) for command in (GROUP, *COMMANDS.values()) for option in flags(command).values()]
     for row in OPTIONS.values():
-        assert set(row.flags) in offered, f"no command offers {row.name}"
+        assert not row.flags or set(row.flags) in offered, f"no command offers {row.name}"
 
 
 @pytest.mark.parametrize("row", OPTIONS.values(), ids=OPTIONS)
 def test_row_has_help_and_a_way_to_be_named(row: Any) -> None:
     assert row.help.endswith((".", ")")), f"the help of {row.name} is no sentence"
-    assert row.flag.startswith("--")
+    assert row.flag.startswith("--") or (row.secret and not row.flags)
     assert row.kind == "switch" or row.metavar
     assert not row.choices or row.default in (None, *row.choices)
 

@@ -45,7 +45,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("reporting/trackers/worker.py", "import_module"): "the tracker that --track named, of an installed package",
     ("cli/commands/doctor.py", "run"): "asks a Python of its own what torch has",
     ("cli/commands/demo.py", "run"): "`traincheck run` on the two programs that come with us",
-    ("runtime/callbacks.py", "import_module"): "the function that --callback names, on the command line of the user",
+    ("runtime/callbacks.py", "import_module"): "the function that --on-violation names, on the command line of the user",
     ("runtime/launching/bootstrap/sitecustomize.py", "__import__"): "the sitecustomize that it shadows",
     ("sdc/worker_processes.py", "Popen"): "starts a Python of its own that executes the workload",
     ("sdc/workload/workload.py", "import_module"): "the workload that the user names, on the command line",

@@ -13,7 +13,7 @@ from traincheck.cli.main import main
 from traincheck.errors import LibraryUnreadable
 from traincheck.inference.accept_run import MOST_RUNS, accept
 from traincheck.invariants.book import read_book
-from traincheck.invariants.library import BOOK, FOLDER, RECORD, TALLIES, find, place_of, read_record
+from traincheck.invariants.library import BOOK, FOLDER, RECORD, TALLIES, find, library_path, read_record
 from traincheck.testing.readable_traces import from_text
 from traincheck.vocab.invariant import ERROR
 
@@ -56,18 +56,18 @@ def runs(project: Path, names: str) -> list[str]:
 
 
 def test_three_accepted_runs_make_errors_of_their_rules(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status"]) == 0 and "no run was accepted yet" in capsys.readouterr().out
+    assert main(["status"]) == 0 and "no accepted runs" in capsys.readouterr().out
     assert main(["accept", *runs(project, "a"), "--reason", "as  published"]) == 0
     library = project / FOLDER
     assert {path.name for path in library.iterdir()} == {BOOK, TALLIES, RECORD}
     assert not any(rule.severity == ERROR for rule in read_book(library / BOOK).invariants)
     assert main(["accept", *runs(project, "bc")]) == 0
     said = capsys.readouterr()
-    assert "accepted train.py" in said.out and "0 went" in said.out
+    assert "accepted train.py" in said.out and "0 removed" in said.out
     assert any(rule.severity == ERROR for rule in read_book(library / BOOK).invariants)
     assert main(["status"]) == 0
     told = capsys.readouterr().out
-    assert "3 accepted runs" in told and "train.py  3" in told and "never seen: evaluation, autocast" in told
+    assert "3 accepted runs" in told and "train.py  3" in told and "not covered by any accepted run: evaluation, autocast" in told
     assert main(["status", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert [run["reason"] for run in data["runs"]].count("as published") == 1 and data["errors"] > 0
@@ -106,7 +106,7 @@ def test_what_is_not_known_to_be_good_is_refused(project: Path, capsys: pytest.C
     assert {path.name: path.read_bytes() for path in (project / FOLDER).iterdir()} == before
     assert main(["accept", str(piling), "--anyway", "--reason", "we accumulate"]) == 0
     said = capsys.readouterr()
-    assert "accepted although" in said.err and "went: " in said.err
+    assert "although: " in said.err and "removed: " in said.err
     assert main(["check", str(piling), "--packs", "none"]) == 0  # what is accepted is no error any more
 
 
@@ -124,12 +124,12 @@ def test_mutes_stay_and_old_runs_go(project: Path, capsys: pytest.CaptureFixture
 
 
 def test_the_library_belongs_to_the_project(project: Path, tmp_path: Path) -> None:
-    assert place_of(project / "pkg") == project / FOLDER and find(project / "pkg") is None
+    assert library_path(project / "pkg") == project / FOLDER and find(project / "pkg") is None
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / RECORD).write_text("{}")
     assert find(project / "pkg") is None  # it lies outside the project
     (tmp_path / "loose").mkdir()
-    assert place_of(tmp_path / "loose") == tmp_path / FOLDER
+    assert library_path(tmp_path / "loose") == tmp_path / FOLDER
 
 
 def test_a_damaged_library_is_said_and_left_as_it_is(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

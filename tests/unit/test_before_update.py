@@ -132,7 +132,7 @@ def test_a_name_that_leads_nowhere_is_told_before_the_first_update(
     update = Update(place)
     update.before()
     told = capsys.readouterr().err
-    assert f"--callback {place} cannot be used, findings are only told" in told and why in told
+    assert f"--on-violation {place} cannot be used, findings are only reported" in told and why in told
     update.before.tell(FINDING)
     update.before()
 

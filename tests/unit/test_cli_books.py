@@ -34,7 +34,7 @@ def test_tally_then_infer_is_infer(runs: list[str], capsys: pytest.CaptureFixtur
     for name in runs:
         assert main(["infer", name, "--tally", f"{Path(name).name}.tally", "--jobs", "2"]) == 0
     told = capsys.readouterr().err
-    assert "what was counted of 3 runs: all.tally (" in told and "what was counted of 1 run: c.tally" in told
+    assert "counts of 3 runs: all.tally (" in told and "counts of 1 run: c.tally" in told
     assert main(["infer", "c.tally", "a.tally", "b.tally", "-o", "later.jsonl"]) == 0
     assert main(["merge", "b.tally", "c.tally", "a.tally", "-o", "merged.tally"]) == 0
     assert main(["infer", "merged.tally", "-o", "merged.jsonl", "--journal", "why.jsonl"]) == 0
@@ -51,10 +51,8 @@ def test_tally_then_infer_is_infer(runs: list[str], capsys: pytest.CaptureFixtur
         (["RUN", "--tally", "t", "--journal", "j"], "bad-option", "--journal"),
         (["RUN", "-o", "x", "--jobs", "0"], "bad-option", "--jobs"),
         (["RUN", "-o", "x", "-j", "-1"], "bad-option", "--jobs"),
-        (["RUN", "-o", "x", "--engine", "spark"], "bad-option", "--engine"),
-        (["RUN", "-o", "x", "--engine", "ray", "-j", "0"], "bad-option", "--jobs"),
-        (["RUN", "-o", "x", "--address", "127.0.0.1:1"], "bad-option", "--engine ray"),
-        (["RUN", "-o", "x", "--engine", "ray", "--address", "10.0.0.1:6379", "-j", "2"], "bad-option", "--address"),
+        (["RUN", "-o", "x", "--ray", "auto", "-j", "0"], "bad-option", "--jobs"),
+        (["RUN", "-o", "x", "--ray", "10.0.0.1:6379", "-j", "2"], "bad-option", "--ray"),
         (["gopher://RUN", "-o", "x"], "bad-option", "gopher://RUN"),
         (["RUN", "-o", "train.py"], "other-file", "train.py"),
         (["RUN", "--tally", "train.py"], "other-file", "--tally"),

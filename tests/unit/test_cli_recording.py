@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from traincheck.cli.commands.collect import count, summary
+from traincheck.cli.commands.collect import count_events, summary
 from traincheck.cli.live_check import has_ended
 from traincheck.cli.main import main
 from traincheck.invariants.book import Book, write_book
@@ -65,13 +65,13 @@ def test_the_summary_counts_what_was_written(tmp_path: Path) -> None:
         for step in (1, 2, 3):
             writer.write(window(step))
     (file,) = folder.event_files()
-    assert count(file) == (3, 3, 3)
+    assert count_events(file) == (3, 3, 3)
     file.write_bytes(file.read_bytes()[:-30])  # torn
-    assert count(file).windows in (2, 3)
+    assert count_events(file).windows in (2, 3)
     folder.write_note(ProcessNote(dropped=2, not_observed=("loaders: too old",)))
     told = list(summary(folder))
     assert told[0].startswith("recorded 3 steps: 3 windows, 3 events, ") or "2 windows" in told[0]
-    assert told[1:3] == ["2 windows could not be written in time and were left out", "not observed: loaders: too old"]
+    assert told[1:3] == ["2 windows could not be written in time and were dropped", "not observed: loaders: too old"]
 
 
 def test_a_run_has_ended_when_it_says_so(tmp_path: Path) -> None:

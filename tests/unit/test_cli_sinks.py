@@ -20,7 +20,7 @@ def place(
     folder: Path, some_report: Report, some_invariants: tuple[Invariant, ...], monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     """A run with its report, two recordings and a book; not on GitHub."""
-    for name in ("TRAINCHECK_REPORTS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE"):
+    for name in ("TRAINCHECK_REPORT", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE"):
         monkeypatch.delenv(name, raising=False)
     (folder / "run").mkdir()
     write_json(some_report, folder / "run" / "report.json")
@@ -47,8 +47,8 @@ def test_a_document_on_stdout_is_alone_there(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("pdf", "--report was given 'pdf'; expected FORMAT or FORMAT=FILE, and as FORMAT one of json, html, junit"),
-        ("junit=.", "a place that can be written (Cannot write '.': it is a folder"),
+        ("pdf", "--report was given 'pdf'; expected FORMAT or FORMAT=FILE, with the format one of json, html, junit"),
+        ("junit=.", "a file that can be written (Cannot write '.': it is a folder"),
         ("sarif=run/report.json/x", "is no folder"),
         ("github=x.txt", "expected github, or github=- for standard output"),
     ],
@@ -66,7 +66,7 @@ def test_what_cannot_be_is_told_before_anything_is_done(
 
 def test_two_formats_need_two_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "run", "--report", "junit=a", "--report", "sarif=a"]) == 2
-    assert "--report was given 'sarif=a'; expected a place of its own" in capsys.readouterr().err
+    assert "--report was given 'sarif=a'; expected a different file for each format" in capsys.readouterr().err
 
 
 def test_a_file_holds_the_report_of_one_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,10 +79,10 @@ def test_a_file_holds_the_report_of_one_run(capsys: pytest.CaptureFixture[str]) 
 def test_the_variable_and_the_file_of_the_project_say_it_too(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (place / "pyproject.toml").write_text('[tool.traincheck]\nreports = ["markdown", "nonsense"]\n')
+    (place / "pyproject.toml").write_text('[tool.traincheck]\nreport = ["markdown", "nonsense"]\n')
     assert main(["report", "run"]) == 2
-    assert "pyproject.toml, [tool.traincheck] reports was given 'nonsense'" in capsys.readouterr().err
-    monkeypatch.setenv("TRAINCHECK_REPORTS", "junit=a.xml,sarif")
+    assert "pyproject.toml, [tool.traincheck] report was given 'nonsense'" in capsys.readouterr().err
+    monkeypatch.setenv("TRAINCHECK_REPORT", "junit=a.xml,sarif")
     assert main(["report", "run"]) == 3
     assert (place / "a.xml").is_file() and (place / "traincheck.sarif").is_file()
 

@@ -86,17 +86,17 @@ def test_a_garbled_book_is_told(ended: RunFolder, capsys: pytest.CaptureFixture[
 
 WRONG = [
     (
-        ["--webhook", "hooks.example.com/s3cret"],
-        "--webhook was given '(a secret)'; expected an address that begins with",
+        ["--alert", "hooks.example.com/s3cret"],
+        "--alert was given '(a secret)'; expected an address that begins with",
     ),
-    (["--alert-command", "no-such-program-anywhere"], "there is no program 'no-such-program-anywhere'"),
-    (["--alert-command", "'"], "No closing quotation"),
-    (["--alert-on", "warning"], "expected one of error, notice"),
-    (["--silent-after", "soon"], "expected a number of seconds above 0"),
-    (["--silent-after", "0"], "expected a number of seconds above 0"),
-    (["--silent-after", "inf"], "expected a number of seconds above 0"),
-    (["--metrics-port", "http"], "expected a number of a port, 0 to 65535"),
-    (["--otlp", "localhost"], "expected an address that begins with http"),
+    (["--alert", "no-such-program-anywhere"], "there is no program 'no-such-program-anywhere'"),
+    (["--alert", "'"], "No closing quotation"),
+    (["--fail-on", "warning"], "expected one of error, notice"),
+    (["--heartbeat-timeout", "soon"], "expected a number of seconds above 0"),
+    (["--heartbeat-timeout", "0"], "expected a number of seconds above 0"),
+    (["--heartbeat-timeout", "inf"], "expected a number of seconds above 0"),
+    (["--metrics", "http"], "with a port from 0 to 65535"),
+    (["--metrics", "ftp://localhost"], "expected an address that begins with http"),
 ]
 
 
@@ -130,7 +130,7 @@ def test_secrets_are_never_shown(tmp_path: Path) -> None:
         with pytest.raises(BadOption) as told:
             load({}, {}, tmp_path)
         assert "s3cret" not in str(told.value)
-    (tmp_path / "pyproject.toml").write_text("[tool.traincheck]\nmetrics-port = 9100\nsilent-after = 90.5\n")
-    config = load({}, {"TRAINCHECK_WEBHOOK": URL}, tmp_path)
-    assert (config.metrics_port, config.silent_after, config.webhook) == ("9100", "90.5", URL)
+    (tmp_path / "pyproject.toml").write_text("[tool.traincheck]\nmetrics = 9100\nheartbeat-timeout = 90.5\n")
+    config = load({}, {"TRAINCHECK_ALERT": URL}, tmp_path)
+    assert (config.metrics, config.heartbeat_timeout, config.alerts) == (("9100",), "90.5", (URL,))
     assert "s3cret" not in repr(config.origins)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from traincheck.config import Config, load
+from traincheck.config import Budget, Config, load
 from traincheck.errors import BadOption
 from traincheck.options import OPTIONS
 
@@ -26,17 +26,17 @@ def test_the_defaults_are_those_of_the_table(tmp_path: Path) -> None:
 
 def test_every_shared_option_is_a_field() -> None:
     shared = {option.name for option in OPTIONS.values() if option.shared}
-    assert shared == set(Config.__dataclass_fields__) - {"origins"}
+    assert shared == set(Config.__dataclass_fields__) - {"origins", "callback"}
 
 
 def test_the_nearest_place_wins(tmp_path: Path) -> None:
-    file = project(tmp_path, '[tool.traincheck]\nfail-on = "notice"\npackages = ["one", "two"]\n')
+    file = project(tmp_path, '[tool.traincheck]\nfail-on = "notice"\npackage = ["one", "two"]\n')
     below = tmp_path / "a" / "b"
     below.mkdir(parents=True)
     from_file = load({}, {}, below)
     assert (from_file.fail_on, from_file.packages) == ("notice", ("one", "two"))
     assert from_file.origin("fail_on") == f"{file}, [tool.traincheck] fail-on"
-    environ = {"TRAINCHECK_FAIL_ON": "never", "TRAINCHECK_PACKAGES": "three, four"}
+    environ = {"TRAINCHECK_FAIL_ON": "never", "TRAINCHECK_PACKAGE": "three, four"}
     from_environ = load({}, environ, below)
     assert (from_environ.fail_on, from_environ.packages) == ("never", ("three", "four"))
     assert from_environ.origin("fail_on") == "TRAINCHECK_FAIL_ON"
@@ -50,16 +50,16 @@ def test_flags_that_were_not_given_say_nothing(tmp_path: Path) -> None:
 
 
 def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
-    project(tmp_path, '[tool.traincheck]\nbooks = ["a.jsonl", "/abs/b.jsonl"]\nruns = "out"\n')
+    project(tmp_path, '[tool.traincheck]\nbook = ["a.jsonl", "/abs/b.jsonl"]\nruns = "out"\n')
     config = load({}, {}, tmp_path)
     assert config.books == (str(tmp_path / "a.jsonl"), "/abs/b.jsonl")
     assert config.runs == str(tmp_path / "out")
-    environ = {"TRAINCHECK_BOOKS": os.pathsep.join(("x.jsonl", "y.jsonl"))}
+    environ = {"TRAINCHECK_BOOK": os.pathsep.join(("x.jsonl", "y.jsonl"))}
     assert load({}, environ, tmp_path).books == ("x.jsonl", "y.jsonl")
 
 
 def test_one_value_may_stand_without_brackets(tmp_path: Path) -> None:
-    project(tmp_path, '[tool.traincheck]\nbooks = "good.jsonl"\n')
+    project(tmp_path, '[tool.traincheck]\nbook = "good.jsonl"\n')
     assert load({}, {}, tmp_path).books == (str(tmp_path / "good.jsonl"),)
 
 
@@ -69,14 +69,14 @@ def test_one_value_may_stand_without_brackets(tmp_path: Path) -> None:
         ({"fail_on": "sometimes"}, {}, "", "--fail-on"),
         ({"compare_ranks": "nonsense"}, {}, "", "--compare-ranks"),
         ({}, {"TRAINCHECK_ON_VIOLATION": "shout"}, "", "TRAINCHECK_ON_VIOLATION"),
-        ({"look_closer": "-1"}, {}, "", "--look-closer"),
-        ({}, {"TRAINCHECK_LOOK_CLOSER": "some"}, "", "TRAINCHECK_LOOK_CLOSER"),
-        ({}, {}, "[tool.traincheck]\nlook-closer = 1.5\n", "look-closer"),
+        ({"record_after_finding": "-1"}, {}, "", "--record-after-finding"),
+        ({}, {"TRAINCHECK_RECORD_AFTER_FINDING": "some"}, "", "TRAINCHECK_RECORD_AFTER_FINDING"),
+        ({}, {}, "[tool.traincheck]\nrecord-after-finding = 1.5\n", "record-after-finding"),
         ({}, {}, "[tool.traincheck]\nsnapshot = 'perhaps'\n", "snapshot"),
-        ({"callback": "package.module"}, {}, "", "--callback"),
-        ({"callback": "a path/module:f"}, {}, "", "--callback"),
+        ({"on_violation": "package.module"}, {}, "", "--on-violation"),
+        ({"on_violation": "a path/module:f"}, {}, "", "--on-violation"),
         ({}, {}, "[tool.traincheck]\nfail-on = 3\n", "pyproject.toml"),
-        ({}, {}, "[tool.traincheck]\nbooks = [1]\n", "books"),
+        ({}, {}, "[tool.traincheck]\nbook = [1]\n", "book"),
         ({}, {}, "[tool.traincheck]\nfial-on = 'error'\n", "fial-on"),
         ({}, {}, "[tool.traincheck\n", "pyproject.toml"),
         ({}, {}, "[tool]\ntraincheck = 1  # tool.traincheck\n", "pyproject.toml"),
@@ -98,28 +98,32 @@ def test_the_troubles_of_other_tools_are_theirs(tmp_path: Path) -> None:
 
 def test_options_of_one_command_line_have_neither_variable_nor_key() -> None:
     for option in OPTIONS.values():
-        assert bool(option.variable) == bool(option.key) == option.shared
-        assert option.help.rstrip(")]").endswith((".", "DATE-TIME", "jsonl")), option.name
+        assert bool(option.variable) == option.shared
+        assert bool(option.key) == (option.shared and bool(option.flags))
+        assert option.help.endswith((".", ")")), option.name
 
 
 def test_numbers_and_switches_may_come_from_anywhere(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text("[tool.traincheck]\nlook-closer = 7\nsnapshot = true\n")
+    (tmp_path / "pyproject.toml").write_text("[tool.traincheck]\nrecord-after-finding = 7\nsnapshot = true\n")
     found = load({}, {}, tmp_path)
-    assert (found.look_closer, found.snapshot, found.callback) == (7, True, "")
-    found = load({"look_closer": "0"}, {"TRAINCHECK_SNAPSHOT": "0"}, tmp_path)
-    assert (found.look_closer, found.snapshot) == (0, False)
-    assert load({"callback": "package.module:Class.method"}, {}, tmp_path).callback == "package.module:Class.method"
+    assert (found.record_after_finding, found.snapshot, found.callback) == (7, True, "")
+    found = load({"record_after_finding": "0"}, {"TRAINCHECK_SNAPSHOT": "0"}, tmp_path)
+    assert (found.record_after_finding, found.snapshot) == (0, False)
+
+
+def test_an_action_may_be_a_function(tmp_path: Path) -> None:
+    config = load({"on_violation": "package.module:Class.method"}, {}, tmp_path)
+    assert (config.on_violation, config.callback) == ("callback", "package.module:Class.method")
+    for action in ("warn", "stop", "callback"):
+        config = load({"on_violation": action}, {}, tmp_path)
+        assert (config.on_violation, config.callback) == (action, "")
 
 
 @pytest.mark.parametrize(
     ("name", "given", "meant"),
     [
-        ("sample_every", "10", 10),
-        ("warm_up", "0", 0),
-        ("budget", "1%", 0.01),
-        ("budget", "0.5 %", 0.005),
-        ("budget", ".5%", 0.005),
-        ("budget", "0%", 0.0),
+        ("replay_every", "10", 10),
+        ("record_after_finding", "0", 0),
         ("keep_recording", "500 MB", 500e6),
         ("keep_recording", "10GB", 10e9),
         ("keep_recording", "1.5 GiB", 1.5 * 2**30),
@@ -133,27 +137,63 @@ def test_numbers_are_read_from_a_flag_a_variable_and_a_file(
     option = OPTIONS[name]
     assert getattr(load({name: given}, {}, tmp_path), name) == pytest.approx(meant)
     assert getattr(load({}, {option.variable: given}, tmp_path), name) == pytest.approx(meant)
-    plain = given if option.kind not in ("share", "size") else f'"{given}"'
+    plain = given if option.kind != "size" else f'"{given}"'
     project(tmp_path, f"[tool.traincheck]\n{option.key} = {plain}\n")
     found = load({}, {}, tmp_path)
     assert getattr(found, name) == pytest.approx(meant) and option.key in found.origin(name)
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1%", Budget(share=0.01)),
+        ("0.5 %", Budget(share=0.005)),
+        (".5%", Budget(share=0.005)),
+        ("0%", Budget()),
+        ("1/1", Budget()),
+        ("1/10", Budget(every=10)),
+        ("1/10,first=0", Budget(every=10, first=0)),
+        ("1%, first=50", Budget(share=0.01, first=50)),
+    ],
+)
+def test_budget(tmp_path: Path, text: str, expected: Budget) -> None:
+    assert load({"budget": text}, {}, tmp_path).budget == pytest.approx(expected)
+    assert load({}, {"TRAINCHECK_BUDGET": text}, tmp_path).budget == pytest.approx(expected)
+    project(tmp_path, f'[tool.traincheck]\nbudget = "{text}"\n')
+    assert load({}, {}, tmp_path).budget == pytest.approx(expected)
+
+
+def test_alerts_in_a_variable_are_separated_by_lines(tmp_path: Path) -> None:
+    config = load({}, {"TRAINCHECK_ALERT": "https://hooks.example.com/a,b\nnotify-send 'a, b'\n"}, tmp_path)
+    assert config.alerts == ("https://hooks.example.com/a,b", "notify-send 'a, b'")
+
+
+def test_a_number_may_stand_for_a_text(tmp_path: Path) -> None:
+    project(tmp_path, "[tool.traincheck]\nmetrics = 9100\nheartbeat-timeout = 90.5\n")
+    config = load({}, {}, tmp_path)
+    assert (config.metrics, config.heartbeat_timeout) == (("9100",), "90.5")
+
+
+@pytest.mark.parametrize(
     ("name", "given", "expected"),
     [
-        ("sample_every", "0", "a whole number, 1 or more"),
-        ("sample_every", "-3", "a whole number, 1 or more"),
-        ("sample_every", "2.5", "a whole number, 1 or more"),
-        ("sample_every", "ten", "a whole number, 1 or more"),
-        ("sample_every", "9" * 30, "a whole number, 1 or more"),
-        ("warm_up", "-1", "a whole number, 0 or more"),
-        ("budget", "1", "a share in percent"),
-        ("budget", "0.01", "a share in percent"),
-        ("budget", "100%", "a share in percent"),
-        ("budget", "-1%", "a share in percent"),
-        ("budget", "%", "a share in percent"),
-        ("budget", "nan%", "a share in percent"),
+        ("replay_every", "-3", "a whole number, 0 or more"),
+        ("replay_every", "2.5", "a whole number, 0 or more"),
+        ("replay_every", "ten", "a whole number, 0 or more"),
+        ("replay_every", "9" * 30, "a whole number, 0 or more"),
+        ("budget", "1", "a share such as 1%"),
+        ("budget", "0.01", "a share such as 1%"),
+        ("budget", "100%", "a share such as 1%"),
+        ("budget", "-1%", "a share such as 1%"),
+        ("budget", "%", "a share such as 1%"),
+        ("budget", "nan%", "a share such as 1%"),
+        ("budget", "1/0", "a share such as 1%"),
+        ("budget", "1/2.5", "a share such as 1%"),
+        ("budget", "2/3", "a share such as 1%"),
+        ("budget", "1/" + "9" * 30, "a share such as 1%"),
+        ("budget", "1%,", "a share such as 1%"),
+        ("budget", "1/10,first=-1", "a share such as 1%"),
+        ("budget", "1/10,last=5", "a share such as 1%"),
         ("keep_recording", "1000", "a size of 1 MB or more"),
         ("keep_recording", "0", "a size of 1 MB or more"),
         ("keep_recording", "-1 GB", "a size of 1 MB or more"),
@@ -180,6 +220,6 @@ def test_a_number_that_means_nothing_is_told_with_its_place(
 
 @pytest.mark.parametrize("text", ["true", "1.5", "[10]"])
 def test_a_value_of_another_type_is_no_number(tmp_path: Path, text: str) -> None:
-    project(tmp_path, f"[tool.traincheck]\nsample-every = {text}\n")
-    with pytest.raises(BadOption, match=r"sample-every .* a whole number, 1 or more"):
+    project(tmp_path, f"[tool.traincheck]\nreplay-every = {text}\n")
+    with pytest.raises(BadOption, match=r"replay-every .* a whole number, 0 or more"):
         load({}, {}, tmp_path)

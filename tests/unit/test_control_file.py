@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from traincheck.errors import OutputError, TraceTooNew, TraceUnreadable
-from traincheck.runtime.control import Controlled, State
-from traincheck.runtime.ranks.rank_info import Place
+from traincheck.runtime.control import ControlFollower, State
+from traincheck.runtime.ranks.rank_info import RankInfo
 from traincheck.trace import control_file as protocol
 from traincheck.trace.control_file import Control, ControlFile, change_control, read_answers, read_control, stopped
 from traincheck.trace.folder import RunFolder
@@ -123,15 +123,15 @@ class Obeying:
         self.done.append(("stop", because.title, because.at))
 
 
-ALONE = Place(0, 1, "")
+ALONE = RankInfo(0, 1, "")
 
 
 class Process:
     """A process that is controlled, with the thread that trains in our hands."""
 
-    def __init__(self, run: RunFolder, place: Place = ALONE) -> None:
+    def __init__(self, run: RunFolder, place: RankInfo = ALONE) -> None:
         self.orders, self.state, self.place = Obeying(), State(), place
-        self.controlled = Controlled(run, os.getpid(), lambda: self.place, self.orders, self.state)
+        self.controlled = ControlFollower(run, os.getpid(), lambda: self.place, self.orders, self.state)
         self.run = run
         self.controlled.start()
         self.until(lambda: self.answered() is not None)
@@ -233,7 +233,7 @@ def test_alone_a_process_stops_before_its_next_update(run: RunFolder, process: P
 
 
 def test_of_several_ranks_the_first_says_where_all_stop(run: RunFolder) -> None:
-    ranks = [Process(run, Place(rank, 2, "job")) for rank in (0, 1)]
+    ranks = [Process(run, RankInfo(rank, 2, "job")) for rank in (0, 1)]
     for rank in ranks:
         rank.state.step, rank.state.training = 40, True
     change_control(run.path, lambda control: stopped(control, StopAsked(title="enough")))
@@ -247,7 +247,7 @@ def test_of_several_ranks_the_first_says_where_all_stop(run: RunFolder) -> None:
 
 def test_a_rank_that_is_told_of_no_step_stops_by_itself(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("traincheck.runtime.control.PATIENCE", 0.1)
-    second = Process(run, Place(1, 2, "job"))
+    second = Process(run, RankInfo(1, 2, "job"))
     second.state.training = True
     change_control(run.path, lambda control: stopped(control, StopAsked(title="enough")))
     second.until(lambda: second.orders.done)
@@ -256,7 +256,7 @@ def test_a_rank_that_is_told_of_no_step_stops_by_itself(run: RunFolder, monkeypa
 
 
 def test_an_answer_moves_with_the_rank_and_says_that_it_ended(run: RunFolder, process: Process) -> None:
-    process.place = Place(3, 4, "job")
+    process.place = RankInfo(3, 4, "job")
     process.until(lambda: process.answered() is not None)
     assert [answer.rank for answer in read_answers(run.path)] == [3]
     process.controlled.close()

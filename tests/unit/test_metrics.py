@@ -108,28 +108,31 @@ def test_what_can_be_said_wrong_about_metrics(monkeypatch: pytest.MonkeyPatch) -
         taken.listen()
         in_use = str(taken.getsockname()[1])
         for said, words in (
-            ({"metrics_port": "http"}, "--metrics-port was given 'http'; expected a number of a port, 0 to 65535"),
-            ({"metrics_port": "70000"}, "0 to 65535"),
-            ({"metrics_port": "-1"}, "0 to 65535"),
-            ({"metrics_port": in_use}, r"a port of 127.0.0.1 that is free \(Address already in use\)"),
-            ({"metrics_port": "0", "metrics_host": "0.0.0.0"}, "or a token beside it .*TRAINCHECK_METRICS_TOKEN"),
-            ({"metrics_port": "0", "metrics_host": "::"}, "or a token beside it"),
-            ({"metrics_port": "0", "metrics_host": "no-such-host.invalid"}, "--metrics-host was given .*an address of"),
-            ({"metrics_port": "0", "metrics_token": "gehe\u00efm"}, r"--metrics-token was given '\(a secret\)'"),
-            ({"otlp": "localhost:4318"}, "--otlp was given .*begins with http"),
+            (
+                {"metrics": ("http",)},
+                "--metrics was given 'http'; expected PORT or HOST:PORT with a port from 0 to 65535",
+            ),
+            ({"metrics": ("70000",)}, "0 to 65535"),
+            ({"metrics": ("-1",)}, "0 to 65535"),
+            ({"metrics": (in_use,)}, r"a port of 127.0.0.1 that is free \(Address already in use\)"),
+            ({"metrics": ("0.0.0.0:0",)}, "or a token in TRAINCHECK_METRICS_TOKEN"),
+            ({"metrics": ("[::]:0",)}, "or a token in"),
+            ({"metrics": ("no-such-host.invalid:0",)}, "--metrics was given .*an address of"),
+            ({"metrics": ("0",), "metrics_token": "gehe\u00efm"}, r"TRAINCHECK_METRICS_TOKEN was given '\(a secret\)'"),
+            ({"metrics": ("ftp://localhost:4318",)}, "--metrics was given .*begins with http"),
         ):
             with pytest.raises(BadOption, match=words):
                 monitoring.receivers(config(**said))
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(MissingExtra, match=r"prometheus-client.*pip install 'traincheck\[metrics\]'"):
-        monitoring.receivers(config(metrics_port="0"))
+        monitoring.receivers(config(metrics=("0",)))
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.metric_exporter", None)
     with pytest.raises(MissingExtra, match="opentelemetry"):
-        monitoring.receivers(config(otlp="http://127.0.0.1:4318"))
+        monitoring.receivers(config(metrics=("http://127.0.0.1:4318",)))
 
 
 def test_other_hosts_may_ask_with_a_token(capsys: pytest.CaptureFixture[str]) -> None:
-    (exporter,) = monitoring.receivers(config(metrics_port="0", metrics_host="0.0.0.0", metrics_token="s3cret"))
+    (exporter,) = monitoring.receivers(config(metrics=("0.0.0.0:0",), metrics_token="s3cret"))
     exporter.close()
     told = capsys.readouterr().err
     assert "metrics at http://0.0.0.0:" in told and "s3cret" not in told

@@ -15,7 +15,7 @@ import pytest
 from traincheck.background_threads import background
 from traincheck.runtime.recording import pipeline as pipelines
 from traincheck.runtime.recording.pipeline import BYTES_OF_AN_EVENT, MOST_BYTES, MOST_WAITING, Pipeline
-from traincheck.runtime.stderr_log import complain, in_words
+from traincheck.runtime.stderr_log import in_words, log_warning
 from traincheck.vocab.events import NO_CALL, Reading, Window
 
 READING = Reading(0, NO_CALL, "run", "run", "steps", 1)
@@ -299,12 +299,12 @@ class Unsayable(Exception):
 @pytest.mark.parametrize("stream", [None, Broken(BrokenPipeError()), Broken(RuntimeError()), Broken(MemoryError()), 5])
 def test_complaints_reach_nobody_rather_than_raise(stream: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
-    complain("no one hears this")
+    log_warning("no one hears this")
     assert in_words(Unsayable()) == "Unsayable"
 
 
 def test_complaints_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    complain("two\nlines")
+    log_warning("two\nlines")
     assert capsys.readouterr().err == "traincheck: two lines\n"
     assert in_words(ValueError("why")) == "ValueError: why" and in_words(KeyboardInterrupt()) == "KeyboardInterrupt"
 
@@ -313,4 +313,4 @@ def test_a_closed_stderr_and_stdout_stay_closed(tmp_path: Path, monkeypatch: pyt
     closed = (tmp_path / "closed").open("w")
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
-    complain("no one hears this")
+    log_warning("no one hears this")

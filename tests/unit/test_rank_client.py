@@ -17,8 +17,8 @@ from fake_ranks import STEPS, learned, our_threads, updates, wait_for
 from traincheck.checking.digests import lean
 from traincheck.checking.rank_engine import Compared
 from traincheck.runtime.ranks import rank_client, rank_server
-from traincheck.runtime.ranks.rank_client import Exchange
-from traincheck.runtime.ranks.rank_info import Place
+from traincheck.runtime.ranks.rank_client import RankClient
+from traincheck.runtime.ranks.rank_info import RankInfo
 from traincheck.runtime.ranks.rank_protocol import Line
 from traincheck.sources.distributed import job_store, replica_readings
 from traincheck.sources.distributed.job_store import JobStore
@@ -42,8 +42,8 @@ class Rank:
         self.told: list[Finding] = []
         self.stops: list[StopAsked] = []
         self.faults: list[BaseException] = []
-        self.exchange = Exchange(
-            Place(rank, size, "job"),
+        self.exchange = RankClient(
+            RankInfo(rank, size, "job"),
             folder,
             rules,
             EVERYTHING,

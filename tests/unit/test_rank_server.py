@@ -17,9 +17,9 @@ from fake_ranks import STEPS, Peer, learned, our_threads, recorded, seen, update
 from traincheck.checking.digests import full, lean
 from traincheck.checking.rank_engine import Compared
 from traincheck.runtime.ranks import rank_server
-from traincheck.runtime.ranks.rank_info import Place
+from traincheck.runtime.ranks.rank_info import RankInfo
 from traincheck.runtime.ranks.rank_protocol import Asked, Ended, Hello, Stop, Told
-from traincheck.runtime.ranks.rank_server import ComparingRank
+from traincheck.runtime.ranks.rank_server import RankServer
 from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
@@ -40,7 +40,7 @@ class First:
         self.told: list[Finding] = []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
-        self.rank = ComparingRank(Place(0, size, "job"), rules, self.told.append, self.listener, WORD)
+        self.rank = RankServer(RankInfo(0, size, "job"), rules, self.told.append, self.listener, WORD)
         self.peers: list[Peer] = []
 
     def peer(self, rank: int, answers: Callable[[int], Window | None] | None = None) -> Peer:

@@ -15,7 +15,7 @@ from traincheck.checking.digests import lean
 from traincheck.checking.rank_comparison import Follower, compare_recorded
 from traincheck.checking.rank_engine import Compared
 from traincheck.errors import TraceOutOfReach
-from traincheck.runtime.ranks.rank_info import Place, place, told_apart
+from traincheck.runtime.ranks.rank_info import RankInfo, rank_info_of, told_apart
 from traincheck.testing.readable_traces import from_text
 from traincheck.trace.folder import RunFolder, told_file
 from traincheck.trace.format import TOLD
@@ -190,7 +190,7 @@ def test_windows_are_read_while_they_are_written(tmp_path: Path) -> None:
     ids=["no launcher", "torchrun", "garbled"],
 )
 def test_the_place_of_a_process_is_told_by_its_launcher(environ: dict[str, str], expected: tuple[object, ...]) -> None:
-    assert tuple(place(environ)) == expected
+    assert tuple(rank_info_of(environ)) == expected
 
 
 def test_jobs_of_one_name_that_follow_one_another_are_told_apart() -> None:
@@ -199,7 +199,7 @@ def test_jobs_of_one_name_that_follow_one_another_are_told_apart() -> None:
     def note(process: int, job: str, *, ended: bool) -> ProcessNote:
         return ProcessNote(rank=1, process=process, world_size=2, job=job, ended=ended)
 
-    here, first, killed = Place(1, 2, "port"), note(5, "port", ended=True), note(6, "port#2", ended=False)
+    here, first, killed = RankInfo(1, 2, "port"), note(5, "port", ended=True), note(6, "port#2", ended=False)
     assert told_apart(here, []) == here
     assert told_apart(here, [first]).job == "port#2"
     assert told_apart(here, [first, killed], runs=lambda process: False).job == "port#3"

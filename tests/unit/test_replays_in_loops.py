@@ -1,4 +1,5 @@
-"""What is executed again in loops of several models, of models that compute their loss, and where nothing can be."""
+"""Tests replays in loops with several models, with models that compute their loss, and with models that cannot be
+replayed."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from traincheck.vocab.replayed_computations import KIND, SAME
 
 STEPS, EVERY = 20, 8
 REPLAYED = {1, 2, 3, 11, 19}
-"""Steps that are executed again: the first three, and one of `EVERY` after that."""
+"""Steps that are replayed: the first three, and one of `EVERY` after that."""
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +32,7 @@ def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Outcome(NamedTuple):
-    """The steps in which something came out the same, by thing and part, and what is told not to be observed."""
+    """The steps in which a computation repeated, by name and part, and the messages about missing observations."""
 
     same: dict[str, set[int]]
     missed: list[str]
@@ -134,7 +135,7 @@ def test_modules_that_are_called_one_after_the_other(tmp_path: Path) -> None:
     assert outcome.same == {**dict.fromkeys(parts, REPLAYED), "SGD.update": REPLAYED}
 
 
-def test_what_no_backward_comes_through_is_not_tried_in_each_step(tmp_path: Path) -> None:
+def test_a_model_without_a_backward_is_not_replayed_in_each_step(tmp_path: Path) -> None:
     captures: list[int] = []
 
     class Teacher(nn.Linear):
@@ -163,7 +164,7 @@ def test_what_no_backward_comes_through_is_not_tried_in_each_step(tmp_path: Path
     assert "Teacher was not executed again, as no backward" in of_teacher
 
 
-def test_of_what_is_captured_nothing_is_left_where_steps_are_not_watched(tmp_path: Path) -> None:
+def test_captured_calls_are_released_in_unwatched_steps(tmp_path: Path) -> None:
     batches: list[weakref.ref[torch.Tensor]] = []
     copied = captured_call._copied
     left: list[int] = []

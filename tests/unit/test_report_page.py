@@ -118,7 +118,9 @@ def test_a_page_says_what_was_watched_and_at_what_cost(some_report: Report, clea
 
 def test_findings_of_several_runs_are_lined_up(some_report: Report, clean_report: Report) -> None:
     error, notice = some_report.findings
-    other = replace(some_report, findings=(replace(error, step=9), replace(error, title="another", step=1, diagnosis="another")))
+    other = replace(
+        some_report, findings=(replace(error, step=9), replace(error, title="another", step=1, diagnosis="another"))
+    )
     rows = shared([some_report, clean_report, other])
     assert [(row.title, row.times) for row in rows] == [(error.title, 2), ("another", 1), (notice.title, 1)]
     assert [seen and (seen.place, seen.finding.step) for seen in rows[0].runs] == [(1, 3), None, (1, 9)]
@@ -180,8 +182,8 @@ def test_report_writes_one_page_of_several_runs(
     assert "report of b" in told.err and told.out.count("page.html") == 1
     text = (folder / "page.html").read_text()
     assert "3 runs side by side" in text and 'id="run3-finding-1"' in text
-    assert main(["report", "b", "--output", "one.html"]) == 0
-    assert main(["report", "b", "--html", "same.html"]) == 0
+    assert main(["report", "b", "--out", "one.html"]) == 0
+    assert main(["report", "b", "-o", "same.html"]) == 0
     assert (folder / "one.html").read_text() == (folder / "same.html").read_text()
     assert "side by side" not in (folder / "one.html").read_text()
 
@@ -193,7 +195,7 @@ def test_a_run_without_a_report_is_refused_before_anything_is_written(
     assert main(["report", *runs("a"), "bare", "-o", "page.html"]) == 2
     assert "[report-not-found]" in capsys.readouterr().err and not (folder / "page.html").exists()
     assert main(["report", "a", "absent", "-o", "page.html"]) == 2
-    assert main(["report", *runs("b", "c"), "--json", "x.json"]) == 2
+    assert main(["report", *runs("b", "c"), "--report", "json=x.json"]) == 2
     assert "one RUN" in capsys.readouterr().err
 
 

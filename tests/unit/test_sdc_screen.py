@@ -99,7 +99,7 @@ def test_a_damaged_file_is_told(file: Path, damage, told: str) -> None:
     file.write_text(damage(file.read_text()))
     with pytest.raises(FingerprintsUnreadable, match=told) as error:
         read_known(file)
-    assert str(file) in str(error.value) and "--save FILE" in str(error.value)
+    assert str(file) in str(error.value) and "-o FILE" in str(error.value)
     with pytest.raises(OtherFile):
         may_replace_known(file)
 
@@ -144,9 +144,9 @@ def test_rounds_of_real_work() -> None:
 
 
 def test_fingerprints_with_a_fault_are_not_saved(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "traincheck", "sdc", "screen", "--fault", "zero@forward", "--save", "good.json"]
+    command = [sys.executable, "-m", "traincheck", "sdc", "screen", "--fault", "zero@forward", "-o", "good.json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2 and "--save was given 'good.json'; expected no --fault beside it" in done.stderr
+    assert done.returncode == 2 and "-o was given 'good.json'; expected no --fault" in done.stderr
 
 
 @pytest.mark.usefixtures("settled_again")

@@ -196,9 +196,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_earlier_study_is_shown_again(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sdc", "study", "--from", "study.json", "--html", "pages/study.html"]) == 3
+    assert main(["sdc", "study", "--from", "study.json", "-o", "pages/study.html"]) == 3
     said = capsys.readouterr()
-    assert "tables and plots are in pages/study.html" in said.err and "hosts of 2 ranks" in said.out
+    assert "tables and plots: pages/study.html" in said.err and "hosts of 2 ranks" in said.out
     assert "struck 4 times, on rank 1 of the suspect host" in said.out
     assert "computed otherwise" in (home / "pages" / "study.html").read_text()
     assert main(["sdc", "study", "--from", "equal.json", "--json"]) == 0
@@ -208,19 +208,18 @@ def test_an_earlier_study_is_shown_again(home: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--from", "study.json", "--html", "study.json"), "another file than that of --from"),
-        (("--from", "study.json", "--html", "."), "[output]"),
-        (("--from", "study.json", "--steps", "3"), "only --html and --json, for nothing is executed"),
-        (("--from", "study.json", "--seed", "3"), "only --html and --json, for nothing is executed"),
-        (("--from", "study.json", "-o", "other.json"), "only --html and --json, for nothing is executed"),
+        (("--from", "study.json", "-o", "folder.html"), "[output]"),
+        (("--from", "study.json", "--steps", "3"), "only -o FILE.html and --json"),
+        (("--from", "study.json", "--seed", "3"), "only -o FILE.html and --json"),
+        (("--from", "study.json", "-o", "other.json"), "only -o FILE.html and --json"),
         (("--from", "nowhere.json"), "[study-unreadable]"),
-        (("-o", "same", "--html", "same"), "another file than that of -o"),
-        (("--html", "."), "[output]"),
+        (("-o", "folder.html"), "[output]"),
     ],
 )
 def test_options_that_do_not_fit(
     home: Path, words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (home / "folder.html").mkdir()
     before = (home / "study.json").read_bytes()
     assert main(["sdc", "study", *words]) in (1, 2)
     assert told in capsys.readouterr().err

@@ -187,17 +187,17 @@ def test_what_cannot_be_is_told_before_the_program_starts(
     (folder / "train.py").write_text("open('started', 'w')\n")
     assert main(["run", "--track", "comet", "train.py"]) == 2
     assert (
-        "expected TRACKER or TRACKER=PLACE, and as TRACKER one of tensorboard, wandb, mlflow" in capsys.readouterr().err
+        "expected TRACKER or TRACKER=TARGET, with the tracker one of tensorboard, wandb, mlflow" in capsys.readouterr().err
     )
     assert not (folder / "started").exists()
     pytest.importorskip("tensorboard")
     with pytest.raises(
-        BadOption, match=r"--track was given 'tensorboard=train.py'; expected a place that can be written"
+        BadOption, match=r"--track was given 'tensorboard=train.py'; expected a folder that can be written"
     ):
-        monitoring.tracking(config(folder, "tensorboard=train.py"))
+        monitoring.trackers(config(folder, "tensorboard=train.py"))
     pytest.importorskip("wandb")
     with pytest.raises(BadOption, match="expected wandb=PROJECT or wandb=ENTITY/PROJECT"):
-        monitoring.tracking(config(folder, "wandb=a/b/c"))
+        monitoring.trackers(config(folder, "wandb=a/b/c"))
 
 
 def test_ours_load_without_their_libraries() -> None:

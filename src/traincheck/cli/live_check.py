@@ -1,4 +1,4 @@
-"""Following: check a run that is going on from outside, by looking at its run folder now and then."""
+"""Checks the folder of a run again and again until the run has ended, for `traincheck-onlinecheck`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from traincheck.invariants.book import Book
 def follow(
     run: Path, config: Config, pause: float, output: Path | None = None, sleep: Callable[[float], None] = time.sleep
 ) -> int:
-    """Check `run` every `pause` seconds until it has ended, telling each finding when it is first seen; the exit code.
+    """Check `run` every `pause` seconds until it has ended, and show each new finding; the exit code.
 
-    With a pause of 0 it is looked at once, and what can be said of it now is said. A folder that is not there yet, or
-    that holds nothing yet, is waited for. Known limitations: each look reads the whole recording again.
+    With a pause of 0 it is checked once, as it is now. Otherwise a missing or empty folder is waited for.
+    Known limitations: each check reads the whole recording again.
     """
     from rich.console import Console
 
@@ -35,7 +35,7 @@ def follow(
     teller = Teller(TerminalSink(Console(stderr=True, highlight=False)).show)
     remark(f"watching {run}")
     while True:
-        last = pause == 0 or has_ended(run)  # asked first, so that what is written meanwhile is not missed
+        last = pause == 0 or has_ended(run)  # before the check, so that nothing written during it is missed
         try:
             if book is None:
                 manifest = RunFolder.open(run).manifest
@@ -56,7 +56,7 @@ def follow(
 
 
 def has_ended(run: Path) -> bool:
-    """Whether the run has ended: said by the command that started it, or by all of the processes that were seen."""
+    """Whether the run has ended, by the note of the command that started it or by those of all its processes."""
     from traincheck.trace.folder import RunFolder
 
     try:

@@ -1,146 +1,168 @@
-"""Guarding: who is told of a run from outside, as the options say: webhook, command, Prometheus, OpenTelemetry."""
+"""Alerts, metrics and trackers of a run, made from the options before the run starts."""
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from traincheck import plugins
 from traincheck.cli.console import remark
-from traincheck.config import Config
+from traincheck.config import SECRET, Config
 from traincheck.errors import BadOption, OutputError, PluginError, TrainCheckError
 from traincheck.options import OPTIONS
 
 if TYPE_CHECKING:
-    from traincheck.reporting.metrics.otlp import Otlp
+    from traincheck.reporting.alerts.alert_queue import Carrier
     from traincheck.reporting.metrics.prometheus import Prometheus
     from traincheck.reporting.trackers.tracking import Tracking
-    from traincheck.runtime.run_monitor import Guard, Receiver
+    from traincheck.runtime.run_monitor import Receiver, RunMonitor
 
 MOST_PORTS = 65_535
-SECRET = "(a secret)"
+LOOPBACK = "127.0.0.1"
+URL = "://"
 
 
-def silent_after(config: Config) -> float:
-    """Seconds of `--silent-after`. Raises BadOption."""
+def heartbeat_timeout(config: Config) -> float:
+    """Seconds of `--heartbeat-timeout`. Raises BadOption."""
     with suppress(ValueError):
-        found = float(config.silent_after)
-        if 0 < found < float("inf"):
-            return found
-    raise _bad(config, "silent_after", "a number of seconds above 0")
+        seconds = float(config.heartbeat_timeout)
+        if 0 < seconds < float("inf"):
+            return seconds
+    raise _bad(config, "heartbeat_timeout", config.heartbeat_timeout, "a number of seconds above 0")
 
 
-def guard(config: Config, more: Sequence[Receiver] = ()) -> Guard:
-    """What looks out for a run that this command starts, for `more` as well. Raises as `receivers`."""
-    from traincheck.runtime.run_monitor import Guard
+def run_monitor(config: Config, more: Sequence[Receiver] = ()) -> RunMonitor:
+    """The monitor of a run that this command starts, with the receivers of the options and `more`.
 
-    seconds = silent_after(config)
-    return Guard([*receivers(config), *more], remark, seconds)
+    Raises as `receivers`.
+    """
+    from traincheck.runtime.run_monitor import RunMonitor
+
+    seconds = heartbeat_timeout(config)
+    return RunMonitor([*receivers(config), *more], remark, seconds)
 
 
-def tracking(config: Config) -> list[Tracking]:
-    """The trackers that are asked for; none of them is at work yet. Raises BadOption, MissingExtra and PluginError."""
+def trackers(config: Config) -> list[Tracking]:
+    """The requested trackers, none of which is started. Raises BadOption, MissingExtra and PluginError."""
     group, origin = "traincheck.trackers", config.origin("trackers")
-    found: list[Tracking] = []
-    for words in config.trackers:
+    requested: list[Tracking] = []
+    for text in config.trackers:
         from traincheck.reporting.trackers.tracking import Tracking
 
-        name, _, place = words.partition("=")
-        if name not in plugins.TRACKERS and name not in (known := plugins.names(group)):
-            raise BadOption(origin, words, f"TRACKER or TRACKER=PLACE, and as TRACKER one of {', '.join(known)}")
+        name, _, target = text.partition("=")
+        if name not in plugins.TRACKERS and name not in (names := plugins.names(group)):
+            raise BadOption(origin, text, f"TRACKER or TRACKER=TARGET, with the tracker one of {', '.join(names)}")
         tracker = plugins.load(group, only=[name])[name]
         try:
-            tracker(place)
+            tracker(target)
         except ValueError as error:
-            raise BadOption(origin, words, str(error)) from None
+            raise BadOption(origin, text, str(error)) from None
         except OutputError as error:
-            raise BadOption(origin, words, f"a place that can be written ({error})") from None
+            raise BadOption(origin, text, f"a folder that can be written ({error})") from None
         except TrainCheckError:
             raise
-        except Exception as error:  # it may be somebody else's code
+        except Exception as error:  # a plug-in may raise anything
             raise PluginError(group, name, f"it cannot be made ({type(error).__name__}: {error})") from error
-        found.append(Tracking(name, f"{tracker.__module__}:{tracker.__qualname__}", place, remark))
-    return found
+        requested.append(Tracking(name, f"{tracker.__module__}:{tracker.__qualname__}", target, remark))
+    return requested
 
 
 def receivers(config: Config) -> list[Receiver]:
-    """Those that the options ask for, at work: a port is open from now on, and nothing is sent yet.
+    """The requested receivers of findings and status. Ports are open when this returns; nothing is sent yet.
 
     Raises BadOption, which never shows a secret, and MissingExtra.
     """
-    found: list[Receiver] = []
+    opened: list[Receiver] = []
     try:
-        if config.metrics_port is not None:
-            found.append(_prometheus(config, config.metrics_port))
-        if config.otlp is not None:
-            found.append(_otlp(config, config.otlp))
-        if config.webhook is not None or config.alert_command is not None:
-            found.append(_alerts(config))
+        opened += [_metrics(config, text) for text in config.metrics]
+        if config.alerts:
+            opened.append(_alerts(config))
     except BaseException:
-        for one in found:
-            one.close()
+        for receiver in opened:
+            receiver.close()
         raise
-    return found
+    return opened
 
 
 def _alerts(config: Config) -> Receiver:
-    from traincheck.reporting.alerts.alert_queue import Carrier, Courier
+    from traincheck.reporting.alerts.alert_queue import Courier
     from traincheck.reporting.alerts.alerts import Alerts
+
+    couriers = [Courier(_carrier(config, text), remark) for text in config.alerts]
+    return Alerts(couriers, "notice" if config.fail_on == "notice" else "error")
+
+
+def _carrier(config: Config, text: str) -> Carrier:
+    """The webhook of an address, else the command."""
     from traincheck.reporting.alerts.command import Command
     from traincheck.reporting.alerts.webhook import Webhook
 
-    carriers: list[Carrier] = []
-    for name, value, kind in (
-        ("webhook", config.webhook, Webhook),
-        ("alert_command", config.alert_command, Command),
-    ):
-        if value is not None:
-            try:
-                carriers.append(kind(value))
-            except ValueError as error:
-                raise _bad(config, name, str(error)) from None
-    least: Literal["error", "notice"] = "notice" if config.alert_on == "notice" else "error"
-    return Alerts([Courier(carrier, remark) for carrier in carriers], least)
-
-
-def _prometheus(config: Config, told: str) -> Prometheus:
-    from traincheck.reporting.metrics.prometheus import Prometheus, is_loopback
-
-    port = int(told) if told.isdecimal() and told.isascii() else -1
-    if not 0 <= port <= MOST_PORTS:
-        raise _bad(config, "metrics_port", f"a number of a port, 0 to {MOST_PORTS}")
-    token = config.metrics_token or ""
-    if not (token.isascii() and token.isprintable()):
-        raise _bad(config, "metrics_token", "plain ASCII characters")
     try:
-        open_to_all = not is_loopback(config.metrics_host)
-    except (OSError, ValueError) as error:
-        raise _bad(config, "metrics_host", f"an address of this host ({error})") from None
-    if open_to_all and not token:
-        option = OPTIONS["metrics_token"]
-        why = f"an address that only this host can reach, or a token beside it ({option.flag} or {option.variable})"
-        raise _bad(config, "metrics_host", why)
+        if URL in text:
+            return Webhook(text)
+        _check_program(text)
+        return Command(text)
+    except ValueError as error:
+        raise _bad(config, "alerts", SECRET, str(error)) from None
+
+
+def _check_program(text: str) -> None:
+    """Raises ValueError for a path that is no program.
+
+    It may be an address without its scheme: a secret, which `Command` would repeat in its message.
+    """
     try:
-        found = Prometheus(config.metrics_host, port, token)
-    except OSError as error:
-        why = f"a port of {config.metrics_host} that is free ({error.strerror or error})"
-        raise _bad(config, "metrics_port", why) from None
-    remark(f"metrics at {found.address}")
-    return found
+        words = shlex.split(text)
+    except ValueError:
+        return  # `Command` says what is wrong with it
+    if words and "/" in words[0] and shutil.which(words[0]) is None:
+        raise ValueError("an address that begins with https:// or http://, or a program that is there")
 
 
-def _otlp(config: Config, endpoint: str) -> Otlp:
+def _metrics(config: Config, text: str) -> Receiver:
+    if URL not in text:
+        return _prometheus(config, text)
     from traincheck.reporting.metrics.otlp import Otlp
 
     try:
-        return Otlp(endpoint, remark)
+        return Otlp(text, remark)
     except ValueError as error:
-        raise _bad(config, "otlp", str(error)) from None
+        raise _bad(config, "metrics", text, str(error)) from None
 
 
-def _bad(config: Config, name: str, expected: str) -> BadOption:
+def _prometheus(config: Config, text: str) -> Prometheus:
+    from traincheck.reporting.metrics.prometheus import Prometheus, is_loopback
+
+    name, _, number = text.rpartition(":")
+    host = name.removeprefix("[").removesuffix("]") or LOOPBACK
+    port = int(number) if number.isdecimal() and number.isascii() else -1
+    if not 0 <= port <= MOST_PORTS:
+        expected = f"PORT or HOST:PORT with a port from 0 to {MOST_PORTS}, or the http address of a collector"
+        raise _bad(config, "metrics", text, expected)
+    token_option = OPTIONS["metrics_token"]
+    token = config.metrics_token or ""
+    if not (token.isascii() and token.isprintable()):
+        raise _bad(config, "metrics_token", SECRET, "plain ASCII characters")
+    try:
+        open_to_all = not is_loopback(host)
+    except (OSError, ValueError) as error:
+        raise _bad(config, "metrics", text, f"an address of this host ({error})") from None
+    if open_to_all and not token:
+        expected = f"an address that only this host can reach, or a token in {token_option.variable}"
+        raise _bad(config, "metrics", text, expected)
+    try:
+        server = Prometheus(host, port, token)
+    except OSError as error:
+        expected = f"a port of {host} that is free ({error.strerror or error})"
+        raise _bad(config, "metrics", text, expected) from None
+    remark(f"metrics at {server.address}")
+    return server
+
+
+def _bad(config: Config, name: str, value: object, expected: str) -> BadOption:
     origin = config.origin(name)
-    option = OPTIONS[name]
-    told = SECRET if option.secret else getattr(config, name)
-    return BadOption(origin if name in config.origins and origin != "default" else option.flag, told, expected)
+    is_named = name in config.origins and origin != "default"
+    return BadOption(origin if is_named else OPTIONS[name].flag, value, expected)

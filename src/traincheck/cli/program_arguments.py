@@ -1,4 +1,4 @@
-"""Commands that start the user's program: our options end where it begins, and all the rest is the program's."""
+"""Commands that start the user's program: TrainCheck's options end where the program's words begin."""
 
 from __future__ import annotations
 
@@ -9,29 +9,33 @@ from traincheck.cli.help_format import PlainCommand
 
 
 def split(words: Sequence[str], with_value: frozenset[str]) -> tuple[list[str], list[str]]:
-    """`words` as ours and the program's, which begin at the first script, `-m` or `--`.
+    """`words` as TrainCheck's and the program's; the program begins at the first script, `-m` or `--`.
 
-    `with_value` are our flags that are followed by a value.
+    `with_value` are the flags that a value follows.
     """
-    place = 0
-    while place < len(words):
-        word = words[place]
+    index = 0
+    while index < len(words):
+        word = words[index]
         module = word.startswith("-m") and not word.startswith("--")
         if word in ("-", "--") or module or not word.startswith("-"):
             break
-        place += 2 if word in with_value else 1
-    return list(words[:place]), list(words[place:])
+        index += 2 if word in with_value else 1
+    return list(words[:index]), list(words[index:])
 
 
 class TargetCommand(PlainCommand):
     """A command whose arguments are a program and the program's own arguments, untouched (also `--help` and `-o`)."""
 
-    optional = "{}"  # without a program there is nothing to do, which we say better than the parser
+    optional = "{}"  # the command itself reports a missing program, better than the parser does
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As any command's, with the program's words out of reach of our options."""
+        """Parses as any command does, with the program's words out of reach of TrainCheck's options."""
         ours, program = split(args, frozenset(self._flags_with_value()))
         return super().parse_args(ctx, [*ours, "--", *program])
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Completions of an option; none within the program's words, so that the shell completes files."""
+        return [] if ctx.params.get("target") else list(super().shell_complete(ctx, incomplete))
 
     def _flags_with_value(self) -> list[str]:
         options = [param for param in self.params if param.param_type_name == "option"]

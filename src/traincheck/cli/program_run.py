@@ -1,4 +1,4 @@
-"""Recording: start the user's program with a run folder, and say how it ended. Shared by `collect` and `run`."""
+"""Runs the user's program with a run folder and reports how it ended, for `collect` and `run`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A program that has ended and the folder that holds what was seen of it."""
+    """A program that has ended, and its run folder."""
 
     folder: RunFolder
     status: ExitStatus
@@ -37,50 +37,50 @@ def record(
     path: Path | None,
     book: Book | None,
     environ: Mapping[str, str],
-    beside: Callable[[RunFolder], AbstractContextManager[object]] = nullcontext,
+    during: Callable[[RunFolder], AbstractContextManager[object]] = nullcontext,
 ) -> Recording:
-    """Run `target` to its end: checked against `book` while it runs, or without one recorded in full.
+    """Run `target` to its end, checked against `book`, or recorded in full without a book.
 
-    What `beside` makes of the run folder once it has started is open while it runs.
+    The context that `during` makes for the run folder is open while the program runs.
 
-    Raises UsageError, RunFolderError or OutputError before the program is started, and nothing of ours afterwards.
+    Raises UsageError, RunFolderError or OutputError before the program starts, and no TrainCheckError afterwards.
     """
     from traincheck.runtime.launching.launch import launch
     from traincheck.runtime.launching.run_setup import begin, now_in_words
     from traincheck.trace.folder import RunFolder
 
     target.check(environ)
-    folder, told = begin(target, config, path, book)
-    begun = folder.manifest
-    status = launch(target, told, environ, lambda: beside(folder))
+    folder, settings = begin(target, config, path, book)
+    manifest = folder.manifest
+    status = launch(target, settings, environ, lambda: during(folder))
     try:
-        if deleted := not folder.path.exists():  # somebody tidied up
-            folder = RunFolder.create(folder.path, begun)
-            remark(f"run folder {folder.path} was deleted while the program ran; what was seen of it is lost")
+        if deleted := not folder.path.exists():  # by somebody else
+            folder = RunFolder.create(folder.path, manifest)
+            remark(f"run folder {folder.path} was deleted while the program ran; its recording is lost")
         folder.update(deleted=deleted, ended=now_in_words(), exit_code=status.code)
     except TrainCheckError as error:
         remark(str(error))
     return Recording(folder, status)
 
 
-def tell_end(status: ExitStatus) -> None:
-    """A line about an end that the program's own output may not explain."""
+def report_end(status: ExitStatus) -> None:
+    """Print a line about a failure that the program's own output may not explain."""
     if status.signal:
-        remark(f"the program was ended by {status.signal_name or status.signal}; what was recorded is kept")
+        remark(f"the program was ended by {status.signal_name or status.signal}; its recording is kept")
     elif status.code:
-        remark(f"the program ended with exit code {status.code}; what was recorded is kept")
+        remark(f"the program ended with exit code {status.code}; its recording is kept")
 
 
-def tell_removed(folder: RunFolder) -> None:
-    """Which steps were removed from recordings that grew too large."""
-    for words in folder.removed():
-        remark(words)
+def report_removed_steps(folder: RunFolder) -> None:
+    """Print which steps were removed from recordings that grew too large."""
+    for text in folder.removed():
+        remark(text)
 
 
-def tell_nothing(folder: RunFolder) -> None:
-    """Nothing was observed, and what that usually means."""
+def report_nothing_observed(folder: RunFolder) -> None:
+    """Say that nothing was observed, and the usual reason."""
     if folder.manifest.deleted:
-        return  # it was, and this was told
-    remark("nothing was observed: no Python process of the program came to train (was torch imported at all?)")
-    remark("`traincheck doctor` tells what can be observed here")
+        return  # this was reported
+    remark("nothing was observed: no Python process of the program trained (did it import torch?)")
+    remark("`traincheck doctor` lists what can be observed here")
     remark(f"run folder: {folder.path}")

@@ -1,4 +1,7 @@
-"""Sinks: the further places that a report goes to, as `--report FORMAT[=FILE]` says. See Note [Sinks by name]."""
+"""The formats of `--report FORMAT[=FILE]` and `--json`: opens the sinks and gives them the report.
+
+See Note [Sinks by name].
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from traincheck import plugins
 from traincheck.cli.console import remark
 from traincheck.config import Config
 from traincheck.errors import BadOption, OutputError, PluginError, TrainCheckError
+from traincheck.options import OPTIONS
 
 if TYPE_CHECKING:
     from traincheck.vocab.finding import Report
@@ -18,90 +22,99 @@ if TYPE_CHECKING:
 
 GROUP = "traincheck.sinks"
 STDOUT = "-"
+JSON, HTML = "json", "html"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A sink as it was asked for. `place` is the file it writes, `-`, or what a sink that writes none makes of it."""
+class RequestedSink:
+    """A requested format. `target` is the file, `-`, or for a sink without a file the word after `=`."""
 
     name: str
-    place: str
+    target: str
     sink: Any
-    words: str
+    text: str
     origin: str
 
     @property
     def file(self) -> Path | None:
-        """The file that it writes, if it is one that does."""
-        return Path(self.place) if self.sink.file and self.place != STDOUT else None
+        """The file that the sink writes, None for standard output and for a sink without a file."""
+        return Path(self.target) if self.sink.file and self.target != STDOUT else None
 
 
-def asked_for(config: Config, runs: int = 1) -> list[Asked]:
-    """The sinks that the options ask for, for the reports of so many runs.
+def requested(config: Config, runs: int = 1, as_json: bool = False) -> list[RequestedSink]:
+    """The formats that the options request, for the reports of so many runs; `as_json` is JSON on standard output.
 
-    Raises BadOption for what no sink knows or for a file that several reports would go to, and PluginError.
+    Raises BadOption for an unknown format and for a file that several reports would go to, and PluginError.
     """
-    origin = config.origin("reports")
-    found: list[Asked] = []
-    for words in config.reports:
-        name, _, place = words.partition("=")
-        sink = _named(name, words, origin)
+    texts = [(text, config.origin("reports")) for text in config.reports]
+    if as_json:
+        texts.insert(0, (f"{JSON}={STDOUT}", OPTIONS["json"].flag))
+    requests: list[RequestedSink] = []
+    for text, origin in texts:
+        name, _, target = text.partition("=")
+        sink = _sink(name, text, origin)
         file = getattr(sink, "file", None)
         if not isinstance(file, str):
-            raise PluginError(GROUP, name, "it does not say in `file` which file it writes, or with '' that it is none")
-        one = Asked(name, place or file, sink, words, origin)
-        if one.file is not None and runs > 1:
-            raise BadOption(origin, words, "one RUN, for a file holds the report of one")
-        if one.place and any(one.place == other.place for other in found):
-            raise BadOption(origin, words, "a place of its own for each format")
-        found.append(one)
-    return found
+            raise PluginError(GROUP, name, "its attribute `file` must name its default file, or be '' without a file")
+        request = RequestedSink(name, target or file, sink, text, origin)
+        if request.target and runs > 1 and (request.file is not None or name == JSON):
+            raise BadOption(origin, text, "one RUN, because a file holds the report of one run")
+        if request.target and any(request.target == other.target for other in requests):
+            raise BadOption(origin, text, "a different file for each format")
+        requests.append(request)
+    return requests
 
 
-def _named(name: str, words: str, origin: str) -> Any:
-    """The class of this name. No package is looked at for one of ours."""
-    if name not in plugins.SINKS and name not in (known := plugins.names(GROUP)):
-        raise BadOption(origin, words, f"FORMAT or FORMAT=FILE, and as FORMAT one of {', '.join(known)}")
+def _sink(name: str, text: str, origin: str) -> Any:
+    """The class of this name. Built-in formats do not look at installed packages."""
+    if name not in plugins.SINKS and name not in (names := plugins.names(GROUP)):
+        raise BadOption(origin, text, f"FORMAT or FORMAT=FILE, with the format one of {', '.join(names)}")
     return plugins.load(GROUP, only=[name])[name]
 
 
 class Sinks:
-    """The sinks of one run. Make them before anything long begins: places that cannot be written are told then."""
+    """The open sinks of one run. Open them before the run starts, so that a bad file is reported at once."""
 
-    def __init__(self, asked: Sequence[Asked], run: Mapping[str, object]) -> None:
+    def __init__(self, requests: Sequence[RequestedSink], run: Mapping[str, object]) -> None:
         """Raises BadOption, which names the option, and PluginError."""
         self._verdicts: Sequence[tuple[Invariant, str]] = ()
-        self._open = [(one, self._opened(one, run)) for one in asked]
-        self.files = [one.file or Path(STDOUT) for one in asked if one.file or one.place == STDOUT]
+        self._open = [(request, self._opened(request, run)) for request in requests]
+        self.files = [request.file or Path(STDOUT) for request in requests if request.file or request.target == STDOUT]
 
-    def _opened(self, one: Asked, run: Mapping[str, object]) -> Any:
+    def _opened(self, request: RequestedSink, run: Mapping[str, object]) -> Any:
         try:
-            sink = one.sink(one.place, lambda: self._verdicts)
+            sink = request.sink(request.target, lambda: self._verdicts)
             sink.open(run)
         except (OutputError, ValueError) as error:
-            expected = "a place that can be written" if isinstance(error, OutputError) else str(error)
-            why = f" ({error})" if isinstance(error, OutputError) else ""
-            raise BadOption(one.origin, one.words, expected + why) from None
+            expected = f"a file that can be written ({error})" if isinstance(error, OutputError) else str(error)
+            raise BadOption(request.origin, request.text, expected) from None
         except TrainCheckError:
             raise
-        except Exception as error:  # it may be somebody else's code
-            raise PluginError(GROUP, one.name, f"it cannot be opened ({type(error).__name__}: {error})") from error
+        except Exception as error:  # a plug-in may raise anything
+            raise PluginError(GROUP, request.name, f"it cannot be opened ({type(error).__name__}: {error})") from error
         return sink
 
-    def close(self, report: Report, verdicts: Sequence[tuple[Invariant, str]]) -> None:
-        """Hand them the report, each of them whatever becomes of the others. Raises OutputError, the first one."""
+    def close(self, report: Report, verdicts: Sequence[tuple[Invariant, str]], folder: Path) -> None:
+        """Give every sink the report of the run in `folder`, even if another sink fails.
+
+        Raises the first OutputError.
+        """
         self._verdicts = verdicts
-        failed: list[OutputError] = []
-        for one, sink in self._open:
+        errors: list[OutputError] = []
+        for request, sink in self._open:
             try:
+                if request.name == HTML:
+                    from traincheck.checking.finding_details import exhibits
+
+                    sink.exhibits = exhibits(folder, report, [rule for rule, _ in verdicts])
                 for finding in report.findings:
                     sink.show(finding)
                 sink.close(report)
             except OutputError as error:
-                failed.append(error)
+                errors.append(error)
             except Exception as error:  # as above
-                failed.append(OutputError(one.words, f"{type(error).__name__}: {error}"))
-        for further in failed[1:]:
+                errors.append(OutputError(request.text, f"{type(error).__name__}: {error}"))
+        for further in errors[1:]:
             remark(str(further))
-        if failed:
-            raise failed[0]
+        if errors:
+            raise errors[0]

@@ -1,4 +1,4 @@
-"""Reports: what the commands that check do with what was found, the same for all of them."""
+"""Report files and the summary on the terminal, for the commands that check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from traincheck.cli.console import out, remark
+from traincheck.cli.console import remark
 
 if TYPE_CHECKING:
     from traincheck.reporting.html.run_section import Told
@@ -18,27 +18,26 @@ if TYPE_CHECKING:
 JSON_NAME, HTML_NAME = "report.json", "report.html"
 """The reports of a run in its own folder."""
 STDOUT = Path("-")
-"""In place of a JSON file."""
-
+"""Stands for standard output in a list of files."""
 
 ENOUGH = 3
 """Accepted runs of a program from which on its rules are errors."""
 
 
-def offer(run: RunFolder, start: Path) -> None:
-    """Say how a run in which nothing was found becomes one that others are compared with, unless there are enough."""
+def suggest_accept(run: RunFolder, start: Path) -> None:
+    """Say how to accept a run without findings, as long as the library has fewer than three runs of its program."""
     from traincheck.invariants.library import find, read_record
 
     library = find(start)
-    known = 0 if library is None else sum(one.script == run.manifest.script for one in read_record(library).runs)
-    if known < ENOUGH:
-        remark(f"if this run is as it should be, have later ones checked against it: traincheck accept {run.path}")
+    accepted = 0 if library is None else sum(r.script == run.manifest.script for r in read_record(library).runs)
+    if accepted < ENOUGH:
+        remark(f"to check later runs against this one, accept it: traincheck accept {run.path}")
 
 
-def make_ready() -> None:
-    """Import what reports need while the program starts, and not when it has ended and somebody waits for them.
+def import_report_modules() -> None:
+    """Import the modules of the reports while the program starts, so that nobody waits for them at its end.
 
-    Raises nothing: what is missing says so when it is used.
+    Raises nothing: a missing package raises where it is used.
     """
     with suppress(Exception):
         import traincheck.checking.finding_details
@@ -57,27 +56,19 @@ def write_reports(
     json_files: Sequence[Path],
     html_files: Sequence[Path],
 ) -> None:
-    """Write the report of a run folder into each of the files; JSON for `-` goes to stdout. Raises OutputError."""
+    """Write the report of a run folder into each of the files. Raises OutputError."""
+    from traincheck.reporting.json_report import write_json
+
     for path in json_files:
-        write_json_file(report, path)
+        write_json(report, path)
     if html_files:
         part = part_of_page(folder, report, verdicts)
         for path in html_files:
             write_page([part], path)
 
 
-def write_json_file(report: Report, path: Path) -> None:
-    """Write the report as JSON; for `-` it goes to stdout. Raises OutputError."""
-    from traincheck.reporting.json_report import json_of, write_json
-
-    if path == STDOUT:
-        out(json_of(report).rstrip())
-    else:
-        write_json(report, path)
-
-
 def part_of_page(folder: Path, report: Report, verdicts: Sequence[tuple[Invariant, str]], name: str = "") -> Told:
-    """A run as the page tells it, with what its findings are shown with, as far as the folder holds it."""
+    """The part of the page about one run, with the details of its findings that the folder holds."""
     from traincheck.checking.finding_details import exhibits
     from traincheck.reporting.html.run_section import Told
 
@@ -92,10 +83,10 @@ def write_page(parts: Sequence[Told], path: Path) -> None:
 
 
 def names_of(runs: Sequence[Path]) -> list[str]:
-    """A name for each run folder: its last part, or as much of its path as tells it from the others."""
+    """A name for each run folder: its last part, or as many parts of its path as make it unique."""
     paths = [run.absolute() for run in runs]
-    most = max(len(path.parts) for path in paths)
-    for length in range(1, most + 1):
+    longest = max(len(path.parts) for path in paths)
+    for length in range(1, longest + 1):
         names = [str(Path(*path.parts[-length:])) for path in paths]
         if len(set(names)) == len(set(paths)):
             return names
@@ -103,9 +94,9 @@ def names_of(runs: Sequence[Path]) -> list[str]:
 
 
 def show_summary(report: Report, files: Sequence[Path], is_result: bool = True) -> None:
-    """The report for people: verdict, findings, counts, where the files are.
+    """Print the report for people: verdict, findings, counts, and the files.
 
-    On stdout where it is the command's result; on stderr where stdout belongs to a program or to JSON.
+    The summary goes to stdout as the command's result, to stderr where stdout belongs to a program or to JSON.
     """
     from rich.console import Console
 
@@ -113,8 +104,3 @@ def show_summary(report: Report, files: Sequence[Path], is_result: bool = True) 
 
     console = Console(stderr=not is_result or STDOUT in files, highlight=False)
     TerminalSink(console, [path for path in files if path != STDOUT]).close(report)
-
-
-def given(*paths: Path | None) -> list[Path]:
-    """The paths that were given."""
-    return [path for path in paths if path is not None]

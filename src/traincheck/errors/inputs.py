@@ -211,7 +211,7 @@ class FingerprintsUnreadable(_Unreadable, FingerprintsError):
     slug = "fingerprints-unreadable"
     what = "known fingerprints"
     cure = (
-        "They are the file that `traincheck sdc screen --save FILE` writes; write it again on a device that is clean."
+        "They are the file that `traincheck sdc screen -o FILE` writes; write it again on a device that is clean."
     )
 
 
@@ -226,7 +226,7 @@ class FingerprintsOfOthers(FingerprintsError):
     def __init__(self, path: PathLike, what: str) -> None:
         super().__init__(
             f"'{os.fspath(path)}' is of another kind of device, software or work: {what}. Results may differ without "
-            "any fault. Give the same options, or make some for this kind: traincheck sdc screen --save FILE"
+            "any fault. Give the same options, or make some for this kind: traincheck sdc screen -o FILE"
         )
 
 

@@ -21,7 +21,7 @@ def load(shell: Any) -> None:
 
 
 def check_cell(shell: Any, line: str, cell: str) -> None:
-    """`%%traincheck [--book BOOK]... [--packs PACKS]... [--on-violation warn|stop] [--budget P%]`
+    """`%%traincheck [--book BOOK]... [--packs PACKS]... [--on-violation warn|stop] [--budget P%|1/K]`
 
     Runs the cell and checks what it trains, as `traincheck run` does; the report is shown below it. What it is checked
     against without an option, is as there.

@@ -1,8 +1,7 @@
-"""The option table: every option of the commands, stated once.
+"""The option table: each option of the commands is stated in one row.
 
-From a row come the flag with its help, the name of an environment variable, the key in `[tool.traincheck]` of
-pyproject.toml, and the line in the reference. An option without `shared` is one of a single command line (the folder
-to write, say): it has neither variable nor key. The value of a `secret` one is never shown.
+A row gives the flag with its help, the environment variable, the key in `[tool.traincheck]` of pyproject.toml, and
+the line in the reference. Options that are not `shared` have neither variable nor key.
 """
 
 from __future__ import annotations
@@ -12,17 +11,15 @@ from collections.abc import Mapping
 from traincheck.options.configurable import CONFIGURABLE
 from traincheck.options.corruption import CORRUPTION
 from traincheck.options.one_command import ONE_COMMAND
-from traincheck.options.row import ENVIRONMENT, Kind, Option, Value
+from traincheck.options.row import ENVIRONMENT, GROUPS, Kind, Option, Value
 from traincheck.vocab.option_values import (
     ALL,
+    AROUND_FINDINGS,
     AUTO,
     EXCHANGE,
     FILES,
-    FOUND,
-    LOCAL,
     NO_PACKS,
     OFF,
-    RAY,
     RECORDED_WHOLE,
     SHIPPED_PACKS,
 )
@@ -35,14 +32,13 @@ __all__ = [
     "ENVIRONMENT",
     "EXCHANGE",
     "FILES",
-    "FOUND",
+    "AROUND_FINDINGS",
+    "GROUPS",
     "Kind",
-    "LOCAL",
     "NO_PACKS",
     "OFF",
     "OPTIONS",
     "Option",
-    "RAY",
     "RECORDED_WHOLE",
     "SHIPPED_PACKS",
     "Value",

@@ -1,4 +1,4 @@
-"""Options of the commands that look for silent data corruption."""
+"""Options of `traincheck sdc`, which looks for silent data corruption."""
 
 from __future__ import annotations
 
@@ -8,29 +8,33 @@ CORRUPTION = (
     Option(
         "workload",
         ("--workload",),
-        "Training to execute: decoder-tiny, -small, -125m, -1b or -8b, in another type as decoder-8b-bf16, or a "
-        "function of your own, FILE.py:FUNCTION or MODULE:FUNCTION. By default decoder-tiny, for screen decoder-small.",
+        "Training to execute: decoder-tiny, -small, -125m, -1b or -8b, with another type as in decoder-8b-bf16, or "
+        "your own function, FILE.py:FUNCTION or MODULE:FUNCTION. (default: decoder-tiny, decoder-small for screen)",
         metavar="WORKLOAD",
     ),
     Option(
         "framework",
         ("--framework",),
-        "What executes the training: torch, or xla for JAX, whose programs XLA compiles (built-in workloads only).",
+        "Framework that executes the training: torch, or xla for JAX (built-in workloads only).",
         metavar="NAME",
         default="torch",
         choices=("torch", "xla"),
     ),
     Option(
-        "steps", ("--steps",), "Training steps to execute; by default 3, for each level of a study 10.", "number", "N"
+        "steps",
+        ("--steps",),
+        "Training steps to execute. (default: 3, for each level of a study 10)",
+        "number",
+        "N",
     ),
-    Option("seed", ("--seed",), "Seed of model, data and whatever else is drawn.", "count", "N", default="0"),
+    Option("seed", ("--seed",), "Seed of the model, the data and all other random numbers.", "count", "N", default="0"),
     Option("device", ("--device",), "Device to compute on, such as cpu, cuda or cuda:1.", metavar="DEVICE"),
-    Option("threads", ("--threads",), "Threads that may be used on the CPU.", "number", "N", default=1),
+    Option("threads", ("--threads",), "CPU threads to use.", "number", "N", default=1),
     Option(
         "faults",
         ("--fault",),
-        "Fault to put in, KIND@SITE:PATTERN,KEY=VALUE..., such as bitflip@forward:*.attention,bit=exponent,chance=0.1 "
-        "(docs/sdc.md tells all); may be given several times.",
+        "Fault to inject, KIND@SITE:PATTERN,KEY=VALUE..., such as bitflip@forward:*.attention,bit=exponent,chance=0.1 "
+        "(docs/sdc.md lists all). Repeatable.",
         "texts",
         "FAULT",
         default=(),
@@ -38,7 +42,7 @@ CORRUPTION = (
     Option(
         "levels",
         ("--level",),
-        "Level of the study: 1 (submodule), 2 (step), 3 (period); all of them by default. May be given several times.",
+        "Level of the study: 1 (submodule), 2 (step) or 3 (period). Repeatable. (default: all)",
         "texts",
         "LEVEL",
         default=(),
@@ -46,42 +50,31 @@ CORRUPTION = (
     Option(
         "tensor_parallel",
         ("--tensor-parallel",),
-        "Ranks of each host of a study, over which the model is split; each is compared with that of the other host, "
-        "before they reduce.",
+        "Ranks of each host over which the model is split. Each rank is compared with its counterpart on the other "
+        "host before they reduce.",
         "number",
         "N",
         default=1,
     ),
-    Option("study_file", ("--out", "-o"), "File to write what was found to, as JSON.", "path", "FILE"),
-    Option(
-        "study_page", ("--html",), "File to write a page with tables and plots to, which loads nothing.", "path", "FILE"
-    ),
     Option(
         "from_study",
         ("--from",),
-        "File of an earlier study, as -o wrote it: nothing is executed, what it found is shown again.",
+        "Show the results of an earlier study, which -o wrote, and execute nothing.",
         "path",
         "FILE",
     ),
     Option(
         "seconds",
         ("--seconds",),
-        "Seconds to screen each device for; at least two rounds are made.",
+        "Seconds to screen each device for; at least two rounds.",
         "number",
         "N",
         default=120,
     ),
     Option(
-        "save",
-        ("--save",),
-        "File to write the fingerprints of a clean device to, to judge others by.",
-        "path",
-        "FILE",
-    ),
-    Option(
         "against",
         ("--against",),
-        "File of known fingerprints, as --save wrote it on a device of the same kind.",
+        "Known fingerprints to compare with, which screen -o wrote on a clean device of the same kind.",
         "path",
         "FILE",
     ),

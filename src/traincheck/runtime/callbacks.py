@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from traincheck.errors import StopTraining
-from traincheck.runtime.stderr_log import complain
+from traincheck.runtime.stderr_log import log_warning
 
 if TYPE_CHECKING:
     from traincheck.vocab.finding import Finding
@@ -54,7 +54,7 @@ def tell(finding: Finding, named: Callable[..., Any] | None = None) -> None:
         except StopTraining:
             raise
         except Exception as error:
-            complain(f"{_name(function)}, called for a finding, raised {type(error).__name__}: {error}")
+            log_warning(f"{_name(function)}, called for a finding, raised {type(error).__name__}: {error}")
 
 
 def prepare_stop() -> None:
@@ -63,7 +63,7 @@ def prepare_stop() -> None:
         try:
             function()
         except Exception as error:
-            complain(f"{_name(function)}, called before the stop, raised {type(error).__name__}: {error}")
+            log_warning(f"{_name(function)}, called before the stop, raised {type(error).__name__}: {error}")
 
 
 def find(place: str) -> Callable[..., Any] | None:
@@ -74,10 +74,12 @@ def find(place: str) -> Callable[..., Any] | None:
         for part in name.split("."):
             found = getattr(found, part)
     except Exception as error:  # it is the user's own code
-        complain(f"--callback {place} cannot be used, findings are only told: {type(error).__name__}: {error}")
+        log_warning(
+            f"--on-violation {place} cannot be used, findings are only reported: {type(error).__name__}: {error}"
+        )
         return None
     if not callable(found):
-        complain(f"--callback {place} cannot be used, findings are only told: it is {type(found).__name__}")
+        log_warning(f"--on-violation {place} cannot be used, findings are only reported: it is {type(found).__name__}")
         return None
     function: Callable[..., Any] = found
     return function

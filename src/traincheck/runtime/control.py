@@ -13,20 +13,20 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
+from traincheck import plugins
 from traincheck.background_threads import background
 from traincheck.errors import TrainCheckError
-from traincheck.runtime.ranks.rank_info import Place
-from traincheck.runtime.stderr_log import complain
+from traincheck.runtime.ranks.rank_info import RankInfo
+from traincheck.runtime.stderr_log import log_warning
 from traincheck.trace.control_file import Answer, Control, ControlFile, change_control, withdraw_answer, write_answer
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.run_notes import StopAsked
-from traincheck.vocab.availability import CORE, OTHERS
 from traincheck.vocab.finding import Finding
 
 PAUSE = 0.5
@@ -80,11 +80,11 @@ class State:
             self.remarks.append(why)
 
 
-class Controlled:
+class ControlFollower:
     """Follows control.json until it is closed. `where` is asked for the place of this process."""
 
     def __init__(
-        self, folder: RunFolder, process: int, where: Callable[[], Place], orders: Orders, state: State
+        self, folder: RunFolder, process: int, where: Callable[[], RankInfo], orders: Orders, state: State
     ) -> None:
         self._folder = folder
         self._process = process
@@ -121,7 +121,7 @@ class Controlled:
         control, self._coming = self._coming, None
         if control is None:
             return
-        wanted = frozenset(control.off) & frozenset(OTHERS)
+        wanted = _switchable(control.off)
         for source in sorted(self._off ^ wanted):
             self._orders.switch(source, off=source in wanted)
         self._off = wanted
@@ -136,9 +136,9 @@ class Controlled:
                 if control is not None:
                     self._take(control)
             except TrainCheckError as error:
-                complain(f"what is asked of this run cannot be read, and is left aside: {error}")
+                log_warning(f"what is asked of this run cannot be read, and is left aside: {error}")
             except Exception as error:  # a thread of ours must not end without a word
-                complain(f"control: {type(error).__name__}: {error}")
+                log_warning(f"control: {type(error).__name__}: {error}")
             self._see_to_stop()
             self._answer()
             self._fresh = False
@@ -152,11 +152,13 @@ class Controlled:
             orders.mute(control.muted)
         if (control.sample, control.budget) != (before.sample, before.budget):
             state.decline(orders.sample(control.sample, control.budget))
+        declarations = plugins.load(plugins.SOURCE_GROUP, control.off)
         for source in sorted(set(control.off) - set(before.off)):
-            if source in CORE:
-                state.decline(f"source {source} cannot be switched off: all others rest on it")
-            elif source not in OTHERS:
+            if source not in declarations:
                 state.decline(f"there is no source {source}")
+            elif not declarations[source].can_be_switched_off:
+                rest = ": all others rest on it" if declarations[source].required else ""
+                state.decline(f"source {source} cannot be switched off{rest}")
         if not self._fresh:  # what was asked for once before this process began was asked of others
             for finding in control.found[len(before.found) :]:
                 orders.found(finding)
@@ -164,7 +166,7 @@ class Controlled:
                 state.decline(orders.look(control.look.steps))
             if control.snapshot.number > before.snapshot.number:
                 orders.snapshot()
-        if frozenset(control.off) & frozenset(OTHERS) == self._off or not state.training:
+        if _switchable(control.off) == self._off or not state.training:
             self._serial, self._since = control.serial, state.step + 1
         self._coming = control
 
@@ -198,7 +200,7 @@ class Controlled:
         try:
             self._take(change_control(self._folder.path, said))
         except TrainCheckError as error:
-            complain(f"the ranks could not agree on where to stop: {error}")
+            log_warning(f"the ranks could not agree on where to stop: {error}")
             self._stopped = True
             if self._taken.stop is not None:
                 self._orders.stop(self._taken.stop)
@@ -229,10 +231,16 @@ class Controlled:
         except TrainCheckError as error:
             if not self._refused:
                 self._refused = True
-                complain(str(error))
+                log_warning(str(error))
 
     def _waiting(self, taken: Control) -> str:
         if taken.stop is not None:
             at = f" before the update of step {taken.stop.at}" if taken.stop.at else " before its next update"
             return f"to stop{at}"
         return "for the end of the step under way" if self._serial < taken.serial else ""
+
+
+def _switchable(names: Iterable[str]) -> frozenset[str]:
+    """Those of `names` that are sources and can be switched off."""
+    declarations = plugins.load(plugins.SOURCE_GROUP, names)
+    return frozenset(name for name, each in declarations.items() if each.can_be_switched_off)

@@ -9,24 +9,24 @@ from traincheck.checking.live import LiveChecker
 from traincheck.runtime.before_update import BeforeUpdate
 from traincheck.runtime.control import State
 from traincheck.runtime.ranks.rank_publisher import Telling
-from traincheck.runtime.recording.burst_recording import Closer
+from traincheck.runtime.recording.burst_recording import BurstRecorder
 from traincheck.trace.run_notes import StopAsked
 from traincheck.vocab.finding import Finding
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from traincheck.sources.modules.variables import Catalog
+    from traincheck.sources.modules.variables import VariableCatalog
     from traincheck.sources.recording.recorder import Recorder
 
 
-class Steering:
+class ControlActions:
     """See `control.Orders`. `sampling` decides which steps are watched; None where nothing does."""
 
     def __init__(
         self,
         recorder: Recorder,
-        closer: Closer | None,
+        closer: BurstRecorder | None,
         before_update: BeforeUpdate,
         checker: LiveChecker | None,
         telling: Telling | None,
@@ -76,7 +76,7 @@ class Steering:
         self._before_update.stop(because)
 
 
-def snapshot(folder: Path, catalog: Catalog, state: State, step: int, rank: int) -> None:
+def snapshot(folder: Path, catalog: VariableCatalog, state: State, step: int, rank: int) -> None:
     """Write a snapshot of this rank into the run folder, and say in `state` what became of it."""
     from traincheck.sources.checkpoints.snapshots import write_snapshot
 

@@ -1,4 +1,4 @@
-"""Guard: looks at a run from outside and hands what it sees to those who want to know, until the run is over."""
+"""Monitors a run from outside: gives new findings and the status to alerts, metrics and trackers."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ if TYPE_CHECKING:
     from traincheck.vocab.run_status import RunStatus
 
 PAUSE = 0.5
-"""Seconds between two looks: a finding is told within a second of the step that it is about."""
+"""Seconds between two looks, so that a finding is reported within a second of its step."""
 
 MOST_LOOKING = 0.1
-"""Share of the time that looks may take, of a run with thousands of ranks on a slow file system, say."""
+"""Share of the time that looks may take; with thousands of ranks on a slow file system a look takes long."""
 
 LAST_LOOK = 10.0
 """Seconds that the end of a run waits for the last look."""
 
 
 class Receiver(Protocol):
-    """Wants to know. It must not keep the one who tells waiting."""
+    """Receives findings and the status of a run. Its methods must return at once."""
 
     def look(self, findings: Sequence[Finding], status: RunStatus) -> None:
-        """Findings that are new, and how the run fares. `status.over` says that this was the last look."""
+        """Takes new findings and the status. `status.over` marks the last look."""
 
     def close(self) -> None:
-        """Nothing more comes: do within a few seconds what is still to be done."""
+        """Ends within a few seconds; no look follows."""
 
 
-class Spared:
-    """A receiver that is given up when it raises, with a word, so that the others and the run are spared."""
+class Isolated:
+    """Drops a receiver that raises, with a log line, so that the other receivers and the run go on."""
 
-    def __init__(self, receiver: Receiver, tell: Callable[[str], None]) -> None:
+    def __init__(self, receiver: Receiver, log: Callable[[str], None]) -> None:
         self._receiver: Receiver | None = receiver
-        self._tell = tell
+        self._log = log
 
     def look(self, findings: Sequence[Finding], status: RunStatus) -> None:
-        """As the receiver's."""
+        """See `Receiver`."""
         self._try(lambda receiver: receiver.look(findings, status))
 
     def close(self) -> None:
-        """As the receiver's."""
+        """See `Receiver`."""
         self._try(lambda receiver: receiver.close())
 
     def _try(self, work: Callable[[Receiver], None]) -> None:
@@ -59,7 +59,7 @@ class Spared:
         except Exception as error:
             name = type(self._receiver).__name__
             self._receiver = None
-            self._tell(f"{name}: {type(error).__name__} (nothing more is told there; the run is not concerned)")
+            self._log(f"{name}: {type(error).__name__} (it receives nothing more; the run goes on)")
 
 
 def look_out(
@@ -71,7 +71,7 @@ def look_out(
     """
     over = over or threading.Event()
     while True:
-        last = over.is_set()  # asked first, so that what is written meanwhile is not missed
+        last = over.is_set()  # before the look, so that nothing written during it is missed
         began = time.monotonic()
         findings, status = watcher.look()
         for receiver in receivers:
@@ -81,37 +81,37 @@ def look_out(
         over.wait(max(pause, (time.monotonic() - began) / MOST_LOOKING))
 
 
-class Guard:
-    """Looks out in a thread of the command that starts a program, so that nothing of it can concern the program.
+class RunMonitor:
+    """Monitors a run in a thread of the command that starts the program, so that its errors never reach the program.
 
-    Open it around the run, `begin` when its folder is there, and leave it when the run is written down as ended.
+    Open it around the run, call `begin` when the run folder exists, and leave it when the run is recorded as ended.
     """
 
     def __init__(
         self,
         receivers: Sequence[Receiver],
-        tell: Callable[[str], None],
-        silent_after: float = SILENT_AFTER,
+        log: Callable[[str], None],
+        heartbeat_timeout: float = SILENT_AFTER,
         pause: float = PAUSE,
     ) -> None:
-        self._receivers = [Spared(receiver, tell) for receiver in receivers]
-        self._tell = tell
-        self._silent_after = silent_after
+        self._receivers = [Isolated(receiver, log) for receiver in receivers]
+        self._log = log
+        self._heartbeat_timeout = heartbeat_timeout
         self._pause = pause
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def begin(self, folder: Path) -> None:
-        """Look out for the run in `folder`, if there is somebody to tell."""
+        """Monitor the run in `folder`, if there are receivers."""
         if self._receivers:
-            self._thread = threading.Thread(target=self._work, args=(folder,), name="traincheck-guard", daemon=True)
+            self._thread = threading.Thread(target=self._work, args=(folder,), name="traincheck-monitor", daemon=True)
             self._thread.start()
 
-    def __enter__(self) -> Guard:
+    def __enter__(self) -> RunMonitor:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Take a last look, and let the receivers end."""
+        """Take a last look and close the receivers."""
         self._over.set()
         if self._thread is not None:
             self._thread.join(LAST_LOOK)
@@ -119,11 +119,10 @@ class Guard:
             receiver.close()
 
     def _work(self, folder: Path) -> None:
-        # Imported here: of the time until the program starts it would take a tenth of a second, for a guard that has
-        # nobody to tell, too.
+        # Imported here: without receivers the program need not wait a tenth of a second for this import.
         from traincheck.checking.run_status import Watcher
 
         try:
-            look_out(Watcher(folder, self._silent_after), self._receivers, self._over, self._pause)
-        except Exception as error:  # a thread of ours must not end without a word
-            self._tell(f"the run is no longer looked at from outside: {error} (no more alerts and metrics)")
+            look_out(Watcher(folder, self._heartbeat_timeout), self._receivers, self._over, self._pause)
+        except Exception as error:  # report it, as the thread ends
+            self._log(f"monitoring has ended with an error: {error} (no more alerts and metrics)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 
-def complain(text: str) -> None:
+def log_warning(text: str) -> None:
     """One line on stderr, if there is one. Raises nothing: the program goes on, whatever its stderr is."""
     try:
         from traincheck import redaction, terminal_text  # here: every child loads this file

@@ -1,4 +1,4 @@
-"""`traincheck accept`: take a run as known good into the library of the project."""
+"""`traincheck accept`: add a good run to the library of the project."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Examples:
   traincheck accept runs/a runs/b --reason "reproduces the published accuracy"
   traincheck accept runs/new-schedule --anyway --reason "the schedule was changed on purpose"
 
-The library is the folder .traincheck of the project: a book, what was counted of the accepted runs, and which were
-accepted when and why. It is small; commit it with the code. `traincheck run` and `check` use it together with the
-packs, `traincheck status` tells what is in it. What `traincheck collect` records of a run shows more than a check does.
+The library is the folder .traincheck of the project: a book, the counts of the accepted runs, and when and why you
+accepted them. It is small; commit it with the code. `traincheck run` and `check` use it together with the packs, and
+`traincheck status` summarises it. A run that `traincheck collect` recorded teaches more than a checked run.
 
 Exit codes: 0 accepted, 2 not accepted or wrong usage, 1 TrainCheck failed.
 """
@@ -39,38 +39,36 @@ def command(
     anyway: flags.Anyway = False,
     library: flags.Library = None,
 ) -> None:
-    """Take runs as known good, and learn from them.
+    """Accept good runs and learn from them.
 
-    What they show is expected of later runs.
+    TrainCheck then checks later runs against their behaviour.
     """
     config = configs.load({}, os.environ, Path.cwd())
     raise typer.Exit(accept(runs, library, config, reason or "", anyway))
 
 
 def accept(runs: Sequence[Path], library: Path | None, config: Config, reason: str = "", anyway: bool = False) -> int:
-    """Accept the runs, and say what that changed."""
-    from traincheck.inference.accept_run import accept as take
-    from traincheck.invariants.library import place_of
+    """Accept the runs, and report the changes."""
+    from traincheck.inference.accept_run import accept as add_to_library
+    from traincheck.invariants.library import library_path
 
-    home = library if library is not None else place_of(Path.cwd())
+    home = library if library is not None else library_path(Path.cwd())
     if home.exists() and not home.is_dir():
-        raise BadOption(OPTIONS["library"].flag, str(home), "a folder, and this is a file")
+        raise BadOption(OPTIONS["library"].flag, str(home), "a folder; this is a file")
     for run in runs:
-        told = "; ".join(_against(run, config))
-        if told and not anyway:
-            raise BadOption(
-                "accept", str(run), f"a run that is good, and of this one is known: {told}. If it is, say --anyway"
-            )
-        if told:
-            remark(f"{run} is accepted although: {told}")
+        doubts = "; ".join(_doubts(run, config))
+        if doubts and not anyway:
+            raise BadOption("accept", str(run), f"a good run, but: {doubts}. To accept it nevertheless, add --anyway")
+        if doubts:
+            remark(f"accepting {run} although: {doubts}")
     with Progress() as progress:
-        done = take(runs, home, reason, progress)
-    _tell(done, home)
+        acceptance = add_to_library(runs, home, reason, progress)
+    _report(acceptance, home)
     return 0
 
 
-def _against(run: Path, config: Config) -> Iterator[str]:
-    """What speaks against taking the run as good."""
+def _doubts(run: Path, config: Config) -> Iterator[str]:
+    """Reasons to doubt that the run is good."""
     from traincheck.checking.offline import check_folder
     from traincheck.runtime.launching.program_identity import CheckedProgram
     from traincheck.runtime.launching.rule_selection import rules_of
@@ -81,7 +79,7 @@ def _against(run: Path, config: Config) -> Iterator[str]:
     if manifest.exit_code:
         yield f"the program ended with exit code {manifest.exit_code}"
     elif not manifest.ended and manifest.script:
-        yield "it goes on, or was killed"
+        yield "it has not ended, or was killed"
     try:
         book = rules_of(config).book(CheckedProgram.of_run(manifest, config), or_nothing=True)
         report = check_folder(run, book).report
@@ -89,20 +87,21 @@ def _against(run: Path, config: Config) -> Iterator[str]:
         return
     if report.untrained:
         yield report.untrained
-    yield from (f"step {one.step}: {one.title}" for one in report.findings if one.severity == ERROR)
+    yield from (f"step {finding.step}: {finding.title}" for finding in report.findings if finding.severity == ERROR)
 
 
-def _tell(done: Acceptance, home: Path) -> None:
-    for line in done.remarks:
+def _report(acceptance: Acceptance, home: Path) -> None:
+    for line in acceptance.remarks:
         remark(line)
-    for run in done.runs:
+    for run in acceptance.runs:
         out(f"accepted {run.script}: {amount(run.steps, 'step')}")
-    found = done.difference
-    came, went, changed = len(found.only_in_b), len(found.only_in_a), len(found.changed)
-    out(f"{home}: {amount(len(done.book.invariants), 'rule')}; {came} came, {went} went, {changed} changed")
-    for rule in found.only_in_a:
-        say(f"  went: {rule.severity}: {rule.sentence}")
-    for rule in done.unmuted:
+    difference = acceptance.difference
+    added, removed, changed = len(difference.only_in_b), len(difference.only_in_a), len(difference.changed)
+    rules = amount(len(acceptance.book.invariants), "rule")
+    out(f"{home}: {rules}; {added} added, {removed} removed, {changed} changed")
+    for rule in difference.only_in_a:
+        say(f"  removed: {rule.severity}: {rule.sentence}")
+    for rule in acceptance.unmuted:
         remark(f"the muted {rule.id} ({rule.sentence}) is not in the new book; its reason was: {rule.mute}")
-    for run in done.let_go:
-        remark(f"the run of {run.script} of {run.date} was let go of: newer ones of it are enough")
+    for run in acceptance.let_go:
+        remark(f"removed the accepted run of {run.script} of {run.date}; the library keeps the newest ones")

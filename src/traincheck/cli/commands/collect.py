@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
@@ -28,101 +28,85 @@ Examples:
   traincheck collect -o runs/gpt --package mylib -m package.train --epochs 1
   traincheck collect -o runs/ddp -- torchrun --nproc-per-node 2 train.py
 
-Options of TrainCheck come before the program; everything after it is the program's own. The exit code is the
-program's own, too. Recording everything slows training down; a few hundred steps are enough to learn from.
+TrainCheck's options come before the program. The exit code is that of the program. Recording everything slows
+training down; a few hundred steps are enough to learn from.
 """
 
 
-def command(
-    target: flags.Words = None,
-    run_folder: flags.RunFolder = None,
-    packages: flags.Packages = None,
-    as_program: flags.AsProgram = None,
-    runs: flags.Runs = None,
-    keep_recording: flags.KeepRecording = None,
-    sample_every: flags.NoSampleEvery = None,
-    warm_up: flags.NoWarmUp = None,
-    budget: flags.NoBudget = None,
-    replay_every: flags.NoReplayEvery = None,
-) -> None:
+@flags.shared_options("packages", "as_program", "runs", "keep_recording", hidden=("budget", "replay_every"))
+def command(target: flags.Words = None, run_folder: flags.RunFolder = None, **options: Any) -> None:
     """Record a run of a program in full."""
-    of_runs = {"sample_every": sample_every, "warm_up": warm_up, "budget": budget, "replay_every": replay_every}
-    for name, value in of_runs.items():
-        if value is not None:
-            raise BadOption(OPTIONS[name].flag, value, RECORDED_WHOLE)
-    said = {
-        "packages": tuple(packages or ()),
-        "as_program": as_program,
-        "runs": str(runs) if runs else None,
-        "keep_recording": keep_recording,
-    }
-    config = configs.load(said, os.environ, Path.cwd())
+    for name in ("budget", "replay_every"):
+        if options[name] is not None:
+            raise BadOption(OPTIONS[name].flag, options[name], RECORDED_WHOLE)
+    config = configs.load(options, os.environ, Path.cwd())
     raise typer.Exit(collect(Target.parse(target or ()), config, run_folder))
 
 
 def collect(target: Target, config: Config, run_folder: Path | None = None) -> int:
-    """Run it, recorded, and sum up the recording on stderr; the program's exit code."""
+    """Run and record the program, and summarise the recording on stderr; the program's exit code."""
 
-    def beside(folder: RunFolder) -> AbstractContextManager[object]:
-        with suppress(Exception):  # `count` needs it when the program has ended, and says so where it is missing
+    def import_pyarrow(folder: RunFolder) -> AbstractContextManager[object]:
+        with suppress(Exception):  # `count_events` needs it after the program's end, and raises where it is missing
             import pyarrow  # noqa: F401
         return nullcontext()
 
-    done = program_run.record(target, config, run_folder, None, os.environ, beside)
-    program_run.tell_end(done.status)
-    if done.folder.event_files():
-        for line in summary(done.folder):
+    recording = program_run.record(target, config, run_folder, None, os.environ, import_pyarrow)
+    program_run.report_end(recording.status)
+    if recording.folder.event_files():
+        for line in summary(recording.folder):
             remark(line)
     else:
-        program_run.tell_nothing(done.folder)
-    return done.status.code
+        program_run.report_nothing_observed(recording.folder)
+    return recording.status.code
 
 
 def summary(folder: RunFolder) -> Iterator[str]:
-    """What was recorded and what could not be, in a few lines."""
-    counts = [count(path) for path in folder.event_files()]
+    """The size and the gaps of a recording, in a few lines."""
+    counts = [count_events(path) for path in folder.event_files()]
     notes = folder.notes()
-    steps, dropped = max(one.steps for one in counts), sum(note.dropped for note in notes)
-    windows = amount(sum(one.windows for one in counts), "window")
-    events = amount(sum(one.events for one in counts), "event")
+    steps, dropped = max(count.steps for count in counts), sum(note.dropped for note in notes)
+    windows = amount(sum(count.windows for count in counts), "window")
+    events = amount(sum(count.events for count in counts), "event")
     removed = folder.removed()
     per_step = f" ({size(folder.size / steps)} a step)" if steps and not removed else ""
     processes = f" in {len(counts)} processes" if len(counts) > 1 else ""
     yield f"recorded {amount(steps, 'step')}{processes}: {windows}, {events}, {size(folder.size)}{per_step}"
     yield from removed
     if dropped:
-        yield f"{amount(dropped, 'window')} could not be written in time and were left out"
+        yield f"{amount(dropped, 'window')} could not be written in time and were dropped"
     for reason in dict.fromkeys(reason for note in notes for reason in note.not_observed):
         yield f"not observed: {reason}"
     if steps == 0:
-        yield "no training step was seen: no optimizer took one"
+        yield "no training step was seen: no optimizer stepped"
     yield f"run folder: {folder.path}"
 
 
 class Count(NamedTuple):
-    """What an event file holds: the last training step, windows, and calls and changes."""
+    """The contents of an event file: the last training step, windows, and calls and changes."""
 
     steps: int = 0
     windows: int = 0
     events: int = 0
 
 
-def count(path: Path) -> Count:
-    """The contents of a recording, up to where a killed process may have torn it.
+def count_events(path: Path) -> Count:
+    """Count a recording, up to the point where a killed process may have torn it.
 
-    The process's own note says this too, but that of a killed process is old or missing.
+    The process writes these counts itself, but a killed process leaves old ones or none.
     """
     import pyarrow as pa
 
     from traincheck.trace.segments import segments
 
-    found = Count()
+    contents = Count()
     try:
         for segment in segments(path):
             with pa.OSFile(str(segment)) as file, pa.ipc.open_stream(file) as batches:
-                for batch in batches:  # one to a window, whose own row is the first
+                for batch in batches:  # one batch per window, whose first row describes it
                     step = batch.column("step")[0].as_py()
-                    found = Count(max(found.steps, step), found.windows + 1, found.events + batch.num_rows - 1)
+                    events = contents.events + batch.num_rows - 1
+                    contents = Count(max(contents.steps, step), contents.windows + 1, events)
     except (pa.ArrowException, OSError):
-        return found
-    return found
+        return contents
+    return contents

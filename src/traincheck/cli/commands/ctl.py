@@ -1,4 +1,4 @@
-"""`traincheck ctl`: ask something of a run while it trains, without a restart."""
+"""`traincheck ctl`: change a run while it trains, without a restart."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from traincheck import plugins
 from traincheck.cli import flags
 from traincheck.cli.console import amount, columns, out, out_json, remark
+from traincheck.config import checked_budget
 from traincheck.errors import BadOption, InputError
 from traincheck.options import OPTIONS
-from traincheck.vocab.availability import CORE, OTHERS
 from traincheck.vocab.ranks import named_ranks
 
 if TYPE_CHECKING:
@@ -23,25 +24,24 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Orders:
-  status                what is asked, and which processes have done it since which step
-  sample K              watch every K-th step
-  budget P%             let watching take this share of the time of a step, 0% for any
-  mute ID --reason TEXT judge a rule no more (ID: the first digits suffice); unmute ID
-  source NAME off|on    switch off a source; the rules that rest on it are not judged
-  look [STEPS]          look closer: record the next steps in full
-  snapshot              write parameters, gradients, buffers and optimizer state
-  stop [--reason TEXT]  end the training before the next update, all ranks before the same
+  status                show the orders, and which processes follow them since which step
+  budget P%|1/K         watch as many steps as fit into P% of the time, or 1 of K steps; 0% is no limit
+  mute ID --reason TEXT stop checking a rule (the first digits of the ID suffice); unmute ID checks it again
+  source NAME off|on    switch a source off, and with it the rules that need it
+  record [STEPS]        record the next steps in full
+  snapshot              save parameters, gradients, buffers and optimizer state
+  stop [--reason TEXT]  end the training before the next update, on all ranks at the same step
 
 \b
 Examples:
   traincheck ctl runs/big status
-  traincheck ctl runs/big sample 50
-  traincheck ctl runs/big mute 3f9a --reason "the new schedule is meant to rest"
+  traincheck ctl runs/big budget 1/50
+  traincheck ctl runs/big mute 3f9a --reason "the new schedule pauses on purpose"
   traincheck ctl runs/big source functions off
-  traincheck ctl runs/big look 10
+  traincheck ctl runs/big record 10
   traincheck ctl runs/big stop --reason "the learning rate was wrong"
 
-Exit codes: 0 all running processes have answered (or none was waited for), 1 not all have, 2 wrong usage.
+Exit codes: 0 all running processes have answered (or --wait 0), 1 some have not, 2 wrong usage.
 """
 
 PAUSE = 0.1
@@ -51,19 +51,19 @@ DEFAULT_STEPS = 5
 def command(
     run: flags.OneRunFolder,
     order: flags.Order = None,
-    reason: flags.ReasonAsked = None,
+    reason: flags.ReasonRequested = None,
     wait: flags.Wait = str(OPTIONS["wait"].default),
     as_json: flags.AsJson = False,
 ) -> None:
-    """Ask something of a run while it trains.
+    """Change a run while it trains.
 
-    Which steps it watches, mutes, sources, a closer look, a stop: see the orders below.
+    The orders below set the watched steps, mutes and sources, record steps in full, or stop the run.
     """
     raise typer.Exit(ctl(run, order or ["status"], reason, wait, as_json))
 
 
 def ctl(path: Path, order: Sequence[str], reason: str | None, wait: str, as_json: bool) -> int:
-    """Ask it, wait for the answers, and tell them; the exit code."""
+    """Write the order, wait for the answers, and print them; the exit code."""
     from traincheck.trace.control_file import change_control, read_control
     from traincheck.trace.folder import RunFolder
 
@@ -71,13 +71,13 @@ def ctl(path: Path, order: Sequence[str], reason: str | None, wait: str, as_json
     folder = RunFolder.open(path)
     change = _change(folder, list(order), reason)
     if change is None:
-        return _tell(folder, read_control(folder.path), as_json)
+        return _print_status(folder, read_control(folder.path), as_json)
     if folder.manifest.ended:
-        raise BadOption("RUN", str(path), f"a run that goes on; this one ended at {folder.manifest.ended}")
-    asked = change_control(folder.path, change)
-    code = _wait_for(folder, asked, float(seconds))
+        raise BadOption("RUN", str(path), f"a run that has not ended; this one ended at {folder.manifest.ended}")
+    control = change_control(folder.path, change)
+    code = _wait_for(folder, control, float(seconds))
     if as_json:
-        _tell(folder, asked, as_json)
+        _print_status(folder, control, as_json)
     return code
 
 
@@ -88,16 +88,16 @@ Change = Any
 
 
 def _change(folder: RunFolder, order: list[str], reason: str | None) -> Callable[[Control], Control] | None:
-    """What the order changes, None for `status`. Raises BadOption."""
-    what, *words = order
-    if what not in ORDERS:
-        raise BadOption("ORDER", what, f"one of {', '.join(ORDERS)}")
-    least, most, make = ORDERS[what]
+    """The change that the order makes, None for `status`. Raises BadOption."""
+    name, *words = order
+    if name not in ORDERS:
+        raise BadOption("ORDER", name, f"one of {', '.join(ORDERS)}")
+    least, most, make = ORDERS[name]
     if not least <= len(words) <= most:
         expected = f"{least} words" if least == most else f"{least} to {most} words"
-        raise BadOption("ORDER", " ".join(order), f"{what} with {expected} after it (see traincheck ctl --help)")
-    if reason is not None and what not in ("mute", "stop"):
-        raise BadOption("--reason", reason, "mute or stop to be asked")
+        raise BadOption("ORDER", " ".join(order), f"{name} with {expected} after it (see traincheck ctl --help)")
+    if reason is not None and name not in ("mute", "stop"):
+        raise BadOption("--reason", reason, "the order mute or stop")
     change: Callable[[Control], Control] | None = make(folder, words, (reason or "").strip())
     return change
 
@@ -106,23 +106,16 @@ def _status(folder: RunFolder, words: list[str], reason: str) -> None:
     return None
 
 
-def _sample(folder: RunFolder, words: list[str], reason: str) -> Change:
-    return _with(sample=int(_number("sample", words[0], least=1)))
-
-
 def _budget(folder: RunFolder, words: list[str], reason: str) -> Change:
-    try:
-        percent = float(words[0].removesuffix("%"))
-    except ValueError:
-        percent = -1.0
-    if not 0 <= percent < 100:
-        raise BadOption("budget", words[0], "a share of the time from 0% (no limit) to less than 100%, such as 1%")
-    return _with(budget=percent / 100)
+    budget = checked_budget(words[0], "budget")
+    if "," in words[0]:
+        raise BadOption("budget", words[0], "P% or 1/K alone: the first steps are over")
+    return _with(sample=budget.every, budget=budget.share)
 
 
 def _mute(folder: RunFolder, words: list[str], reason: str) -> Change:
     if not reason:
-        raise BadOption("--reason", reason, "a text that says why: nobody remembers it later")
+        raise BadOption("--reason", reason, "a text that gives the reason, for later readers")
     rule = _rule(folder, words[0])
     line = " ".join(reason.split())
     return lambda control: _replaced(control, muted={**control.muted, rule: line})
@@ -132,32 +125,34 @@ def _unmute(folder: RunFolder, words: list[str], reason: str) -> Change:
     from traincheck.trace.control_file import read_control
 
     name, muted = words[0].lower(), read_control(folder.path).muted
-    found = [rule for rule in muted if rule.startswith(name)]
-    if len(found) != 1:
+    matches = [rule for rule in muted if rule.startswith(name)]
+    if len(matches) != 1:
         raise BadOption("unmute", words[0], f"one of the muted rules: {', '.join(muted) or 'there are none'}")
     return lambda control: _replaced(
-        control, muted={rule: why for rule, why in control.muted.items() if rule != found[0]}
+        control, muted={rule: reason for rule, reason in control.muted.items() if rule != matches[0]}
     )
 
 
 def _rule(folder: RunFolder, name: str) -> str:
     from traincheck.invariants.book import read_book
-    from traincheck.invariants.lookup import named
+    from traincheck.invariants.lookup import invariant_by_id
     from traincheck.trace.format import BOOK_FILE
 
     try:
         book = read_book(folder.path / BOOK_FILE)
     except InputError as error:
         raise BadOption("mute", name, f"a run that is checked against a book ({error})") from error
-    return named(book, folder.path / BOOK_FILE, name).id
+    return invariant_by_id(book, folder.path / BOOK_FILE, name).id
 
 
 def _source(folder: RunFolder, words: list[str], reason: str) -> Change:
     name, how = words
-    if name in CORE:
-        raise BadOption("source", name, f"one of {', '.join(OTHERS)}; all others rest on {', '.join(CORE)}")
-    if name not in OTHERS:
-        raise BadOption("source", name, f"one of {', '.join(OTHERS)}")
+    declarations = plugins.load(plugins.SOURCE_GROUP)
+    if name not in declarations or not declarations[name].can_be_switched_off:
+        switchable = ", ".join(each.name for each in declarations.values() if each.can_be_switched_off)
+        required = ", ".join(each.name for each in declarations.values() if each.required)
+        rest = f"; all others rest on {required}" if name in declarations and declarations[name].required else ""
+        raise BadOption("source", name, f"one of {switchable}{rest}")
     if how not in ("on", "off"):
         raise BadOption("source", f"{name} {how}", "off or on")
 
@@ -168,10 +163,10 @@ def _source(folder: RunFolder, words: list[str], reason: str) -> Change:
     return switched
 
 
-def _look(folder: RunFolder, words: list[str], reason: str) -> Change:
-    steps = int(_number("look", words[0], least=1)) if words else DEFAULT_STEPS
+def _record(folder: RunFolder, words: list[str], reason: str) -> Change:
+    steps = int(_number("record", words[0], least=1)) if words else DEFAULT_STEPS
     if folder.manifest.mode == "collect":
-        raise BadOption("look", steps, "a run that is checked; this one is recorded in full")
+        raise BadOption("record", steps, "a checked run; this one is recorded in full anyway")
     return lambda control: _replaced(control, look=_replaced(control.look, number=control.look.number + 1, steps=steps))
 
 
@@ -188,16 +183,15 @@ def _stop(folder: RunFolder, words: list[str], reason: str) -> Change:
 
 ORDERS: dict[str, tuple[int, int, Callable[[Any, list[str], str], Any]]] = {
     "status": (0, 0, _status),
-    "sample": (1, 1, _sample),
     "budget": (1, 1, _budget),
     "mute": (1, 1, _mute),
     "unmute": (1, 1, _unmute),
     "source": (2, 2, _source),
-    "look": (0, 1, _look),
+    "record": (0, 1, _record),
     "snapshot": (0, 0, _snapshot),
     "stop": (0, 0, _stop),
 }
-"""How many words may follow each, and what makes the change."""
+"""The least and the most words after each order, and the function that makes its change."""
 
 
 def _with(**changes: object) -> Change:
@@ -205,7 +199,7 @@ def _with(**changes: object) -> Change:
 
 
 def _replaced(control: Any, **changes: object) -> Any:
-    from msgspec.structs import replace  # here, for it is not needed to show how the command is called
+    from msgspec.structs import replace  # not needed for --help
 
     return replace(control, **changes)
 
@@ -220,7 +214,7 @@ def _number(option: str, word: str, *, least: int) -> float:
 
 
 def _running(folder: RunFolder) -> list[Answer]:
-    """The processes that run, as far as this can be told: of another host one believes what it said last."""
+    """The answers of the running processes. A process of another host runs until its answer says that it ended."""
     from traincheck.runtime.ranks.rank_info import is_running
     from traincheck.trace.control_file import read_answers
 
@@ -232,43 +226,46 @@ def _running(folder: RunFolder) -> list[Answer]:
     ]
 
 
-def _wait_for(folder: RunFolder, asked: Control, seconds: float) -> int:
-    """Wait until all running processes have done what was asked, and say so; the exit code."""
+def _wait_for(folder: RunFolder, control: Control, seconds: float) -> int:
+    """Wait until all running processes have carried out the order, and report it; the exit code."""
     deadline = time.monotonic() + seconds
     while True:
         running = _running(folder)
-        late = [answer for answer in running if answer.serial < asked.serial]
+        late = [answer for answer in running if answer.serial < control.serial]
         over = bool(folder.manifest.ended)
         if (running and not late) or over or time.monotonic() >= deadline:
             break
         time.sleep(PAUSE)
-    done = [answer for answer in running if answer.serial >= asked.serial]
+    done = [answer for answer in running if answer.serial >= control.serial]
     for answer in done:
-        for why in answer.declined:
-            remark(f"rank {answer.rank}, process {answer.process}: {why}")
+        for reason in answer.declined:
+            remark(f"rank {answer.rank}, process {answer.process}: {reason}")
     if over:
         remark("the run has ended")
     elif not seconds:
-        remark(f"asked (serial {asked.serial}); nobody was waited for")
+        remark(f"order {control.serial} written, without waiting for answers")
     elif not running:
-        remark("nobody answers: no process of the run is observed so far, or they have gone; what was asked is kept")
+        remark("no process answers: none is observed so far, or they have ended; the order is kept")
         return 1
     elif late:
-        waits = "; ".join(f"rank {one.rank} waits {one.waiting}" for one in late if one.waiting)
-        remark(f"not done so far on {named_ranks({one.rank for one in late})}" + (f" ({waits})" if waits else ""))
+        waits = "; ".join(f"rank {answer.rank} waits {answer.waiting}" for answer in late if answer.waiting)
+        remark(f"not done so far on {named_ranks({answer.rank for answer in late})}" + (f" ({waits})" if waits else ""))
         return 1
     else:
-        trains = [answer for answer in done if answer.training] or done
-        steps = sorted({answer.step for answer in trains})
-        since = f"from step {steps[0]} on" if len(steps) == 1 else f"from steps {steps[0]} to {steps[-1]} on"
-        remark(f"done by {amount(len(trains), 'process').replace('processs', 'processes')} {since}")
-        for answer in trains:
-            if answer.waiting:
-                remark(f"rank {answer.rank} waits {answer.waiting}")
+        _report_done([answer for answer in done if answer.training] or done)
     return 0
 
 
-def _tell(folder: RunFolder, control: Control, as_json: bool) -> int:
+def _report_done(answers: list[Answer]) -> None:
+    steps = sorted({answer.step for answer in answers})
+    since = f"from step {steps[0]} on" if len(steps) == 1 else f"from steps {steps[0]} to {steps[-1]} on"
+    remark(f"done by {len(answers)} {'process' if len(answers) == 1 else 'processes'} {since}")
+    for answer in answers:
+        if answer.waiting:
+            remark(f"rank {answer.rank} waits {answer.waiting}")
+
+
+def _print_status(folder: RunFolder, control: Control, as_json: bool) -> int:
     from msgspec import to_builtins
 
     from traincheck.trace.control_file import read_answers
@@ -276,41 +273,43 @@ def _tell(folder: RunFolder, control: Control, as_json: bool) -> int:
     answers = read_answers(folder.path)
     alive = {(answer.rank, answer.process) for answer in _running(folder)}
     if as_json:
-        told = [{**to_builtins(one), "running": (one.rank, one.process) in alive} for one in answers]
-        out_json({"asked": to_builtins(control), "answers": told, "ended": folder.manifest.ended})
+        rows = [{**to_builtins(answer), "running": (answer.rank, answer.process) in alive} for answer in answers]
+        out_json({"asked": to_builtins(control), "answers": rows, "ended": folder.manifest.ended})
         return 0
-    out(f"asked of {folder.path} (serial {control.serial}):")
-    for line in columns(_asked(control) or [("nothing",)]):
+    out(f"orders for {folder.path} (serial {control.serial}):")
+    for line in columns(_orders(control) or [("none",)]):
         out(line)
     out("answers:" if answers else "no process has answered so far")
-    for line in columns([_answered(one, control.serial, (one.rank, one.process) in alive) for one in answers]):
+    for line in columns(
+        [_answer_row(answer, control.serial, (answer.rank, answer.process) in alive) for answer in answers]
+    ):
         out(line)
     if folder.manifest.ended:
         out(f"the run ended at {folder.manifest.ended}")
     return 0
 
 
-def _asked(control: Control) -> list[tuple[str, str]]:
-    rows = [("muted", f"{rule}: {why}") for rule, why in sorted(control.muted.items())]
+def _orders(control: Control) -> list[tuple[str, str]]:
+    rows = [("muted", f"{rule}: {reason}") for rule, reason in sorted(control.muted.items())]
     rows += [("source off", name) for name in control.off]
     if control.sample is not None:
-        rows.append(("sample", f"every {control.sample} steps"))
+        rows.append(("sample", f"1 of {control.sample} steps"))
     if control.budget is not None:
         rows.append(("budget", f"{100 * control.budget:g} % of the time"))
     if control.look.number:
-        rows.append(("look closer", f"{amount(control.look.steps, 'step')} (asked {control.look.number} times)"))
+        rows.append(("record", f"{amount(control.look.steps, 'step')} in full ({amount(control.look.number, 'time')})"))
     if control.snapshot.number:
-        rows.append(("snapshot", f"asked {control.snapshot.number} times"))
+        rows.append(("snapshot", amount(control.snapshot.number, "time")))
     if control.stop is not None:
         rows.append(("stop", control.stop.title))
     return rows
 
 
-def _answered(answer: Answer, serial: int, running: bool) -> list[str]:
-    how = f"serial {answer.serial} since step {answer.step}" if answer.training else f"serial {answer.serial}"
+def _answer_row(answer: Answer, serial: int, running: bool) -> list[str]:
+    progress = f"serial {answer.serial} since step {answer.step}" if answer.training else f"serial {answer.serial}"
     state = "ended" if answer.ended else "running" if running else "gone"
     more = [answer.waiting and f"waits {answer.waiting}", *answer.declined]
     more += [f"steps {first}-{last} in full" for first, last in answer.full]
     more += answer.snapshots
     late = "behind" if running and answer.serial < serial else ""
-    return [f"rank {answer.rank}", f"process {answer.process}", state, how, "; ".join(filter(None, [late, *more]))]
+    return [f"rank {answer.rank}", f"process {answer.process}", state, progress, "; ".join(filter(None, [late, *more]))]

@@ -1,4 +1,4 @@
-"""`traincheck diff`: what differs between two books."""
+"""`traincheck diff`: compare two books."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ Exit codes: 0 whether or not they differ, 3 with --fail-on-change when they do, 
 def command(
     a: flags.BookA, b: flags.BookB, as_json: flags.AsJson = False, fail_on_change: flags.FailOnChange = False
 ) -> None:
-    """Tell what differs between two books.
+    """Compare two books.
 
-    Rules that only one of them has, and rules of both whose condition, severity, support or mute is not the same.
+    It lists rules that only one book has, and rules whose condition, severity, support or mute differs.
     """
     raise typer.Exit(diff(a, b, as_json, fail_on_change))
 
@@ -41,35 +41,42 @@ def diff(a: Path, b: Path, as_json: bool = False, fail_on_change: bool = False) 
     from traincheck.invariants.book import read_book
     from traincheck.invariants.diff import compare
 
-    found = compare(read_book(a), read_book(b))
+    difference = compare(read_book(a), read_book(b))
     if as_json:
-        out_json(data(found, str(a), str(b)))
+        out_json(data(difference, str(a), str(b)))
     else:
-        for line in lines(found, str(a), str(b)):
+        for line in lines(difference, str(a), str(b)):
             out(line)
-    return FINDINGS if fail_on_change and not found.empty else 0
+    return FINDINGS if fail_on_change and not difference.empty else 0
 
 
-def lines(found: Difference, a: str, b: str) -> Iterator[str]:
+def lines(difference: Difference, a: str, b: str) -> Iterator[str]:
     """The differences for people, by relation."""
-    relations = {rule.relation for rule in (*found.only_in_a, *found.only_in_b, *(one.a for one in found.changed))}
+    relations = {
+        rule.relation
+        for rule in (*difference.only_in_a, *difference.only_in_b, *(change.a for change in difference.changed))
+    }
     for relation in sorted(relations):
         yield relation
-        yield from _listed(f"only in {a}", "-", [rule for rule in found.only_in_a if rule.relation == relation])
-        yield from _listed(f"only in {b}", "+", [rule for rule in found.only_in_b if rule.relation == relation])
-        changed = [one for one in found.changed if one.a.relation == relation]
+        yield from _listed(f"only in {a}", "-", [rule for rule in difference.only_in_a if rule.relation == relation])
+        yield from _listed(f"only in {b}", "+", [rule for rule in difference.only_in_b if rule.relation == relation])
+        changed = [change for change in difference.changed if change.a.relation == relation]
         if changed:
             yield "  changed"
-        for one in changed:
-            yield f"    ~ {one.b.id}  {one.b.sentence}"
-            yield from (f"        {text}" for text in told(one))
+        for change in changed:
+            yield f"    ~ {change.b.id}  {change.b.sentence}"
+            yield from (f"        {text}" for text in sentences(change))
         yield ""
-    for book, runs in ((a, found.runs_only_in_a), (b, found.runs_only_in_b)):
+    for book, runs in ((a, difference.runs_only_in_a), (b, difference.runs_only_in_b)):
         if runs:
-            named = ", ".join(f"{run.script} ({amount(run.steps, 'step')})" for run in runs)
-            yield f"only {book} was learned from {named}"
-    counts = f"{len(found.only_in_a)} only in {a}, {len(found.only_in_b)} only in {b}, {len(found.changed)} changed"
-    yield f"{amount(found.same, 'invariant')} the same" if found.empty else f"{counts}, {found.same} the same"
+            scripts = ", ".join(f"{run.script} ({amount(run.steps, 'step')})" for run in runs)
+            yield f"only {book} was learned from {scripts}"
+    if difference.empty:
+        yield f"{amount(difference.same, 'rule')} the same"
+    else:
+        only_a, only_b = len(difference.only_in_a), len(difference.only_in_b)
+        changed = len(difference.changed)
+        yield f"{only_a} only in {a}, {only_b} only in {b}, {changed} changed, {difference.same} the same"
 
 
 def _listed(title: str, sign: str, rules: list[Invariant]) -> Iterator[str]:
@@ -85,33 +92,29 @@ def _when(rule: Invariant) -> str:
     return "" if condition == "always" else f", when {condition}"
 
 
-def told(one: Changed) -> Iterator[str]:
-    """What changed of a rule, a sentence each."""
-    a, b = one.a, one.b
+def sentences(change: Changed) -> Iterator[str]:
+    """One sentence for each change of a rule."""
+    a, b = change.a, change.b
     texts = {
-        "condition": f"its condition was: {a.precondition}; now: {b.precondition} (its id was {a.id})",
+        "condition": f"condition {a.precondition} -> {b.precondition} (its id was {a.id})",
         "experience": _experience(a.experience, b.experience),
-        "severity": f"breaking it was {_article(a.severity)} and is now {_article(b.severity)}",
+        "severity": f"severity {a.severity} -> {b.severity}",
         "confidence": f"confidence {a.confidence:.3f} -> {b.confidence:.3f}",
-        "scope": f"it was {a.scope} and is now {b.scope}",
-        "support": f"it rested on {_support(a)}; now on {_support(b)}",
+        "scope": f"scope {a.scope} -> {b.scope}",
+        "support": f"support {_support(a)} -> {_support(b)}",
         "origin": _origin(a, b),
         "mute": _mute(a.mute, b.mute),
     }
-    return (texts[name] for name in one.what)
+    return (texts[name] for name in change.fields)
 
 
 def _experience(a: Precondition, b: Precondition) -> str:
-    return f"it spoke of runs in which {_said(a)}; now of those in which {_said(b)}"
+    return f"learned from runs with {_runs_with(a)} -> {_runs_with(b)}"
 
 
-def _said(experience: Precondition) -> str:
+def _runs_with(experience: Precondition) -> str:
     text = str(experience)
-    return "anything may be so" if text == "always" else text
-
-
-def _article(severity: str) -> str:
-    return f"an {severity}" if severity[0] in "aeiou" else f"a {severity}"
+    return "any context" if text == "always" else text
 
 
 def _support(rule: Invariant) -> str:
@@ -122,18 +125,18 @@ def _support(rule: Invariant) -> str:
 
 def _origin(a: Invariant, b: Invariant) -> str:
     gone, new = sorted(set(a.origin) - set(b.origin)), sorted(set(b.origin) - set(a.origin))
-    told = [f"no more from {', '.join(gone)}"] if gone else []
-    told += [f"now from {', '.join(new)}, too"] if new else []
-    return "learned " + " and ".join(told)
+    parts = [f"no longer from {', '.join(gone)}"] if gone else []
+    parts += [f"now also from {', '.join(new)}"] if new else []
+    return "learned " + " and ".join(parts)
 
 
 def _mute(before: str, after: str) -> str:
     if not after:
-        return f"it is not muted any more (the reason was: {before})"
-    return f"it is muted now: {after}" if not before else f"its mute was: {before}; now: {after}"
+        return f"no longer muted (the reason was: {before})"
+    return f"muted: {after}" if not before else f"reason of the mute: {before} -> {after}"
 
 
-def data(found: Difference, a: str, b: str) -> dict[str, Any]:
+def data(difference: Difference, a: str, b: str) -> dict[str, Any]:
     """The differences as plain data; rules look as the lines of a book do."""
     import msgspec
 
@@ -145,12 +148,14 @@ def data(found: Difference, a: str, b: str) -> dict[str, Any]:
     return {
         "a": a,
         "b": b,
-        "only_in_a": [line(rule) for rule in found.only_in_a],
-        "only_in_b": [line(rule) for rule in found.only_in_b],
-        "changed": [{"what": list(one.what), "a": line(one.a), "b": line(one.b)} for one in found.changed],
-        "same": found.same,
-        "runs_only_in_a": [_run(run) for run in found.runs_only_in_a],
-        "runs_only_in_b": [_run(run) for run in found.runs_only_in_b],
+        "only_in_a": [line(rule) for rule in difference.only_in_a],
+        "only_in_b": [line(rule) for rule in difference.only_in_b],
+        "changed": [
+            {"what": list(change.fields), "a": line(change.a), "b": line(change.b)} for change in difference.changed
+        ],
+        "same": difference.same,
+        "runs_only_in_a": [_run(run) for run in difference.runs_only_in_a],
+        "runs_only_in_b": [_run(run) for run in difference.runs_only_in_b],
     }
 
 

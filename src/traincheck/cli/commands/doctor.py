@@ -1,4 +1,4 @@
-"""`traincheck doctor`: versions, and what can be observed here and what not, with the reason."""
+"""`traincheck doctor`: print versions, and which sources can observe training here."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ PATIENCE = 180
 
 
 def command(as_json: flags.AsJson = False) -> None:
-    """Tell what can be observed here and what not.
+    """Show versions, and what can be observed here.
 
-    Versions, the accelerator, and each source of events with the reason where it is not available.
+    It lists the accelerator and each source of events, with the reason if a source is not available.
     """
     raise typer.Exit(doctor(as_json))
 
 
 def doctor(as_json: bool = False) -> int:
-    """Print it; 1 when nothing can be observed."""
-    found = examine()
+    """Print the diagnosis; 1 when nothing can be observed."""
+    diagnosis = examine()
     if as_json:
-        out_json(found)
+        out_json(diagnosis)
     else:
-        for line in lines(found):
+        for line in lines(diagnosis):
             out(line)
-    return 0 if found["observable"] else 1
+    return 0 if diagnosis["observable"] else 1
 
 
 def examine() -> dict[str, Any]:
-    """All that is found out, as it is printed with --json."""
-    probed = ask()
-    sources = [{"name": name, "available": usable, "reason": why} for name, usable, why in probed["sources"]]
+    """The diagnosis, as --json prints it."""
+    probed = run_probe()
+    sources = [{"name": name, "available": usable, "reason": reason} for name, usable, reason in probed["sources"]]
     return {
         "traincheck": __version__,
         "python": platform.python_version(),
@@ -72,7 +72,7 @@ def examine() -> dict[str, Any]:
 
 def version(package: str) -> str | None:
     """The installed version, None where there is none."""
-    from importlib import metadata  # here, for it is slow to import and only this command needs it
+    from importlib import metadata  # slow to import, and only this command needs it
 
     try:
         return metadata.version(package)
@@ -80,36 +80,37 @@ def version(package: str) -> str | None:
         return None
 
 
-def ask() -> dict[str, Any]:
-    """What the probe says in a child that is started as `traincheck run` starts programs."""
-    found = {"attached": False, "accelerator": "", "sources": [], "why": ""}
-    # An empty session is none: the bootstrap runs, which is to be seen, and nothing is recorded.
+def run_probe() -> dict[str, Any]:
+    """The output of the probe in a child that is started as `traincheck run` starts programs."""
+    result = {"attached": False, "accelerator": "", "sources": [], "why": ""}
+    # With an empty session the bootstrap runs, which the probe reports, and nothing is recorded.
     environ = child_processes.environment(os.environ, "")
     argv = [sys.executable, "-m", "traincheck.cli.probe"]
     try:
         done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=PATIENCE, check=False)
-        told: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-        return found | told
+        output: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        return result | output
     except subprocess.TimeoutExpired:
-        return found | {"why": f"importing torch took more than {PATIENCE} s"}
+        return result | {"why": f"importing torch took more than {PATIENCE} s"}
     except (OSError, ValueError, IndexError) as error:
-        return found | {"why": f"a Python child could not be asked: {error}"}
+        return result | {"why": f"a Python child could not be started: {error}"}
 
 
-def lines(found: dict[str, Any]) -> Iterable[str]:
-    """The findings for people."""
-    yield f"TrainCheck {found['traincheck']}, Python {found['python']} ({found['interpreter']}), {found['platform']}"
+def lines(diagnosis: dict[str, Any]) -> Iterable[str]:
+    """The diagnosis for people."""
+    python = f"Python {diagnosis['python']} ({diagnosis['interpreter']})"
+    yield f"TrainCheck {diagnosis['traincheck']}, {python}, {diagnosis['platform']}"
     yield "versions:"
-    known = found["packages"]
-    told = [(name, known[name] or "not installed") for name in PACKAGES]
-    told += [(name, known[name]) for name in FRAMEWORKS if known[name]]
-    yield from columns(told)
-    yield f"accelerator: {found['accelerator'] or 'none found; CPU only'}"
-    attach = "yes" if found["children_attach"] else "no: nothing can be observed through `traincheck run`"
+    installed = diagnosis["packages"]
+    rows = [(name, installed[name] or "not installed") for name in PACKAGES]
+    rows += [(name, installed[name]) for name in FRAMEWORKS if installed[name]]
+    yield from columns(rows)
+    yield f"accelerator: {diagnosis['accelerator'] or 'none found; CPU only'}"
+    attach = "yes" if diagnosis["children_attach"] else "no: nothing can be observed through `traincheck run`"
     yield f"Python processes attach themselves: {attach}"
     yield "  (not those started with -I, -E or -S, or with another PYTHONPATH)"
     yield "what can be observed:"
-    rows = [("yes" if one["available"] else "no", one["name"], one["reason"]) for one in found["sources"]]
-    yield from columns(rows or [("no", "nothing", found["why"])])
-    if rows and found["why"]:
-        yield f"  {found['why']}"
+    sources = [("yes" if row["available"] else "no", row["name"], row["reason"]) for row in diagnosis["sources"]]
+    yield from columns(sources or [("no", "nothing", diagnosis["why"])])
+    if sources and diagnosis["why"]:
+        yield f"  {diagnosis['why']}"

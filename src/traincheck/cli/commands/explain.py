@@ -15,7 +15,7 @@ from traincheck.errors import BadOption
 
 if TYPE_CHECKING:
     from traincheck.diagnoses.diagnosis import Diagnosis
-    from traincheck.inference.candidate_trace import Followed, Seen
+    from traincheck.inference.candidate_trace import CandidateTrace, ContextCounts
     from traincheck.vocab.demand import Demand
     from traincheck.vocab.finding import Violation
     from traincheck.vocab.invariant import Invariant
@@ -51,7 +51,7 @@ def command(
     jobs: flags.Jobs = None,
     as_json: flags.AsJson = False,
 ) -> None:
-    """Explain a diagnosis, an invariant, or why candidates were kept or dropped.
+    """Explain a diagnosis, a rule or a candidate.
 
     Given a diagnosis: the problem, what to check first, and an example. Given a book and an id: everything about that
     invariant. Given --candidate and run folders or a journal: why these candidates were kept or dropped.
@@ -110,9 +110,9 @@ def diagnosis_data(entry: Diagnosis) -> dict[str, Any]:
 def explain(path: Path, name: str, as_json: bool = False) -> int:
     """Print everything about the invariant `name` (its id, or the unique start of it) of a book."""
     from traincheck.invariants.book import read_book
-    from traincheck.invariants.lookup import named
+    from traincheck.invariants.lookup import invariant_by_id
 
-    rule = named(read_book(path), path, name)
+    rule = invariant_by_id(read_book(path), path, name)
     if as_json:
         out_json(data(rule))
         return 0
@@ -232,27 +232,27 @@ def data(rule: Invariant) -> dict[str, Any]:
 # -- candidates ------------------------------------------------------------------------------------------------------
 
 
-def in_runs(candidate: str, runs: Sequence[Path], jobs: int | None = None) -> list[Followed]:
+def in_runs(candidate: str, runs: Sequence[Path], jobs: int | None = None) -> list[CandidateTrace]:
     """Learn from the runs and follow the candidates that `candidate` names."""
-    from traincheck.inference.candidate_trace import follow
+    from traincheck.inference.candidate_trace import trace_candidates
     from traincheck.inference.learn import learn
 
     with Progress() as progress:
         learned = learn(runs, progress, checked_jobs(jobs, runs))
     for line in learned.remarks:
         remark(line)
-    return follow(candidate, learned)
+    return trace_candidates(candidate, learned)
 
 
-def in_journal(candidate: str, journal: Path) -> list[Followed]:
+def in_journal(candidate: str, journal: Path) -> list[CandidateTrace]:
     """The candidates that `candidate` names, as far as a saved journal knows them."""
-    from traincheck.inference.candidate_trace import follow_journal
+    from traincheck.inference.candidate_trace import trace_in_journal
     from traincheck.inference.journal import Journal
 
-    return follow_journal(candidate, Journal.read(journal))
+    return trace_in_journal(candidate, Journal.read(journal))
 
 
-def print_candidates(candidate: str, traces: Sequence[Followed], as_json: bool) -> int:
+def print_candidates(candidate: str, traces: Sequence[CandidateTrace], as_json: bool) -> int:
     """Print what the inference decided about each candidate."""
     if as_json:
         out_json([candidate_data(trace) for trace in traces])
@@ -266,7 +266,7 @@ def print_candidates(candidate: str, traces: Sequence[Followed], as_json: bool) 
     return 0
 
 
-def details(trace: Followed) -> Iterator[str]:
+def details(trace: CandidateTrace) -> Iterator[str]:
     """What the journal does not hold: the contexts, and the arithmetic of the confidence."""
     from traincheck.inference.candidate_trace import arithmetic
 
@@ -283,7 +283,7 @@ MOST_CONTEXTS = 12
 """Lines of contexts for each candidate; those in which it failed come first."""
 
 
-def contexts(seen: Sequence[Seen]) -> Iterator[str]:
+def contexts(seen: Sequence[ContextCounts]) -> Iterator[str]:
     """A table of the contexts. Facts that are the same in all of them come first, once."""
     same = set.intersection(*(set(map(_fact, row.context)) for row in seen))
     shared = [text for text in map(_fact, seen[0].context) if text in same]
@@ -301,7 +301,7 @@ def _fact(pair: tuple[str, object]) -> str:
     return f"{pair[0]} {pair[1]}"
 
 
-def candidate_data(trace: Followed) -> dict[str, Any]:
+def candidate_data(trace: CandidateTrace) -> dict[str, Any]:
     """A candidate as plain data: its entry in the journal, and what was counted where the runs are known."""
     import msgspec
 

@@ -15,7 +15,7 @@ from traincheck.addresses import readable_place
 from traincheck.cli import flags, output_files
 from traincheck.cli.console import Progress, amount, columns, remark, say, size
 from traincheck.errors import BadOption
-from traincheck.options import OPTIONS, RAY
+from traincheck.options import AUTO, OPTIONS
 
 if TYPE_CHECKING:
     from traincheck.inference.tally import Tally
@@ -29,11 +29,11 @@ Examples:
   traincheck infer runs/monday --tally monday.tally
   traincheck infer monday.tally tuesday.tally runs/wednesday -o week.jsonl --jobs 8
   traincheck infer s3://lab/runs/monday s3://lab/runs/tuesday -o good.jsonl
-  traincheck infer /shared/runs/* -o good.jsonl --engine ray --address 10.0.0.1:6379
+  traincheck infer /shared/runs/* -o good.jsonl --ray 10.0.0.1:6379
 
-Several runs of different scripts give rules that transfer to others. `traincheck show BOOK` prints them,
-`traincheck explain` says why a candidate was kept or dropped. A tally file holds what was counted of some runs: it is
-small, takes the place of the recordings, and gives the same book.
+Runs of several scripts give rules that transfer to other programs. `traincheck show BOOK` prints the rules,
+`traincheck explain` says why a candidate was kept or dropped. A tally file holds the counts of some runs: it is small,
+replaces the recordings, and gives the same book.
 """
 
 
@@ -43,61 +43,57 @@ def command(
     tally: flags.TallyFile = None,
     journal: flags.Journal = None,
     jobs: flags.Jobs = None,
-    engine: flags.Engine = None,
-    address: flags.ClusterAddress = None,
+    ray: flags.Ray = None,
 ) -> None:
-    """Learn a book of invariants from good runs."""
-    raise typer.Exit(infer(runs, book, journal, tally, Readers.of(jobs, engine, address)))
+    """Learn a book of rules from good runs."""
+    raise typer.Exit(infer(runs, book, journal, tally, Readers.of(jobs, ray)))
 
 
 @dataclass(frozen=True)
 class Readers:
-    """Who reads the recordings: so many local processes (as many as suit them where it is None), or a Ray cluster."""
+    """The readers of the recordings: `jobs` local processes (None for a suitable number), or a Ray cluster."""
 
     jobs: int | None = None
     ray: bool = False
     address: str = ""
 
     @classmethod
-    def of(cls, jobs: int | None, engine: str | None, address: str | None) -> Readers:
-        """As the options say. Raises BadOption."""
-        if engine is not None and engine not in OPTIONS["engine"].choices:
-            raise BadOption("--engine", engine, OPTIONS["engine"].expected)
+    def of(cls, jobs: int | None, ray: str | None) -> Readers:
+        """The readers that the options request. Raises BadOption."""
         if jobs is not None and jobs < 1:
             raise BadOption("--jobs", jobs, OPTIONS["jobs"].expected)
-        if address is not None and engine != RAY:
-            raise BadOption("--address", address, "--engine ray as well, whose cluster it is the address of")
+        address = "" if ray == AUTO else ray or ""
         if address and jobs is not None:
-            raise BadOption("--jobs", jobs, "nothing beside --address: the cluster says how many read at a time")
-        return cls(jobs, engine == RAY, address or "")
+            raise BadOption("--jobs", jobs, "no --jobs with --ray ADDRESS: the cluster sets the number of readers")
+        return cls(jobs, ray is not None, address)
 
     @contextmanager
     def reading(self, runs: Sequence[Path]) -> Iterator[tuple[int, Cluster | None]]:
-        """The local jobs and the cluster that read in the block."""
+        """The number of local readers and the cluster, for the block."""
         if not self.ray:
-            yield workable(self.jobs, runs), None
+            yield checked_jobs(self.jobs, runs), None
             return
         from traincheck.inference.ray_cluster import RayCluster
-        from traincheck.inference.worker_pool import cores
+        from traincheck.inference.worker_pool import available_cores
 
-        with RayCluster(self.address, self.jobs or cores()) as cluster:
+        with RayCluster(self.address, self.jobs or available_cores()) as cluster:
             yield 1, cluster
 
 
 def infer(
-    named: Sequence[str],
+    names: Sequence[str],
     book: Path | None,
     journal: Path | None = None,
     tally: Path | None = None,
     readers: Readers | None = None,
 ) -> int:
-    """Learn from run folders and tally files, write what was asked for, and say what was learned."""
+    """Learn from run folders and tally files, write the requested files, and print a summary."""
     if book is None and tally is None:
-        raise BadOption("infer", "no output", "-o BOOK to learn a book, --tally FILE to keep what was counted, or both")
+        raise BadOption("infer", "no output", "-o BOOK to learn a book, --tally FILE to keep the counts, or both")
     if book is None and journal is not None:
-        raise BadOption("--journal", str(journal), "-o BOOK as well: without a book no candidate is weighed")
+        raise BadOption("--journal", str(journal), "-o BOOK as well: without a book there are no candidates")
     readers = readers or Readers()
-    runs = [readable_place(name) for name in named]
+    runs = [readable_place(name) for name in names]
     if tally is not None:
         output_files.may_replace_tally(tally, "--tally")
     if book is None:
@@ -119,12 +115,12 @@ def infer(
     for line in summary(written):
         say(line)
     remark(f"{amount(len(written.invariants), 'invariant')} in {book} ({learned.seconds:.1f} s)")
-    remark(f"why each candidate was kept or dropped: {journal}")
+    remark(f"journal of all candidates: {journal}")
     return 0
 
 
 def keep_tally(runs: Sequence[Path], path: Path, readers: Readers) -> int:
-    """Count what is in the run folders and tally files, without learning from it."""
+    """Write the counts of the run folders and tally files, without learning from them."""
     from traincheck.inference.tally_runs import gather
 
     with readers.reading(runs) as (jobs, cluster), Progress() as progress:
@@ -136,16 +132,16 @@ def keep_tally(runs: Sequence[Path], path: Path, readers: Readers) -> int:
 
 
 def write_tally(tallies: Sequence[Tally], path: Path) -> None:
-    """Write the tally file and say so."""
+    """Write the tally file and report it."""
     from traincheck.inference.tally_files import write_tallies
 
     write_tallies(tallies, path)
-    taken = f" ({size(path.stat().st_size)})" if path.is_file() else ""
-    remark(f"what was counted of {amount(len(tallies), 'run')}: {path}{taken}")
+    bytes_written = f" ({size(path.stat().st_size)})" if path.is_file() else ""
+    remark(f"counts of {amount(len(tallies), 'run')}: {path}{bytes_written}")
 
 
-def workable(jobs: int | None, runs: Sequence[Path]) -> int:
-    """The number of jobs that was asked for, or one that suits the recordings. Raises BadOption."""
+def checked_jobs(jobs: int | None, runs: Sequence[Path]) -> int:
+    """The requested number of jobs, or one that suits the recordings. Raises BadOption."""
     from traincheck.inference.tally_runs import suitable_jobs
 
     if jobs is None:

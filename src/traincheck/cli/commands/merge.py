@@ -1,4 +1,4 @@
-"""`traincheck merge`: one book of several, or one tally file of several."""
+"""`traincheck merge`: merge several books into one, or several tally files."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Examples:
   traincheck merge good.jsonl pipeline.jsonl -o both.jsonl
   traincheck merge monday.tally tuesday.tally -o week.tally
 
-Of a rule that stands in several books the one with the greater support is kept; a mute in any of them stays. Merged
-books say no more than each of them did: to learn from all the runs together, merge their tallies (or name them all) and
-call `traincheck infer`. A run that several tally files hold counts once.
+If several books hold a rule, TrainCheck keeps the one with the greatest support, and a mute from any of them. A merged
+book has no new rules: to learn from all runs together, merge their tallies and call `traincheck infer`. A run in
+several tally files counts once.
 """
 
 
 def command(files: flags.Files, out: flags.MergedFile) -> None:
-    """Make one book of several, or one tally file of several."""
+    """Merge several books into one, or several tally files."""
     raise typer.Exit(merge(files, out))
 
 
@@ -36,7 +36,9 @@ def merge(files: Sequence[Path], out: Path) -> int:
     books: list[Path] = []
     for file in files:
         if file.is_dir():
-            raise BadOption("merge", str(file), "books or tally files; of a run folder, infer makes either")
+            raise BadOption(
+                "merge", str(file), "books or tally files, which `traincheck infer` makes from a run folder"
+            )
         if not file.exists():
             raise BookNotFound(file)
         (tallies if is_tally_file(file) else books).append(file)
@@ -47,7 +49,7 @@ def merge(files: Sequence[Path], out: Path) -> int:
 
 
 def merge_books(files: Sequence[Path], out: Path) -> int:
-    """One book of several."""
+    """Merge books."""
     from traincheck.invariants.book import read_books
 
     output_files.may_replace_book(out)
@@ -57,7 +59,7 @@ def merge_books(files: Sequence[Path], out: Path) -> int:
 
 
 def merge_tallies(files: Sequence[Path], out: Path) -> int:
-    """One tally file of several."""
+    """Merge tally files."""
     from traincheck.inference.tally_runs import gather
 
     output_files.may_replace_tally(out, "-o")

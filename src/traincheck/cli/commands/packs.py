@@ -1,11 +1,11 @@
-"""`traincheck packs`: the books that come with TrainCheck, those of a team, and how to make some."""
+"""`traincheck packs`: list, print and build packs of rules."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -45,8 +45,8 @@ Examples:
   traincheck packs build runs/* -o packs
   traincheck packs build monday.tally runs/tuesday -o packs --themes themes.toml --release 3
 
-Record good runs of programs as different as your team's are: rules that only one of them bears out are left out, and a
-rule is an error where three do. A theme puts rules that only some programs show into a pack of their own:
+Record good runs of several different programs. TrainCheck drops rules that only one program supports; a rule that
+three programs support is an error. A theme gives the rules of some programs a pack of their own:
 
 \b
   name = "team"
@@ -58,9 +58,9 @@ rule is an error where three do. A theme puts rules that only some programs show
   programs = ["asr_*.py", "torchrun tts.py"]
   uses = ["torchaudio"]
 
-Such a pack is used for programs that import one of the packages it uses, and that have as many ranks as it says (ranks
-= 2). To share packs, put the folder where others reach it; they name it with --packs, FOLDER#sha256=DIGEST to make sure
-that it is this one.
+TrainCheck uses this pack for programs that import one of the packages in `uses`, and with `ranks = 2` for programs of
+at least two ranks. To share packs, put the folder where others can read it. They name it with --packs, and pin it with
+FOLDER#sha256=DIGEST.
 """
 
 HEAD = ("pack", "rules", "errors", "programs", "steps", "for", "about")
@@ -69,42 +69,43 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog=EPILOG,
-    help="Tell of the books that come with TrainCheck, and make packs.",
+    help="List, print and build packs of rules.",
 )
 
 
-def _configured(packs: Sequence[str] | None) -> list[Packs]:
+def _configured(options: Mapping[str, Any]) -> list[Packs]:
     from traincheck.invariants.packs import SHIPPED, read_packs
     from traincheck.runtime.launching.rule_selection import packs_of
 
-    config = configs.load({"packs": tuple(packs or ()) or None}, os.environ, Path.cwd())
-    # Those that would be used, or could be: a book that is configured takes the place of the shipped ones.
+    config = configs.load(options, os.environ, Path.cwd())
+    # With a configured book no pack is used; show the shipped ones all the same.
     return [read_packs(place) for place in packs_of(config) or [str(SHIPPED)]]
 
 
 @app.command("list", cls=PlainCommand, epilog=LIST_EPILOG)
-def list_command(packs: flags.Packs = None, as_json: flags.AsJson = False) -> None:
-    """Tell which packs there are, and for whom they are.
+@flags.shared_options("packs")
+def list_command(as_json: flags.AsJson = False, **options: Any) -> None:
+    """List the packs and the programs that they are for.
 
-    With how much they say, and what they were learned from.
+    The list has the number of rules, and of the programs and steps they were learned from.
     """
-    found = _configured(packs)
+    collections = _configured(options)
     if as_json:
-        out_json([_data(each) for each in found])
+        out_json([_data(collection) for collection in collections])
         return
-    for each in found:
-        told = each.manifest
-        with_ = ", ".join(f"{name} {version}" for name, version in sorted(told.made_with.items()))
-        out(f"{told.name} {told.version}, in {each.home}: made with {with_}")
-        for line in columns([HEAD, *map(_row, told.packs)]):
+    for collection in collections:
+        manifest = collection.manifest
+        versions = ", ".join(f"{name} {version}" for name, version in sorted(manifest.made_with.items()))
+        out(f"{manifest.name} {manifest.version}, in {collection.home}: made with {versions}")
+        for line in columns([HEAD, *map(_row, manifest.packs)]):
             out(line)
 
 
 def _row(pack: Pack) -> tuple[str, ...]:
-    whom = [f"{pack.ranks} ranks and more"] if pack.ranks > 1 else []
-    whom += [" or ".join(pack.uses)] if pack.uses else []
+    audience = [f"{pack.ranks} ranks and more"] if pack.ranks > 1 else []
+    audience += [" or ".join(pack.uses)] if pack.uses else []
     counts = (pack.rules, pack.errors, pack.programs, pack.steps)
-    return pack.name, *(f"{count:,}" for count in counts), ", ".join(whom) or "all", pack.about
+    return pack.name, *(f"{count:,}" for count in counts), ", ".join(audience) or "all", pack.about
 
 
 def _data(packs: Packs) -> dict[str, object]:
@@ -114,32 +115,26 @@ def _data(packs: Packs) -> dict[str, object]:
 
 
 @app.command("show", cls=PlainCommand, epilog=SHOW_EPILOG)
-def show_command(
-    name: flags.PackName,
-    packs: flags.Packs = None,
-    text: flags.Text = None,
-    relation: flags.Relation = None,
-    severity: flags.Severity = None,
-    as_json: flags.AsJson = False,
-) -> None:
+@flags.shared_options("packs")
+def show_command(name: flags.PackName, text: flags.Text = None, as_json: flags.AsJson = False, **options: Any) -> None:
     """Print the rules of a pack, and its programs.
 
-    These are the programs that the rules were learned from.
+    TrainCheck learned the rules from good runs of these programs.
     """
     from traincheck.cli.commands.show import print_rules
 
-    several = _configured(packs)
-    for each in several:
-        for pack in each.manifest.packs:
+    collections = _configured(options)
+    for collection in collections:
+        for pack in collection.manifest.packs:
             if pack.name == name:
-                book = each.book(pack)
+                book = collection.book(pack)
                 if not as_json:
                     out(f"{pack.name}: {pack.about}" if pack.about else pack.name)
                     out(f"learned from {', '.join(sorted({run.script for run in book.runs}))}")
-                print_rules(book.invariants, text or "", relation or "", severity or "", as_json)
+                print_rules(book.invariants, text or "", as_json)
                 return
-    known = ", ".join(pack.name for each in several for pack in each.manifest.packs)
-    raise BadOption("packs show", name, f"one of {known}")
+    names = ", ".join(pack.name for collection in collections for pack in collection.manifest.packs)
+    raise BadOption("packs show", name, f"one of {names}")
 
 
 @app.command("build", cls=PlainCommand, epilog=BUILD_EPILOG)
@@ -152,40 +147,39 @@ def build_command(
 ) -> None:
     """Make packs from good runs of several programs.
 
-    The book that is learned from all of them is taken apart by themes.
+    TrainCheck learns one book from all runs and divides it by themes.
     """
     raise typer.Exit(build(runs, folder, themes, release, jobs))
 
 
-def build(named: Sequence[str], folder: Path, themes: Path | None, release: str, jobs: int | None) -> int:
-    """Learn, write the packs into `folder`, and say what they hold."""
+def build(names: Sequence[str], folder: Path, themes: Path | None, release: str, jobs: int | None) -> int:
+    """Learn, write the packs into `folder`, and print their sizes."""
     from traincheck.addresses import readable_place
-    from traincheck.inference.pack_building import Themes, left_over, pack, read_themes, write_packs
+    from traincheck.inference.pack_building import Themes, build_packs, read_themes, stale_books, write_packs
     from traincheck.inference.tally_runs import gather
 
-    chosen = read_themes(themes) if themes is not None else Themes()
-    runs = [readable_place(one, "packs build") for one in named]
+    assignment = read_themes(themes) if themes is not None else Themes()
+    runs = [readable_place(name, "packs build") for name in names]
     output_files.may_hold_packs(folder)
     with Progress() as progress:
-        gathered = gather(runs, progress, infer.workable(jobs, runs))
+        gathered = gather(runs, progress, infer.checked_jobs(jobs, runs))
         progress("weighing candidates", 0, 0)
-        packed = pack(gathered.tallies, chosen, release)
+        packed = build_packs(gathered.tallies, assignment, release)
     for line in gathered.remarks:
         remark(line)
     if not packed.books:
         programs = len({tally.script for tally in gathered.tallies})
-        raise BadOption(
-            "packs build", " ".join(named), f"runs of several programs that have something in common (not {programs})"
-        )
-    old = left_over(folder, packed)
+        expected = f"runs of several programs with common rules (these are runs of {programs})"
+        raise BadOption("packs build", " ".join(names), expected)
+    old = stale_books(folder, packed)
     write_packs(packed, folder)
     for path in old:
         path.unlink(missing_ok=True)
-    _say_built(packed, folder)
+    _report_built(packed, folder)
     return 0
 
 
-def _say_built(packed: Packed, folder: Path) -> None:
+def _report_built(packed: Packed, folder: Path) -> None:
     import hashlib
 
     from traincheck.invariants.packs import MANIFEST

@@ -1,7 +1,7 @@
-"""The published command names: `traincheck-collect`, `-infer`, `-check` and `-onlinecheck`, translated into ours.
+"""The published commands `traincheck-collect`, `-infer`, `-check` and `-onlinecheck`, as calls of today's commands.
 
-Their options are those of the tool that the paper describes (OSDI 2025). What is not needed any more is accepted, so
-that scripts which call them go on working, and said to be so. Each option that we obey has one line in a parser below.
+They take the options of the tool in the paper (OSDI 2025), so that existing scripts go on working. Options without a
+meaning today are accepted and reported as ignored.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
 from traincheck.cli.console import remark
 from traincheck.cli.main import guarded, wants_debug
+from traincheck.cli.report_output import HTML_NAME, JSON_NAME
 from traincheck.config import Config, load
 
 Number: TypeAlias = "str | int | None"
-ONE: Number = None
+SINGLE: Number = None
 MANY: Number = "*"
 SWITCH: Number = 0
-"""How many values an option takes."""
+"""Numbers of values that an option takes."""
 
 COLLECT_DROPPED: dict[str, Number] = {
-    "--config": ONE,
+    "--config": SINGLE,
     "--use-config": SWITCH,
     "--copy-all-files -a": SWITCH,
     "--only-instr": SWITCH,
@@ -38,38 +40,38 @@ COLLECT_DROPPED: dict[str, Number] = {
     "--use-full-instr": SWITCH,
     "--cond-dump": SWITCH,
     "--models-to-track": MANY,
-    "--model-tracker-style": ONE,
-    "--proxy-update-limit": ONE,
-    "--tensor-dump-format": ONE,
-    "--delta-dump": ONE,
-    "--delta-dump-meta-var": ONE,
-    "--delta-dump-attributes": ONE,
-    "--enable-C-level-observer": ONE,
+    "--model-tracker-style": SINGLE,
+    "--proxy-update-limit": SINGLE,
+    "--tensor-dump-format": SINGLE,
+    "--delta-dump": SINGLE,
+    "--delta-dump-meta-var": SINGLE,
+    "--delta-dump-attributes": SINGLE,
+    "--enable-C-level-observer": SINGLE,
     "--no-auto-var-instr": SWITCH,
     "--use-torch-compile": SWITCH,
-    "--sampling-interval": ONE,
-    "--warm-up-steps": ONE,
+    "--sampling-interval": SINGLE,
+    "--warm-up-steps": SINGLE,
 }
 INFER_DROPPED: dict[str, Number] = {
     "--debug -d": SWITCH,
     "--disable-relation": MANY,
     "--enable-relation": MANY,
     "--disable-precond-sampling": SWITCH,
-    "--precond-sampling-threshold": ONE,
-    "--backend -b": ONE,
+    "--precond-sampling-threshold": SINGLE,
+    "--backend -b": SINGLE,
 }
 CHECK_DROPPED: dict[str, Number] = {
     "--debug -d": SWITCH,
     "--check-relation-first": SWITCH,
-    "--backend -b": ONE,
+    "--backend -b": SINGLE,
     "--no-html-report": SWITCH,
     "--report-wandb": SWITCH,
-    "--wandb-project": ONE,
-    "--wandb-entity": ONE,
-    "--wandb-run-name": ONE,
+    "--wandb-project": SINGLE,
+    "--wandb-entity": SINGLE,
+    "--wandb-run-name": SINGLE,
     "--report-mlflow": SWITCH,
-    "--mlflow-experiment": ONE,
-    "--mlflow-run-name": ONE,
+    "--mlflow-experiment": SINGLE,
+    "--mlflow-run-name": SINGLE,
 }
 
 PAUSE = 5.0
@@ -77,7 +79,7 @@ PAUSE = 5.0
 
 
 class Dropped(argparse.Action):
-    """Accepts an option that is not needed any more, and remembers that it was given."""
+    """Accepts an option without a meaning today, and notes that it was given."""
 
     def __call__(
         self, parser: object, namespace: argparse.Namespace, values: object, option_string: str | None = None
@@ -97,11 +99,11 @@ def _parser(name: str, ours: str, dropped: dict[str, Number]) -> argparse.Argume
 
 
 def _parsed(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
-    found = parser.parse_args(words)
-    given = list(dict.fromkeys(getattr(found, "dropped", [])))
-    if given:
-        remark(f"not needed any more and left out: {', '.join(given)}")
-    return found
+    options = parser.parse_args(words)
+    ignored = list(dict.fromkeys(getattr(options, "dropped", [])))
+    if ignored:
+        remark(f"ignored, as no longer needed: {', '.join(ignored)}")
+    return options
 
 
 def _config(books: Sequence[str] = (), fail_on: str | None = None) -> Config:
@@ -123,12 +125,12 @@ def _collect(words: Sequence[str]) -> int:
     parser.add_argument("-s", "--shscript", help="shell script that starts it; its Python processes are observed")
     parser.add_argument("--output-dir", help="run folder to write")
     parser.add_argument("-i", "--invariants", nargs="*", default=[], help="books: record what they need, and check")
-    found = _parsed(parser, words)
-    shell = ["--", "bash", found.shscript] if found.shscript else None
-    folder = Path(found.output_dir) if found.output_dir else None
-    target = Target.parse(shell or [found.pyscript])
-    if found.invariants:
-        return selectively(target, _config(found.invariants, fail_on="never"), folder)
+    options = _parsed(parser, words)
+    shell = ["--", "bash", options.shscript] if options.shscript else None
+    folder = Path(options.output_dir) if options.output_dir else None
+    target = Target.parse(shell or [options.pyscript])
+    if options.invariants:
+        return selectively(target, _config(options.invariants, fail_on="never"), folder)
     return in_full(target, _config(), folder)
 
 
@@ -143,8 +145,8 @@ def _infer(words: Sequence[str]) -> int:
     parser = _parser("traincheck-infer", "traincheck infer", INFER_DROPPED)
     _add_folders(parser)
     parser.add_argument("-o", "--output", default="invariants.json", help="book to write (default: %(default)s)")
-    found = _parsed(parser, words)
-    return ours(found.folders, Path(found.output))
+    options = _parsed(parser, words)
+    return ours(options.folders, Path(options.output))
 
 
 def check(argv: Sequence[str] | None = None) -> int:
@@ -158,15 +160,16 @@ def _check(words: Sequence[str]) -> int:
     parser = _parser("traincheck-check", "traincheck check", CHECK_DROPPED)
     _add_folders(parser)
     _add_books(parser)
-    found = _parsed(parser, words)
-    config = _config(found.invariants)
-    folders = [Path(folder) for folder in found.folders]
-    out = Path(found.output_dir or time.strftime("traincheck_checker_results_%Y-%m-%d_%H-%M-%S"))
-    places = [out / folder.name if len(folders) > 1 else out for folder in folders]
-    return max(
-        ours([folder], config, place / "report.json", place / "report.html")
-        for folder, place in zip(folders, places, strict=True)
-    )
+    options = _parsed(parser, words)
+    config = _config(options.invariants)
+    folders = [Path(folder) for folder in options.folders]
+    out = Path(options.output_dir or time.strftime("traincheck_checker_results_%Y-%m-%d_%H-%M-%S"))
+    outputs = [out / folder.name if len(folders) > 1 else out for folder in folders]
+    codes = []
+    for folder, output in zip(folders, outputs, strict=True):
+        reports = (f"json={output / JSON_NAME}", f"html={output / HTML_NAME}")
+        codes.append(ours([folder], replace(config, reports=reports)))
+    return max(codes)
 
 
 def onlinecheck(argv: Sequence[str] | None = None) -> int:
@@ -181,11 +184,11 @@ def _onlinecheck(words: Sequence[str]) -> int:
     _add_folders(parser)
     _add_books(parser)
     parser.add_argument("--once", action="store_true", help="look once, whether or not the run has ended")
-    found = _parsed(parser, words)
-    config = _config(found.invariants)
-    pause = 0.0 if found.once else PAUSE
-    output = Path(found.output_dir) if found.output_dir else None
-    return max(follow(Path(folder), config, pause, output) for folder in found.folders)
+    options = _parsed(parser, words)
+    config = _config(options.invariants)
+    pause = 0.0 if options.once else PAUSE
+    output = Path(options.output_dir) if options.output_dir else None
+    return max(follow(Path(folder), config, pause, output) for folder in options.folders)
 
 
 def _add_folders(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`traincheck show`: read a book."""
+"""`traincheck show`: print the rules of a book."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import typer
 
 from traincheck.cli import flags
 from traincheck.cli.console import out_json
-from traincheck.errors import BadOption
-from traincheck.options import OPTIONS
 
 if TYPE_CHECKING:
     from traincheck.vocab.invariant import Invariant
@@ -22,42 +20,37 @@ PIPE_WIDTH = 200
 EPILOG = """\b
 Examples:
   traincheck show good.jsonl
-  traincheck show good.jsonl --filter zero_grad --severity error
-  traincheck show good.jsonl --relation APISequence --json
+  traincheck show good.jsonl --filter "error zero_grad"
+  traincheck show good.jsonl --filter APISequence --json
 """
 
 
 def command(
     book: flags.OneBook,
     text: flags.Text = None,
-    relation: flags.Relation = None,
-    severity: flags.Severity = None,
     as_json: flags.AsJson = False,
 ) -> None:
-    """Print the invariants of a book."""
-    raise typer.Exit(show(book, text or "", relation or "", severity or "", as_json))
+    """Print the rules of a book."""
+    raise typer.Exit(show(book, text or "", as_json))
 
 
-def show(path: Path, text: str = "", relation: str = "", severity: str = "", as_json: bool = False) -> int:
-    """Print the invariants of the book that the filters leave."""
+def show(path: Path, text: str = "", as_json: bool = False) -> int:
+    """Print the rules of the book that contain every word of `text`."""
     from traincheck.invariants.book import read_book
 
-    print_rules(read_book(path).invariants, text, relation, severity, as_json)
+    print_rules(read_book(path).invariants, text, as_json)
     return 0
 
 
-def print_rules(rules: Sequence[Invariant], text: str, relation: str, severity: str, as_json: bool) -> None:
-    """Print those of `rules` that the filters leave. Raises BadOption."""
+def print_rules(rules: Sequence[Invariant], text: str, as_json: bool) -> None:
+    """Print those of `rules` that contain every word of `text`."""
     from rich.console import Console
 
     from traincheck.reporting.book_view import book_data, book_view, selected
 
-    option = OPTIONS["severity"]
-    if severity and severity not in option.choices:
-        raise BadOption(option.flag, severity, option.expected)
-    chosen = selected(rules, text=text, relation=relation, severity=severity)
+    matches = selected(rules, text)
     if as_json:
-        out_json(book_data(chosen))
+        out_json(book_data(matches))
     else:
-        # A pipe has no width: what is searched line by line should not be broken as for a small terminal.
-        Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH).print(book_view(chosen))
+        # A pipe has no width: do not break lines that a program may search.
+        Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH).print(book_view(matches))

@@ -1,4 +1,4 @@
-"""`traincheck status`: what is known of a project's own good runs."""
+"""`traincheck status`: summarise the library of a project."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Examples:
   traincheck status --json
   traincheck status --library ../other-project/.traincheck
 
-A rule that runs of one program bear out is an error once three runs did: until then breaking it is a notice.
+A rule of one program is a notice until three runs of that program support it, and an error from then on.
 """
 
 
 def command(library: flags.Library = None, as_json: flags.AsJson = False) -> None:
-    """Tell what is known of the programs here, and what not.
+    """Show which runs of your programs are accepted.
 
-    How much evidence there is of what is normal, and what was never seen.
+    It lists the evidence for their rules, and the conditions that no accepted run covers.
     """
     raise typer.Exit(status(library, as_json))
 
 
 def status(library: Path | None, as_json: bool = False) -> int:
-    """Print what the library holds."""
+    """Print the contents of the library."""
     from traincheck.invariants.library import find
 
     home = library if library is not None else find(Path.cwd())
@@ -43,14 +43,14 @@ def status(library: Path | None, as_json: bool = False) -> int:
         if as_json:
             out_json(None)
         else:
-            out("no run was accepted yet: `traincheck run` checks against the packs alone")
-            out("to expect of later runs what a good one showed: traincheck accept RUN")
+            out("no accepted runs: `traincheck run` checks against the packs alone")
+            out("to check later runs against a good one: traincheck accept RUN")
         return 0
-    _tell(home, as_json)
+    _print(home, as_json)
     return 0
 
 
-def _tell(home: Path, as_json: bool) -> None:
+def _print(home: Path, as_json: bool) -> None:
     from traincheck.inference.accept_run import never_seen
     from traincheck.inference.tally_files import read_tallies
     from traincheck.invariants.book import read_book
@@ -58,11 +58,9 @@ def _tell(home: Path, as_json: bool) -> None:
 
     record, book = read_record(home), read_book(home / BOOK)
     tallies = read_tallies(home / TALLIES)
-    known = {run.run for run in record.runs}
-    if known != {tally.run for tally in tallies}:
-        raise TallyUnreadable(
-            home / TALLIES, "it holds other runs than accepted.json names: one of both was changed alone"
-        )
+    accepted_runs = {run.run for run in record.runs}
+    if accepted_runs != {tally.run for tally in tallies}:
+        raise TallyUnreadable(home / TALLIES, "it holds other runs than accepted.json: restore both files together")
     unseen = never_seen(tallies, max((run.ranks for run in record.runs), default=1))
     if as_json:
         out_json(_data(home, record, book, unseen))
@@ -77,11 +75,12 @@ def _tell(home: Path, as_json: bool) -> None:
     ):
         out(line)
     last = record.last
-    named = sorted({run.script for run in record.runs if run.run in last.runs})
-    if named:
-        out(f"the last acceptance ({', '.join(named)}): {last.came} came, {last.went} went, {last.changed} changed")
+    scripts = sorted({run.script for run in record.runs if run.run in last.runs})
+    if scripts:
+        changes = f"{last.came} added, {last.went} removed, {last.changed} changed"
+        out(f"rules of the last acceptance ({', '.join(scripts)}): {changes}")
     if unseen:
-        out(f"never seen: {', '.join(unseen)}")
+        out(f"not covered by any accepted run: {', '.join(unseen)}")
 
 
 def _rows(runs: Sequence[AcceptedRun]) -> list[tuple[str, ...]]:

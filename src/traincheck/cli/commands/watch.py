@@ -1,4 +1,4 @@
-"""`traincheck watch`: look at a run that goes on, in another terminal or on another host."""
+"""`traincheck watch`: follow a run from another terminal or another host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -25,58 +25,36 @@ EPILOG = """\b
 Examples:
   traincheck watch runs/today
   traincheck watch runs/today --json | jq .
-  traincheck watch /shared/runs/today --alert-command "notify-send TrainCheck" --silent-after 120
-  traincheck watch runs/today --metrics-port 9100
+  traincheck watch /shared/runs/today --alert "notify-send TrainCheck" --heartbeat-timeout 120
+  traincheck watch runs/today --metrics 9100
 
-The run is not touched: its folder is read, on any host that sees it. A live view is shown on a terminal, plain
-lines are printed elsewhere. It ends with the run, or with Ctrl-C, and then sums up what was found so far.
+TrainCheck only reads the run folder, on any host that sees it. On a terminal it shows a live view, elsewhere it
+prints plain lines. It ends with the run or with Ctrl-C and then prints a summary.
 
 Exit codes: 0 no findings at or above --fail-on, 3 findings, 2 no training step or wrong usage, 1 TrainCheck
 failed, 130 Ctrl-C without findings.
 """
 
 
-def command(
-    run: flags.WatchedRun,
-    as_json: flags.JsonLines = False,
-    fail_on: flags.FailOn = None,
-    webhook: flags.Webhook = None,
-    alert_command: flags.AlertCommand = None,
-    alert_on: flags.AlertOn = None,
-    silent_after: flags.SilentAfter = None,
-    metrics_port: flags.MetricsPort = None,
-    metrics_host: flags.MetricsHost = None,
-    metrics_token: flags.MetricsToken = None,
-    otlp: flags.Otlp = None,
-) -> None:
-    """Watch a run that goes on, from another terminal or host.
+@flags.shared_options("fail_on", "alerts", "metrics", "heartbeat_timeout")
+def command(run: flags.WatchedRun, as_json: flags.JsonLines = False, **options: Any) -> None:
+    """Watch a run from another terminal or host.
 
-    Findings are shown as they come, and how the run fares.
+    It shows findings as they come, and the state of each rank.
     """
-    said = {
-        "fail_on": fail_on,
-        "webhook": webhook,
-        "alert_command": alert_command,
-        "alert_on": alert_on,
-        "silent_after": silent_after,
-        "metrics_port": metrics_port,
-        "metrics_host": metrics_host,
-        "metrics_token": metrics_token,
-        "otlp": otlp,
-    }
-    raise typer.Exit(watch(run, configs.load(said, os.environ, Path.cwd()), as_json))
+    raise typer.Exit(watch(run, configs.load(options, os.environ, Path.cwd()), as_json))
 
 
 def watch(run: Path, config: Config, as_json: bool = False) -> int:
-    """Watch `run` until it is over, and sum up; the exit code."""
+    """Watch `run` until it is over, and print a summary; the exit code."""
     from traincheck.checking.run_status import Watcher
-    from traincheck.runtime.run_monitor import Spared, look_out
+    from traincheck.runtime.run_monitor import Isolated, look_out
 
-    watcher = Watcher(run, monitoring.silent_after(config))
+    watcher = Watcher(run, monitoring.heartbeat_timeout(config))
     interrupted = False
     with ExitStack() as stack:
-        stack.enter_context(_ended_as_by_ctrl_c())
-        receivers = [Spared(receiver, remark) for receiver in monitoring.receivers(config)]
+        stack.enter_context(_sigterm_as_ctrl_c())
+        receivers = [Isolated(receiver, remark) for receiver in monitoring.receivers(config)]
         for receiver in receivers:
             stack.callback(receiver.close)
         view = _view(as_json)
@@ -94,8 +72,8 @@ def watch(run: Path, config: Config, as_json: bool = False) -> int:
 
 
 @contextmanager
-def _ended_as_by_ctrl_c() -> Iterator[None]:
-    """A request to end (SIGTERM) sums up, too, and gives the terminal back."""
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """SIGTERM prints the summary, too, and gives the terminal back."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -111,10 +89,10 @@ def _view(as_json: bool) -> Receiver:
     from traincheck.reporting.status_views import JsonLines, LiveView, PlainLines
 
     if as_json:
-        return JsonLines(_put)
+        return JsonLines(_print_line)
     return LiveView() if sys.stdout.isatty() else PlainLines()
 
 
-def _put(line: str) -> None:
+def _print_line(line: str) -> None:
     out(line)
-    sys.stdout.flush()  # into a pipe, too, while the run goes on
+    sys.stdout.flush()  # a reader of the pipe follows the run

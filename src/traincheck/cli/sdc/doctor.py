@@ -1,4 +1,4 @@
-"""`traincheck sdc doctor`: whether a training computes the same bits each time."""
+"""`traincheck sdc doctor`: test whether a training computes the same bits each time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Exit codes: 0 both runs computed the same bits, 3 they did not.
 """
 
 STEPS = 3
-"""The second step trains on what the first one made, and the third with a state that the optimizer has updated."""
+"""The second step uses updated parameters, the third an updated optimizer state."""
 
 
 def command(
@@ -37,10 +37,10 @@ def command(
     threads: sdc_flags.Threads = 1,
     as_json: flags.AsJson = False,
 ) -> None:
-    """Make a training bit-reproducible, prove it by executing it twice, or name the first operation that differs.
+    """Make a training bit-reproducible and prove it.
 
-    Two processes execute the same steps one after the other, with deterministic settings. The fingerprints of all that
-    torch computes in them are compared, operation by operation; of XLA's programs, submodule by submodule.
+    TrainCheck executes the same steps in two processes, with deterministic settings. It compares the fingerprint of
+    each operation (with XLA of each submodule) and names the first that differs.
     """
     from traincheck.sdc.doctor import Execution, diagnose
     from traincheck.sdc.frameworks import framework_of, must_be_executable
@@ -54,31 +54,32 @@ def command(
     must_be_executable(framework, workload)
     execution = Execution(workload, steps, seed, device or "cpu", threads, framework)
     with Progress() as progress:
-        found = diagnose(execution, progress, remark)
+        diagnosis = diagnose(execution, progress, remark)
     if as_json:
-        out_json(found.data())
+        out_json(diagnosis.data())
     else:
-        _tell(found)
-    raise typer.Exit(0 if found.reproducible else FINDINGS)
+        _print(diagnosis)
+    raise typer.Exit(0 if diagnosis.reproducible else FINDINGS)
 
 
-def _tell(found: Diagnosis) -> None:
+def _print(diagnosis: Diagnosis) -> None:
     from traincheck.sdc.doctor import advice
     from traincheck.sdc.frameworks import TORCH
 
-    execution, difference = found.execution, found.difference
-    what = f"{execution.workload}, {amount(execution.steps, 'step')} on {execution.device}"
-    what += "" if execution.framework == TORCH else f" with {execution.framework}"
+    execution, difference = diagnosis.execution, diagnosis.difference
+    work = f"{execution.workload}, {amount(execution.steps, 'step')} on {execution.device}"
+    work += "" if execution.framework == TORCH else f" with {execution.framework}"
     if difference is None:
-        out(f"Reproducible: two runs of {what} computed the same bits ({amount(found.compared, 'result')} compared).")
-        if found.undetermined:
-            named = ", ".join(found.undetermined)
-            out(f"Torch has no deterministic implementation of {named}; it may differ another time.")
+        compared = amount(diagnosis.compared, "result")
+        out(f"Reproducible: two runs of {work} computed the same bits ({compared} compared).")
+        if diagnosis.undetermined:
+            names = ", ".join(diagnosis.undetermined)
+            out(f"Torch has no deterministic implementation of {names}, so another run may differ.")
         out("With these settings:")
-        for line in columns(found.settings.items()):
+        for line in columns(diagnosis.settings.items()):
             out(line)
         return
-    out(f"Not reproducible: two runs of {what} part after {amount(found.compared, 'equal result')}.")
+    out(f"Not reproducible: two runs of {work} differ after {amount(diagnosis.compared, 'equal result')}.")
     for name, entry in (("first run", difference.first), ("second run", difference.second)):
         if entry is None:
             out(f"  {name}: has ended")
@@ -86,4 +87,4 @@ def _tell(found: Diagnosis) -> None:
             out(f"  {name}: {entry.sentence}")
     if difference.same_work and difference.first is not None:
         out(f"  first to differ: {difference.first.sentence}")
-    out(f"  {advice(difference, found.undetermined, execution.framework)}")
+    out(f"  {advice(difference, diagnosis.undetermined, execution.framework)}")

@@ -1,4 +1,4 @@
-"""Flags of `traincheck sdc`, and what their values have to be."""
+"""Flags of `traincheck sdc`, and the check of their numbers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,24 @@ Threads = Annotated[int, flag("threads")]
 Faults = Annotated[Optional[list[str]], flag("faults")]  # noqa: UP045
 Levels = Annotated[Optional[list[str]], flag("levels")]  # noqa: UP045
 TensorParallel = Annotated[int, flag("tensor_parallel")]
-StudyPage = Annotated[Optional[Path], flag("study_page")]  # noqa: UP045
+StudyFiles = Annotated[
+    Optional[list[Path]],  # noqa: UP045
+    flag(
+        "out", "File to write: FILE.html is a page with tables and plots, any other JSON. Repeatable.", metavar="FILE"
+    ),
+]
+FingerprintFile = Annotated[
+    Optional[Path],  # noqa: UP045
+    flag("out", "File to write the fingerprints of a clean device to, to compare others with.", metavar="FILE"),
+]
 FromStudy = Annotated[Optional[Path], flag("from_study")]  # noqa: UP045
-StudyFile = Annotated[Optional[Path], flag("study_file")]  # noqa: UP045
 Seconds = Annotated[int, flag("seconds")]
-Save = Annotated[Optional[Path], flag("save")]  # noqa: UP045
 Against = Annotated[Optional[Path], flag("against")]  # noqa: UP045
 
 BUILT_IN = "decoder-tiny"
 
 
 def at_least(flag_: str, value: int | float, least: int) -> None:
-    """Raises BadOption for a number that is too small."""
+    """Raises BadOption for a number below `least`."""
     if value < least:
         raise BadOption(flag_, value, f"a number, {least} or more")

@@ -1,4 +1,4 @@
-"""`traincheck sdc`: is it the hardware? Whether training computes the same bits, here, there, and each time."""
+"""`traincheck sdc`: the commands that look for silent data corruption by hardware."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from traincheck.cli.sdc import doctor, screen, study
 
 EPILOG = """\b
 Examples:
-  traincheck sdc doctor                                    is training reproducible here, bit by bit?
-  traincheck sdc doctor --workload mine.py:workload        and mine?
+  traincheck sdc doctor                                    is training bit-reproducible here?
+  traincheck sdc doctor --workload mine.py:workload        is mine?
   traincheck sdc study --fault bitflip@forward:*.attention,bit=exponent
-  traincheck sdc screen --seconds 60                       does this machine compute the same each time?
+  traincheck sdc screen --seconds 60                       does this machine compute correctly?
 """
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog=EPILOG,
-    help="Look for hardware that computes wrongly without failing.",
+    help="Look for hardware that computes wrong results silently.",
 )
 app.command("doctor", epilog=doctor.EPILOG)(doctor.command)
 app.command("study", epilog=study.EPILOG)(study.command)

@@ -1,4 +1,4 @@
-"""`traincheck sdc screen`: whether a machine computes training as it should."""
+"""`traincheck sdc screen`: test whether the devices of a machine compute training correctly."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  traincheck sdc screen --save good.json                   # on a machine that is clean
+  traincheck sdc screen -o good.json                       # on a clean machine
   traincheck sdc screen --against good.json                # on others of its kind
   traincheck sdc screen --device cuda --workload decoder-1b-bf16 --seconds 600 --json
   traincheck sdc screen --seconds 10 --fault bitflip@backward,chance=0.01
 
 \b
-Exit codes: 0 all devices are clean, 3 one is corrupt, 1 it cannot be told, as the work is not reproducible.
+Exit codes: 0 all devices are clean, 3 a device is corrupt, 1 undecided, as the work is not reproducible.
 """
 
 WORKLOAD = "decoder-small"
-"""Large enough for kernels to be used as in real training, small enough for several rounds on a CPU in a minute."""
+"""Large enough for the kernels of real training, small enough for several rounds on a CPU in a minute."""
 STEPS = 3
-"""Of a round: with updates of parameters that updates have made, and a state of the optimizer that is not new."""
+"""Steps of a round: the third has updated parameters and an updated optimizer state."""
 SHOWN = 5
-"""Wrong results that are printed of each device; --json has more."""
-CANNOT_BE_TOLD = 1
+"""Wrong results printed for each device; --json has more."""
+UNDECIDED = 1
 
 
 def command(
@@ -44,14 +44,14 @@ def command(
     device: sdc_flags.Device = None,
     threads: sdc_flags.Threads = 1,
     seconds: sdc_flags.Seconds = 120,
-    save: sdc_flags.Save = None,
+    file: sdc_flags.FingerprintFile = None,
     against: sdc_flags.Against = None,
     faults: sdc_flags.Faults = None,
     as_json: flags.AsJson = False,
 ) -> None:
-    """Exercise each device with real training work, and tell whether it computes what it should, each time.
+    """Test each device with real training work.
 
-    Rounds of matrix products of the model's shapes and of training steps are compared by fingerprint: with known ones
+    TrainCheck executes rounds of matrix products and training steps. It compares their fingerprints with known ones
     (--against), with each other, and between devices of one kind.
     """
     from traincheck.sdc.environment import needs_torch, settle_here
@@ -63,19 +63,19 @@ def command(
     for name, value, least in (("--steps", steps, 1), ("--seed", seed, 0), ("--threads", threads, 1)):
         sdc_flags.at_least(name, value, least)
     sdc_flags.at_least("--seconds", seconds, 1)
-    chosen = tuple(parse_fault(text) for text in faults or ())
+    injected = tuple(parse_fault(text) for text in faults or ())
     known = read_known(against) if against is not None else None
-    if save is not None:
-        if chosen:
-            raise BadOption("--save", str(save), "no --fault beside it: the fingerprints would be those of the fault")
-        may_replace_known(save)
+    if file is not None:
+        if injected:
+            raise BadOption("-o", str(file), "no --fault: the fingerprints would be those of the fault")
+        may_replace_known(file)
     settle_here()
     from traincheck.sdc.screening.rounds import Screening, as_data
 
-    screening = Screening(workload or WORKLOAD, steps, seed, threads, seconds, chosen)
+    screening = Screening(workload or WORKLOAD, steps, seed, threads, seconds, injected)
     screened, verdicts = _screen(screening, device, known, against)
-    if save is not None:
-        _save(save, screening, screened, verdicts)
+    if file is not None:
+        _save(file, screening, screened, verdicts)
     if as_json:
         out_json(as_data(screening, screened, verdicts))
     else:
@@ -104,7 +104,7 @@ def _save(path: Path, screening: Screening, screened: Screened, verdicts: Sequen
     from traincheck.sdc.screening.rounds import known_from
     from traincheck.sdc.screening.verdicts import CLEAN
 
-    clean = [rounds for rounds, one in zip(screened.devices, verdicts, strict=True) if one["verdict"] == CLEAN]
+    clean = [rounds for rounds, verdict in zip(screened.devices, verdicts, strict=True) if verdict["verdict"] == CLEAN]
     if not clean:
         remark(f"no device is clean, so {path} was not written")
         return
@@ -113,22 +113,23 @@ def _save(path: Path, screening: Screening, screened: Screened, verdicts: Sequen
 
 
 def _code(verdicts: Sequence[Mapping[str, Any]]) -> int:
-    found = {one["verdict"] for one in verdicts}
-    return FINDINGS if "corrupt" in found else CANNOT_BE_TOLD if "undecided" in found else 0
+    results = {verdict["verdict"] for verdict in verdicts}
+    return FINDINGS if "corrupt" in results else UNDECIDED if "undecided" in results else 0
 
 
 def _lines(screening: Screening, screened: Screened, verdicts: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    for one in verdicts:
-        told = one["software"]
-        yield f"{one['device']} ({told.get('name', told['device'])}, torch {told['torch']}): {one['verdict'].upper()}"
-        made = f"{amount(one['rounds'], 'round')} of {screening.workload} in {one['seconds']:.0f} s"
-        yield f"  {made}, {amount(one['compared'], 'result')} compared with {one['against']}, {one['wrong']:,} wrong"
-        rows = [(what["what"], what["reason"], f"round {what['round']}") for what in one["first_wrong"][:SHOWN]]
+    for verdict in verdicts:
+        software = verdict["software"]
+        name = f"{software.get('name', software['device'])}, torch {software['torch']}"
+        yield f"{verdict['device']} ({name}): {verdict['verdict'].upper()}"
+        rounds = f"{amount(verdict['rounds'], 'round')} of {screening.workload} in {verdict['seconds']:.0f} s"
+        compared = f"{amount(verdict['compared'], 'result')} compared with {verdict['against']}"
+        yield f"  {rounds}, {compared}, {verdict['wrong']:,} wrong"
+        rows = [(wrong["what"], wrong["reason"], f"round {wrong['round']}") for wrong in verdict["first_wrong"][:SHOWN]]
         yield from columns(rows, "    ")
-        if one["verdict"] == "undecided":
-            yield (
-                f"  Of {', '.join(one['undetermined'])} torch has no deterministic implementation here, so this may be "
-                "software. `traincheck sdc doctor` tells."
-            )
+        if verdict["verdict"] == "undecided":
+            names = ", ".join(verdict["undetermined"])
+            yield f"  Torch has no deterministic implementation of {names} here: the cause may be software."
+            yield "  Run `traincheck sdc doctor`."
     if screened.interrupted:
-        yield "It was interrupted; this is what whole rounds have shown."
+        yield "Interrupted: these are the results of the completed rounds."

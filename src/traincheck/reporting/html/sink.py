@@ -15,7 +15,7 @@ from traincheck.reporting.html.run_section import Told, part
 from traincheck.reporting.html.side_by_side import shared
 from traincheck.version import __version__
 from traincheck.vocab.finding import REPORT_VERSION, Report
-from traincheck.vocab.finding_details import Exhibit
+from traincheck.vocab.finding_details import FindingDetails
 
 TEMPLATES = (
     "pieces.html.j2",
@@ -39,13 +39,13 @@ class HtmlSink(Document):
 
     name = "html"
     file = "traincheck.html"
-    exhibits: Sequence[Exhibit] = ()
+    exhibits: Sequence[FindingDetails] = ()
 
     def text(self, report: Report) -> str:
         return html_of(report, self._judged(), self.exhibits)
 
 
-def render_html(report: Report, invariants: Sequence[Judged], path: PathLike, exhibits: Sequence[Exhibit] = ()) -> None:
+def render_html(report: Report, invariants: Sequence[Judged], path: PathLike, exhibits: Sequence[FindingDetails] = ()) -> None:
     """Writes the report with the invariants that were deployed to `path`, whole or not at all. Raises OutputError."""
     render_page([Told(report, invariants, exhibits)], path)
 
@@ -55,7 +55,7 @@ def render_page(runs: Sequence[Told], path: PathLike) -> None:
     write_whole(path, page_of(runs).encode("utf-8", "backslashreplace"))
 
 
-def html_of(report: Report, invariants: Sequence[Judged], exhibits: Sequence[Exhibit] = ()) -> str:
+def html_of(report: Report, invariants: Sequence[Judged], exhibits: Sequence[FindingDetails] = ()) -> str:
     """The report of one run as one HTML document, see `page_of`."""
     return page_of([Told(report, invariants, exhibits)])
 

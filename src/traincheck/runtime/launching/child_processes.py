@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 
 from traincheck.runtime.launching.import_hooks import when_imported
-from traincheck.runtime.stderr_log import complain
+from traincheck.runtime.stderr_log import log_warning
 
 TYPE_CHECKING = False  # as in typing, see import_hooks.py
 if TYPE_CHECKING:
@@ -59,4 +59,4 @@ def start(session: str) -> None:
 
         start_session(Settings.read(session))
     except Exception as error:
-        complain(f"this process is not observed: {type(error).__name__}: {error}")
+        log_warning(f"this process is not observed: {type(error).__name__}: {error}")

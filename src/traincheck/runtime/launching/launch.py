@@ -26,7 +26,7 @@ from traincheck.errors import CommandNotFound, CommandNotRunnable
 from traincheck.runtime.launching import child_processes
 from traincheck.runtime.launching.command_target import Target
 from traincheck.runtime.launching.run_settings import Settings
-from traincheck.runtime.stderr_log import complain, in_words
+from traincheck.runtime.stderr_log import in_words, log_warning
 
 FROM_TERMINAL = ("SIGINT", "SIGQUIT")
 """The terminal sends these to the whole foreground group: the child has them already."""
@@ -129,7 +129,7 @@ def launch(
             try:
                 open_beside.enter_context(beside())
             except Exception as error:
-                complain(f"{in_words(error)} (the program is not concerned)")
+                log_warning(f"{in_words(error)} (the program is not concerned)")
             code = child.wait()
         seconds = time.monotonic() - started
     return ExitStatus(code if code >= 0 else 128 - code, max(0, -code), seconds)

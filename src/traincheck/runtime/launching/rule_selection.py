@@ -16,7 +16,7 @@ from traincheck.invariants.selection import deployable
 from traincheck.options import NO_PACKS, SHIPPED_PACKS
 from traincheck.runtime.launching.deployment import Deployment, deploy
 from traincheck.runtime.launching.program_identity import CheckedProgram
-from traincheck.runtime.stderr_log import complain
+from traincheck.runtime.stderr_log import log_warning
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Rules:
         deployed = [(path, book, deploy(book, program, named=named)) for path, book, named in self.books]
         for path, book, deployment in deployed:
             for line in lines_of(Path(path).name, len(book.active), deployment):
-                complain(line)
+                log_warning(line)
         found = merge_books([*((path, deployment.book) for path, _, deployment in deployed), *self.others])
         if deployable(found.invariants, program.script):
             return merge_books([("", found), ("what training is", Book(of_training()))])
@@ -69,7 +69,7 @@ def rules_of(config: Config, look: Callable[[Collection[str]], Program] | None =
     matter = {package for each in several for pack in each.manifest.packs for package in pack.uses}
     program = look(matter) if look is not None and several else ANY
     for each in several:
-        complain(told_of(each, program))
+        log_warning(told_of(each, program))
     own = tuple((path, read_book(path), bool(config.books)) for path in books)
     others = [("the packs", book_of_packs(several, program))] if several else []
     if config.replay_every:
@@ -99,7 +99,9 @@ def own_books(start: Path) -> tuple[str, ...]:
     library = find(start)
     if library is None:
         return ()
-    complain(f"checking against what {number(len(read_record(library).runs), 'accepted run')} showed: {library / BOOK}")
+    log_warning(
+        f"checking against what {number(len(read_record(library).runs), 'accepted run')} showed: {library / BOOK}"
+    )
     return (str(library / BOOK),)
 
 

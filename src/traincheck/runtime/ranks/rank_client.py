@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 from traincheck.background_threads import background
 from traincheck.checking.digests import full
 from traincheck.checking.rank_engine import Compared
-from traincheck.runtime.ranks.rank_info import Place
+from traincheck.runtime.ranks.rank_info import RankInfo
 from traincheck.runtime.ranks.rank_protocol import Asked, Ended, Hello, InFull, Line, Stop, Told
-from traincheck.runtime.ranks.rank_server import ComparingRank
-from traincheck.runtime.ranks.recent_windows import HeldWindows
+from traincheck.runtime.ranks.rank_server import RankServer
+from traincheck.runtime.ranks.recent_windows import RecentWindows
 from traincheck.trace.run_notes import StopAsked
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Window
@@ -52,7 +52,7 @@ IN_FILES = b"files"
 """What the first rank says where all write into one run folder, which somebody else reads."""
 
 
-class Exchange:
+class RankClient:
     """The part of one rank in the exchange. It starts with the first window, and never raises.
 
     `folder` is a word that is the same for ranks with the same run folder, empty where they are to be compared here in
@@ -63,7 +63,7 @@ class Exchange:
 
     def __init__(
         self,
-        place: Place,
+        place: RankInfo,
         folder: str,
         rules: list[Invariant],
         demand: Demand,
@@ -84,9 +84,9 @@ class Exchange:
         self._waiting: queue.Queue[tuple[Window, Window]] = queue.Queue(MOST_WAITING)
         self._closing = threading.Event()
         self._over = threading.Event()
-        self._held = HeldWindows()
+        self._held = RecentWindows()
         self._failed = False
-        self._first: ComparingRank | None = None
+        self._first: RankServer | None = None
         self._muted: Mapping[str, str] = {}
         self._line: Line | None = None
         self.left_out = 0
@@ -171,7 +171,7 @@ class Exchange:
             return
         word = secrets.token_hex(16)
         with _listen(store.host, self._place.world_size) as listener:
-            self._first = first = ComparingRank(self._place, self._rules, self._on_finding, listener, word)
+            self._first = first = RankServer(self._place, self._rules, self._on_finding, listener, word)
             first.ranks.mute(self._muted)
             store.put("address", f"{listener.getsockname()[1]} {word}".encode())
             self._on_decided()

@@ -43,7 +43,7 @@ class Place(NamedTuple):
     job: str
 
 
-def place(environ: Mapping[str, str]) -> Place:
+def rank_info_of(environ: Mapping[str, str]) -> Place:
     """What torch.distributed says where it is initialised (a program may start its ranks by itself), or the launcher's
     variables; a job of one where neither says anything. Does not import torch."""
     rank, size = _number(environ, "RANK", 0), _number(environ, "WORLD_SIZE", 1)
@@ -76,7 +76,7 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
 
 def here() -> Place:
     """The place of this process."""
-    return place(os.environ)
+    return rank_info_of(os.environ)
 
 
 class Standing:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from traincheck.checking.digests import lean
 from traincheck.checking.outcome_files import save_compared
 from traincheck.checking.rank_engine import Compared, comparable, told_demand
-from traincheck.runtime.ranks.rank_info import Place
+from traincheck.runtime.ranks.rank_info import RankInfo
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.format import TOLD
 from traincheck.trace.rotation import RotatingWriter
@@ -20,7 +20,7 @@ from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.option_values import EXCHANGE, FILES, OFF
 
 if TYPE_CHECKING:
-    from traincheck.runtime.ranks.rank_client import Exchange
+    from traincheck.runtime.ranks.rank_client import RankClient
 
 SAVE_EVERY = 500
 """Windows between two savings of what ranks that tell each other found: what a killed process loses of its counts."""
@@ -55,7 +55,7 @@ class Telling:
         self._on_stop = on_stop
         self._on_fault = on_fault
         self._writer: RotatingWriter | None = None
-        self._exchange: Exchange | None = None
+        self._exchange: RankClient | None = None
         self._muted: Mapping[str, str] = {}
         self._windows = 0
         self.exchanging = False
@@ -63,7 +63,7 @@ class Telling:
         self.sent: dict[str, int] = {}
         """Messages, and bytes in them, that went to the first rank; known at the end."""
 
-    def feed(self, window: Window, place: Place) -> None:
+    def feed(self, window: Window, place: RankInfo) -> None:
         """Tell a window."""
         if not self._rules or place.world_size < 2:
             return
@@ -91,7 +91,7 @@ class Telling:
         if self._writer is not None:
             self._writer.close()
 
-    def by_files(self, place: Place) -> bool:
+    def by_files(self, place: RankInfo) -> bool:
         """Whether the ranks are compared by their event files, while these are written, as far as that is known."""
         return bool(self._rules) and place.world_size > 1 and not self.exchanging
 
@@ -106,12 +106,12 @@ class Telling:
         if self._exchange is not None:
             self._exchange.stop_all(because)
 
-    def _begin(self, place: Place) -> None:
+    def _begin(self, place: RankInfo) -> None:
         from traincheck.runtime.ranks.rank_client import (
-            Exchange,  # most programs have a single rank, and need none of it
+            RankClient,  # most programs have a single rank, and need none of it
         )
 
-        self._exchange = Exchange(
+        self._exchange = RankClient(
             place,
             "" if self._how == EXCHANGE else self._folder.manifest.id,
             self._rules,

@@ -15,9 +15,9 @@ from traincheck.background_threads import background
 from traincheck.checking.digests import full
 from traincheck.checking.notifier import Teller
 from traincheck.checking.rank_engine import Compared, RankEngine, not_compared, told_demand
-from traincheck.runtime.ranks.rank_info import Place
+from traincheck.runtime.ranks.rank_info import RankInfo
 from traincheck.runtime.ranks.rank_protocol import Asked, Ended, Hello, InFull, Line, Message, Told
-from traincheck.runtime.ranks.recent_windows import HeldWindows
+from traincheck.runtime.ranks.recent_windows import RecentWindows
 from traincheck.trace.alignment import aligned
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
@@ -49,12 +49,12 @@ class _Peer:
         self.last_step = -1
 
 
-class ComparingRank:
+class RankServer:
     """Compares on two threads of its own: one that reads from all lines, one that judges."""
 
     def __init__(
         self,
-        place: Place,
+        place: RankInfo,
         rules: Sequence[Invariant],
         on_finding: Callable[[Finding], None],
         listener: socket.socket,
@@ -67,7 +67,7 @@ class ComparingRank:
         self._listener = listener
         self._teller = Teller(on_finding)
         self._peers = {rank: _Peer() for rank in range(place.world_size)}
-        self._own = HeldWindows(2 * MOST_AHEAD)  # more than it is let run ahead
+        self._own = RecentWindows(2 * MOST_AHEAD)  # more than it is let run ahead
         self._news = threading.Condition()
         self._over = False
         self._judged = False

@@ -12,7 +12,7 @@ MOST_EVENTS_HELD = 400_000
 """Windows, and events in them, that a rank keeps to be asked for."""
 
 
-class HeldWindows:
+class RecentWindows:
     """The last windows of a rank; of large ones fewer, but always the last. May be used by several threads."""
 
     def __init__(self, most: int = MOST_HELD) -> None:

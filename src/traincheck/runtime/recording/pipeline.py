@@ -27,7 +27,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from traincheck.background_threads import NAME, background
-from traincheck.runtime.stderr_log import complain
+from traincheck.runtime.stderr_log import log_warning
 from traincheck.vocab.events import Window
 
 MOST_WAITING = 256
@@ -142,9 +142,9 @@ class Pipeline:
         """Complain, in the background: stderr may be a pipe that nobody reads."""
         thread = self._thread
         if thread is None or not thread.is_alive() or thread is threading.current_thread():
-            complain(text)
+            log_warning(text)
         else:
-            self._at_once(lambda: complain(text))
+            self._at_once(lambda: log_warning(text))
 
     def rest(self) -> None:
         """End the thread until `start`, unless it is busy for long: a fork comes, see Note [No thread in a fork]."""
@@ -179,7 +179,9 @@ class Pipeline:
             if now - began > PATIENCE and not told:
                 told = True
                 with suppress(RuntimeError):
-                    background(complain, NAME, f"waiting for {self.left} to be written and checked (Ctrl-C ends that)")
+                    background(
+                        log_warning, NAME, f"waiting for {self.left} to be written and checked (Ctrl-C ends that)"
+                    )
         return "" if self._ended else self._unfinished("at all")
 
     @property

@@ -78,7 +78,7 @@ class _Stretch:
             yield window
 
 
-class Stretches:
+class Retention:
     """Takes all windows in order, and gives those that are to be recorded, in order. From one thread, but `around`.
 
     `left_out` counts the training steps that were not given and will not be.

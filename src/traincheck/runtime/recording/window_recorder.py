@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from traincheck.errors import OutputError
-from traincheck.runtime.recording.retention import LENGTH, MOST_EVENTS, Stretches, events_in
+from traincheck.runtime.recording.retention import LENGTH, MOST_EVENTS, Retention, events_in
 from traincheck.trace.rotation import RotatingWriter
 from traincheck.vocab.events import TRAIN, Window
 
@@ -40,7 +40,7 @@ class Keeping:
         self._in_full = in_full
         self._writer: RotatingWriter | None = None
         self._full = threading.Event()
-        self._stretches = Stretches()
+        self._stretches = Retention()
         self._begins: deque[int] = deque()  # the windows from which on all was told anew
         self._handed = -1  # the last window that was handed on
         self._length = self._events = 0  # of the windows since all was told anew
