@@ -8,7 +8,6 @@ import argparse
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, TensorDataset
 
 
@@ -46,6 +45,15 @@ class ResNetMini(nn.Module):
         return self.fc(torch.flatten(x, 1))
 
 
+def make_digits(count):
+    """Digits of 8x8 pixels: ten fixed glyphs, shifted by up to a pixel, with noise on top."""
+    glyphs = (torch.rand(10, 8, 8, generator=torch.Generator().manual_seed(7)) > 0.6).float()
+    labels = torch.randint(10, (count,))
+    shifts = torch.randint(-1, 2, (count, 2)).tolist()
+    images = torch.stack([torch.roll(glyphs[k], move, (0, 1)) for k, move in zip(labels, shifts, strict=True)])
+    return (images + 0.3 * torch.randn_like(images)).clamp(0, 1).unsqueeze(1), labels
+
+
 def pretrained_resnet(images, steps=30, batch_size=64):
     model = ResNetMini(num_classes=4)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -81,9 +89,7 @@ def main():
     args = parser.parse_args()
     torch.manual_seed(args.seed)
 
-    digits = load_digits()
-    images = torch.tensor(digits.images / 16.0, dtype=torch.float32).unsqueeze(1)
-    labels = torch.tensor(digits.target)
+    images, labels = make_digits(1797)
     train_loader = DataLoader(TensorDataset(images[:1400], labels[:1400]), args.batch_size, shuffle=True)
     test_loader = DataLoader(TensorDataset(images[1400:], labels[1400:]), batch_size=200)
 
