@@ -1,1 +1,1 @@
-"""Relations: the knowledge. One file per relation; `template.py` is a deliberately simple one to copy."""
+"""The relations: each one defines the occasions of a kind of rule, and which properties hold on them."""

@@ -1,13 +1,12 @@
-"""Comparison: what several calls of one API were given and gave back, and whether it is all equal or all distinct.
+"""Comparison of several calls of one API: whether their arguments and results are all equal or all distinct.
 
-A value, a data type and a shape are worth a word where they are all equal, or where ranks or threads each have their
-own value; memory and what is in it also where each call has its own.
+Values, dtypes and shapes matter where they are all equal, and where each rank or thread has its own value. Memory and
+contents matter also where each call has its own.
 
 Note [Contents of a sample]
-A full collection reads the contents of the first calls only, and a run under rules about them reads those of all.
-What a function of the user's does goes by the call, in every run alike, so the first ones may refute that calls are all
-equal, or all distinct; only the contents of all of them can bear it out. (Rules about other calls rest on several
-programs.)
+A full recording reads the contents of the first calls only; a run that checks rules about contents reads those of every
+call. A function of the project behaves the same in every run. So the first calls may refute that calls are all equal or
+all distinct, but only the contents of all calls can confirm it. (Rules about other calls rest on several programs.)
 """
 
 from __future__ import annotations
@@ -27,39 +26,39 @@ from traincheck.vocab.properties import COMPARES_CALLS, DISTINCT, EQUAL
 VALUE, DTYPE, SHAPE, STORAGE, DATA = "value of ", "dtype of ", "shape of ", "storage of ", "data of "
 
 FIRST = 2
-"""Of so many calls in a row contents are compared, however many there are: a full recording reads no more of them in a
-step (`MOST_READ` in sources/tensors/call_summaries.py), and a rule is to be judged on what it was learned from."""
+"""Number of consecutive calls whose contents are compared. A full recording reads no more of them in a step
+(`MAX_READ_CALLS` in sources/tensors/call_summaries.py), and a check must judge a rule on the same calls."""
 
 LEAST_ELEMENTS = 8
-"""Tensors with fewer elements may well be equal by chance (two losses of zero), so that distinct ones say nothing."""
+"""Tensors with fewer elements may be equal by chance, such as two losses of zero, so distinct ones prove nothing."""
 
 _BETWEEN_RANKS = COLLECTIVES | SENDS | RECEIVES | {WAIT}
 
 Ways = Mapping[str, tuple[str, ...]]
-"""What may be said of each thing that is compared; nothing of those that are not named."""
+"""The relations to test for each aspect; aspects that are missing are not compared."""
 
 _EITHER = (EQUAL, DISTINCT)
 
 OF_MODULES: Ways = {VALUE: (EQUAL,)}
-"""For calls of one class of modules, one after the other: they mostly go from layer to layer."""
+"""For consecutive calls of one class of modules, which mostly go from layer to layer."""
 OF_PROGRAM: Ways = {VALUE: (EQUAL,), DTYPE: (EQUAL,), DATA: _EITHER}
-"""For calls of functions of the user's. (The last batch of several may be smaller, so sizes are left out.)"""
+"""For calls of functions of the project. Sizes are left out: the last of several batches may be smaller."""
 OF_LIFECYCLE: Ways = {DATA: (DISTINCT,), STORAGE: (DISTINCT,)}
-"""For calls that drive training, one after the other: fetching the same batch or going back from the same loss again
-is a waste at best. (How they are called is a matter of the program.)"""
+"""For consecutive calls that drive training. To fetch the same batch or to start a backward from the same loss again is
+a waste. How they are called depends on the program."""
 AT_ONCE: Ways = {VALUE: _EITHER, DTYPE: (EQUAL,), SHAPE: (EQUAL,), DATA: _EITHER}
-"""For calls made at the same place in several ranks or threads. Their memory has names of its own in each."""
+"""For calls at the same point of several ranks or threads. Memory has other names in each of them."""
 OF_COLLECTIVES: Ways = {VALUE: (EQUAL,), DTYPE: (EQUAL,), SHAPE: (EQUAL,), DATA: (EQUAL,)}
-"""For the same collective on several ranks. What they bring to it may well be equal."""
+"""For the same collective on several ranks. Ranks may bring equal contents to it."""
 OF_OTHERS: Ways = {DATA: _EITHER}
-"""For calls that drive training, in several ranks which need not do the same."""
+"""For calls that drive training on several ranks, which need not do the same."""
 OF_EXCHANGES: Ways = {}
-"""For what ranks send each other, one after the other. Buffers are used again and gradients may be zero; that messages
-are not spoilt on the way is told where they end."""
+"""For consecutive messages between ranks. Programs reuse buffers, and gradients may be zero. messages.py checks that a
+message arrives intact."""
 
 
 def ways_of(call: Call) -> Ways:
-    """What is said of calls of this API that follow each other."""
+    """The relations to test for consecutive calls of this API."""
     if call.name in _BETWEEN_RANKS:
         return OF_EXCHANGES
     if call.kind == LIFECYCLE:
@@ -68,7 +67,7 @@ def ways_of(call: Call) -> Ways:
 
 
 class Verdict(NamedTuple):
-    """Properties that hold of several calls, and those that do not."""
+    """The properties that hold for several calls, and those that do not."""
 
     held: frozenset[Property]
     failed: frozenset[Property]
@@ -77,11 +76,11 @@ class Verdict(NamedTuple):
 def compare(
     calls: Sequence[Call], ways: Ways, partly_read: Set[str] = frozenset(), *, in_a_row: bool = False
 ) -> Verdict:
-    """Whether what the calls were given is all equal or all distinct.
+    """Whether the values that the calls were given are all equal or all distinct.
 
-    What only one of them tells is not judged; nor is what none does. Of what was read `of_some` calls, as `sampled`
-    tells, it may be found that they are not; that they are is left open. Calls `in_a_row` are of one rank and thread:
-    of contents only those of the `FIRST` ones count.
+    A value that fewer than two calls recorded is not judged. `partly_read` (see `sampled`) names contents that were not
+    read for every call: these can refute a property, but not confirm it. Calls `in_a_row` are of one rank and thread;
+    only the contents of the `FIRST` ones count.
     """
     values_by_name: dict[str, list[Hashable]] = {}
     for index, call in enumerate(calls):
@@ -105,12 +104,12 @@ def compare(
 
 
 def _aspect_of(name: str) -> str:
-    """Which of the things that are compared `name` is about: `value of ` for `value of capacity`."""
+    """The aspect that `name` starts with: `value of ` for `value of capacity`."""
     return name[: name.index(" of ") + 4]
 
 
 def _is_small(name: str, calls: Sequence[Call]) -> bool:
-    """Whether `name` is about contents of so few elements that they may be equal by chance."""
+    """Whether `name` refers to contents of so few elements that they may be equal by chance."""
     role = name.removeprefix(DATA)
     if role == name:
         return False
@@ -155,7 +154,7 @@ def _of_tensors(name: str, tensors: Sequence[TensorSummary]) -> Iterator[tuple[s
 
 
 def sampled(calls: Iterable[Call]) -> frozenset[str]:
-    """What `compare` tells of functions of the user's, and was not read of each of the calls."""
+    """The contents of functions of the project that were not read for each of the calls."""
     return frozenset(
         DATA + (RESULT if is_result(tensor) else tensor.role)
         for call in calls
@@ -166,11 +165,11 @@ def sampled(calls: Iterable[Call]) -> frozenset[str]:
 
 
 TRAINING = "training"
-"""A flag that functions are given and that is also a circumstance: the mode of the module around the call."""
+"""A flag that functions take as an argument, and that is also a fact: the mode of the module around the call."""
 
 
 def is_mode(name: str, call: Call) -> bool:
-    """Whether a flag is no argument but the mode of the module that is called."""
+    """Whether a flag is the mode of the called module rather than an argument."""
     return call.kind == MODULE and name == TRAINING
 
 
@@ -180,7 +179,7 @@ def is_result(tensor: TensorSummary) -> bool:
 
 
 def common(calls: Iterable[Call], stage: str) -> Facts:
-    """The circumstances that all of the calls share, with the stage."""
+    """The facts that all of the calls share, with the stage."""
     contexts = {call.context for call in calls}
     if len(contexts) == 1:
         return context_of(contexts.pop(), stage)
@@ -189,18 +188,18 @@ def common(calls: Iterable[Call], stage: str) -> Facts:
 
 
 def data_needed(prop: Property) -> ValueKind:
-    """What has to be observed of the calls to judge a property that `compare` tells."""
+    """What sources must read of the calls to judge a property of `compare`."""
     aspect = _aspect_of(prop.object)
     return ARGUMENTS if aspect == VALUE else CONTENTS if aspect == DATA else TENSORS
 
 
 def value_in_call(call: Call, name: str) -> Hashable:
-    """What the call tells of one of the things that `compare` names; None where it tells nothing."""
+    """The value in the call that `compare` calls `name`; None if the call lacks it."""
     return next((value for value_name, value in _values_of(call) if value_name == name), None)
 
 
 def phrase_for(prop: Property) -> str:
-    """What the calls share, or each has for itself: `the same dtype of input`."""
+    """What the calls share, or have each for themselves: `the same dtype of input`."""
     return f"the same {compared_phrase(prop)}" if prop.detail == EQUAL else f"each another {compared_phrase(prop)}"
 
 

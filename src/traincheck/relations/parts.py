@@ -1,6 +1,6 @@
-"""Parts: a relation that says several things of one kind is put together of parts, one for each of them.
+"""The parts of a composite relation: `Consistent` and `Periodic` combine one part for each kind of statement.
 
-`Consistent` and `Periodic` are. A part is written like a small relation; subjects tell by their grain whose they are.
+A part is written like a small relation. The grain of a subject shows which part it belongs to.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ BACKWARD = "torch.autograd.backward"
 V = TypeVar("V")
 
 TIME = "time"
-"""The grain of one variable at two times."""
+"""The grain of rules that compare one variable at two times."""
 
 
 class RelationPart(Protocol):
-    """One of the things that a relation says. It follows the windows of one process, as a relation does."""
+    """One kind of statement of a composite relation. It follows the windows of one process, as a relation does."""
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         """The occasions in `window`."""
 
     def forget(self) -> None:
-        """Windows were dropped: forget what was."""
+        """Reset the state, because windows were dropped."""
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
-        """Whether occasions of this subject are the part's."""
+        """Whether this part makes the occasions of the subject."""
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        """What must be observed to judge a rule of this subject and property."""
+        """The demand of a rule with this subject and property."""
 
     @staticmethod
     def is_optional_practice(prop: Property) -> bool:
-        """Whether the property is one of the part's habits."""
+        """See `Relation.is_optional_practice`."""
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
@@ -53,7 +53,7 @@ class RelationPart(Protocol):
 
 
 class Composite:
-    """A relation made of `parts`; only those run that the interest asks for."""
+    """A relation made of `parts`. Only the parts that the interest requests run."""
 
     parts: ClassVar[tuple[type[RelationPart], ...]] = ()
 
@@ -117,7 +117,7 @@ class Composite:
 
 
 def calls_of(window: Window, *apis: str) -> Sequence[Call]:
-    """The calls in `window`, in order and ended, whose most general name is one of `apis`."""
+    """The calls in `window` that ended and whose most general name is one of `apis`, in order."""
     if not window.calls:
         return ()
     call_lists = [calls for calls in map(window.calls_named.get, apis) if calls]
@@ -130,30 +130,30 @@ _SEQ, _FIRST = attrgetter("seq"), itemgetter(0)
 
 
 def in_order(groups: Sequence[tuple[list[int], V]]) -> Sequence[tuple[list[int], V]]:
-    """What is told of changes that stand together (`Window.change_groups`), with their places, so that all changes come in
-    their order: groups that lie one behind the other as they are, and otherwise one change at a time."""
+    """The groups of changes (`Window.change_groups`) with their positions, arranged so that all changes come in order.
+    Groups that do not overlap stay whole; otherwise each change comes by itself."""
     if all(first[0][-1] < second[0][0] for first, second in pairwise(groups)):
         return groups
     return sorted((([position], content) for positions, content in groups for position in positions), key=_FIRST)
 
 
 def outermost(call: Call, window: Window) -> bool:
-    """Whether no call of the same name is around `call` (a scheduler may step others that it is made of)."""
+    """Whether no call of the same name encloses `call`. A scheduler may step the schedulers that it is made of."""
     return all(around.levels[-1] != call.levels[-1] for around in window.ancestors(call))
 
 
 def named(reading: Reading) -> str:
-    """What a reading is of, as subjects say it: `hyperparameter.lr`."""
+    """What a reading measures, as subjects write it: `hyperparameter.lr`."""
     return f"{reading.kind}.{reading.attribute}"
 
 
 def number(value: FactValue) -> float | None:
-    """`value` where it is a number (truth values are none)."""
+    """`value` if it is a number; None for a flag and everything else."""
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def is_figure(value: FactValue) -> bool:
-    """Whether an entry of a parameter group says what is computed; flags, and what was left open, say in which way."""
+    """Whether an entry of a parameter group affects what is computed. Flags and None only select how."""
     return value is not None and not isinstance(value, bool)
 
 
@@ -179,7 +179,7 @@ _PHRASES = {
 
 
 def phrase_for(quantity: str) -> str:
-    """What people call `thing`, such as `hyperparameter.weight_decay`; a noun without an article."""
+    """The words for a quantity such as `hyperparameter.weight_decay`: a noun without an article."""
     kind, _, attribute = quantity.partition(".")
     words = f"setting of {attribute}" if kind == "hyperparameter" else f"{attribute} of a {kind.replace('_', ' ')}"
     return _PHRASES.get(quantity, words)

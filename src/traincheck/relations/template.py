@@ -1,8 +1,8 @@
-"""Template: a deliberately simple relation to copy, and the example of docs/extend/relations.md.
+"""A deliberately simple relation to copy, and the example of docs/extend/relations.md.
 
-It says: *a call of this API returns a tensor of a fixed dtype*. Copy the file, rename the class, say what an occasion
-is, name it in `plugins.py` or as an entry point of the group `traincheck.relations`, and prove in a test that it
-conforms (`traincheck.testing.conformance.check_relation`).
+It says: *a call of this API returns a tensor of a fixed dtype*. Copy the file, rename the class and define an occasion.
+Register the class in `plugins.py`, or as an entry point of the group `traincheck.relations`. Then prove in a test that
+it conforms (`traincheck.testing.conformance.check_relation`).
 """
 
 from __future__ import annotations

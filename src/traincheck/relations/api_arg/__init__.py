@@ -1,1 +1,1 @@
-"""APIArg: the arguments of a call, and of calls that belong together."""
+"""The relation APIArg: the arguments of a call, and of calls that belong together."""

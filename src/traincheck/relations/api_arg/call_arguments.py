@@ -1,4 +1,4 @@
-"""Call arguments: what one call says of its arguments, see Note [Arguments that mean something] in relation.py."""
+"""Judge the arguments of one call, see Note [Arguments that mean something] in relation.py."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLOATING = ("float32", "float64", "float16", "bfloat16")
 
 
 class Judged(NamedTuple):
-    """The properties that hold in some circumstances (told without the stage), and those that do not."""
+    """The properties that hold and fail in some circumstances (without the stage)."""
 
     context: Facts
     held: frozenset[Property]
@@ -33,7 +33,7 @@ class Judged(NamedTuple):
 
 
 _MAX_CACHED = 10_000
-"""Judgements kept: of a kilobyte each."""
+"""Cached judgements, of about a kilobyte each."""
 
 _cache: BoundedCache[tuple[object, ...], tuple[Judged, ...]] = BoundedCache(_MAX_CACHED)
 
@@ -41,7 +41,7 @@ _PropertyResults = Iterator[tuple[Property, bool]]
 
 
 def judge_arguments(call: Call, api: str) -> tuple[Judged, ...]:
-    """What can be said of the arguments of `call`, known as `api`; it is worked out once for equal ones."""
+    """The judgements on the arguments of `call`, known as `api`. Equal calls share one result."""
     if not _is_judged(call, api):
         return ()
     if varies(call):
@@ -55,7 +55,7 @@ def judge_arguments(call: Call, api: str) -> tuple[Judged, ...]:
 
 
 def argument_data_needed(prop: Property) -> set[ValueKind]:
-    """What has to be observed of the calls to judge a property that `judge_arguments` tells."""
+    """What sources must read of the calls to judge a property of `judge_arguments`."""
     if prop == SCALED:
         return {SCALE}
     if prop.verb == ARGUMENT_SIZE:
@@ -64,7 +64,7 @@ def argument_data_needed(prop: Property) -> set[ValueKind]:
 
 
 def _is_judged(call: Call, api: str) -> bool:
-    """False where `_meant` has nothing to say, by a look that costs less than to find out what was said before."""
+    """False if `_property_results` has nothing to judge. This test costs less than a look into the cache."""
     if api == BACKWARD or (len(call.tensors) == 2 and call.kind == FUNCTION):
         return True
     return len(call.tensors) > 1 and any(tensor.shape == () for tensor in call.tensors)
@@ -78,7 +78,8 @@ def _judge(call: Call, api: str) -> Iterator[Judged]:
 
 
 def _property_results(call: Call, api: str) -> _PropertyResults:
-    """What arguments are for. Values are told under the call's own name only: they have to be read in every call."""
+    """Whether arguments are what the function is for. Values are judged only under the call's own name, because sources
+    have to read them in every call."""
     scaled = value_of(call.result, "scaled") if api == BACKWARD else None
     if isinstance(scaled, bool):
         yield SCALED, scaled
@@ -95,12 +96,12 @@ def _property_results(call: Call, api: str) -> _PropertyResults:
 
 
 def flows(tensor: TensorSummary) -> bool:
-    """Whether a gradient is to flow through the tensor."""
+    """Whether a gradient can flow through the tensor."""
     return tensor.requires_grad and tensor.dtype in FLOATING
 
 
 def _is_loss(arguments: list[TensorSummary], results: list[TensorSummary]) -> bool:
-    """Whether a call compares tensors and returns one number from which gradients flow."""
+    """Whether a call takes several tensors and returns one number from which gradients flow."""
     return len(arguments) > 1 and len(results) == 1 and results[0].shape == () and flows(results[0])
 
 
@@ -110,7 +111,7 @@ def _values(tensor: TensorSummary) -> _PropertyResults:
     if isinstance(rows, bool) and len(tensor.shape) > 1:
         yield Property(ARGUMENT_VALUES, tensor.role, ROWS), rows
         yield Property(ARGUMENT_VALUES, tensor.role, NO_ROWS), not rows
-    # That it is finite is not asked: what is to be left out of a softmax is minus infinity on purpose.
+    # Infinite values are allowed: a softmax masks entries with minus infinity.
     if "zero" in tensor_facts:
         yield Property(ARGUMENT_VALUES, tensor.role, NOT_ZERO), tensor_facts["zero"] is False
 
@@ -118,8 +119,8 @@ def _values(tensor: TensorSummary) -> _PropertyResults:
 def _several(call: Call, argument: TensorSummary, result: TensorSummary) -> bool | None:
     """Whether there is more than one element along `dim`; None where it does not matter.
 
-    It does where a function maps what lies along `dim` to as much (a softmax): of a single element it makes a constant,
-    or nothing new, and a gradient that was to flow through it is lost.
+    It matters if a function maps the elements along `dim` to as many (a softmax). For a single element the result is
+    constant or equal to the input, and a gradient that should flow through it is lost.
     """
     dim = value_of(call.args, "dim")
     if isinstance(dim, bool) or not isinstance(dim, int) or argument.shape != result.shape or not flows(argument):

@@ -1,13 +1,13 @@
-"""Messages: what one rank sends to another, set against what that one is ready to receive, and what it got.
+"""Compare the messages between ranks: each one with the tensor that the receiver expects, and with what arrived.
 
-The n-th message from a rank to another with some tag is the n-th that the other receives from it with that tag: this is
-how `torch.distributed` pairs them. Both ends count from the start of the run, so it matters not in which window an end
-is seen: a stage of a pipeline that waits for its input does so before its own step begins.
+`torch.distributed` pairs the n-th message from a rank to another with some tag with the n-th receive for that tag. Both
+ends count from the start of the run. So it does not matter in which window an end is recorded: a pipeline stage that
+waits for its input does so before its own step begins.
 
 Note [Room]
-A receiver may well hold more room than it gets (a box for the largest of messages), so only a message that is larger
-than its room is an error. What comes back from the other rank is as large as what went there in most programs:
-activations and their gradients, equal shares of an exchange. It is asked where as many go either way in a step.
+A receiver may hold more room than it gets (a buffer for the largest message), so only a message that is larger than its
+room is an error. In most programs, the tensor that comes back is as large as the one that was sent: activations and
+their gradients, or equal shares of an exchange. This is compared where as many messages go either way in a step.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _SENTENCES = {
 }
 
 MOST_PENDING = 10_000
-"""Ends of messages that are kept until the other end is seen; beyond, all are let go of."""
+"""Ends of messages that wait for the other end. Beyond this number, all of them are dropped."""
 
 _Route = tuple[int, int, int]
 """From which rank, to which, with which tag."""
 
 
 class _Message(NamedTuple):
-    """One end of a message: its rank and its call, and the tensor as it was sent or is received."""
+    """One end of a message: its rank, its call, and the tensor as it was sent or is received."""
 
     rank: int
     call: Call
@@ -54,17 +54,17 @@ class _Message(NamedTuple):
 
 
 _Judged = tuple[Property, bool, Sequence[_Message]]
-"""A property, whether it holds, and the messages that it is about."""
+"""A property, whether it holds, and the messages that it covers."""
 
 
 class Messages:
-    """Pairs the messages of several ranks; ends are kept until the other end is seen."""
+    """Pairs the messages of several ranks. An end is kept until the other end is recorded."""
 
     def __init__(self) -> None:
         self._pending: dict[tuple[_Route, int, bool], _Message] = {}
 
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
-        """The occasions: one of each property, with the first call of the first rank that spoke against it, if any."""
+        """Yield one occasion for each property, with the first call of the first rank that violates it, if any."""
         results: list[_Judged] = []
         sent: dict[_Route, list[_Message]] = {}
         for route, number, sends, message in _message_ends(windows):
@@ -124,7 +124,8 @@ def _occasion(prop: Property, results: Sequence[tuple[bool, Sequence[_Message]]]
 
 
 def _message_ends(windows: Sequence[Window]) -> Iterator[tuple[_Route, int, bool, _Message]]:
-    """What the ranks send and receive, in the order of their calls: route, number, whether it is sent, the message."""
+    """The messages that the ranks send and receive, in the order of their calls: route, number, whether it is sent,
+    message."""
     for window in windows:
         received = _received_fingerprints(window)
         for call in window.calls:
@@ -142,12 +143,12 @@ def _message_ends(windows: Sequence[Window]) -> Iterator[tuple[_Route, int, bool
 
 
 def _received_directly(call: Call) -> int | None:
-    """What was received, where the call itself waited for it."""
+    """The fingerprint of the received tensor, if the call itself waited for it."""
     return None if call.name in STARTERS else call.tensors[-1].fingerprint
 
 
 def _received_fingerprints(window: Window) -> dict[int, int | None]:
-    """What was received, by the call that started it."""
+    """The fingerprints of received tensors by the call that started the receive."""
     fingerprints: dict[int, int | None] = {}
     for call in window.calls:
         started = value_of(call.result, STARTED)

@@ -1,11 +1,10 @@
-"""Switches: arguments that go with the mode of the module around the call, as dropout does.
+"""Arguments that follow the training mode of the module around the call, as dropout does.
 
-Note [Habit and switch]
-Most arguments that never vary are a habit of whoever wrote the call, and one that goes with the stage of the run or
-with the gradient mode is hardly more. What an argument has to do with training is shown by the mode of the module
-around: a flag that is always the module's mode is meant to be; and a figure that is not zero in training, and zero in
-the evaluation of the same module, measures what is to be switched off there. (In training it may well be zero, if
-somebody wants none of it.)
+Note [Arguments that follow the mode]
+Most arguments that never vary are the author's choice, and so are most that follow the stage of the run or the gradient
+mode. The mode of the enclosing module shows what an argument has to do with training. A flag that always equals the
+mode is meant to. A number that is not zero in training, and zero in the evaluation of the same module, controls
+something that evaluation switches off. (It may be zero in training as well.)
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ TRAINING = "training"
 
 
 class ModeArguments:
-    """Follows the windows of one process, and keeps which figures were not zero in training, by call and module."""
+    """Follows the windows of one process. Keeps which numbers were not zero in training, by call and module."""
 
     grain = "switch"
 
@@ -33,9 +32,9 @@ class ModeArguments:
         self._on: set[tuple[str, str, str]] = set()
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """One occasion for each call in a module that is given a flag or a figure that can be judged.
+        """Yield one occasion for each call in a module with a flag or a number that can be judged.
 
-        Nothing but the mode may be the reason, so that they tell no circumstances.
+        The context is empty, because nothing but the mode may explain the value.
         """
         for call in window.calls:
             mode = value_of(call.context, TRAINING)
@@ -53,7 +52,7 @@ class ModeArguments:
                 yield Occasion(subject, (), frozenset(held), frozenset(failed), call.seq)
 
     def _is_switched_on(self, call: Call, name: str, value: FactValue, *, mode: bool, window: Window) -> bool:
-        """Whether a figure of a call in evaluation was not zero when the same module made it in training."""
+        """Whether a number of a call in evaluation was not zero when the same module made the call in training."""
         if mode and not isinstance(value, float):
             return False  # a count or a dimension
         if mode and not value:
@@ -66,7 +65,7 @@ class ModeArguments:
 
     @classmethod
     def needs(cls, subject: Subject, prop: Property) -> Demand:
-        """The arguments; and, for figures, which module makes the call."""
+        """The arguments; for numbers also the module that makes the call."""
         demand = Demand.of_calls(subject.api, values=(ARGUMENTS,))
         return demand | Demand.of_calls(FORWARD) if prop.detail == OFF else demand
 

@@ -1,21 +1,21 @@
-"""Rank calls: what several ranks call in the same step, how often, in which order and with what.
+"""Compare the calls of several ranks in the same step: how often they occur, in which order, and with which arguments.
 
-Calls of one API are put side by side by their number within the step, never by clocks.
+Calls of one API are paired by their number within the step, never by clocks.
 
-Note [Who calls together]
-A collective is made by all ranks of its group, so calls of it are set against each other group by group. A function of
-the user's own code is compared as well: of one program it may be told which of them all ranks call alike. What else
-drives training (the first rank writes a checkpoint, a stage of a pipeline has a loss) is nobody else's concern: of such
-calls only the contents are compared that are there on all ranks. Messages are paired in messages.py.
+Note [Which calls ranks make together]
+All ranks of a group make a collective, so collectives are compared group by group. Functions of the project are
+compared as well: rules show which of them all ranks call alike. Other calls that drive training (the first rank writes
+a checkpoint, a pipeline stage has a loss) may occur on one rank only. Of such calls only contents are compared, and
+only if all ranks have them. messages.py pairs messages.
 
 Note [Purpose]
-Collectives pair by their order alone, whatever they are meant for: where one rank has left one out, the next one takes
-its place without a word. What it is meant for is told by the function around it and by the words it was called with.
+Collectives pair by their order alone, whatever they are for. If one rank omits a collective, the next one takes its
+place without an error. The function around a collective and its arguments show what it is for.
 
 Note [Words in names]
-Each program names its functions as it likes, but with the words of the field: the number of places of an expert is told
-by `capacity`, `get_capacity` or `capacity_of`. So that the ranks get the same whole number from a function is asked of
-each of its words, too, and those on which several programs agree speak of functions that were never seen.
+Programs name their functions freely, but use the words of the field: `capacity`, `get_capacity` or `capacity_of`
+compute the number of slots of an expert. So the rule that ranks get the same whole number is learned for each word of
+the name, too. Words on which several programs agree then apply to functions that were never seen.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ _BETWEEN_TWO = SENDS | RECEIVES | {f"{COLLECTIVE}.batch_isend_irecv", WAIT}
 
 
 class RankCalls:
-    """Compares the windows of several ranks at the same step; it keeps nothing from step to step."""
+    """Compares the windows of several ranks at the same step; keeps only pending messages."""
 
     def __init__(self) -> None:
         self._messages = Messages()
 
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
-        """The occasions; `seq` is of the first window."""
+        """Yield the occasions; `seq` refers to the first window."""
         ranks = [window.rank for window in windows]
         yield from _compare_collectives(windows)
         yield from self._messages.across(windows)
@@ -124,7 +124,7 @@ def _compare_collectives(windows: Sequence[Window]) -> Iterator[Occasion]:
 
 
 def _compare_group(orders: _Calls, ranks: _Ranks, first: Window) -> Iterator[Occasion]:
-    """Of the calls of a group, rank by rank; `first` is the window of the first rank of all."""
+    """The occasions of the collectives of a group, rank by rank. `first` is the window of the first rank of all."""
     names = [tuple(call.name for call in order) for order in orders]
     occasion = _occasion(COLLECTIVE, (call for order in orders for call in order), first, _first_seq(orders, first))
     yield _with_verdict(occasion, IN_ORDER, ranks, names, "the order of its collectives")
@@ -151,7 +151,7 @@ def _compare_group(orders: _Calls, ranks: _Ranks, first: Window) -> Iterator[Occ
 
 
 def _compare_purposes(orders: _Calls, ranks: _Ranks, first: Window) -> Iterator[Occasion]:
-    """One occasion of the step, at the first collective that ranks meet in for different reasons, if any."""
+    """One occasion of the step, at the first collective that ranks make for different purposes, if any."""
     meetings = list(zip(*orders, strict=True))
     purposes_met = [{value_of(call.result, PURPOSE) for call in together} for together in meetings]
     everywhere = set.intersection(*({_calling_function(call) for call in order} for order in orders))
@@ -170,13 +170,14 @@ def _compare_purposes(orders: _Calls, ranks: _Ranks, first: Window) -> Iterator[
 
 
 def _calling_function(call: Call) -> str:
-    """The function of the user's that makes a call. One that only some ranks have (each stage its own) says nothing."""
+    """The function of the project that makes a call. If only some ranks call it (each pipeline stage its own), it is
+    ignored."""
     return str(value_of(call.result, PURPOSE)).partition("(")[0]
 
 
 def _size_mismatch(together: Sequence[Call]) -> set[int] | None:
-    """The places of the first two ranks in an exchange of lists of which one sends another size than the other expects;
-    none where all is as expected, None where it is not told."""
+    """The indices of the first two ranks in an exchange of lists where one sends another size than the other expects.
+    Empty if all sizes fit, None if they are unknown."""
     ranks = range(len(together))
     shapes = [{tensor.role: tensor.shape for tensor in call.tensors} for call in together]
     pairs = {
@@ -194,7 +195,7 @@ def _size_mismatch(together: Sequence[Call]) -> set[int] | None:
 
 
 def _calls_by_level(windows: Sequence[Window], kind: str) -> dict[str, _Calls]:
-    """For each API of this kind, at every level, its calls in each window; without those of several ranks together."""
+    """For each API of this kind, at every level, its calls in each window; without collectives and messages."""
     calls_by_level: dict[str, list[list[Call]]] = {}
     for index, window in enumerate(windows):
         for call in window.calls:
@@ -246,7 +247,8 @@ def _split_by_ranks(
 
 
 def _compare_results(api: str, calls: _Calls, ranks: _Ranks, first: Window) -> Iterator[Occasion]:
-    """Whether whole numbers that a function returns (a capacity, a count) are the same. (Others may be by chance.)"""
+    """Whether ranks get the same whole number from a function (a capacity, a count). Other results may be equal by
+    chance."""
     for together in zip(*calls, strict=False):
         values = [value_of(call.result, "value") for call in together]
         if all(type(value) is int for value in values):
@@ -269,7 +271,8 @@ def _occasion(api: str, calls: Iterable[Call], window: Window, seq: int) -> Occa
 def _with_verdict(
     occasion: Occasion, prop: Property, ranks: _Ranks, values: Sequence[Hashable], difference: str
 ) -> Occasion:
-    """`prop` holds where the ranks have the same value; they differ in `what` otherwise."""
+    """The occasion with `prop` held if the ranks have the same value, and failed otherwise. `difference` names what
+    differs."""
     if len(set(values)) < 2:
         return _with_held(occasion, prop)
     by_rank = list(zip(ranks, values, strict=True))

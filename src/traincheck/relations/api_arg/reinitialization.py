@@ -1,4 +1,4 @@
-"""Fills: the functions that fill memory with random numbers, and whether one place of the code does so again and again.
+"""Detect a line of code that fills the same memory with random numbers again and again.
 
 See Note [Filled again] in relation.py.
 """
@@ -21,20 +21,20 @@ FRESH = Property(FILLS_MEMORY, "other memory each time")
 _INIT = "torch.nn.init"
 
 LEAST = 2
-"""Different memory that one place has to fill to be judged: a single one may well be a weight that is tied."""
+"""The least number of different storages that a line has to fill to be judged. A single one may be a tied weight."""
 
 
 class Reinitialization:
-    """Looks at the set-up: later, a program may well fill one buffer in every step.
+    """Looks at the set-up only: later, a program may fill one buffer in every step.
 
-    A library's own code that fills is left out: its constructors often fill what is inside them once more, and all that
-    it does at a line of the user's has this line for its site.
+    Code of a library is left out. Its constructors often fill the modules inside them once more, and all of that has
+    the same line of the user's code as its site.
     """
 
     grain = "place"
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """One occasion for each function and place that fill `LEAST` storages or more."""
+        """Yield one occasion for each function and line that fills `LEAST` storages or more."""
         if window.stage != SETUP:
             return
         groups: dict[tuple[str, str], list[tuple[Call, str]]] = {}
@@ -77,5 +77,5 @@ def _is_of_library(call: Call) -> bool:
 
 
 def _filled(call: Call) -> str:
-    """The memory that the call fills, empty where it is not known."""
+    """The memory that the call fills; empty if it is unknown."""
     return next((tensor.storage for tensor in call.tensors if not is_result(tensor)), "")

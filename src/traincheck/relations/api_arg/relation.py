@@ -1,23 +1,23 @@
-"""APIArg(Ia, distinct or consistent): what an API is called with.
+"""APIArg(Ia, distinct or consistent): the arguments of an API.
 
-Source: OSDI '25, section 3.2. Of one call: an argument goes with the mode of the module around it, or is what the
-function is meant for. Of several calls: arguments are all
-equal or all distinct, over the calls of a step, over threads, over the workers of a data loader, and over ranks.
+Source: OSDI '25, section 3.2. For one call: an argument follows the mode of the module around it, or fits what the
+function is for. For several calls: arguments are all equal or all distinct, over the calls of a step, over threads,
+over the workers of a data loader, and over ranks.
 
 Note [Arguments that mean something]
-Most arguments are a matter of taste or of geometry (which dimension, how many), and a fixed value of theirs says
-nothing of other programs. So of plain ones only those are judged that go with the mode of the module around the call,
-see Note [Habit and switch] in mode_arguments.py. What the values of a tensor should look like is told of the prediction
-that goes into a loss: a call that takes several tensors and returns one number from which gradients flow.
+Most arguments are a matter of taste or of geometry (which dimension, how many), so a fixed value says nothing about
+other programs. Plain arguments are judged only if they follow the mode of the module around the call, see Note
+[Arguments that follow the mode] in mode_arguments.py. The values of a tensor are judged only for the prediction that
+goes into a loss: a call that takes several tensors and returns one number from which gradients flow.
 
 Note [Filled again]
-Memory is filled twice in many good programs: by a layer's constructor and by the program's own initialisation, or under
-both names of a tied weight. Not so one function at one place of the code, over and over, for most of what it fills.
+Many good programs fill memory twice: a layer's constructor and the program's own initialisation do, or both names of a
+tied weight. A defect is one function at one line that fills most of its memory over and over.
 
 Note [A look at a batch]
-Many programs take a batch to see its shape, and start the pass again when they train. Where data come in a fixed order,
-that batch comes twice. So a fetch is not compared when the next fetch from this loader begins another pass and no
-backward lies between them. (Where each micro-step begins a pass of its own, one does.)
+Many programs fetch a batch to see its shape, and start the pass again when they train. If data come in a fixed order,
+that batch comes twice. So a fetch is not compared if the next fetch from this loader begins another pass and no
+backward lies between them. (Where each micro-step begins a pass of its own, a backward lies between them.)
 
 Known limitations: texts and None are not compared. A flag that is left at its default is not seen.
 """
@@ -51,12 +51,12 @@ from traincheck.vocab.properties import (
 )
 
 ARGUMENT, STEP, RECEIVER, THREADS = "argument", "step", "receiver", "threads"
-"""Grains: one call; the calls of a step, all or on one receiver; those made in several threads. The rest have their
-grains in the files named after them."""
+"""Grains: one call; the calls of a step, all or on one receiver; calls in several threads. The other grains are
+declared in the files of their parts."""
 
 
 class APIArg:
-    """See the module's docstring."""
+    """See the module."""
 
     name: ClassVar[str] = "APIArg"
 
@@ -72,7 +72,7 @@ class APIArg:
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
         if window.index != self._next_index:
-            self._workers = WorkerSeeds()  # what was switched on in training is known for good
+            self._workers = WorkerSeeds()  # the mode arguments stay: a gap does not change them
         self._next_index = window.index + 1
         if not window.calls:
             return
@@ -87,7 +87,7 @@ class APIArg:
                 yield from filter(self._is_requested, part.occasions(window))
 
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
-        """The occasions in windows of several ranks at the same step, see rank_calls.py."""
+        """Yield the occasions in windows of several ranks at the same step, see rank_calls.py."""
         if self._is_grain_requested(RANKS) and len(windows) > 1:
             yield from filter(self._is_requested, self._ranks.across(windows))
 
@@ -98,7 +98,7 @@ class APIArg:
         return self._interest is None or occasion.subject in self._interest
 
     def _requested_calls(self, window: Window, *grains: str) -> list[tuple[Call, tuple[Subject, ...]]]:
-        """The calls that are occasions of subjects of these grains, with the subjects, in order; most are of none."""
+        """The calls with requested subjects of these grains, with the subjects, in order. Most calls have none."""
         matches = [
             (call, subjects)
             for (kind, levels), calls in window.calls_like.items()
@@ -111,7 +111,7 @@ class APIArg:
         return matches
 
     def _subjects_of(self, kind: str, levels: tuple[str, ...], grain: str) -> tuple[Subject, ...]:
-        """The subjects of this grain that a call is an occasion of, and that are wanted; none for most calls."""
+        """The requested subjects of this grain for a call; none for most calls."""
         key = (grain, kind, levels)
         subjects = self._subjects.get(key)
         if subjects is None:
@@ -214,7 +214,8 @@ _STEP_GRAINS = (STEP, RECEIVER)
 
 
 def _receiver(call: Call) -> str:
-    """The object on which calls are compared: two loaders have different batches, so what drives training is on one."""
+    """The object on which calls are compared: two loaders have different batches, so calls that drive training are
+    compared on one."""
     return call.receiver if call.kind == LIFECYCLE else ""
 
 
@@ -235,7 +236,8 @@ def _without_looks(calls: Sequence[Call], window: Window) -> Sequence[Call]:
 def _comparable(kind: str, levels: tuple[str, ...]) -> tuple[str, ...]:
     """The levels at which calls are compared.
 
-    What a function of torch is given is up to the layers that call it, and layers differ; so do the modules of torch.
+    The layers that call a function of torch decide on its arguments, and layers differ. The same holds for modules of
+    torch.
     """
     if kind == FUNCTION:
         return ()

@@ -1,8 +1,8 @@
-"""Worker states: the random states in which the workers of a data loader begin on their batches.
+"""Compare the random states in which the workers of a data loader start their batches.
 
-Compared are the k-th states of all workers, and the first of each worker in one pass over the loader with that in the
-next. Where they are equal, so is what the workers draw (how they augment their images, for one). A state that a worker
-did not leave in a pass says nothing of the next: nobody drew from it (workers that persist go on with it).
+Compared are the k-th states of all workers, and the first state of each worker in one pass with that in the next.
+Workers in equal states draw the same numbers, for example to augment images. If a worker did not leave its state in a
+pass, nobody drew from it, so an equal state in the next pass says nothing. (Persistent workers continue from it.)
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _Round = dict[str, FactValue]
 
 
 class WorkerSeeds:
-    """Follows the windows of one process; of the pass before it keeps the first states, and who drew from them."""
+    """Follows the windows of one process. Keeps the first states of the previous pass, and which workers drew from
+    them.
+    """
 
     grain = "workers"
 
@@ -37,7 +39,7 @@ class WorkerSeeds:
         self._drew_before: dict[tuple[str, str], set[str]] = {}
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """One occasion for each call in which states were told."""
+        """Yield one occasion for each call in which sources read states."""
         for call in window.calls:
             if not ended(call):
                 continue
@@ -52,7 +54,7 @@ class WorkerSeeds:
                     yield Occasion(subject, context, held - failed, failed, call.seq)
 
     def _begin(self, loader: str) -> None:
-        """A new pass: the states that were the first are those of the pass before."""
+        """Start a new pass: the first states so far become those of the previous pass."""
         for key in [key for key in self._first if key[0] == loader]:
             self._before[key] = self._first.pop(key)
             self._drew_before[key] = self._drew.pop(key, set())
@@ -76,7 +78,7 @@ class WorkerSeeds:
         return results
 
     def _note(self, loader: str, attribute: str, by_worker: dict[str, list[FactValue]]) -> None:
-        """Note which workers have left the state in which they began the pass."""
+        """Record which workers have left the state in which they began the pass."""
         first = self._first[loader, attribute]
         drew = self._drew.setdefault((loader, attribute), set())
         drew.update(name for name, states in by_worker.items() if any(state != first.get(name) for state in states))

@@ -1,1 +1,1 @@
-"""APIOutput: facts about the result of a call."""
+"""The relation APIOutput: facts about the result of a call."""

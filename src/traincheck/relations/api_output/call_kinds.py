@@ -1,26 +1,24 @@
-"""Expectations: what calls of a kind give back in any program, whatever they are called there.
+"""Judge the results of calls by their kind, whatever the program calls them.
 
 Note [Kinds of results]
-Names of functions and classes are each program's own, so that rules about them teach nothing of others. Some calls are
-told by what they are for:
-
-* a function with an argument named as a bound (`max_new_tokens`), given whole numbers and returning some: what it adds
-  to the sequence is no longer than the argument says, nor is what it returns without it
-  (but for a token to begin with);
-* a normalising layer: whatever goes in, the root mean square of the result is about that of the layer's own weight
+Each program names its own functions and classes, so rules about them say nothing about other programs. The purpose of
+some calls is visible:
+* a function with an argument named as a bound (`max_new_tokens`) that takes and returns whole numbers: the tokens that
+  it adds to the sequence (or returns without it) are no more than the argument, apart from a first token;
+* a normalising layer: whatever its input, the root mean square of the result is about that of the layer's own weight
   (or of one plus the weight, where layers begin at zero);
-* a batch of a data loader: its largest tensor has several rows where others have, and does not hold the samples in a
-  single row (a whole batch that was taken for a sample). Samples that were packed, one behind the other, into one row
-  of tokens are meant to be one row, see `_are_packed`;
-* a model called under autocast: most of its matrix products give the data type of autocast. (A few are kept in full
-  precision on purpose, as those of a router are; of one that is compiled in part, not all are seen.)
-* a constructor that is given a number of layers: what it builds has as many modules of some class, or a multiple
-  of it (so many in each stage), or one more (where only those between the first and the last are counted).
+* a batch of a data loader: its largest tensor has several rows where others have, and does not hold all samples in a
+  single row (a whole batch that was taken for a sample). Samples that were packed one behind the other into one row of
+  tokens are meant to be one row, see `_are_packed`;
+* a model called under autocast: most of its matrix products return the dtype of autocast. (A few, such as those of a
+  router, are kept in full precision on purpose; of a partly compiled model, not all are seen.)
+* a constructor that takes a number of layers: the module has as many modules of some class, or a multiple of it (so
+  many in each stage), or one more (where only those between the first and the last are counted).
 
-What a kind is for holds in all circumstances, so these are not told.
+These expectations hold in all circumstances, so the context is empty.
 
-Known limitation: of a function that returns no part of the prompt and is given a short one, more than the bound may
-pass for the prompt and what was added.
+Known limitation: if a function returns no part of a short prompt, more tokens than the bound may pass for the prompt
+and the added tokens.
 """
 
 from __future__ import annotations
@@ -56,19 +54,19 @@ PRODUCTS = frozenset(
     for home, names in (("nn.functional.", _FUNCTIONAL_PRODUCTS), ("", _TORCH_PRODUCTS), ("Tensor.", _TENSOR_PRODUCTS))
     for name in names
 )
-"""Functions that every autocast runs in low precision: products of matrices, and what is made of such."""
+"""Functions that every autocast runs in low precision: matrix products and those that consist of them."""
 
 SCALE_BAND = 3.0
-"""By how much the root mean square may be off: correlated weights, padding and the safety term move it, by less than a
-half as a rule; a norm in place of a root mean square is off by the root of the width, four at a width of 16."""
+"""Allowed factor between the root mean squares. Correlated weights, padding and the safety term change it by less than
+a half as a rule. A norm in place of a root mean square is off by the root of the width, which is four at a width of 16.
+"""
 
 LEAST_SCALE = 1e-2
-"""Below this, what a normalising layer adds to the square of its input for safety may outweigh it."""
+"""Below this, the safety term that a normalising layer adds to the square of its input may outweigh it."""
 
 CONSTANT = 1e-3
-"""Below this part of the weight's scale, the result says that the input was the same everywhere, as in a first call
-with zeros: there is no deviation to divide by. (A norm in place of a root mean square comes to that at a width of 1e6.)
-"""
+"""Below this share of the weight's scale, the input was the same everywhere, as in a first call with zeros, so there is
+no deviation to divide by. (A norm in place of a root mean square falls that low at a width of 1e6.)"""
 
 _VALUES_NEEDED: dict[str, tuple[ValueKind, ...]] = {NORMALISATION: (TENSORS, NUMBERS), NEXT: (TENSORS,)}
 """What is read of the calls of a kind; of others, `ARGUMENTS` and `TENSORS`."""
@@ -87,7 +85,7 @@ class CallKinds:
         self._of_functions = requested is None or not requested <= {NORMALISATION, NEXT, FORWARD}
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """One occasion for each call of a kind that can be judged."""
+        """Yield one occasion for each call of a kind that can be judged."""
         calls = [
             call
             for (kind, levels), same_calls in window.calls_like.items()
@@ -109,14 +107,14 @@ class CallKinds:
             yield from _judge_products(window)
 
     def _is_requested(self, kind: str, name: str) -> bool:
-        """Whether something wanted may be told of such calls."""
+        """Whether the interest includes such calls."""
         if kind == PROJECT:
             return self._of_functions
         return self._of_modules if kind == MODULE else self._of_batches and name == NEXT
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        """What must be observed to judge a rule of this subject and property."""
+        """The demand of a rule with this subject and property."""
         if prop == IN_LOW_PRECISION:
             return Demand.of_calls(*PRODUCTS, values=(TENSORS,)) | Demand.of_calls(FORWARD)
         return Demand.of_calls(subject.api, values=_VALUES_NEEDED.get(subject.api, (ARGUMENTS, TENSORS)))
@@ -160,14 +158,14 @@ def _judge_function(call: Call) -> Iterator[Occasion]:
         return
     added, first = _added_tokens(Flow.of(call)) if call.tensors else (0, 0)
     for name, limit in call.args:
-        # Below the bound there is nothing to tell it from any other number.
+        # Below the bound, the argument may be any other number.
         if type(limit) is int and 1 < limit <= added and not name.startswith("len("):
             yield from _as_occasion(taking(name), WITHIN_BOUND, added <= limit + first, call)
 
 
 def _added_tokens(flow: Flow) -> tuple[int, int]:
-    """How many tokens a call added to the sequence that it was given, or returned without it, and how many of these may
-    be there to begin with; none for other calls."""
+    """The number of tokens that a call added to the sequence (or returned without it), and how many of them may be
+    first tokens; zero for other calls."""
     main = flow.main
     if main is None or main.dtype not in WHOLE or main.dtype == "bool" or not main.shape:
         return 0, 0
@@ -179,9 +177,9 @@ def _added_tokens(flow: Flow) -> tuple[int, int]:
 
 
 def _has_layers(call: Call, counts: str) -> bool | None:
-    """Whether each number of layers that was given is that of the modules of some class, see the note above.
+    """Whether each requested number of layers is that of the modules of some class, see the note above.
 
-    It may be meant for each of several stages, so that a multiple will do.
+    The number may be meant for each of several stages, so a multiple is accepted.
     """
     requested = [value for name, value in call.args if is_layer_count(name) and type(value) is int and value > 1]
     built_counts = {int(count) for count in counts.split("+") if count}
@@ -197,9 +195,9 @@ def _has_layers(call: Call, counts: str) -> bool | None:
 
 
 def _keeps_scale(call: Call) -> bool | None:
-    """Whether a normalising layer brings its input to the scale of its weight; None where that cannot be told.
+    """Whether a normalising layer brings its input to the scale of its weight; None if that is unknown.
 
-    In evaluation some go by what they have seen in training, which at first is not much.
+    In evaluation, some layers use the statistics of training, which are poor at first.
     """
     scale = number(value_of(call.result, "scale"))
     if scale is None or value_of(call.context, "training") is not True:
@@ -241,7 +239,7 @@ def _are_packed(tensors: Sequence[TensorSummary], size: FactValue) -> bool:
     """Whether a batch holds its samples one behind the other: several tensors have one row each, all of the same
     length, which exceeds the number of samples. (Nesting puts a dimension of exactly that number behind the row.)
 
-    Where the number of samples is unknown, the length has to exceed the number of rows of every other tensor.
+    If the number of samples is unknown, the length has to exceed the number of rows of every other tensor.
     """
     rows = [tensor for tensor in tensors if tensor.shape[0] == 1 and len(tensor.shape) > 1]
     if len(rows) < 2:
@@ -252,7 +250,7 @@ def _are_packed(tensors: Sequence[TensorSummary], size: FactValue) -> bool:
 
 
 def _judge_products(window: Window) -> Iterator[Occasion]:
-    """One occasion for each call of a model under autocast in which matrices are multiplied."""
+    """Yield one occasion for each call of a model under autocast that multiplies matrices."""
     if not any(call.kind == MODULE and value_of(call.context, "autocast") in FLOATING for call in window.calls):
         return
     low_precision: dict[int, list[bool]] = {}

@@ -1,7 +1,7 @@
-"""Call results: what one call says of its result, set against what went into it and the circumstances.
+"""Judge the result of one call against its arguments and circumstances.
 
-Each function here judges one group of properties: it tells which hold, which do not, and leaves out what the call does
-not allow to be judged. See the notes in relation.py.
+Each function judges one group of properties. It yields those that hold and those that fail, and omits those that the
+call does not allow to judge. See the notes in relation.py.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ AT_MOST, EQUAL_TO = "at most ", "equal to "
 MAX_NORM, SCALED_ALIKE = Property(LEAVES_NORM, "at most max_norm"), Property(LEAVES_NORM, "scaled alike")
 
 NORM_TOLERANCE = 1e-2
-"""Norms above the limit by no more than this are rounding: a bfloat16 has 8 bits, so each gradient may be off by 0.4 %
-once it is scaled."""
+"""Norms above the limit by no more than this are rounding: a bfloat16 has 8 bits, so scaling may change each gradient
+by 0.4 %."""
 
 UNIT_BAND = (0.5, 2.0)
-"""Root mean squares that count as unit scale: weights of a normalising layer move away from one as they are trained."""
+"""Root mean squares that count as unit scale: training moves the weights of a normalising layer away from one."""
 
 LEAST_SCALE = 1e-2
-"""Below this, what a normalising layer adds to the square of its input for safety may outweigh it."""
+"""Below this, the safety term that a normalising layer adds to the square of its input may outweigh it."""
 
 MOST_TENSORS = 4
-"""Tensors that a result is compared with: what matters comes first, and lists are told by their length."""
+"""Tensors that a result is compared with. The important ones come first, and the length stands for a list."""
 
 FEW = 4
-"""A tuple of fewer is as likely several results as a list."""
+"""A tuple of fewer members may be several results rather than a list."""
 
 WHOLE = ("int64", "int32", "bool", "uint8")
-"""Data types that a result may always have whatever floating point numbers went in, as indices and masks do."""
+"""Dtypes that a result may always have, whatever floating point numbers went in, as indices and masks do."""
 
 Judged = Iterator[tuple[Property, bool]]
 
 
 class Flow(NamedTuple):
-    """A call with the tensors that went in and those that came out; `main` is the one that the call is for."""
+    """A call with its input tensors and its output tensors; `main` is the output that the call is for."""
 
     call: Call
     arguments: tuple[TensorSummary, ...]
@@ -78,7 +78,7 @@ class Flow(NamedTuple):
 
     @property
     def detail(self) -> str:
-        """Which of several results is spoken of."""
+        """Which of several results the property refers to."""
         return "" if self.main is None or self.main.role == RESULT else self.main.role
 
 
@@ -86,10 +86,10 @@ class Flow(NamedTuple):
 
 
 def promoted(tensors: tuple[TensorSummary, ...]) -> str | None:
-    """The floating type that a sum of these would have: the widest, and float32 of the two half ones.
+    """The floating type that a sum of these would have: the widest, and float32 for a mix of the two half types.
 
-    None where there is no floating tensor, or one of a kind (complex, of 8 bits) that is not promoted. Numbers of
-    dimension zero give way to tensors.
+    None if there is no floating tensor, or one of a type that is not promoted (complex, 8 bits). Numbers of dimension
+    zero give way to tensors.
     """
     floating = [tensor for tensor in tensors if "float" in tensor.dtype or "complex" in tensor.dtype]
     kinds = {tensor.dtype for tensor in floating if tensor.shape} or {tensor.dtype for tensor in floating}
@@ -101,9 +101,10 @@ def promoted(tensors: tuple[TensorSummary, ...]) -> str | None:
 
 
 def under_autocast(flow: Flow) -> Judged:
-    """Whether the result has the data type of autocast; judged where nothing that went in has it.
+    """Whether the result has the dtype of autocast; judged only if no input has it.
 
-    (Most functions keep the type of their input, whether autocast knows them or not. Double precision it leaves alone.)
+    (Most functions keep the type of their input, whether autocast knows them or not. Autocast leaves double precision
+    alone.)
     """
     autocast = value_of(flow.call.context, "autocast")
     kinds = {tensor.dtype for tensor in flow.arguments if tensor.dtype in FLOATING}
@@ -113,12 +114,12 @@ def under_autocast(flow: Flow) -> Judged:
 
 
 def _requested_dtypes(args: Facts) -> list[tuple[str, str]]:
-    """Arguments that name a data type."""
+    """Arguments that name a dtype."""
     return [(name, value) for name, value in args if isinstance(value, str) and value in (*FLOATING, *WHOLE)]
 
 
 def dtypes(flow: Flow) -> Judged:
-    """The data type of the result: as an argument asks for, or as of the inputs, or (of indices, masks) a fixed one."""
+    """The dtype of the result: that of an argument or of the inputs, or a fixed one for indices and masks."""
     main, kind = flow.main, promoted(flow.arguments)
     if main is None:
         return
@@ -137,7 +138,7 @@ def dtypes(flow: Flow) -> Judged:
 
 
 def requires_grad(flow: Flow) -> Judged:
-    """Whether a gradient can flow back through the call, where it could flow up to it."""
+    """Whether a gradient can flow back through the call, if it can flow up to it."""
     if _may_only_look(flow.call):
         return
     could = value_of(flow.call.context, "grad_mode") == "on" and any(flows(tensor) for tensor in flow.arguments)
@@ -147,14 +148,14 @@ def requires_grad(flow: Flow) -> Judged:
 
 
 def _may_only_look(call: Call) -> bool:
-    """Whether a call is of a module without parameters inside a model: it may be there to make positions or masks, and
-    ask its input for no more than the size."""
+    """Whether the call is of a module without parameters inside a model. Such a module may make positions or masks and
+    only use the size of its input."""
     inside = value_of(call.context, "outermost") is not True
     return call.kind == MODULE and inside and value_of(call.result, "parameters") is False
 
 
 def finite(flow: Flow) -> Judged:
-    """Whether all results are finite, where all inputs were."""
+    """Whether all results are finite, if all inputs were."""
     into = [value_of(tensor.facts, "finite") for tensor in flow.arguments if tensor.dtype in FLOATING]
     out = [value_of(tensor.facts, "finite") for tensor in flow.results if tensor.dtype in FLOATING]
     finite_arguments = all(math.isfinite(value) for _, value in flow.call.args if isinstance(value, float))
@@ -163,8 +164,8 @@ def finite(flow: Flow) -> Judged:
 
 
 def norms(flow: Flow) -> Judged:
-    """Whether clipping leaves no larger norm than it was told, and scales all of a program's gradients by one factor;
-    what is not finite cannot be clipped."""
+    """Whether clipping bounds the norm as requested, and scales all gradients of an optimizer by one factor. Norms that
+    are not finite cannot be clipped."""
     limit, after = number(value_of(flow.call.args, "max_norm")), number(value_of(flow.call.result, "norm_after"))
     if limit and after is not None and math.isfinite(after):
         yield MAX_NORM, after <= limit * (1 + NORM_TOLERANCE)
@@ -184,13 +185,13 @@ def values(flow: Flow) -> Judged:
     if flow.call.kind != MODULE or not flow.arguments or flow.arguments[0].shape != main.shape:
         return
     before, after = _scale(flow.arguments[0]), _scale(main)
-    # What comes in at unit scale leaves most layers at about as much, so it shows nothing.
+    # An input at unit scale leaves most layers at unit scale, so it proves nothing.
     if before is not None and after is not None and before >= LEAST_SCALE and not _is_unit(before):
         yield UNIT._replace(detail=flow.detail), _is_unit(after)
 
 
 def _scale(tensor: TensorSummary) -> float | None:
-    """The root mean square of a tensor that has several rows."""
+    """The root mean square of a tensor with several rows."""
     norm, size = value_of(tensor.facts, "norm"), math.prod(tensor.shape)
     if not isinstance(norm, float) or len(tensor.shape) < 2 or not size:
         return None
@@ -202,9 +203,10 @@ def _is_unit(scale: float) -> bool:
 
 
 def untouched(flow: Flow) -> Judged:
-    """Which arguments are left as they were. Functions that are to write into an argument return it, or say so."""
+    """Which arguments stay as they were. A function that is meant to write into an argument returns it, or has a name
+    that ends in an underscore."""
     if flow.call.kind == MODULE or flow.call.name.endswith("_"):
-        return  # modules hardly ever do, and to look would mean to read all that goes into them
+        return  # modules seldom change their inputs, and this would require a fingerprint of every input
     returned = {tensor.storage for tensor in flow.results if tensor.storage}
     for tensor in flow.arguments[:MOST_TENSORS]:
         changed = value_of(tensor.facts, "changed")
@@ -213,7 +215,7 @@ def untouched(flow: Flow) -> Judged:
 
 
 def filled(flow: Flow) -> Judged:
-    """Whether a function of the user's changes the parameters that it is given, see Note [Filled at the start]."""
+    """Whether a function of the project changes the parameters that it is given, see Note [Filled at the start]."""
     for tensor in flow.arguments[:MOST_TENSORS]:
         changed = value_of(tensor.facts, "changed")
         if isinstance(changed, bool) and tensor.storage and not tensor.storage.startswith("~"):
@@ -221,7 +223,7 @@ def filled(flow: Flow) -> Judged:
 
 
 def on_its_way(flow: Flow) -> Judged:
-    """Whether what is sent was left as it was until somebody waited for the end of its sending."""
+    """Whether a tensor that is sent stays as it was until somebody waited for the end of the send."""
     for tensor in flow.arguments:
         changed = value_of(tensor.facts, "changed")
         if flow.call.name == WAIT and isinstance(changed, bool):
@@ -232,7 +234,7 @@ def on_its_way(flow: Flow) -> Judged:
 
 
 def sizes(flow: Flow) -> Judged:
-    """Whether the result keeps the batch or the whole shape of an input, or has an entry for each in a list.
+    """Whether the result keeps the batch or the whole shape of an input, or has an entry for each member of a list.
 
     An input of a single entry says nothing: one is the size of whatever was reduced or not yet repeated.
     """
@@ -249,7 +251,7 @@ def sizes(flow: Flow) -> Judged:
 
 
 def lengths(flow: Flow) -> Judged:
-    """Whether the result is as long as a whole number among the arguments says, or no longer.
+    """Whether the length of the result equals a whole number among the arguments, or stays within it.
 
     See Note [Bounds] in relation.py.
     """
@@ -270,8 +272,8 @@ def lengths(flow: Flow) -> Judged:
 
 
 def _count(flow: Flow) -> tuple[int | None, int]:
-    """How many things were returned (the length of a list, the first size of a tensor), and of how many it can be told
-    that they are things of one kind."""
+    """The number of returned items (the length of a list, the first size of a tensor), and from which number on they
+    are surely items of one kind."""
     length = value_of(flow.call.result, "length")
     if type(length) is int and value_of(flow.call.result, "value") is None:
         return length, FEW
@@ -282,7 +284,7 @@ def _count(flow: Flow) -> tuple[int | None, int]:
 
 
 def _growth(flow: Flow) -> int | None:
-    """By how much a sequence of whole numbers (tokens) that went in is longer as it comes out."""
+    """By how much a sequence of whole numbers (tokens) is longer as output than as input."""
     main = flow.main
     if main is not None:
         for tensor in flow.arguments:

@@ -1,31 +1,32 @@
-"""APIOutput(Ia, bound): what an API gives back, set against what it was given and the circumstances.
+"""APIOutput(Ia, bound): the result of an API, compared with its arguments and circumstances.
 
-Source: OSDI '25, section 3.2. One occasion for each call and each group of properties that can be judged on it.
+Source: OSDI '25, section 3.2. There is one occasion for each call and each group of properties that can be judged on
+it.
 
 Note [Relative before absolute]
-A data type or size that is fixed says how one program is configured. So results are compared with inputs, with
-arguments that name a type or a number, and with autocast; a fixed type is told only of what is no floating point
-number. The types that good programs happened to use are facts of the context (`inputs_dtype`): whoever saw float32 only
-cannot tell "as its input" from "float32".
+A fixed dtype or size reflects the configuration of one program. So results are compared with inputs, with arguments
+that name a type or a number, and with autocast. A fixed type is judged only for results that are not floating point.
+The input types of good programs are a fact (`inputs_dtype`): a rule that was learned from float32 alone cannot separate
+"as its input" from "float32".
 
 Note [What torch settles]
-What the functions and modules of torch make of types and sizes is settled by their arguments, so that a rule would
-say how somebody used them. Of these only that is told in which surroundings have a say: autocast (of modules that
-contain no others: a container returns what its last layer does), the flow of gradients through modules, values that
-should be finite, norms that clipping is to bound. All else is told of functions and modules that are not torch's.
+The arguments settle which types and sizes the functions and modules of torch return, so a rule would only record how
+somebody used them. For these, TrainCheck judges only what the surroundings affect: autocast (for modules without others
+inside; a container returns what its last layer does), the flow of gradients through modules, values that should be
+finite, and norms after clipping. Functions and modules outside torch are judged on everything.
 
 Note [Bounds]
-A number among the arguments that is larger than the result need not be a bound at all (a seed, say). So a call speaks
-for "at most" only where the bound is reached, and against it where it is exceeded. Rules about lengths mean something
-only if the argument had more than one value in what they were learned from: `argument_of` names it.
+A number among the arguments that is larger than the result need not be a bound at all (a seed, say). So a call supports
+"at most" only if it reaches the bound, and refutes it if it exceeds the bound. Rules about lengths mean something only
+if the argument had several values in the learned runs: `argument_of` names it.
 
-What calls of a kind give back in every program, whatever they are called there, is told in call_kinds.py.
+call_kinds.py judges calls by their kind, whatever a program calls them.
 
 Note [Filled at the start]
-During set-up, a function of the user's that is given a parameter in order to fill it does so with each of them; later,
-one that adjusts parameters may well find nothing to do.
+During set-up, a function of the project that is given a parameter to fill fills each of them. Later, a function that
+adjusts parameters may find nothing to do.
 
-Known limitations: values are judged where they were read; of several results only the first that has dimensions is
+Known limitations: values are judged only where sources read them. Of several results, only the first with dimensions is
 compared. Modules in general are judged on the flow of gradients alone.
 """
 
@@ -62,14 +63,14 @@ _Judge = Callable[[Flow], results.Judged]
 
 _SIZE_JUDGES: tuple[_Judge, ...] = (results.sizes, results.lengths, results.values, results.untouched)
 _IMPLIED = ((results.SHAPE, results.BATCH), (results.EQUAL_TO, results.AT_MOST))
-"""Beginnings of what is said of sizes: whoever keeps the shape of an input keeps its batch."""
+"""Beginnings of objects about sizes: a result that keeps the shape of an input keeps its batch."""
 _MAX_CACHED = 10_000
-"""Judgements kept: of a kilobyte each."""
+"""Cached judgements, of about a kilobyte each."""
 
 
 class _Levels(NamedTuple):
-    """The subjects under which a call is judged: on what autocast makes of it, on what else its surroundings decide, on
-    the flow of gradients, and on what torch settles for its own."""
+    """The subjects of a call: for the effect of autocast, for other effects of the surroundings, for the flow of
+    gradients, and for everything that torch settles for its own functions."""
 
     cast: tuple[Subject, ...]
     own: tuple[Subject, ...]
@@ -78,7 +79,7 @@ class _Levels(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Properties judged together, in one context (without the stage)."""
+    """Properties that are judged together, in one context (without the stage)."""
 
     subjects: tuple[Subject, ...]
     context: Facts
@@ -87,7 +88,7 @@ class _Group(NamedTuple):
 
 
 class APIOutput:
-    """See the module's docstring."""
+    """See the module."""
 
     name: ClassVar[str] = "APIOutput"
 
@@ -130,7 +131,7 @@ class APIOutput:
                         yield Occasion(subject, context, group.held, group.failed, call.seq, _parameters(call))
 
     def _requested_calls(self, window: Window) -> list[tuple[Call, _Levels]]:
-        """The calls of which something is wanted, in order."""
+        """The calls with requested subjects, in order."""
         matches = [
             (call, subjects)
             for (kind, levels), calls in window.calls_like.items()
@@ -141,10 +142,10 @@ class APIOutput:
         return matches
 
     def _levels_of(self, kind: str, levels: tuple[str, ...]) -> _Levels | None:
-        """The subjects of a call, None where none of them is wanted."""
+        """The subjects of a call, None if none of them is requested."""
         key = (kind, levels)
         if key not in self._levels:
-            # Of modules in general no type or size can be expected (and to read the values of all would be dear).
+            # No type or size can be expected of modules in general, and reading all their values would be slow.
             own = levels[:-1] if kind == MODULE else levels
             foreign = () if kind == FUNCTION else [level for level in own if not level.startswith("torch.")]
             subjects = _Levels(*(self._requested_subjects(some) for some in (own, own, levels, foreign)))
@@ -156,7 +157,7 @@ class APIOutput:
         return tuple(subject for subject in subjects if self._interest is None or subject in self._interest)
 
     def _groups(self, call: Call, levels: _Levels, stage: str, *, contains: bool) -> tuple[_Group, ...]:
-        """What the call is judged on. Equal calls are, so it is worked out once, but for those whose values differ."""
+        """The judgements on the call. Equal calls share them, unless they recorded values."""
         varying = varies(call)
         if not varying:
             context = context_of(call.context, stage)  # equal ones are one object, and kept with what rests on them
@@ -249,12 +250,12 @@ class APIOutput:
 
 
 def _parameters(call: Call) -> tuple[str, ...]:
-    """The variables that a call was given."""
+    """The variables among the arguments of a call."""
     return tuple(tensor.storage for tensor in call.tensors if tensor.storage and not tensor.storage.startswith("~"))
 
 
 def _containers(window: Window) -> set[int]:
-    """The calls of modules that called other modules, or did so for all that was seen of them."""
+    """The calls of modules that contain other modules, or may do so in parts that were not observed."""
     containers: set[int] = set(window.hidden)
     for call in window.calls:
         if call.kind == MODULE:
@@ -269,20 +270,20 @@ def _is_inside_a_module(call: Call) -> bool:
 
 
 def _judge(call: Call, levels: _Levels) -> Iterator[_Group]:
-    """All that can be said of the call's result."""
+    """Yield every judgement on the result of the call."""
     flow = Flow.of(call)
     if levels.cast:
-        # Which type autocast casts to is what the property is about, and no reason for it.
+        # The property itself is about the type of autocast, so that type cannot explain it.
         without = tuple(pair for pair in call.context if pair[0] != "autocast")
         yield from _group(levels.cast, without, flow, results.under_autocast)
     if call.kind == FUNCTION:
         return
     yield from _group(levels.general, call.context, flow, results.requires_grad)
-    if not _is_inside_a_module(call):  # there, infinite values may stand for what is masked
+    if not _is_inside_a_module(call):  # inside, infinite values may mask entries
         yield from _group(levels.own, call.context, flow, results.finite)
     if call.kind == LIFECYCLE:
         yield from _group(levels.own, call.context, flow, results.on_its_way)
-        # Who clips turns gradients off or not, as he likes.
+        # Programs clip with gradients switched on or off.
         without = tuple(pair for pair in call.context if pair[0] != "grad_mode")
         yield from _group(levels.own, without, flow, results.norms)
     if levels.foreign:

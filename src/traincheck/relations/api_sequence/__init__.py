@@ -1,1 +1,1 @@
-"""APISequence: the order of calls and changes between two calls of one API."""
+"""The relation APISequence: the order of calls and changes between two calls of one API."""

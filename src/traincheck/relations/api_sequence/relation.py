@@ -1,20 +1,21 @@
-"""APISequence(Ia, Ib, ...): since the last call of B, A was called, or a variable changed; and in which order.
+"""APISequence(Ia, Ib, ...): between two calls of B, a call of A occurs or a variable changes; and the order of two
+calls.
 
-Source: OSDI '25, section 3.2. Occasions are the calls that change some observed state (they pace the loop: evaluation
-and the like keep no rhythm), one by one for each receiver. What happened between two calls of B is a *cycle*; that it
-contains A says both "B is preceded by A" and "A is followed by B".
+Source: OSDI '25, section 3.2. Occasions are the calls that change observed state, because these pace the loop;
+evaluation has no fixed rhythm. Each receiver has its own occasions. The events between two calls of B form a *cycle*. A
+cycle that contains A says both "B is preceded by A" and "A is followed by B".
 
 Note [Established calls]
-A loop need not call any particular API: it may clip or not, and clear gradients through the model or by hand. So a
-call is expected in a cycle only once this program has made it in every cycle so far, `ESTABLISHED` of them at least. A
-change of state is expected where it is called for: gradients are cleared in a cycle in which a backward adds to them
-(who writes gradients by hand need not), and filled once they were set to none. See Note [Means and ends] in
-relation.py.
+A loop need not call any particular API: it may clip or not, and clear gradients through the model or by hand. So a call
+is expected in a cycle only after this program made it in every cycle so far, at least `ESTABLISHED` of them. A change
+of state is expected where a program needs it. Gradients are cleared in a cycle whose backward adds to them (a program
+that writes gradients by hand need not). They are filled once they were set to none. See Note [Means and ends] in
+event_contain/relation.py.
 
 Note [Order that matters]
-Two calls in a cycle are put in order (`then`) only when both changed the same kind of state in it, as `zero_grad` and
-`backward` both change gradients. The order of others (fetch a batch, step a scheduler) is a matter of taste. What
-counts is the last call of each before B, since a cycle may hold the calls of another optimizer's update as well.
+Two calls in a cycle are put in order (`then`) only if both changed the same kind of state in it, as `zero_grad` and
+`backward` both change gradients. The order of other calls (fetch a batch, step a scheduler) is a matter of taste. The
+last call of each before B counts, since a cycle may hold the calls of another optimizer's update as well.
 """
 
 from __future__ import annotations
@@ -48,24 +49,24 @@ STATE_TOKENS = (
     Property(PRECEDED_BY, "parameter.grad", IS_CLEARED),
     Property(PRECEDED_BY, "parameter.grad", IS_FILLED),
 )
-"""The changes that are expected in a cycle of `UPDATE`, which consumes gradients, without being established."""
+"""The changes that are expected in a cycle of `UPDATE`, which consumes gradients, without being established first."""
 
 CLEARED, FILLED = STATE_TOKENS
 ACCUMULATES = Property(PRECEDED_BY, "parameter.grad", "accumulates")
-"""A backward added to a gradient that was there. No property: it tells whether clearing was called for."""
+"""A backward added to an existing gradient. This is not a property: it shows that the program should have cleared."""
 EMPTIED = Property(PRECEDED_BY, "parameter.grad", "is emptied")
-"""A gradient was set to none. No property: it tells that a backward must fill it. (Zeros that stay zeros may be a
-backward that added nothing, of a loss at its floor.)"""
+"""A gradient was set to none. This is not a property: it shows that a backward must fill the gradient. (Zeros that stay
+zero may come from a backward that added nothing, at the floor of a loss.)"""
 HIDDEN, COMPUTED = Property(PRECEDED_BY, COMPILED, TOUCHES), Property(PRECEDED_BY, COMPILED)
-"""A compiled function ran in which gradients or parameters changed, or only something was computed (which may be what
-models do). No properties: they tell that not all calls were seen."""
+"""A compiled function ran that changed gradients or parameters, or one that only computed (models may do that). These
+are not properties: they show that sources did not observe all calls."""
 
 OPTIMIZER = "torch.optim.Optimizer"
 UPDATE = f"{OPTIMIZER}.step"
 
 
 ESTABLISHED = 3
-"""Cycles before a call counts as regular: two may be chance (a first and a last), three in a row are a habit."""
+"""Cycles before a call counts as regular: two may be chance (a first and a last), three in a row are a practice."""
 
 
 _NONE: Mapping[str, None] = {}
@@ -73,9 +74,9 @@ _NOTHING: frozenset[str] = frozenset()
 
 
 class _Token(NamedTuple):
-    """Something that happened: what it is, when, and to whom. `what` has one entry for each way to name it.
+    """An event of the cycle: its names, its position and its owner. `properties` has one entry for each name.
 
-    `effects` are the kinds of state that a call changed, `family` is what it belongs to.
+    `effects` are the kinds of state that a call changed, `family` is its class or module.
     """
 
     seq: int
@@ -88,7 +89,7 @@ class _Token(NamedTuple):
 
 
 class _Cycle:
-    """What happened since the last call of a subject on one receiver, and what happened in every cycle before."""
+    """The events since the last call of a subject on one receiver, and the events of every cycle before."""
 
     __slots__ = (
         "count",
@@ -114,18 +115,19 @@ class _Cycle:
         self.variables: dict[str, None] = {}
 
     def note(self, token: _Token) -> None:
-        """Calls of the same class count only on the same receiver; changes only of what this optimizer holds."""
+        """Record an event. Calls of the same class count only on the same receiver; changes count only for this
+        optimizer."""
         other_family = token.family != self.family if token.call is not None else not self.of_optimizer
         if not other_family and token.owner != self.receiver:
             return
-        for properties in token.properties:
-            self.last[properties] = token.seq
-            self.effects[properties] = token.effects
+        for prop in token.properties:
+            self.last[prop] = token.seq
+            self.effects[prop] = token.effects
         if token.variables:
             self.variables.update(token.variables)
 
     def missing(self, expected: Set[Property]) -> set[Property]:
-        """What of `expected` did not happen, as far as it would have been seen."""
+        """The expected events that did not occur although sources would have observed them."""
         absent = set(expected - self.last.keys())
         if HIDDEN in self.last:  # what has changed shows at the next call
             return absent & set(STATE_TOKENS)
@@ -143,7 +145,7 @@ class _Cycle:
 
 
 class APISequence:
-    """See the module's docstring."""
+    """See the module."""
 
     name: ClassVar[str] = "APISequence"
 
@@ -167,7 +169,7 @@ class APISequence:
         for subject in self._subjects_of(call.levels):
             cycle = self._cycles.get((subject.api, call.receiver))
             if cycle is None:
-                # What happened before the first call began before anything was counted: no cycle, no occasion.
+                # The events before the first call are incomplete: no cycle, no occasion.
                 self._cycles[subject.api, call.receiver] = _Cycle(call)
                 continue
             held, failed = _judge_cycle(cycle, Property(PRECEDED_BY, call.levels[-1]))
@@ -176,7 +178,7 @@ class APISequence:
             cycle.close()
 
     def _subjects_of(self, levels: tuple[str, ...]) -> tuple[Subject, ...]:
-        """What calls of these levels are occasions of, as far as it is wanted."""
+        """The requested subjects of calls with these levels."""
         subjects = self._subjects.get(levels)
         if subjects is None:
             candidates = (Subject(level, GRAIN) for level in levels)
@@ -225,7 +227,7 @@ class APISequence:
 
 
 def _second(prop: Property) -> Property:
-    """The second of two that a `then` property puts in order (calls only; the first stands in `object`)."""
+    """The second of two calls that a `then` property orders. (The first is in `object`; only calls are ordered.)"""
     return Property(PRECEDED_BY, prop.detail.removeprefix(THEN))
 
 
@@ -234,11 +236,11 @@ def _phrase_of(token: Property) -> str:
 
 
 def _judge_cycle(cycle: _Cycle, itself: Property) -> tuple[Set[Property], Set[Property]]:
-    """Which properties held in the cycle that ends now, and which failed."""
+    """The properties that held in the cycle that ends now, and those that failed."""
     happened = cycle.last.keys() - {itself}
     expected = cycle.established - {itself}
     if ACCUMULATES not in happened:
-        expected -= {CLEARED} - happened  # there was nothing to clear: a model that was built anew has no gradients
+        expected -= {CLEARED} - happened  # there was nothing to clear: a rebuilt model has no gradients
     if itself.object == UPDATE:
         expected |= {CLEARED} & happened if ACCUMULATES not in happened else {CLEARED}
         expected |= {FILLED} if EMPTIED in happened else {FILLED} & happened
@@ -267,9 +269,9 @@ def _timeline(window: Window) -> list[_Token]:
             continue
         if change.changed:
             effects.setdefault(change.call, set()).add(change.attribute)
-        for properties in _state_tokens(change.attribute, change.before, change.after, change.changed):
-            if properties is not ACCUMULATES or _in_backward(change, window):
-                changes.setdefault((change.call, properties, change.owner), []).append(positions)
+        for prop in _state_tokens(change.attribute, change.before, change.after, change.changed):
+            if prop is not ACCUMULATES or _in_backward(change, window):
+                changes.setdefault((change.call, prop, change.owner), []).append(positions)
     timeline = [
         _Token(
             call.seq,
@@ -286,22 +288,20 @@ def _timeline(window: Window) -> list[_Token]:
         if (value_of(call.context, "parametric") is True if kind == MODULE else _drives(call, window))
     ]
     timeline.sort(key=_SEQ)
-    for (_, properties, owner), groups in changes.items():
+    for (_, prop, owner), groups in changes.items():
         group = groups[0] if len(groups) == 1 else sorted(chain.from_iterable(groups))
         variables = dict.fromkeys(window.variables_at(group))
-        timeline.append(_Token(window.changes[group[0]].seq, (properties,), owner, None, variables))
+        timeline.append(_Token(window.changes[group[0]].seq, (prop,), owner, None, variables))
     timeline.sort(key=_SEQ)
     return timeline
 
 
 @functools.lru_cache(1_000)
 def _state_tokens(attribute: str, before: str, after: str, changed: bool) -> tuple[Property, ...]:
-    """What is told of such a change of a parameter; of one that only a backward makes, if it was made in one."""
+    """The tokens of a change of a parameter, including those that only a backward may produce."""
     transitions_made = transitions(before, after, changed)
     matches = [
-        properties
-        for properties in STATE_TOKENS
-        if properties.object == f"parameter.{attribute}" and properties.detail in transitions_made
+        token for token in STATE_TOKENS if token.object == f"parameter.{attribute}" and token.detail in transitions_made
     ]
     if attribute == "grad" and before == after == "some" and changed:
         matches.append(ACCUMULATES)
@@ -320,7 +320,7 @@ _DRIVING = (MODULE, REGION, LIFECYCLE)
 
 
 def _drives(call: Call, window: Window) -> bool:
-    """Whether a call drives training. (Of modules those do that have parameters and are called from outside others.)"""
+    """Whether a call drives training. Modules do if they have parameters and are called from outside other modules."""
     if call.kind == REGION:  # what is compiled of a model or an optimizer drives nothing else
         parent = window.by_seq.get(call.parent)
         return call.name == COMPILED and (parent is None or parent.kind not in (MODULE, LIFECYCLE))
@@ -328,7 +328,7 @@ def _drives(call: Call, window: Window) -> bool:
 
 
 def _names(call: Call) -> tuple[Property, ...]:
-    """A call by its most general name, and by that with each fixed argument."""
+    """The most general name of a call, alone and with each fixed argument."""
     general = call.levels[-1]
     if call.kind == REGION:
         return (HIDDEN if value_of(call.result, TOUCHES) is True else COMPUTED,)

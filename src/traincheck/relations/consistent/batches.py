@@ -1,10 +1,10 @@
-"""Batches: ranks that hold the same model are trained on different batches.
+"""Check that ranks which hold the same model train on different batches.
 
 Note [Copies and parts]
-Where each rank computes with the whole model, more ranks are of use only if each has another batch. Where ranks compute
-with parts of one model (tensor parallelism, stages of a pipeline), they rightly see the same. The parameters tell which
-it is: all the same on the ranks, or not, those included that are frozen and that no update tells of. FSDP keeps parts
-as well, but gathers the whole for each call, which is as good as the same parameters.
+If each rank computes with the whole model, more ranks help only if each has another batch. If ranks compute with parts
+of one model (tensor parallelism, pipeline stages), they rightly see the same batch. The parameters show which case it
+is: all the same on the ranks or not, including frozen parameters that no update reports. FSDP stores parts as well, but
+gathers the whole for each call, which equals the case of the same parameters.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ SUBJECT = Subject(BATCH, RANKS)
 
 
 class Batches:
-    """Compares what models are given in the training windows of several ranks; it keeps nothing from step to step."""
+    """Compares the inputs of models in training windows of several ranks; keeps nothing from step to step."""
 
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
-        """One occasion in a step in which batches were read on all ranks; `seq` is of the first."""
+        """Yield one occasion in a step in which sources read batches on all ranks; `seq` refers to the first."""
         if windows[0].stage != TRAIN:
             return
         batches_by_rank = [[reading for reading in window.readings if named(reading) == BATCH] for window in windows]
@@ -66,23 +66,23 @@ class Batches:
         return "each rank trains its model on another batch"
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """None: one rank alone says nothing of others."""
+        """Nothing: a single rank cannot be judged."""
         return iter(())
 
     def forget(self) -> None:
-        """Nothing is kept."""
+        """There is no state."""
 
 
 def _is_gathered(batches_by_rank: Sequence[Sequence[Reading]]) -> bool:
-    """Whether every rank's model gathers its parameters for the calls that were given these batches."""
+    """Whether the model of every rank gathers its parameters for the calls with these batches."""
     return all(value_of(batch.context, "gathered") is True for batches in batches_by_rank for batch in batches)
 
 
 def _first_shared_batch(
     windows: Sequence[Window], batches_by_rank: Sequence[Sequence[Reading]]
 ) -> tuple[int, DifferingRanks]:
-    """The ranks that share the first batch that any of them share, and the call of the first rank that was given it (or
-    of its first batch where none is shared)."""
+    """The ranks that share the first batch that any ranks share, and the call of the first rank with it (or with its
+    first batch, if none is shared)."""
     for batches in zip(*batches_by_rank, strict=False):
         sharing = ranks_that_share([(window.rank, batch.value) for window, batch in zip(windows, batches, strict=True)])
         if sharing.ranks:
@@ -91,5 +91,5 @@ def _first_shared_batch(
 
 
 def _frozen(window: Window) -> frozenset[FactValue]:
-    """What is frozen in the models of a rank."""
+    """The fingerprints of the frozen parameters of a rank."""
     return frozenset(reading.value for reading in window.readings if named(reading) == FROZEN)

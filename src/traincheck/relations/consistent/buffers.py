@@ -1,8 +1,8 @@
-"""Buffers: what is in a buffer when a model is used for training is the same on all ranks.
+"""Check that buffers which ranks keep the same are the same on all ranks when a model is used for training.
 
-Some programs send the running statistics of the first rank to all others in each step, some let each rank have its own,
-and what is a copy and what a part is no matter of names. So of a pair of ranks those buffers are compared that were the
-same on both after they had changed: such are kept together by somebody. (That they differ without it says nothing.)
+Some programs broadcast the running statistics of the first rank in each step, and some let each rank have its own.
+Names do not show which it is. So two ranks are compared on those buffers that were the same on both after they had
+changed: somebody keeps these the same. (Buffers that differ without such a history say nothing.)
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ SAME = Property(SAME_ON_RANKS, USED)
 
 
 class Buffers:
-    """Compares training windows of several ranks; remembers what buffers began with, and which were kept alike."""
+    """Compares training windows of several ranks. Keeps the first value of each buffer, and which buffers agreed."""
 
     def __init__(self) -> None:
         self._first: dict[str, FactValue] = {}
         self._agreed = AgreedVariables()
 
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
-        """For each pair of ranks, one occasion for the buffers of each fate; `seq` is of the first window."""
+        """Yield one occasion for each pair of ranks and each outcome; `seq` refers to the first window."""
         if windows[0].stage != TRAIN:
             return
         readings_by_rank = {
@@ -77,17 +77,17 @@ class Buffers:
         return "a buffer that ranks have kept the same is so on every rank when the model is used for training"
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """None: one rank alone says nothing of others."""
+        """Nothing: a single rank cannot be judged."""
         return iter(())
 
     def forget(self) -> None:
-        """See `across`, which looks at several ranks."""
+        """There is no state of a single rank, see `across`."""
 
 
 def _with_difference(
     occasion: Occasion, windows: Sequence[Window], readings_by_rank: Mapping[int, Mapping[str, Reading]]
 ) -> Occasion:
-    """The occasion with who differs in the first of its buffers."""
+    """The occasion with the ranks that differ in the first of its buffers."""
     readings = [(window.rank, readings_by_rank[window.values_of].get(occasion.variables[0])) for window in windows]
     values = [(rank, reading.value) for rank, reading in readings if reading is not None]
     return occasion._replace(
@@ -97,7 +97,7 @@ def _with_difference(
 
 
 def values(window: Window) -> Iterator[tuple[str, str, object]]:
-    """What of the buffers is compared, see `ComparesRanks.values`."""
+    """Yield the compared values of buffers, see `ComparesRanks.values`."""
     for name, reading in _first_readings(window).items():
         yield USED, name, reading.value
 

@@ -1,6 +1,8 @@
-"""Standing rules about steps that are executed again: they follow from what a computer is, so no good run has to show
-them. They are deployed where this is asked for, and kept in the book of the run as others are. (Those about gradients
-are in invariants/builtin_rules.py.)
+"""Built-in rules about steps that are executed again. They follow from what a computer is, so no good run has to show
+them.
+
+TrainCheck deploys them if `--replay-every` requests it, and keeps them in the book of the run as it does others. (Those
+about gradients are in invariants/builtin_rules.py.)
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
-"""Copies: what is saved is what is live, and what is live after a load is what was loaded.
+"""Check that saved values equal the live ones, and that live values equal the loaded ones after a load.
 
-One call, two roles: sources tell around a call that saves or loads what the program holds and what the copy holds. The
-stage and the mode of the call are left out of the context: a checkpoint has to be right whenever it is written.
+Around a call that saves or loads, sources read the values of the program and those of the copy. The context omits the
+stage and the mode of the call: a checkpoint has to be right whenever it is written.
 
 Note [Several files]
-A large model is saved in parts, one call for each. So what is missing from one part is not missing if another one of
-the same go has it: calls at the same place, of which no two save the same variable.
+A large model is saved in parts, one call for each. A variable that is missing from one part is not missing if another
+part of the same save has it. Parts are calls at the same place, of which no two save the same variable.
 
 Note [Loading in part]
-A program that is fine-tuned loads a part of its model on purpose, and says so by `strict=False`. The same words hide a
-checkpoint whose names are none of the model's (saved from a wrapped model, with a prefix), of which nothing is taken.
-So that all is loaded is a habit, and that something is, is none. Where the model has parameters these are looked at:
-torch does not miss every buffer (batch norms count their batches from anew where an old checkpoint lacks the count).
+A program that fine-tunes loads a part of its model on purpose, with `strict=False`. The same flag hides a checkpoint
+whose names do not match the model (saved from a wrapped model, with a prefix), so that nothing is loaded. So
+"everything is loaded" is an optional practice, and "something is loaded" is not. If the model has parameters, these are
+counted: torch does not report every missing buffer (batch norms restart their count of batches if an old checkpoint
+lacks it).
 
-Known limitations: of copies in another precision or shape only that is said, not whether their values agree.
+Known limitations: for copies in another precision or shape, only that difference is reported, not whether values agree.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _OF_TENSORS = ("parameter", "buffer")
 
 
 class _Copied(NamedTuple):
-    """What one call tells of one variable: values by (attribute, role)."""
+    """The values of one variable in one call, by (attribute, role)."""
 
     kind: str
     variable: str
@@ -45,10 +46,10 @@ class _Copied(NamedTuple):
 
 
 class CheckpointMatch:
-    """Judges the calls in which something was saved or loaded."""
+    """Judges the calls that save or load."""
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """One occasion for all variables of a call that fared alike, at every level of the call."""
+        """Yield one occasion for all variables of a call with the same outcome, at every level of the call."""
         elsewhere = _saved_elsewhere(window)
         for seq, readings_of_call in window.readings_of.items():
             call = window.by_seq.get(seq)
@@ -70,7 +71,7 @@ class CheckpointMatch:
                         yield Occasion(subject, told_context, held, failed, seq, tuple(variables))
 
     def forget(self) -> None:
-        """Nothing is kept from window to window."""
+        """There is no state."""
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:
@@ -125,7 +126,7 @@ def _judge_anything_loaded(call: Call, readings_of_call: list[Reading]) -> Itera
 
 
 def _saved_elsewhere(window: Window) -> dict[int, set[str]]:
-    """For each call that saved a part, what the other parts have, see Note [Several files]."""
+    """For each call that saved a part, the variables of the other parts, see Note [Several files]."""
     goes: dict[tuple[str, int], dict[int, set[str]]] = {}
     for seq, readings_of_call in window.readings_of.items():
         call = window.by_seq.get(seq)
@@ -143,7 +144,7 @@ def _saved_elsewhere(window: Window) -> dict[int, set[str]]:
 
 
 def _missing(reading: Reading) -> str:
-    """The variable that a reading tells to be missing from what was saved, empty for any other."""
+    """The variable that is missing from a save according to this reading; empty for any other reading."""
     missing = reading.role == SAVED and reading.attribute == PRESENT and reading.value is False
     return reading.variable if missing else ""
 
@@ -152,7 +153,7 @@ _Outcome = tuple[str, Facts, frozenset[Property], frozenset[Property]]
 
 
 def _by_outcome(readings_of_call: list[Reading], role: str) -> dict[_Outcome, list[str]]:
-    """The variables of a call, by kind, circumstances and what held and failed of them."""
+    """The variables of a call, by kind, context and the properties that held and failed for them."""
     groups: dict[_Outcome, list[str]] = {}
     for copied in _copied(readings_of_call, role):
         held, failed = _judged(copied, role)
@@ -176,7 +177,7 @@ def _copied(readings_of_call: list[Reading], role: str) -> list[_Copied]:
 
 
 def _judged(copied: _Copied, role: str) -> tuple[set[Property], set[Property]]:
-    """What held of one variable and what failed; what is told of one side only is not judged."""
+    """The properties that held and failed for one variable. A value that only one side recorded is not judged."""
     equals, there = _VERBS_BY_ROLE[role]
     results: dict[Property, bool] = {}
     for (attribute, of), value in copied.values.items():
@@ -193,7 +194,7 @@ def _judged(copied: _Copied, role: str) -> tuple[set[Property], set[Property]]:
 
 
 def _comparable(copied: _Copied, attribute: str, role: str) -> bool:
-    """Whether both sides ought to agree: a load may cast, and values in another dtype or shape are other bytes."""
+    """Whether both sides should agree: a load may cast, and values in another dtype or shape have other bytes."""
     if copied.kind not in _OF_TENSORS:
         return is_figure(copied.values[attribute, role]) or is_figure(copied.values[attribute, LIVE])
     if attribute == "dtype":
@@ -208,6 +209,6 @@ def _comparable(copied: _Copied, attribute: str, role: str) -> bool:
 
 
 def _agree(attribute: str, live: FactValue, copy: FactValue) -> bool:
-    if attribute == "keys":  # an optimizer may fill in what a copy of an older version lacks
+    if attribute == "keys":  # an optimizer may add entries that a copy of an older version lacks
         return set(str(copy).split("+")) <= set(str(live).split("+"))
     return live == copy

@@ -1,9 +1,8 @@
-"""Configuration: with which learning rate, batch size, optimizer, model, precision a program is run,
-and on how many ranks.
+"""Record the settings of a program: learning rate, batch size, optimizer, model, precision and number of ranks.
 
-Nothing of it is right or wrong. It is kept for each program, so that a check of a changed run says what was changed.
-The groups of an optimizer, the models and the loaders are told apart by the order in which they appear, since their
-names say what class they are, which is one of the things that may be changed.
+No setting is right or wrong. TrainCheck keeps them for each program, so that a check of a changed run reports the
+changes. Groups of an optimizer, models and loaders are numbered in their order of appearance: their names contain the
+class, which is one of the things that may change.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from traincheck.vocab.properties import IS
 GRAIN = "setting"
 
 MAX_OBJECTS = 16
-"""So many groups, models or loaders of a program are told of; more are made by a loop, and no setting of anybody's."""
+"""Recorded groups, models or loaders of a program. A loop makes more of them, and these are no settings."""
 
 _SETTINGS_BY_KIND: dict[str, frozenset[str]] = {
     "optimizer": frozenset(("class",)),
@@ -39,11 +38,11 @@ _API_BY_KIND = {
 SETTINGS = Demand.of_calls(*_API_BY_KIND.values()) | Demand.of_readings(
     "hyperparameter.*", *(f"{kind}.{name}" for kind, names in _SETTINGS_BY_KIND.items() for name in sorted(names))
 )
-"""What must be observed for a run to tell its settings where no rule asks for them: others may be compared with it."""
+"""The demand for the settings of a run if no rule requests them: other runs may be compared with it."""
 
 
 class Configuration:
-    """Tells each setting once, when it is first read."""
+    """Records each setting once, at its first reading."""
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[str, int]] = {}
@@ -51,7 +50,7 @@ class Configuration:
         self._trained = False
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """One occasion for each thing that is read for the first time, and for the precision of the first training."""
+        """Yield one occasion for the first reading of each object, and one for the precision of the first training."""
         if not self._from_start:
             return
         if window.stage == TRAIN and not self._trained:
@@ -66,11 +65,11 @@ class Configuration:
                 continue
             position = order[reading.variable] = len(order) + 1
             held = frozenset((Property(IS, quantity, _written(reading.value)),))
-            # `failed` is None: it has no other value.
+            # `failed` is None: any other value is a violation.
             yield Occasion(Subject(quantity, f"{GRAIN} {position}"), (), held, None, reading.call, (reading.variable,))
 
     def forget(self) -> None:
-        """Of what comes later it is not known whether it is the first."""
+        """Stop recording: after a gap, a reading may not be the first."""
         self._from_start = False
 
     @staticmethod
@@ -95,7 +94,7 @@ class Configuration:
 
 
 def _precision(window: Window) -> Iterator[Occasion]:
-    """What the first model that is called in this window is called under."""
+    """The autocast setting of the first model call in this window."""
     call = next((call for call in window.calls if call.levels[-1] == FORWARD), None)
     cast = None if call is None else value_of(call.context, "autocast")
     if call is not None and cast is not None:
@@ -106,7 +105,7 @@ def _precision(window: Window) -> Iterator[Occasion]:
 def _is_setting(reading: Reading, window: Window) -> bool:
     if reading.role != LIVE:
         return False
-    if reading.kind == "hyperparameter":  # what is read when a state is loaded is what another run had
+    if reading.kind == "hyperparameter":  # readings of a loaded state belong to another run
         call = window.by_seq.get(reading.call)
         return reading.attribute != "keys" and call is not None and call.levels[-1] == UPDATE
     return reading.attribute in _SETTINGS_BY_KIND.get(reading.kind, ())

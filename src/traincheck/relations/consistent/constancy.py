@@ -1,18 +1,19 @@
-"""Constancy: what stays as it is from one update to the next.
+"""Check the values that stay the same from one update to the next.
 
-Whether a parameter is trainable, its dtype and shape; what an optimizer is set to (its learning rate apart, see
-learning_rates.py); the entries of its groups, which nothing may lose; weights that are tied.
+These are whether a parameter is trainable, its dtype and shape; the settings of an optimizer (learning_rates.py covers
+the learning rate); the entries of its groups, which must not get lost; and ties between weights.
 
 Note [One optimizer at a time]
-A value is compared with what it was at the last step *of the same optimizer*: who freezes the critic while the
-generator learns goes back and forth between two states, and each of them stays what it is.
+A value is compared with its value at the last step *of the same optimizer*. A program that freezes the critic while the
+generator learns alternates between two states, and each of them stays the same.
 
 Note [Carried on]
-Sources tell some values only when they have changed. What was read once is carried on until it is read again, so each
-step is an occasion of everything that was read before it.
+Sources report some values only when they change. A value is carried on until the next reading, so each step is an
+occasion for every value that was read before it.
 
-Known limitations: to let frozen layers go one by one is a way to train, so that is a habit; to freeze what was trained
-is one as well, but rarer, and nothing tells it from an accident.
+Known limitations: some programs unfreeze layers one by one, so a frozen parameter that becomes trainable is an optional
+practice. Freezing a trained parameter is a practice as well, but a rarer one, and nothing separates it from an
+accident.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ _SCHEDULED = ("lr", "keys")
 """Entries of a parameter group that have rules of their own."""
 
 ESTABLISHED = 3
-"""A scheduler may set more than the learning rate (cycle the momentum), from its first step on. What so many of its
-steps left alone is not the scheduler's to set."""
+"""A scheduler may set more than the learning rate (cycle the momentum), from its first step on. A value that so many of
+its steps left alone does not belong to the scheduler."""
 
 MOST_VARIABLES = 100_000
-"""Beyond this a program makes parameters in a loop; what was kept of them is forgotten, so that memory is bounded."""
+"""Beyond this, a program makes parameters in a loop. The state is dropped, which bounds memory."""
 
 
 @dataclass(slots=True)
@@ -54,10 +55,8 @@ class _Value:
 
 @dataclass(slots=True)
 class _Tracked:
-    """One attribute of all its variables: values now, and of what has changed the value at each optimizer's last step.
-
-    A variable that was not there then has None in `since`.
-    """
+    """One attribute of all its variables: the current values, and the old values of those that changed since each
+    optimizer's last step. In `since`, None stands for a variable that did not exist then."""
 
     values: dict[str, _Value] = field(default_factory=dict)
     since: dict[str, dict[str, _Value | None]] = field(default_factory=dict)
@@ -65,7 +64,7 @@ class _Tracked:
     steps_of_scheduler: int = 0  # that it has outlasted; negative once a scheduler has changed it
 
     def not_scheduled(self, stayed: bool) -> bool:
-        """Note a step of a scheduler; whether it is established that schedulers leave this alone."""
+        """Record a step of a scheduler, and return whether schedulers are known to leave this attribute alone."""
         left_alone = self.steps_of_scheduler >= ESTABLISHED
         if not left_alone and self.steps_of_scheduler >= 0:
             self.steps_of_scheduler = self.steps_of_scheduler + 1 if stayed else -1
@@ -77,7 +76,7 @@ class _Tracked:
             return
         for changes in self.since.values():
             changes.setdefault(reading.variable, old)
-        # For the next change the state before it is what tells an honest exception: a frozen one is let go, say.
+        # The state before a change explains an honest exception, such as unfreezing a frozen parameter.
         context = reading.context
         if reading.attribute == "requires_grad":
             context = merged(context, requires_grad=reading.value)
@@ -88,7 +87,8 @@ class _Tracked:
             self.since.clear()
 
     def step(self, optimizer: str) -> Iterator[tuple[Facts, tuple[str, ...], bool]]:
-        """Context, variables, and whether they stayed, since the last step of `optimizer` (nothing at its first)."""
+        """Yield context, variables, and whether they stayed, since the last step of `optimizer` (nothing at its first
+        step)."""
         changed = self.since.get(optimizer)
         self.since[optimizer] = {}
         if changed is None:
@@ -115,7 +115,7 @@ def _grouped(values: dict[str, _Value], without: set[str] | tuple[str, ...]) -> 
 
 
 class Constancy:
-    """Compares what is read around an update with what it was around the one before."""
+    """Compares the values around an update with those around the previous one."""
 
     def __init__(self) -> None:
         self._scheduled: dict[str, bool] = {}
@@ -128,7 +128,7 @@ class Constancy:
         self._scheduled.clear()
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """The occasions at each update, and at each load of an optimizer's state."""
+        """Yield the occasions at each update, and at each load of an optimizer's state."""
         for call in calls_of(window, UPDATE, SCHEDULE, LOAD):
             general = call.levels[-1]
             if general == SCHEDULE:
@@ -136,7 +136,7 @@ class Constancy:
                 continue
             live_readings = [reading for reading in window.readings_of.get(call.seq, ()) if reading.role == LIVE]
             yield from self._of_entries(call, window, live_readings)
-            if general == LOAD:  # it is what a load is for, to change what is set
+            if general == LOAD:  # a load changes settings on purpose
                 for key in [key for key in self._tracked if key[1] == call.receiver]:
                     del self._tracked[key]
                 continue
@@ -238,7 +238,7 @@ def _is_frozen(quantity: str, context: Facts) -> bool:
 
 @functools.lru_cache(1_000)
 def _subject_and_property(quantity: str, *, frozen: bool) -> tuple[Subject, Property]:
-    """The property: that a trainable parameter is frozen and that a frozen one is let go are two things."""
+    """The subject and the property: freezing a trainable parameter and unfreezing a frozen one are two properties."""
     return Subject(quantity, TIME), Property(STAYS, quantity, FROZEN if frozen else "")
 
 

@@ -1,16 +1,15 @@
-"""Rates: an optimizer uses the learning rate that its scheduler has set, and does not begin with one that is too high.
+"""Check that an optimizer uses the learning rate of its scheduler, and does not start with one that is too high.
 
 Note [The first steps]
-A schedule may lower the rate at any time, by a factor of ten at the end of an epoch. In the first steps of an optimizer
-it does not: a rate that falls by more than half there was not the one to begin with (a warm-up that was applied a step
-too late). So the first `FIRST_STEPS` of each optimizer are looked at, whoever sets the rate.
+A schedule may lower the rate at any time, by a factor of ten at the end of an epoch. It does not do so in the first
+steps of an optimizer. A rate that falls by more than half there was not the intended first one (a warm-up that was
+applied a step too late). So the first `FIRST_STEPS` steps of each optimizer are judged, whoever sets the rate.
 
-Note [Who belongs to whom]
-With several optimizers or several schedulers it is not known which belongs to which, so nothing is said of their
-agreement. Behind dropped windows not all of them need have been seen: there it is only judged of those that agreed
-before.
+Note [Several schedulers]
+With several optimizers or several schedulers, nothing shows which of them belong together, so their agreement is not
+judged. After a gap, some of them may not have been seen yet: then only pairs that agreed before are judged.
 
-Known limitations: of several parameter groups the first is compared, since that is what a scheduler tells.
+Known limitations: of several parameter groups, only the first is compared, because a scheduler reports that one.
 """
 
 from __future__ import annotations
@@ -29,14 +28,15 @@ LR, SCHEDULED_LR = "hyperparameter.lr", "scheduler.lr"
 GRAIN, START = "schedule", "start"
 
 FIRST_STEPS = 4
-"""Long enough that a few programs teach the rule, short enough that hardly any schedule has its first drop in it."""
+"""Enough steps for a few programs to teach the rule, and few enough that hardly any schedule has its first drop in
+them."""
 LEAST_SHARE = 0.5
 """A linear decay over as few as four steps keeps at least half of the rate from step to step."""
 _FIRST_GROUP = ".param_groups[0]"
 
 
 class LearningRates:
-    """Follows the learning rate of the first group of each optimizer, and of the scheduler."""
+    """Follows the learning rate of the first group of each optimizer, and that of the scheduler."""
 
     def __init__(self) -> None:
         self._from_start = True
@@ -50,12 +50,12 @@ class LearningRates:
         self._announced: float | None = None
 
     def forget(self) -> None:
-        """From now on the first step that is seen of an optimizer need not be its first."""
+        """From now on, the first observed step of an optimizer need not be its first."""
         self._from_start = False
         self._clear()
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """One occasion at each update where there is something to compare the rate with."""
+        """Yield one occasion at each update whose rate can be compared."""
         for call in calls_of(window, UPDATE, SCHEDULE):
             live_readings = [reading for reading in window.readings_of.get(call.seq, ()) if reading.role == LIVE]
             if call.levels[-1] == UPDATE:

@@ -1,11 +1,12 @@
-"""Readiness: what has to be done with a model before it is used was done.
+"""Check that a model was prepared before it is used.
 
-* A class of modules that freezes stages in its `train`, or keeps statistics as they are, wants it to be called. A new
-  module is in training mode without it, so nothing seems to be missing. Doing by hand what it sees to is as good.
-* The plain attributes that a module is built with (sizes, indices, names) are its own; who else writes to one of the
-  same name, for bookkeeping, changes what the module does.
-* A buffer that begins with random numbers and is updated in training (an estimate, a queue, a codebook) means nothing
-  before the first update. What begins with ones or zeros (the statistics of batch norms) is neutral.
+* A class of modules that freezes stages in its `train`, or keeps its statistics, needs a call of that method. A new
+  module is in training mode without the call, so nothing seems to be missing. Freezing by hand has the same effect and
+  is accepted.
+* The plain attributes that a constructor sets (sizes, indices, names) belong to the module. Code that writes to an
+  attribute of the same name, for bookkeeping, changes what the module does.
+* A buffer that starts with random numbers and is updated in training (an estimate, a queue, a codebook) means nothing
+  before the first update. A buffer that starts with ones or zeros (the statistics of batch norms) is neutral.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ KEPT = Property(IS_AS_BUILT, ATTRIBUTES)
 FIRST_UPDATED = Property(IS_UPDATED_BEFORE_USE, BUFFER_DATA)
 
 MOST_VARIABLES = 100_000
-"""Beyond this a program makes modules in a loop; what was kept of them is forgotten, so that memory is bounded."""
+"""Beyond this, a program makes modules in a loop. The state is dropped, which bounds memory."""
 
 
 class Readiness:
@@ -46,7 +47,7 @@ class Readiness:
         self._sites: dict[str, tuple[str, int]] = {}  # where one that was not was used, and after how many steps
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """Occasions at the first call of a model (its attributes), and at calls in training."""
+        """Yield occasions at the first call of a model (its attributes), and at calls in training."""
         for call in calls_of(window, FORWARD):
             yield from self._judge_attributes(call, window)
             if value_of(call.context, "outermost") is True:
@@ -115,7 +116,7 @@ class Readiness:
             yield _occasion(subject, FIRST_UPDATED, holds, call, window, tuple(names), site=site, note=note)
 
     def _is_made(self, change: Change) -> bool:
-        """Whether a buffer holds the numbers that it was made with."""
+        """Whether a buffer still holds its initial numbers."""
         return change.fingerprint is not None and self._made.get(change.variable) == change.fingerprint
 
     @staticmethod

@@ -1,15 +1,18 @@
 """Consistent(Va, Vb): two variables, or one variable at two times, have the same value.
 
-Source: OSDI '25, section 3.2. Its parts: what is saved and loaded against what is live (checkpoint_match.py), what
-stays from
-update to update (constancy.py), training flags over an evaluation (train_mode_restored.py), the learning rate against
-its scheduler (learning_rates.py), how a program is configured (configuration.py), what was done before a model is used
-(readiness.py), what an
-optimizer takes over from the one that it goes on for (restarts.py), one name on several ranks (replicas.py and
-buffers.py), what several ranks are trained on (batches.py), and what is computed twice (replayed_steps.py).
+Source: OSDI '25, section 3.2. Its parts:
+* saved and loaded values against live ones (checkpoint_match.py);
+* values that stay from update to update (constancy.py);
+* training flags over an evaluation (train_mode_restored.py);
+* the learning rate against its scheduler (learning_rates.py);
+* the settings of a program (configuration.py);
+* what has to happen before a model is used (readiness.py);
+* the settings of a restarted optimizer (restarts.py);
+* one name on several ranks (replicas.py and buffers.py), and the batches of several ranks (batches.py);
+* steps that are computed twice (replayed_steps.py).
 
-Subjects name the kind of thing and its attribute (`hyperparameter.weight_decay`), never a variable, so that rules carry
-over to other programs.
+Subjects name the kind of thing and its attribute (`hyperparameter.weight_decay`), never a variable, so that rules apply
+to other programs.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from traincheck.vocab.properties import IS
 
 
 class Consistent(Composite):
-    """See the module's docstring."""
+    """See the module."""
 
     name: ClassVar[str] = "Consistent"
     parts: ClassVar[tuple[type[RelationPart], ...]] = (
@@ -60,7 +63,7 @@ class Consistent(Composite):
         self._compares = interest is None or any(subject.grain == RANKS for subject in interest)
 
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
-        """The occasions in windows of several ranks at the same step, see `Replicas`, `Batches` and `Buffers`."""
+        """Yield the occasions in windows of several ranks at the same step, see `Replicas`, `Batches` and `Buffers`."""
         if self._compares and len(windows) > 1:
             for part in self._comparing:
                 for occasion in part.across(windows):

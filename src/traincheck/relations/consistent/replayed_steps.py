@@ -1,12 +1,11 @@
-"""Recomputed: what is computed a second time, from the same state, is the same to the last bit.
+"""Check that a computation which is executed again from the same state gives the same bits.
 
-Steps are executed again on request only (`--replay-every`, see sources/replay/replays.py and
-sources/replay/verdicts.py), and each
-time it is told what that said of the forward, the backward and the update. The rule follows from what a computer is, so
-it needs no good run (see builtin_rules.py).
+TrainCheck executes steps again on request only (`--replay-every`, see sources/replay/replays.py and
+sources/replay/verdicts.py). Sources then report the result of the forward, the backward and the update. The rule
+follows from what a computer is, so it needs no good run (see builtin_rules.py).
 
-A unit that computes the same wrong thing each time gives the same bits again; that is seen where another rank executes
-the step (`elsewhere`).
+A unit that computes the same wrong value each time repeats its bits. Such a fault is visible only if another rank
+executes the step (`elsewhere`).
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ WAYS = {
     UNDECIDED: "so it has been in every step since",
 }
 ELSEWHERE_ENDS = "from the same state, twice"
-"""How notes end. Causes know them by it."""
+"""How such notes end. Diagnoses recognise them by it."""
 
 
 def _rank_difference(reading: Reading) -> tuple[str, DifferingRanks]:
-    """What another rank found, in words, and which ranks differ."""
+    """The result of another rank in words, and which ranks differ."""
     details = dict(reading.context)
     ranks = tuple(int(rank) for rank in str(details["ranks"]).split("+"))
     ranks_phrase = named_ranks(ranks)
@@ -53,7 +52,7 @@ class ReplayedSteps:
     """Looks at one window at a time."""
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """One occasion for each part of a step that was executed again."""
+        """Yield one occasion for each part of a step that was executed again."""
         for reading in window.readings:
             if reading.kind != KIND:
                 continue
@@ -80,7 +79,7 @@ class ReplayedSteps:
             )
 
     def forget(self) -> None:
-        """Nothing is kept."""
+        """There is no state."""
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:

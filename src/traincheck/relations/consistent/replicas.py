@@ -1,20 +1,20 @@
-"""Replicas: what several ranks hold under one name has the same value on all of them.
+"""Check that a name has the same value on all ranks that hold replicas of it.
 
-Compared are, by fingerprint, the gradients and parameters that an update uses and the parameters that it leaves, the
-gradients that a backward leaves, and readings of what steers an update (learning rates, step counts), in windows of the
-same step. Of ranks that are known to be alike (`Window.shared`) one is compared for all. Buffers: see buffers.py.
+Fingerprints are compared in windows of the same step: the gradients and parameters that an update uses, the parameters
+that it leaves, and the gradients that a backward leaves. Readings that steer an update (learning rates, step counts)
+are compared, too. Of ranks that are known to be the same (`Window.shared`), one is compared for all. Buffers: see
+buffers.py.
 
 Note [Replicas and shards]
-Where ranks hold different parts on purpose (shards, experts, stages of a pipeline), their values differ from the start,
-or from the first update on, and facts of the variable may tell so. What makes replicas of two variables is that they
-were the same: *before* the update, after an earlier one, or together with all others of the model. Whether the update
-then used the same gradients, and left the same values, is what is asked. That an update is a function of value and
-gradient needs no other reason: where both were the same, so must be what it leaves. So nothing else is told of an
-update; the more facts there are, the more of them would separate by chance. How seldom ranks agree is no reason against
-a rule.
+Where ranks hold different parts on purpose (shards, experts, pipeline stages), their values differ from the start or
+from the first update on, and facts of the variable may show it. Two variables are replicas because they were the same:
+*before* the update, after an earlier one, or together with all others of the model. The question is then whether the
+update used the same gradients and left the same values. An update is a function of value and gradient: if both were the
+same, the results must be. So the context of an update holds nothing else; with more facts, more of them would separate
+by chance. A rule is not rejected because ranks seldom agree.
 
-Known limitations: what an optimizer keeps for a parameter is not compared, so a momentum that differs shows when it has
-made the parameters differ.
+Known limitations: the state that an optimizer keeps for a parameter is not compared, so a momentum that differs shows
+only when the parameters differ.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ FIRST_DATA, BUILT = "parameter.first_data", "torch.optim.Optimizer.__init__"
 _API_BY_QUANTITY = {DATA: UPDATE, GRAD: BACKWARD}
 _KINDS = ("hyperparameter", "optimizer_state")
 _OWN = ("keys", "lowest_step")
-"""Readings that differ honestly: a parameter without a gradient (an expert without tokens) stands still on one rank."""
+"""Readings that may differ: a parameter without a gradient (an expert without tokens) stands still on one rank."""
 _SHARED_FACTS = ("requires_grad", "held", "owned", "tied", "attributes", "replicated", "precision", "scalar")
-"""Facts of a variable that may tell why ranks differ."""
+"""Facts of a variable that may explain why ranks differ."""
 _ALWAYS: dict[str, FactValue] = {"same_name": True, "same_rank": False}
 
 
 THOUGH_KEPT = "though an earlier update left the same"
 THOUGH_ALIKE = "though value and gradient were the same before it"
-"""How notes end where ranks went apart between two updates, or in one."""
+"""How notes end if ranks diverged between two updates, or in one."""
 
 
 class _Left(NamedTuple):
@@ -57,13 +57,14 @@ class _Left(NamedTuple):
 
 
 class _Observed(NamedTuple):
-    """What one rank tells of a step: changes by (attribute, variable), and what updates used by (thing, variable)."""
+    """The values of one rank in a step: changes by (attribute, variable), and values that updates used by (quantity,
+    variable)."""
 
     left: dict[tuple[str, str], _Left]
     used: dict[tuple[str, str], Reading]
 
     def value(self, quantity: str, variable: str) -> FactValue:
-        """The fingerprint of what an update used, None where it was not told."""
+        """The fingerprint of a value that an update used, None if it was not read."""
         reading = self.used.get((quantity, variable))
         return None if reading is None else reading.value
 
@@ -85,14 +86,15 @@ class _Difference(NamedTuple):
 
 
 class _Ranks(NamedTuple):
-    """What all ranks tell of a step; `found` keeps what was found of it, as many pairs of them may differ."""
+    """The values of all ranks in a step. `differences` caches results, because many pairs of ranks may differ."""
 
     numbers: list[int]
     seen: list[_Observed]
     differences: dict[tuple[str, str, FactValue], _Difference]
 
     def unlike(self, quantity: str, variable: str, before: FactValue) -> _Difference:
-        """Who differs in a variable: of all ranks, or of those that held the value `before` the update, if given."""
+        """Which ranks differ in a variable: among all, or among those that held the value `before` the update, if
+        given."""
         key = quantity, variable, before
         if key not in self.differences:
             self.differences[key] = _difference(quantity, self._values(*key))
@@ -114,7 +116,7 @@ def _difference(quantity: str, values: Sequence[tuple[int, FactValue]]) -> _Diff
 
 
 class Replicas:
-    """Compares aligned windows; of readings the last value of each rank is kept, as they are told when they change."""
+    """Compares aligned windows. Keeps the last value of each reading and rank, because sources report changes only."""
 
     def __init__(self) -> None:
         self._values: dict[int, dict[tuple[str, str], FactValue]] = {}
@@ -122,7 +124,7 @@ class Replicas:
         self._agreed = AgreedVariables()
 
     def across(self, windows: Sequence[Window]) -> Iterator[Occasion]:
-        """The occasions in windows of several ranks at the same step; `seq` is of the first."""
+        """Yield the occasions in windows of several ranks at the same step; `seq` refers to the first."""
         observed = {window.rank: _observed_by_rank(window) for window in windows if window.values_of == window.rank}
         ranks = _Ranks([window.rank for window in windows], [observed[window.values_of] for window in windows], {})
         sharded = any(window.shared is not None and window.shared.sharded for window in windows)
@@ -194,15 +196,16 @@ class Replicas:
         }.get(subject.api, f"the {phrase_for(subject.api)} has the same value on every rank at the end of a step")
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """None: one rank alone says nothing of others."""
+        """Nothing: a single rank cannot be judged."""
         return iter(())
 
     def forget(self) -> None:
-        """See `across`, which looks at the windows of each rank by itself."""
+        """There is no state of a single rank, see `across`."""
 
 
 def _compare_first_values(windows: Sequence[Window]) -> Iterator[Occasion]:
-    """What optimizers were built with, on each rank and the first one; which were to be replicas is not known yet."""
+    """The values that optimizers were built with, on each rank and the first one. Which of them are replicas is unknown
+    then."""
     readings_by_rank = [
         {reading.variable: reading for reading in window.readings if named(reading) == FIRST_DATA} for window in windows
     ]
@@ -221,7 +224,7 @@ def _compare_first_values(windows: Sequence[Window]) -> Iterator[Occasion]:
 
 
 def hold_the_same(windows: Sequence[Window]) -> bool | None:
-    """Whether the ranks update parameters of the same names and values; None where one of them tells of none."""
+    """Whether the ranks update parameters of the same names and values; None if one of them reports none."""
     leaders = [window for window in windows if window.values_of == window.rank]
     values_by_rank = [
         {(reading.variable, reading.value) for reading in window.readings if named(reading) == USED_DATA}
@@ -235,8 +238,8 @@ def hold_the_same(windows: Sequence[Window]) -> bool | None:
 
 
 def values(window: Window) -> Iterator[tuple[str, str, object]]:
-    """What of the parameters is compared: of what thing, of which variable, and its content. Where two windows agree in
-    all of it, the same is said of both."""
+    """Yield the compared values of parameters: quantity, variable and content. If two windows agree in all of them, the
+    same holds for both."""
     observed = _observed_by_rank(window)
     for (quantity, variable), left in observed.left.items():
         shared_facts = [(name, value) for name, value in left.change.context if name in _SHARED_FACTS]
@@ -266,7 +269,7 @@ def _observed_by_rank(window: Window) -> _Observed:
 def _compare_pair(
     first: _Observed, second: _Observed, agreed: VariableNames, stage: str, ranks: _Ranks, sharded: bool
 ) -> Iterator[Occasion]:
-    """The occasions of two of the ranks; `kept` holds the variables that were the same after an earlier update."""
+    """Yield the occasions of two ranks; `agreed` holds the variables that were the same after an earlier update."""
     all_same = not sharded and _all_same(first, second)
     outcomes: dict[tuple[str, Facts, bool], list[tuple[str, int]]] = {}
     for (quantity, variable), own in first.left.items():
@@ -282,7 +285,7 @@ def _compare_pair(
                 if grad is not None:
                     copies = {**context_facts, "copies": agreed.has(variable) or all_same}
                     _note(outcomes, USED_GRAD, copies, grad, variable, own.change.call)
-                    # Zeros that agree say nothing of what they are the gradient of.
+                    # Zeros that agree prove nothing about the parameter.
                     context_facts["same_grad"] = grad and not _zero(first, USED_GRAD, variable)
                     before_facts = {
                         "kept_same": agreed.has(variable),
@@ -303,7 +306,7 @@ def _compare_pair(
 
 
 def _although(quantity: str, context: Facts) -> str:
-    """What was the same before that should have kept a variable the same."""
+    """The values that were the same before, and should have kept a variable the same."""
     if quantity == USED_DATA and value_of(context, "kept_same"):
         return f", {THOUGH_KEPT}"
     same_inputs = value_of(context, "same_before") and value_of(context, "same_grad")
@@ -322,7 +325,7 @@ def _note(
 
 
 def _agree(first: _Observed, second: _Observed, quantity: str, variable: str) -> bool | None:
-    """Whether both ranks tell the same value, None where one of them tells none."""
+    """Whether both ranks report the same value, None if one of them reports none."""
     values = first.value(quantity, variable), second.value(quantity, variable)
     return None if None in values else values[0] == values[1]
 
@@ -341,12 +344,12 @@ def _zero(observed: _Observed, quantity: str, variable: str) -> bool:
 
 
 def _state(first: _Observed, second: _Observed, variable: str) -> str:
-    """Whether the parameter began as zeros, as a bias does on each rank whatever it is a part of."""
+    """Whether the parameter began as zeros, as a bias does on each rank, whether it is a shard or not."""
     return "zero" if _zero(first, USED_DATA, variable) and _zero(second, USED_DATA, variable) else "some"
 
 
 def _shared(first: _Left, second: _Left) -> dict[str, FactValue]:
-    """What both ranks tell alike of the variable."""
+    """The facts of the variable that are the same on both ranks."""
     first_facts, second_facts = dict(first.change.context), dict(second.change.context)
     shared = {
         name: first_facts[name]

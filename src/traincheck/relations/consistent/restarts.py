@@ -1,14 +1,14 @@
-"""Restarts: an optimizer that goes on where another one stopped has the settings of that one.
+"""Check that an optimizer which continues an earlier one has the settings of that one.
 
 Note [Going on]
-A program may save its state, build everything anew and go on: after a crash, or between two phases. The new optimizer
-then is told by its step count, which is above one after its first step. It goes on for the last optimizer of the same
-class that updated parameters of the same names and had counted as far. What was constant as long as that one stepped
-(its learning rate is not, `initial_lr` is) has to be so again. A setting that a restart loses comes back as what its
-default is made of: a peak rate becomes the rate of the moment.
+A program may save its state, build everything again and go on: after a crash, or between two phases. The step count
+reveals such an optimizer: it is above one after the first step. The optimizer continues the last one of the same class
+that updated parameters of the same names and had counted as far. Settings that were constant as long as that one
+stepped (`initial_lr`, but not the learning rate) have to be the same again. A setting that a restart loses falls back
+to its default: the peak rate becomes the current rate.
 
-Known limitations: a run that goes on in another process has nothing to be compared with; an optimizer that counts no
-steps (SGD) is not known to go on.
+Known limitations: a run that continues in another process cannot be compared; an optimizer that counts no steps (SGD)
+is not recognised as a continuation.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _OTHER = ("lr", "keys")
 """Entries of a parameter group that have rules of their own."""
 
 MOST_OPTIMIZERS = 256
-"""Programs that build an optimizer in each of many rounds have many; the latest are those that others go on for."""
+"""Programs that build an optimizer in each of many rounds have many. Others continue only the latest."""
 
 
 @dataclass(slots=True)
 class _Optimizer:
-    """One optimizer: its settings by (group, attribute), those that varied, and for which one it goes on."""
+    """One optimizer: its settings by (group, attribute), those that varied, and the optimizer that it continues."""
 
     settings: dict[tuple[str, str], FactValue] = field(default_factory=dict)
     varied: set[tuple[str, str]] = field(default_factory=set)
@@ -61,12 +61,12 @@ class Restarts:
         self._optimizers: dict[str, _Optimizer] = {}
 
     def forget(self) -> None:
-        """From now on the first step that is seen of an optimizer need not be its first."""
+        """From now on, the first observed step of an optimizer need not be its first."""
         self._from_start = False
         self._optimizers.clear()
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """One occasion for each setting at each step of an optimizer that goes on for another."""
+        """Yield one occasion for each setting at each step of an optimizer that continues another."""
         if not self._from_start:
             return
         for call in calls_of(window, UPDATE):
@@ -144,6 +144,6 @@ def _judge(optimizer: _Optimizer, before: _Optimizer, call: Call, window: Window
 
 
 def _unnumbered(name: str) -> str:
-    """A name without the number that tells the second of its class from the first."""
+    """A name without the number that separates the second of its class from the first."""
     root, dot, rest = name.partition(".")
     return root.partition("#")[0] + dot + rest

@@ -1,8 +1,8 @@
-"""Modes: after an evaluation every module has the training flag again that it had before.
+"""Check that an evaluation gives every module its training flag back.
 
-Sources tell the flag of a module at the outermost forward where it is first seen or has changed. A forward that
-computes gradients in a training step is a training one, any other an evaluation. Only modules whose flag an evaluation
-changed are judged: who trains with frozen batch norms keeps these in evaluation mode all along.
+Sources report the flag of a module at the outermost forward where it is first seen or has changed. A forward that
+computes gradients in a training step belongs to training, any other to evaluation. Only modules whose flag an
+evaluation changed are judged: programs that train with frozen batch norms keep these in evaluation mode all along.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TRAINING = "module.training"
 GRAIN = "evaluation"
 
 MOST_MODULES = 100_000
-"""Beyond this a program makes modules in a loop; what was kept of them is forgotten, so that memory is bounded."""
+"""Beyond this, a program makes modules in a loop. The state is dropped, which bounds memory."""
 
 
 class TrainModeRestored:
@@ -36,7 +36,7 @@ class TrainModeRestored:
         self._trained: set[str] = set()  # outermost modules that were called in training
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """One occasion at the first training forward of a model after it was evaluated in another mode."""
+        """Yield one occasion at the first training forward of a model after an evaluation in another mode."""
         for call in calls_of(window, FORWARD):
             if value_of(call.context, "outermost") is not True:
                 continue

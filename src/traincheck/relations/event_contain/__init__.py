@@ -1,1 +1,1 @@
-"""EventContain: a call contains another call or a change of a variable."""
+"""The relation EventContain: calls and changes of state inside a call."""

@@ -1,26 +1,28 @@
-"""EventContain(Ea, Eb): inside a call of an API another API is called, or a variable changes in a given way.
+"""EventContain(Ea, Eb): a call of one API makes a call of another API, or changes a variable in a given way.
 
-Source: OSDI '25, section 3.2. Three grains: the call and the calls that it makes itself (what those call in turn
-follows from rules about them); the call and the changes inside it, at any depth; the call *for each variable* around
-it.
+Source: OSDI '25, section 3.2. There are three grains:
+* the call with the calls that it makes directly; indirect calls follow from rules about those;
+* the call with the changes inside it, at any depth;
+* the call *for each variable* around it.
 
 Note [Means and ends]
-Which calls a call makes is a matter of its implementation, so containment of calls is offered only under the call's own
-most specific name: `Linear.forward` calls `linear`, which says nothing of modules in general. What becomes of
-parameters and gradients is what the call is for, so changes are offered at every level: `Adam.step` changes parameters
-as an `Optimizer.step`. (Of modules in general it is not said that they change their buffers: batch norms are for that.)
-Which of its functions torch's own modules and functions call is settled by its version and tells nothing of a program;
-to watch for it would mean to record nearly every function of torch in each step.
+The calls inside a call are a matter of its implementation. So containment of calls is offered only under the most
+specific name: `Linear.forward` calls `linear`, which says nothing about modules in general. The effect on parameters
+and gradients is the purpose of the call, so changes are offered at every level: `Adam.step` changes parameters as an
+`Optimizer.step`. (Modules in general are not expected to change buffers; batch norms do.) The version of torch settles
+which of its functions its own modules and functions call. A rule about these says nothing about a program, and would
+need a recording of nearly every function of torch.
 
-Note [Insides that were not seen]
-What a compiled region computes is not observed. So of the call that it is made in, it can be told what that call
-calls, but not what it does not; and that nothing changes in it only where the changes around the region were seen.
+Note [Calls that were not fully observed]
+Sources do not observe the inside of a compiled region. Around such a region, TrainCheck records the calls that it sees
+and never concludes that a call is missing. It concludes that nothing changed only if sources observed the changes
+around the region.
 
 Note [Updates that need not show]
-What an optimizer makes of a gradient of zeros (it may have momentum, or decay weights), of a parameter that nothing was
-computed with, or of an update that is lost in rounding is no occasion: such a parameter may change or not. Neither is a
-gradient of zeros that stays one: clearing, clipping and unscaling leave zeros as they are, and a program may fill its
-gradients with zeros before the first backward. Gradients that are absent next to such zeros give a call that clears
+Some updates are no occasion, because the parameter may change or not: a gradient of zeros (momentum and weight decay
+still apply), a parameter that nothing was computed with, and an update that is lost in rounding. A gradient of zeros
+that stays zero is no occasion either: clearing, clipping and unscaling leave zeros as they are, and a program may fill
+its gradients with zeros before the first backward. If gradients are absent next to such zeros, a call that clears has
 nothing to change.
 """
 
@@ -51,7 +53,7 @@ from traincheck.vocab.occasion import Occasion, Property, Subject
 from traincheck.vocab.properties import CHANGES, CONTAINS_CALL, CONTAINS_CHANGE, IS_CLEARED, IS_FILLED
 
 WITHIN = "calls"
-"""The grain at which the calls inside a call are its properties."""
+"""The grain whose properties are the calls inside a call."""
 
 CHANGERS = (
     "torch.optim.Optimizer.step",
@@ -66,12 +68,12 @@ TORCH = "torch."
 STATE = "optimizer_state.data"
 
 SOME_DO = (CHANGES, IS_CLEARED, IS_FILLED)
-"""Transitions that say something when some variable makes them (that some variable does not change says nothing)."""
+"""Transitions that mean something if at least one variable makes them. ("Some variable does not change" means
+nothing.)"""
 
 
 class _Subjects(NamedTuple):
-    """What a call is an occasion of, as far as it is wanted: as one that calls others, and as one in which things
-    change."""
+    """The requested subjects of a call: as one that makes calls, and as one in which variables change."""
 
     calls: Subject | None = None
     changes: tuple[Subject, ...] = ()
@@ -81,7 +83,7 @@ _NO_SUBJECTS = _Subjects()
 
 
 class EventContain:
-    """See the module's docstring."""
+    """See the module."""
 
     name: ClassVar[str] = "EventContain"
 
@@ -114,7 +116,7 @@ class EventContain:
         yield from self._of_variables(window)
 
     def _subjects_of(self, kind: str, levels: tuple[str, ...]) -> _Subjects:
-        """What calls of these levels are occasions of."""
+        """The subjects of calls with these levels."""
         subjects = self._subjects.get((kind, levels))
         if subjects is None:
             calls = None if kind == REGION else next(self._requested((levels[0],), WITHIN), None)
@@ -133,8 +135,8 @@ class EventContain:
         groups: dict[tuple[object, ...], tuple[Change, Call, tuple[Subject, ...], list[list[int]]]] = {}
         for change, positions in window.change_groups:
             call = window.by_seq.get(change.call)
-            # A call without a receiver (a backward) holds and owns nothing: which variables it concerns is not known.
-            # What an optimizer keeps for each parameter, and which of it changes when, is its own affair.
+            # A call without a receiver (a backward) owns no variables, so the variables that it concerns are unknown.
+            # When an optimizer changes its own state is left to the optimizer.
             if change.kind == "optimizer_state" or call is None or not call.receiver or not ended(call):
                 continue
             subjects = self._subjects_around(call, change)
@@ -151,7 +153,7 @@ class EventContain:
                 yield Occasion(subject, context, held, failed, change.call, variables)
 
     def _subjects_around(self, call: Call, change: Change) -> tuple[Subject, ...]:
-        """What a change around a call is an occasion of."""
+        """The subjects of a change around a call."""
         key = (call.kind, call.levels, change.kind, change.attribute)
         subjects = self._subjects_by_change.get(key)
         if subjects is None:
@@ -200,8 +202,8 @@ class EventContain:
 def _call_occasions(
     subject: Subject, call: Call, window: Window, properties: set[Property] | None, *, seen: bool
 ) -> Iterator[Occasion]:
-    # A call that never contains another is nobody's container; saying nothing of it keeps the tallies small, and
-    # one that sometimes does is told from its first containing call on.
+    # A function that contains no call yields no occasion, which keeps tallies small. One that contains calls only
+    # sometimes is judged from its first such call on.
     if properties is None and call.kind == FUNCTION:
         return
     if seen or properties:
@@ -224,17 +226,17 @@ def _change_occasions(
 def _some_variable_outcome(
     inside: frozenset[_ChangeShape], *, of_receiver: bool
 ) -> tuple[frozenset[Property], frozenset[Property]]:
-    """What held of some variable, and what could have, where these changed inside a call.
+    """The properties that held of some variable, and those that could have, given the changes inside a call.
 
-    Of an attribute that was not observed around the call (an optimizer without state) nothing can be said, nor of a
-    transition that no variable could make. Without a receiver (a backward) it is not known which variables the call is
-    about, only that some must change.
+    An attribute that was not observed around the call (an optimizer without state) is not judged, nor is a transition
+    that no variable could make. Without a receiver (a backward) the variables of the call are unknown; only some of
+    them must change.
     """
     relevant = SOME_DO if of_receiver else SOME_DO[:1]
     if of_receiver and any(_stays_zero(*shape) for shape in inside):
         inside = frozenset(shape for shape in inside if shape[4] or shape[1] != "grad" or shape[2] == "some")
     held = (prop for shape in inside for prop in _change_properties(*shape) if prop.detail in relevant)
-    # A backward that adds zeros to zeros changes nothing and is right; where there was none, it leaves something.
+    # A backward may add zeros to zeros and change nothing; if there was no gradient, it must leave one.
     required = {shape[:3] for shape in inside if of_receiver or shape[2] == "none"}
     return frozenset(held), frozenset(
         prop for before in required for prop in _possible_properties(*before) if prop.detail in relevant
@@ -245,13 +247,13 @@ def _some_variable_outcome(
 def _variable_outcome(
     kind: str, attribute: str, before: str, after: str, changed: bool
 ) -> tuple[frozenset[Property], frozenset[Property]]:
-    """What held and what failed of a variable that changed like this."""
+    """The properties that held and failed for a variable that changed like this."""
     held = frozenset(_change_properties(kind, attribute, before, after, changed))
     return held, frozenset(_possible_properties(kind, attribute, before)) - held
 
 
 def _context_of(change: Change, call: Call, stage: str) -> Facts:
-    """The circumstances of a change; by the `id` of those of the variable, see `context_of` in base.py."""
+    """The context of a change, cached by the `id` of the facts of the variable; see `context_of` in base.py."""
     of_call = tuple([pair for pair in call.context if pair[0] in _CALL_FACTS])
     key = (id(change.context), of_call, change.before, stage)
     cached = _contexts.get(key)
@@ -264,17 +266,17 @@ def _context_of(change: Change, call: Call, stage: str) -> Facts:
 _contexts: BoundedCache[tuple[int, Facts, str, str], tuple[Facts, Facts]] = BoundedCache()
 
 _CALL_FACTS = ("training", "grad_mode", "set_to_none", "closure")
-"""What of the call's context bears on each variable."""
+"""The facts of the call that affect each variable."""
 
 
 def _call_properties(call: Call, parent: Call) -> frozenset[Property]:
-    """The ways to name a call inside another: by its own and its most general name, with each fixed argument.
+    """The names of a call inside another: its own and its most general one, with each fixed argument.
 
-    Which layers a container of torch holds is a matter of its construction, so torch's modules have no name of their
-    own here; and so are the arguments that its layers hand to functions.
+    The construction of a container decides which layers of torch it holds, so torch's modules have no name of their own
+    here. The same holds for the arguments that its layers pass to functions.
     """
     if call.kind == REGION:
-        return frozenset()  # a block is no call; what is in it belongs to the function around it
+        return frozenset()  # a region is no call; its content belongs to the function around it
     name = call.levels[0]
     of_torch = name.startswith(TORCH)
     within_torch = parent.levels[0].startswith(TORCH)
@@ -295,7 +297,7 @@ _ChangeShape = tuple[str, str, str, str, bool]
 
 
 def _shape_of(change: Change) -> _ChangeShape:
-    """What a change is, whatever it is of. Of some hundred in a step few differ."""
+    """What kind of change it is, whatever its variable. Of some hundred changes in a step, few differ."""
     return change.kind, change.attribute, change.before, change.after, change.changed
 
 
@@ -308,12 +310,13 @@ def _change_properties(kind: str, attribute: str, before: str, after: str, chang
 
 
 def _answerable(kind: str, levels: tuple[str, ...]) -> tuple[str, ...]:
-    """The levels that answer for changes: any optimizer changes parameters, but not any module its buffers."""
+    """The levels that rules about changes may name: any optimizer changes parameters, but not every module changes its
+    buffers."""
     return levels[:-1] if kind == MODULE else levels
 
 
 def _shows(change: Change) -> bool:
-    """Whether an update ought to show in this change, see Note [Updates that need not show]."""
+    """Whether an update must be visible in this change, see Note [Updates that need not show]."""
     if change.attribute != "data" or change.kind == "buffer":
         return True
     variable_facts = change.context
@@ -323,7 +326,7 @@ def _shows(change: Change) -> bool:
 
 
 def _stays_zero(kind: str, attribute: str, before: str, after: str, changed: bool) -> bool:
-    """Whether a gradient of zeros is left as it is, see Note [Updates that need not show]."""
+    """Whether a gradient of zeros stays zero, see Note [Updates that need not show]."""
     return attribute == "grad" and before == after == "zero" and not changed
 
 
@@ -333,7 +336,7 @@ def _possible_properties(kind: str, attribute: str, before: str) -> tuple[Proper
 
 
 def _partly_seen(window: Window) -> set[int]:
-    """The calls of which not all that they call themselves was seen, see Note [Insides that were not seen]."""
+    """The calls whose direct calls were not all observed, see Note [Calls that were not fully observed]."""
     partly_seen: set[int] = set()
     for region in (regions[0] for seq, regions in window.hidden.items() if regions[0].seq == seq):
         around = next((call for call in window.ancestors(region) if call.kind != REGION), None)
@@ -343,7 +346,7 @@ def _partly_seen(window: Window) -> set[int]:
 
 
 def _all_seen(call: Call, prop: Property, window: Window) -> bool:
-    """Whether all changes of this kind inside a call were seen, if there were any."""
+    """Whether sources observed every change of this kind inside a call."""
     for region in window.hidden.get(call.seq, ()):
         calls_around = [
             call_around for call_around in (region, *window.ancestors(region)) if call_around.seq >= call.seq
@@ -355,25 +358,22 @@ def _all_seen(call: Call, prop: Property, window: Window) -> bool:
 
 
 def _calls_inside(window: Window, requested: set[int]) -> dict[int, set[Property]]:
-    """What each call of the window calls itself, of those that are `wanted`."""
+    """The calls that each of the `requested` calls makes directly."""
     properties_by_call: dict[int, set[Property]] = {}
     for call in window.calls if requested else ():
         parent = window.by_seq.get(call.parent)
         while parent is not None:
-            # What a call that drives training computes on the way (and what users hand to a loader) is its own affair.
+            # Functions inside a call that drives training (or inside a loader) are an implementation detail.
             if parent.seq in requested and not (call.kind == FUNCTION and parent.kind == LIFECYCLE):
                 properties_by_call.setdefault(parent.seq, set()).update(_call_properties(call, parent))
-            if parent.kind != REGION:  # what is called in a block is called by the function around it
+            if parent.kind != REGION:  # the function around a region makes the calls inside it
                 break
             parent = window.by_seq.get(parent.parent)
     return properties_by_call
 
 
 def _changes_inside(window: Window, requested: set[int]) -> dict[int, set[_ChangeShape]]:
-    """What changes there are inside each call, at any depth; of modules only those around the call itself.
-
-    Of calls that are `wanted`.
-    """
+    """The changes inside each of the `requested` calls, at any depth; for modules only those around the call itself."""
     shapes_by_call: dict[int, set[_ChangeShape]] = {}
     for change, _ in window.change_groups if requested else ():
         if not change.changed and not _shows(change):

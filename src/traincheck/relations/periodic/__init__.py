@@ -1,1 +1,1 @@
-"""Periodic: what repeats over training steps, and totals of a run."""
+"""The relation Periodic: patterns that repeat over training steps, and totals of a run."""

@@ -1,11 +1,11 @@
-"""Lessons: an update has something to learn from.
+"""Check that a backward runs before an optimizer steps.
 
-Where a model was called in training mode, with gradients on, and an update was made after that, a backward ran in
-between, or gradients came to be in some other way. If neither is so, what should have made them was left out, or the
-loss was cut off from the model.
+If a model was called in training mode, with gradients on, and an update followed, then a backward ran in between, or
+gradients came about in another way. If neither is true, the backward is missing, or the loss was detached from the
+model.
 
-Known limitations: what an optimizer does before the model was first called is not judged, nor its first update behind
-steps that were not watched.
+Known limitations: steps of an optimizer before the first call of the model are not judged, nor is its first update
+after a gap.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ GRAIN = "lesson"
 LEARNS = Property(LEARNS_FROM, BACKWARD)
 
 MOST_OPTIMIZERS = 10_000
-"""Beyond this a program makes optimizers in a loop; what is known of them is forgotten, so that memory is bounded."""
+"""Beyond this, a program makes optimizers in a loop. The state is dropped, which bounds memory."""
 
 
 class BackwardBeforeStep:
-    """Follows backwards and calls of models from update to update."""
+    """Counts backwards and model calls from update to update."""
 
     def __init__(self) -> None:
         self._from_start = True
@@ -43,7 +43,7 @@ class BackwardBeforeStep:
         self._clear()
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """One occasion for each update that follows a call of a model in training."""
+        """Yield one occasion for each update that follows a call of a model in training."""
         model_calls = [
             call for call in calls_of(window, FORWARD) if value_of(call.context, "outermost") is True and _trains(call)
         ]
@@ -66,7 +66,7 @@ class BackwardBeforeStep:
             return
         grads = value_of(call.context, "grads")
         if grads is None and self._backwards == counts[0]:
-            return  # it was not looked at
+            return  # the gradients were not observed
         learns = self._backwards > counts[0] or grads not in ("none", "unused")
         yield Occasion(Subject(UPDATE, GRAIN), context_of(facts(), window.stage), *outcome_of(LEARNS, learns), call.seq)
 
@@ -88,12 +88,12 @@ class BackwardBeforeStep:
 
 
 def _when(call: Call) -> int:
-    """An update is made at its end: a closure may run all the rest inside it."""
+    """The position of a call. An update counts at its end: a closure may run everything else inside it."""
     return call.end if call.levels[-1] == UPDATE else call.seq
 
 
 def _trains(call: Call) -> bool:
-    """Whether a model, called from outside any other, is called in a way that gradients may come of."""
+    """Whether gradients may come from this call of an outermost model."""
     context = call.context
     return (
         call.kind == MODULE

@@ -1,13 +1,12 @@
-"""Counters: what counts updates grows by one with each of them.
+"""Check that a step counter grows by one with each update.
 
 The step count that an optimizer keeps for its parameters (the highest and the lowest among them) grows with each
-`Optimizer.step`, and that of a scheduler with each of its steps. One that stands still tells of a step that does
+`Optimizer.step`, and that of a scheduler with each of its steps. A counter that stands still reveals a step that does
 nothing.
 
-Known limitations: the lowest count is judged only in steps in which all parameters that the optimizer holds have a
-gradient (an expert that is not used stands still), and not where it falls (a parameter that joins late begins to count
-late). Nothing is said of a step that had nothing to learn from, right after a state was loaded, nor of a scheduler that
-is told the epoch.
+Known limitations: the lowest count is judged only in steps in which all parameters of the optimizer have a gradient (an
+unused expert stands still), and not if it falls (a parameter that joins late starts to count late). Steps without
+gradients, the first step after a load, and schedulers that are given the epoch are not judged.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ GRAIN = "counter"
 HIGHEST, LOWEST, EPOCH = "optimizer_state.step", "optimizer_state.lowest_step", "scheduler.last_epoch"
 LOAD = "torch.optim.Optimizer.load_state_dict"
 _CALL_FACTS = ("grads", "closure")
-"""What of a call may tell why it counts or does not: an optimizer that finds no gradients passes parameters over."""
+"""Facts of a call that may explain why it does not count: an optimizer skips parameters without gradients."""
 _COUNTED = {HIGHEST: UPDATE, LOWEST: UPDATE, EPOCH: SCHEDULE}
 
 
@@ -40,7 +39,7 @@ class Counters:
         self._last.clear()
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """One occasion at each call that a counter counts, from the second on."""
+        """Yield one occasion at each counted call, from the second on."""
         for call in calls_of(window, UPDATE, SCHEDULE, LOAD):
             if call.levels[-1] == LOAD:
                 for key in [key for key in self._last if key[1] == call.receiver]:

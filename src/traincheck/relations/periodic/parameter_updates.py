@@ -1,13 +1,13 @@
-"""Progress: what each training step does to each parameter that it concerns.
+"""Check what each training step does to the parameters and gradients that it concerns.
 
-A parameter that got a gradient is another after the step, whoever changed it: the optimizer itself, or a program that
-keeps master copies for the optimizer and writes them back. And a gradient that an update has used is cleared before
-the next one uses it, if a backward adds to it. An update uses the gradients of parameters that no optimizer holds only
-where the program writes the parameters: a head that is trained by itself leaves the gradients of its backbone alone.
+A step changes each parameter that has a gradient, whoever changes it: the optimizer itself, or a program that keeps
+master copies for the optimizer and writes them back. A gradient that an update used is cleared before the next update
+uses it, if a backward adds to it. An update uses the gradients of parameters without an optimizer only if the program
+writes the parameters: training a head leaves the gradients of its backbone alone.
 
-Known limitations: a parameter that no optimizer holds is expected to change only if one holds a tensor of its
+Known limitations: a parameter without an optimizer is expected to change only if an optimizer holds a tensor of its
 shape that no module owns (its master copy), or nothing but such tensors (flat ones, say). Updates that need not show
-are left out, see the note in relation.py.
+are left out, see the note in event_contain/relation.py.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ CHANGES_IN_STEP = Property(MOVES, DATA, CHANGES)
 CLEARED = Property(IS_CLEARED_BEFORE_USE, GRAD, IS_CLEARED)
 
 _VARIABLE_FACTS = ("attributes", "held", "owned", "precision", "requires_grad", "scalar", "tied")
-"""What of the variable's facts may tell an honest exception."""
+"""Facts of the variable that may explain an exception."""
 
 MOST_VARIABLES = 100_000
-"""Beyond this a program makes parameters in a loop; what is known of them is forgotten, so that memory is bounded."""
+"""Beyond this, a program makes parameters in a loop. The state is dropped, which bounds memory."""
 
 
 _CLEARED, _FILLED, _ADDED_TO = 1, 2, 4
-"""What became of a gradient since an update used it: in one number, as there is one for each parameter."""
+"""What happened to a gradient since an update used it, as flags in one number, because there is one for each
+parameter."""
 
 _MAY_HOLD = ("this", "none")
 _Outcomes = dict[tuple[Property, int, Facts, bool], list[str]]
 
 
 class _Event(NamedTuple):
-    """What becomes of a gradient in a change: what is noted of it, whether a backward adds to what is there, and, where
-    an update uses it, the call and the facts of the variable."""
+    """The effect of a change on a gradient: the flags to set, whether a backward adds to existing values, and, if an
+    update uses the gradient, the call and the facts of the variable."""
 
     notes: int = 0
     piles: bool = False
@@ -52,7 +53,7 @@ class _Event(NamedTuple):
 
 
 class ParameterUpdates:
-    """Follows the gradients from use to use, and looks at each step by itself for the rest."""
+    """Follows the gradients from use to use, and judges each step by itself for the rest."""
 
     def __init__(self) -> None:
         self._contexts: dict[Facts, Facts] = {}
@@ -63,7 +64,7 @@ class ParameterUpdates:
         self._written: set[str] = set()  # parameters that no optimizer holds and that have changed
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """The occasions of both kinds; variables that fared alike are one."""
+        """Yield the occasions of both kinds. Variables with the same outcome share one."""
         updates = {call.seq for call in window.calls if call.levels[-1] == UPDATE}
         outcomes: _Outcomes = {}
         self._follow_gradients(window, updates, outcomes)
@@ -116,7 +117,7 @@ class ParameterUpdates:
                 used[variable] = 0
 
     def _of_gradients(self, window: Window, updates: set[int]) -> list[tuple[list[int], _Event]]:
-        """What becomes of gradients in the window, with the places of the changes."""
+        """The events of gradients in the window, with the positions of the changes."""
         events: list[tuple[list[int], _Event]] = []
         for change, positions in window.change_groups:
             event = None
@@ -161,14 +162,15 @@ class ParameterUpdates:
 
 
 def _gradient_event(change: Change, in_backward: bool) -> _Event | None:
-    """What is noted of a gradient that changed like this, None where it is nothing."""
+    """The event of a gradient that changed like this, None if nothing is to be recorded."""
     kept = change.before == "some" and change.after == "some"
     fills = in_backward and change.changed and change.after == "some"
     return _Event((0 if kept else _CLEARED) | (_FILLED if fills else 0), fills and kept) if fills or not kept else None
 
 
 def _is_used(change: Change) -> bool:
-    """Whether an update used the gradient of this variable (of one that another optimizer holds it did not)."""
+    """Whether an update used the gradient of this variable. (It does not use gradients of another optimizer's
+    parameters.)"""
     variable_facts = change.context
     return (
         change.attribute == "data"

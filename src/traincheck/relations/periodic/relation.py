@@ -1,12 +1,13 @@
-"""Periodic(V): a variable changes every k steps, a counter grows by one, a total is what was announced.
+"""Periodic(V): a variable changes every k steps, a counter grows by one, a total equals the announced one.
 
-Source: OSDI '25, section 3.2. Its parts: parameter_updates.py and backward_before_step.py for what every step should
-do,
-zero_gradients.py and unused_gradients.py for gradients that say nothing or are not used, uninitialized.py for memory
-that nothing wrote (here, so that the rules which are always deployed need one relation), counters.py,
-update_intervals.py,
-run_totals.py for passes over data and the horizon of a schedule, and schedule_length.py for whether the two fit
-together. What is expected of a program is what this very run has established; see the notes there.
+Source: OSDI '25, section 3.2. Its parts:
+* what every step should do (parameter_updates.py and backward_before_step.py);
+* gradients that are always zero or never used (zero_gradients.py and unused_gradients.py), and memory that nothing
+  wrote (uninitialized.py; here, so that the rules which are always deployed need one relation);
+* counters (counters.py) and regular changes (update_intervals.py);
+* passes over data and the end of a schedule (run_totals.py), and whether the two fit together (schedule_length.py).
+
+Expectations about a program come from what this very run has established; see the notes there.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from traincheck.relations.periodic.zero_gradients import ZeroGradients
 
 
 class Periodic(Composite):
-    """See the module's docstring."""
+    """See the module."""
 
     name: ClassVar[str] = "Periodic"
     parts: ClassVar[tuple[type[RelationPart], ...]] = (

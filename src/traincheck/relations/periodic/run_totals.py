@@ -1,18 +1,19 @@
-"""Totals: a run goes on as long as was announced.
+"""Check that a run is as long as announced.
 
-A pass over a data loader has as many batches as the loader said; a scheduler has as many steps as it was built for.
+A pass over a data loader has as many batches as the loader announced, and a scheduler makes as many steps as it was
+built for.
 
 Note [Passes that are cut short]
-A loop may leave a loader early: for one batch to look at, or because it counts steps and starts over whenever the data
-are at their end. So a pass is expected to go to its end only where this run has shown that it thinks in passes: of this
-loader `ESTABLISHED` went to their end and none was left before, and after each of them the program did what one does
-once in a pass (it evaluated, stepped a scheduler, saved) before it began another. Whether a pass trained (`updated`) or
-evaluated is a fact. That the last batch was fetched (`last_batch`) must be none: it is the same as what is asked.
+A loop may leave a loader early: to look at one batch, or because it counts steps and restarts the loader whenever the
+data end. So a pass is expected to go to its end only if this run works in passes. That is, `ESTABLISHED` passes of this
+loader went to their end and none was left before. Between two of them, the program did what belongs to the end of a
+pass (an evaluation, a scheduler step, a save). Whether a pass trained (`updated`) or evaluated is a fact. Whether the
+last batch was fetched (`last_batch`) must not be one, because it is the question itself.
 
 Note [Looks at the data]
-A program may look at a few batches before it trains: to print a shape, to show images. Once parameters were updated,
-such a look no longer counts as a pass that was left. Nor does a look at any time say in which order a pass goes through
-the data: only passes do in which parameters were updated between the first fetch and the last.
+A program may look at a few batches before it trains: to print a shape, to show images. After the first update, such a
+look no longer counts as a pass that was left. A look never shows in which order a pass goes through the data. Only
+passes with updates between the first and the last fetch do.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ BATCHES, ORDER, LENGTH = "loader.batches", "loader.order", "loader.length"
 EPOCH, TOTAL, SCHEDULED_LR, STEPS = "scheduler.last_epoch", "scheduler.total", "scheduler.lr", "run.steps"
 ITER, NEXT = "torch.utils.data.DataLoader.__iter__", "torch.utils.data.DataLoader.__next__"
 CLOSING = (SCHEDULE, "torch.save")
-"""What, besides an evaluation, is done at the end of a pass by who thinks in passes."""
+"""Calls that, like an evaluation, belong to the end of a pass in programs that work in passes."""
 
 ESTABLISHED = 2
-"""Passes that went to their end before the next is expected to: one may be chance, and runs have few."""
+"""Completed passes before the next one is expected to be complete: one may be chance, and runs have few."""
 
 MOST_LOADERS = 64
-"""Programs that build a loader for each epoch have many; of all but the latest nothing more will come."""
+"""Programs that build a loader for each epoch have many. Only the latest continue."""
 
 
 @dataclass(slots=True)
 class _Loader:
-    """What is known of a loader from its passes so far."""
+    """The history of a loader from its passes so far."""
 
     length: float | None = None
     order: FactValue = None
@@ -70,7 +71,7 @@ class LoaderPasses:
         self._updates = 0
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """Up to two occasions when a pass ends: its batches and its order."""
+        """Yield up to two occasions when a pass ends: its batches and its order."""
         if window.stage == EVAL:
             self._closed()
         for event in _in_order(window):
@@ -161,12 +162,12 @@ class LoaderPasses:
 
     @staticmethod
     def needs(subject: Subject, prop: Property) -> Demand:
-        # A source tells of a pass at the fetch that ends it.
+        # A source reports a pass at the fetch that ends it.
         return Demand.of_calls(UPDATE, ITER, NEXT, *CLOSING) | Demand.of_readings(BATCHES, ORDER, LENGTH)
 
     @staticmethod
     def is_optional_practice(prop: Property) -> bool:
-        return prop.verb == DIFFERS_BETWEEN_PASSES  # who trains in a fixed order may mean to
+        return prop.verb == DIFFERS_BETWEEN_PASSES  # a fixed order may be intended
 
     @staticmethod
     def describe(subject: Subject, prop: Property) -> str:
@@ -187,7 +188,7 @@ class ScheduleHorizons:
         self._rates: dict[str, float] = {}
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """One occasion at each step of such a scheduler, and one at the end of the run."""
+        """Yield one occasion at each step of such a scheduler, and one at the end of the run."""
         for call in calls_of(window, SCHEDULE):
             if outermost(call, window):
                 yield from self._of_step(call, window)
@@ -234,7 +235,7 @@ class ScheduleHorizons:
 
 
 def _left(name: str, loader: _Loader, batches: float, window: Window) -> str:
-    """How a pass came to its end before its time, for the finding."""
+    """How a pass ended early, for the finding."""
     run = "the run is over" if window.stage == END else f"the loop was left after step {window.step}"
     return (
         f"pass {loader.passes} over {name} ended early, with {batches:g} of {loader.length:g} batches, where passes "
@@ -243,7 +244,7 @@ def _left(name: str, loader: _Loader, batches: float, window: Window) -> str:
 
 
 def _in_order(window: Window) -> list[Call | Reading]:
-    """Updates, beginnings of passes, fetches, what closes passes, and what is read of loaders.
+    """Updates, beginnings of passes, fetches, closing calls and readings of loaders, in order.
 
     A pass begins when the call that begins it ends.
     """

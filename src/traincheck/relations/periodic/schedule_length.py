@@ -1,17 +1,16 @@
-"""Spans: a scheduler that is stepped again and again within a pass over the data is not over in the midst of it.
+"""Check that a scheduler which is stepped per batch does not end within the first pass over the data.
 
-One that was given a number of epochs, but is stepped after each batch, has run its course early in the first pass. That
-is known at its second step in the pass: by then it is seen how many batches lie between two of its steps, the loader
-has told how many it has, and the scheduler for how many steps it was made.
+A scheduler that was given a number of epochs, but is stepped after each batch, ends early in the first pass. TrainCheck
+detects it at the second scheduler step in the pass: by then, the number of batches between two steps is known, and the
+loader and the scheduler have announced their lengths.
 
 Note [What a scheduler counts]
-A run may be meant to be shorter than a pass over its data (so many steps of a large data set, one to try out), and its
-schedule with it. So nothing is said of a scheduler that calls its end a number of steps (`total_steps`), but of those
-that leave open what they count (`T_max`, `total_iters`); nor of a rate that rises: a warm-up may well be over before
-the pass is. Three quarters of a pass are enough: a warm-up by hand, before the schedule begins, takes less.
+A run may be shorter than a pass over its data on purpose (a number of steps of a large data set, or a trial), and its
+schedule with it. So schedulers that call their end a number of steps (`total_steps`) are not judged, but those that
+leave open what they count are (`T_max`, `total_iters`). A rate that rises is not judged either: a warm-up may end
+before the pass does. Three quarters of a pass are enough: a warm-up by hand, before the schedule begins, takes less.
 
-Known limitations: nothing is said of a scheduler without an end (StepLR), nor where the loader does not know its
-length.
+Known limitations: a scheduler without an end (StepLR) is not judged, nor is a pass over a loader without a length.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ SHARE = 0.75
 
 @dataclass(slots=True)
 class _Pass:
-    """The pass over a loader that goes on: its length, batches so far, and where each scheduler stepped in it first."""
+    """The current pass over a loader: its length, batches so far, and where each scheduler first stepped in it."""
 
     loader: str
     length: float | None = None
@@ -47,7 +46,7 @@ class _Pass:
 
 
 class ScheduleLength:
-    """Follows the pass over the loader that was read last, and the schedulers."""
+    """Follows the current pass over the most recent loader, and the schedulers."""
 
     def __init__(self) -> None:
         self.forget()
@@ -59,7 +58,7 @@ class ScheduleLength:
         self._latest = ""
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """One occasion at each step of a scheduler that lowers the rate, from its second in a pass on."""
+        """Yield one occasion at each scheduler step that lowers the rate, from the second in a pass on."""
         for call in sorted(calls_of(window, ITER, NEXT, SCHEDULE), key=_when):
             if call.levels[-1] == SCHEDULE:
                 if outermost(call, window):
@@ -124,5 +123,5 @@ def _note_text(name: str, total: float, between: int, loader: str, steps: int) -
 
 
 def _when(call: Call) -> int:
-    """A pass begins when the call that begins it ends."""
+    """The position of a call. A pass begins when the call that begins it ends."""
     return call.end if call.levels[-1] == ITER else call.seq

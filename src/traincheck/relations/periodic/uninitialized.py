@@ -1,8 +1,8 @@
-"""Uninitialised parameters: memory that `Module.to_empty` allocated is written before the model computes with it.
+"""Check that memory which `Module.to_empty` allocated is written before the model computes with it.
 
-A source reports parameters that still hold what happened to be in their memory when the model is first called
-(sources/modules/construction.py). The rule needs no good run (builtin_rules.py). So there is an occasion only where it
-fails, and nothing is learned of it.
+A source reports parameters that still hold the old contents of their memory when the model is first called
+(sources/modules/construction.py). The rule needs no good run (builtin_rules.py). So an occasion arises only if the rule
+fails, and nothing is learned from it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Uninitialized:
     """Looks at one window at a time."""
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """An occasion for each call of `to_empty` after which parameters were not written."""
+        """Yield an occasion for each call of `to_empty` after which parameters were not written."""
         by_site: dict[str, list[Reading]] = {}
         for reading in window.readings:
             if named(reading) == MEMORY:
@@ -34,7 +34,7 @@ class Uninitialized:
             yield Occasion(subject, context, *outcome_of(WRITTEN, False), unwritten[0].seq, names, site=site, note=note)
 
     def forget(self) -> None:
-        """Nothing is kept."""
+        """There is no state."""
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:

@@ -1,14 +1,12 @@
-"""Unused gradients: what a training loop computes gradients for is updated.
+"""Check that an update uses the gradients that a training loop computes.
 
-A source reports at the end of the run if gradients of a model in training mode were computed again and again and no
-update has used them (sources/optimizers/manual_updates.py): with an optimizer that holds the parameters and was never
-stepped, or
-without any. A program that only looks at gradients (attribution, adversarial samples, a test of gradients) has no
-optimizer as a rule, and its model in evaluation mode. A benchmark of the backward may have it in training mode, so that
-without an optimizer the finding is a notice.
+At the end of the run, a source reports gradients of a model in training mode that were computed repeatedly and that no
+update used (sources/optimizers/manual_updates.py). Either an optimizer holds the parameters and never stepped, or there
+is no optimizer. A program that only looks at gradients (attribution, adversarial samples, a test of gradients) usually
+has no optimizer, and its model is in evaluation mode. A benchmark of the backward may have it in training mode, so the
+finding is a notice without an optimizer.
 
-The rules need no good run (builtin_rules.py). So there is an occasion only where they fail, and nothing is learned of
-them.
+The rules need no good run (builtin_rules.py). So an occasion arises only if they fail, and nothing is learned from it.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ class UnusedGradients:
     """Looks at one window at a time."""
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """An occasion where gradients were not used."""
+        """Yield an occasion for gradients that were not used."""
         for reading in window.readings:
             quantity = named(reading)
             count = number(reading.value) if quantity in (UNUSED, IDLE) else None
@@ -42,7 +40,7 @@ class UnusedGradients:
             yield Occasion(subject, context, *outcome_of(USED, False), reading.seq, site=site, note=note)
 
     def forget(self) -> None:
-        """Nothing is kept."""
+        """There is no state."""
 
     @staticmethod
     def speaks_of(subject: Subject) -> bool:

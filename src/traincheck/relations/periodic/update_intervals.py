@@ -1,10 +1,10 @@
-"""Rhythms: what has changed every k training steps goes on doing so.
+"""Check that parameters which changed every k training steps go on doing so.
 
-In which steps parameters move is a matter of the program; that it keeps to its rhythm is a habit. A rhythm is expected
-once `ESTABLISHED` periods of the same length were seen in this very run. When it is broken that is told once, and it
-has to be established anew. So it has where no update of a step need show (the learning rate or all gradients are zero).
-Steps are those in which an optimizer stepped. (A learning rate has no rhythm to speak of: schedules end, rest and begin
-anew.)
+The program decides in which steps parameters change; to keep the interval is an optional practice. An interval is
+expected after `ESTABLISHED` periods of the same length in this very run. A broken interval is reported once, and has to
+be established again. It also has to after a step whose updates need not show (the learning rate or all gradients are
+zero). Only steps with an optimizer step count. (A learning rate has no regular interval: schedules end, pause and
+restart.)
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ from traincheck.vocab.properties import KEEPS_INTERVAL
 
 GRAIN = "rhythm"
 _CHANGES = {"parameter.data": UPDATE}
-"""Changes that have a rhythm of their own. (When buffers change follows from the modules' modes.)"""
+"""Changes that have an interval of their own. (When buffers change follows from the modes of the modules.)"""
 
 ESTABLISHED = 4
-"""Periods of one length before it counts as a rhythm: one more than for a regular call, since what is read may
-stand still for reasons of its own."""
+"""Periods of one length before they count as an interval: one more than for a regular call, because values may stand
+still for other reasons."""
 LONGEST = 64
-"""Periods of more steps are epochs, of which few runs have enough."""
+"""Longer periods are epochs, of which few runs have enough."""
 
 
 @dataclass(slots=True)
 class _Interval:
-    """When a thing last changed, how long its periods are and how many of that length were seen in a row."""
+    """The step of the last change, the length of the period, and how many periods of that length followed each
+    other."""
 
     last: int
     period: int = 0
     seen: int = 0
 
     def tick(self, now: int, changed: bool) -> bool | None:
-        """Note one step; whether the rhythm was kept in it, None where it said nothing of this step."""
+        """Record one step, and return whether it kept the interval; None if the interval says nothing about this
+        step."""
         length = now - self.last
         expected = self.seen >= ESTABLISHED and length <= self.period
         kept = changed == (length == self.period) if expected and (changed or length == self.period) else None
@@ -61,7 +63,7 @@ def _need_not_show(change: Change) -> bool:
 
 
 class UpdateIntervals:
-    """Counts training steps, and keeps a beat for each kind of thing."""
+    """Counts training steps, and keeps the interval of each quantity."""
 
     def __init__(self) -> None:
         self.forget()
@@ -71,7 +73,7 @@ class UpdateIntervals:
         self._now = 0
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """One occasion for each thing whose rhythm says that it changes in this step, or that it does not yet."""
+        """Yield one occasion for each quantity whose interval expects a change in this step, or no change yet."""
         updates = [call.seq for call in window.calls if call.levels[-1] == UPDATE]
         if not updates:
             return

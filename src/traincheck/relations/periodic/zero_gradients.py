@@ -1,14 +1,14 @@
-"""Zero gradients: a backward that reaches a parameter leaves something else than zeros, now and then at least.
+"""Check that backwards do not always leave gradients of zeros.
 
 Note [Zeros that are honest]
 One step may leave zeros everywhere: a policy gradient without a reward, a loss with a margin that all samples keep. And
-some parameters may get zeros for long: rows of an embedding that no token asks for are a part of a tensor only, but an
-expert without tokens, a layer of dead units or a term that is multiplied by zero are whole ones. So it is an error only
-if all gradients are zero in each of the first `FIRST` steps, and a notice if those of some parameters are zero in each
-of `LONG` steps in which others are not. A parameter without a gradient (`none`) is not spoken of.
+some parameters may have zero gradients for long. Rows of an embedding without tokens are a part of a tensor only, but
+an expert without tokens, a layer of dead units or a term that is multiplied by zero are whole ones. So it is an error
+only if all gradients are zero in each of the first `FIRST` steps. It is a notice if those of some parameters are zero
+in each of `LONG` steps in which others are not. A parameter without a gradient (`none`) is not judged.
 
-The rules need no good run (builtin_rules.py). So there is an occasion only where they fail, and nothing is learned of
-them. They are judged where gradients are observed for other rules, and ask for nothing themselves.
+The rules need no good run (builtin_rules.py). So an occasion arises only if they fail, and nothing is learned from it.
+They are judged if other rules need gradients, and demand nothing themselves.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from traincheck.vocab.events import TRAIN, Window
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 MOST_VARIABLES = 100_000
-"""A program that has more makes parameters in a loop; those beyond are not followed."""
+"""A program with more makes parameters in a loop; further ones are not followed."""
 
 
 class ZeroGradients:
-    """Follows the parameters that have never had a gradient other than zero."""
+    """Follows the parameters that never had a gradient other than zero."""
 
     def __init__(self) -> None:
         self._alive: set[str] = set()
@@ -40,7 +40,7 @@ class ZeroGradients:
         self._steps = FIRST  # the first steps are over
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """An occasion where a rule fails, once each."""
+        """Yield an occasion if a rule fails, once each."""
         if self._reported or window.stage != TRAIN:
             return
         left = self._note(window)
@@ -66,7 +66,7 @@ class ZeroGradients:
                 )
 
     def _note(self, window: Window) -> list[str]:
-        """Note whose gradients are something; the names of those that a backward has left at zero so far."""
+        """Record which gradients are not zero, and return the parameters whose gradients were always zero so far."""
         zero: dict[str, None] = {}
         for change, positions in window.change_groups:
             if change.kind != "parameter" or change.attribute != "grad" or change.after not in ("zero", "some"):
