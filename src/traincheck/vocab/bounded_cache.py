@@ -1,4 +1,4 @@
-"""Kept: what was worked out once, so long as it is not too much."""
+"""Caches with a limit, for values that can be computed again."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 MOST = 4096
-"""Things of one sort that are kept: several times as many as a step of a large program has, and together a few
-megabytes. Where a program brings new ones all the time (another number in each step), no more must pile up."""
+"""Entries of one cache. A step of a large program needs a fraction of that, and all of them take a few megabytes. A
+program that brings new ones all the time (another number in each step) must not fill the memory."""
 
 
 class BoundedCache(dict[K, V]):
-    """A dict for what can be worked out again: before it holds more than `most`, it is emptied."""
+    """A dict that is emptied before it exceeds `most` entries."""
 
     def __init__(self, most: int = MOST) -> None:
         super().__init__()
         self.most = most
 
     def put(self, key: K, value: V) -> V:
-        """Keep `value`, and return it."""
+        """Store `value`, and return it."""
         if len(self) >= self.most:
             self.clear()
         self[key] = value
@@ -28,8 +28,9 @@ class BoundedCache(dict[K, V]):
 
 
 class ObjectCache(BoundedCache[int, V]):
-    """The same of things that take long to hash (code does), by their `id`. They are kept alive with it, so that no
-    other one gets the place of one that is gone."""
+    """The same by the `id` of an object that takes long to hash, such as code. The cache keeps the objects alive, so
+    that no other object gets the id of a freed one.
+    """
 
     def __init__(self, most: int = MOST) -> None:
         super().__init__(most)
@@ -38,10 +39,10 @@ class ObjectCache(BoundedCache[int, V]):
     def clear(self) -> None:
         held, self._key_objects = self._key_objects, []
         super().clear()
-        del held  # no earlier: another thread may ask meanwhile
+        del held  # last, because another thread may look up an entry meanwhile
 
     def put_for(self, key_object: Any, value: V) -> V:
-        """Keep `value` of `thing`, and return it."""
+        """Store `value` for an object, and return it."""
         self.put(id(key_object), value)
         self._key_objects.append(key_object)
         return value

@@ -1,7 +1,7 @@
-"""The rules about training that no good run has to show: what they speak of, and their sentences.
+"""The built-in rules about training, which no good run has to show: their subjects, properties and sentences.
 
-They are deployed with any other rules before the program starts, so they are known here without the relations that
-judge them (`relations/periodic/zero_gradients.py`, `relations/periodic/unused_gradients.py`,
+TrainCheck deploys them with any other rules before the program starts. So they are declared here, without the relations
+that judge them (`relations/periodic/zero_gradients.py`, `relations/periodic/unused_gradients.py`,
 `relations/periodic/uninitialized.py`).
 """
 
@@ -11,7 +11,7 @@ from traincheck.vocab.occasion import Property, Subject
 from traincheck.vocab.properties import ARE_USED, IS_NOT_ZERO, IS_WRITTEN
 
 STRETCH, USE, FIRST_USE = "stretch", "use", "first use"
-"""The grains of the rules: some steps in a row, what becomes of gradients in a run, and the first call of a model."""
+"""The grains of the rules: consecutive steps, the use of gradients in a run, and the first call of a model."""
 
 GRAD = "parameter.grad"
 RUN, UNUSED_GRADIENTS, IDLE_OPTIMIZER = "run", "unused_gradients", "idle_optimizer"
@@ -26,11 +26,11 @@ USED = Property(ARE_USED, GRAD, "by an update")
 WRITTEN = Property(IS_WRITTEN, "parameter.data", "before it is used")
 
 FIRST = 10
-"""Steps from the first on: an initialisation with zeros (adapters, a last layer) is over after one or two; a run that
-learns nothing for ten has something to explain."""
+"""The first steps. An initialisation with zeros (adapters, a last layer) ends after one or two; a run that learns
+nothing for ten steps is suspicious."""
 
 LONG = 200
-"""Steps: rare tokens, experts and branches come up in fewer as a rule."""
+"""Steps: rare tokens, experts and branches appear in fewer as a rule."""
 
 
 def sentence_of(subject: Subject, prop: Property) -> str:

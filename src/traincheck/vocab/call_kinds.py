@@ -1,7 +1,7 @@
-"""Kinds of calls: what calls in different programs have in common although each program has names of its own.
+"""Kinds of calls: what calls in different programs have in common although each program has its own names.
 
-A kind can be demanded like an API: the sources then observe all calls of that kind. It is no level of generality, so
-nothing is said of a kind but by rules that are made for it.
+A kind can be demanded like an API: sources then observe all calls of that kind. A kind is no level of an API, so only
+rules that were made for it refer to it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NORMALISATION = "normalisation.forward"
 """Calls of modules whose class is named after a norm and that have a weight for each element."""
 
 LAYERED = "constructor(layers)"
-"""Constructors of modules that are given a number of layers."""
+"""Constructors of modules that take a number of layers."""
 
 
 _INIT, _TENSOR = "torch.nn.init", "torch.Tensor"
@@ -24,25 +24,25 @@ _OF_INIT = (
 )
 _OF_TENSOR = "bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_"
 FILLS = frozenset(f"{_INIT}.{name}" for name in _OF_INIT.split()) | {f"{_TENSOR}.{n}" for n in _OF_TENSOR.split()}
-"""All functions of torch that overwrite a tensor with random numbers (to fill it with ones once more changes nothing).
-They are one subject: what was learned of `kaiming_normal_` is meant for `trunc_normal_` as well."""
+"""All functions of torch that overwrite a tensor with random numbers. (Filling it with ones again changes nothing.)
+They are one subject: a rule learned from `kaiming_normal_` applies to `trunc_normal_` as well."""
 
 BY_LIBRARY = "by_library"
-"""The fact that code of a library, and not the project's, made one of these calls."""
+"""The fact that code of a library, and not of the project, made one of these calls."""
 
 
 def taking(argument: str) -> str:
-    """The kind of the program's own functions that have an argument of this name."""
+    """The kind of the project's functions that have an argument of this name."""
     return f"function({argument})"
 
 
 def named(word: str) -> str:
-    """The kind of the program's own functions that have this word in their name."""
+    """The kind of the project's functions that have this word in their name."""
     return f"functions named {word}"
 
 
 def words_of(name: str) -> tuple[str, ...]:
-    """The words of a function's name (dotted, `with_underscores` or `camelCase`) that tell what it is about."""
+    """The words in the name of a function (dotted, `with_underscores` or `camelCase`) that describe its purpose."""
     words = _WORD.findall(name.rsplit(".", 1)[-1])
     return tuple(dict.fromkeys(word.lower() for word in words if len(word) >= LEAST_LETTERS))
 
@@ -63,7 +63,7 @@ def kinds_of_module(class_name: str) -> tuple[str, ...]:
 
 
 def kinds_of(call: Call) -> tuple[str, ...]:
-    """The kinds of a recorded call, as far as what was told of it shows them."""
+    """The kinds of a recorded call, as far as its recording shows them."""
     if call.kind == MODULE:
         return kinds_of_module(call.name.rsplit(".", 2)[-2])
     if call.kind != PROJECT:
@@ -75,12 +75,12 @@ def kinds_of(call: Call) -> tuple[str, ...]:
 
 
 LEAST_LETTERS = 4
-"""Shorter words (`get`, `num`, `of`) say little of what a function is about."""
+"""Shorter words (`get`, `num`, `of`) say little about a function."""
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _LAYER_COUNT = re.compile(r"(n|num|number_of)_?((hidden|encoder|decoder)_?)?(layers?|blocks?)|layers|blocks")
 
 
 def is_layer_count(argument: str) -> bool:
-    """Whether an argument is named as a number of layers is: `num_layers`, `n_layer`, `layers`."""
+    """Whether an argument is named like a number of layers: `num_layers`, `n_layer`, `layers`."""
     return _LAYER_COUNT.fullmatch(argument.lower()) is not None

@@ -1,4 +1,4 @@
-"""Collectives: the calls of `torch.distributed` that the ranks of a group make together, and how groups are told."""
+"""Collectives: the calls of `torch.distributed` that the ranks of a group make together, and how groups are written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLLECTIVES = frozenset(f"{COLLECTIVE}.{name}" for name in _NAMES.split())
 """The calls that all ranks of a group make together, and in the same order."""
 
 FILLED = frozenset(("gather_list", "output", "output_tensor", "output_tensor_list", "tensor_list"))
-"""Arguments of theirs that are filled whatever was in them before; a `tensor` holds on some rank what is sent."""
+"""Arguments that collectives overwrite. A `tensor` holds the sent values on some rank."""
 
 DEALS = frozenset(
     f"{COLLECTIVE}.{name}"
@@ -31,40 +31,40 @@ DEALS = frozenset(
         "scatter_object_list",
     )
 )
-"""Those that give each rank a part of its own."""
+"""Collectives that give each rank a part of its own."""
 
 SCATTER = f"{COLLECTIVE}.scatter"
-"""Of these, the one whose `tensor` is filled on every rank."""
+"""The one of these whose `tensor` is overwritten on every rank."""
 
 
 def fills(api: str, argument: str) -> bool:
-    """Whether a collective fills this argument, whatever was in it before."""
+    """Whether a collective overwrites this argument."""
     return argument in FILLED or (api == SCATTER and argument == "tensor")
 
 
 SENDS = frozenset(f"{COLLECTIVE}.{name}" for name in ("send", "isend"))
 RECEIVES = frozenset(f"{COLLECTIVE}.{name}" for name in ("recv", "irecv"))
-"""The calls by which one rank sends a message to another one, and by which that receives it."""
+"""The calls that send a message to another rank, and those that receive it."""
 
 STARTERS = frozenset((f"{COLLECTIVE}.isend", f"{COLLECTIVE}.irecv"))
-"""Those of them that only start it."""
+"""Those of them that only start the transfer."""
 
 WAIT = f"{COLLECTIVE}.Work.wait"
-"""The wait for a message whose sending or receiving was only started."""
+"""The wait for a message whose transfer was started."""
 
 STARTED, PEER, NUMBER = "started", "peer", "number"
-"""Facts of the result of such calls: in which call a message was started that is waited for (its `seq`); the rank to
-which a message goes, or from which it comes; how many went to it before (or were asked for), with the same tag."""
+"""Facts of the result of such calls: the `seq` of the call that started the message; the rank at the other end; and how
+many messages with the same tag went there (or were requested) before."""
 
 GROUP = "ranks"
-"""Fact of the result of a collective: the ranks of its group, as `0-3` or `0+2`; not told where these are all."""
+"""Fact of the result of a collective: the ranks of its group, as `0-3` or `0+2`; missing if these are all."""
 
 PURPOSE = "purpose"
-"""Fact of the result of a collective: the function that makes it, with the words that it was given."""
+"""Fact of the result of a collective: the function that makes it, with its arguments."""
 
 
 def ranks_as_text(ranks: Iterable[int]) -> str:
-    """Ranks in few words: those that follow one another as a range."""
+    """Ranks in short form, with consecutive ones as a range."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:
@@ -81,7 +81,7 @@ def group_of(call: Call) -> str:
 
 
 def is_member(rank: int, group: str) -> bool:
-    """Whether the rank is one of a group, see `GROUP`."""
+    """Whether the rank belongs to a group, see `GROUP`."""
     if not group:
         return True
     spans = (span.partition("-") for span in group.split("+"))

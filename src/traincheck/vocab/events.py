@@ -1,4 +1,4 @@
-"""Events: what a source saw.
+"""Events: calls, changes of variables around a call, and readings of single values.
 
 A call has a start and an end; a change is the state of one variable around a call; a reading is one value at one time.
 """
@@ -23,23 +23,23 @@ LIFECYCLE, REGION, MODULE, FUNCTION, PROJECT = "lifecycle", "region", "module", 
 CALL_KINDS = (LIFECYCLE, REGION, MODULE, FUNCTION, PROJECT)
 """lifecycle: a call that drives training (step, backward ...); region: a block under a context manager (autocast,
 no_grad), which changes nothing by itself; module: a module's forward; function: a public torch function; project: a
-function of the user's own code."""
+function of the user's code."""
 
 COMPILED = "torch.compile"
-"""The name of a region around what the compiler of torch has made: nothing is observed inside."""
+"""The name of a region around compiled code: sources observe nothing inside."""
 
 TOUCHES = "touches"
-"""What is True of the result of such a region in which a function changed gradients, parameters or learning rates."""
+"""True in the result of such a region if it changed gradients, parameters or learning rates."""
 
 
 class TensorSummary(NamedTuple):
     """A tensor that went into a call or came out of it.
 
-    `role` is the name of the parameter it was passed for (`input`, `weight`; `tensors[1]` for the second of a sequence)
-    or `result` (`result[1]` of a tuple). `dtype` is written as torch does, without `torch.`. `storage` tells tensors
-    over the same memory: the name of the variable where it is one, else `~n` for the n-th other storage of this window;
-    empty where it was not asked. `fingerprint` and `facts` (finite, rows_sum_to_one, norm ...) are of the values, and
-    told only where these were read.
+    `role` is the name of its parameter (`input`, `weight`; `tensors[1]` for the second of a sequence) or `result`
+    (`result[1]` of a tuple). `dtype` is written as torch does, without `torch.`. Tensors over the same memory have the
+    same `storage`: the name of the variable if it is one, else `~n` for the n-th other storage of this window; empty if
+    it was not demanded. `fingerprint` and `facts` (finite, rows_sum_to_one, norm ...) describe values, and are there
+    only if sources read these.
     """
 
     role: str
@@ -82,12 +82,12 @@ class Call(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What one attribute of one variable was before and after a call.
+    """The state of one attribute of one variable before and after a call.
 
     `kind` is parameter, buffer or optimizer_state; `attribute` is data or grad; `before` and `after` are none, zero or
-    some; `changed` says whether the value itself differs. `owner` names the optimizer that holds the variable.
-    `call` is the call it was seen around, or `NO_CALL` when it came about between two observed calls. `context` holds
-    the facts of the variable. `fingerprint` is xxh3-64 over dtype, shape and bytes after the call, where it was taken.
+    some; `changed` says whether the value itself differs. `owner` names the optimizer that holds the variable. `call`
+    is the call around the change, or `NO_CALL` if the change occurred between two observed calls. `context` holds the
+    facts of the variable. `fingerprint` is xxh3-64 over dtype, shape and bytes after the call, if it was taken.
     """
 
     seq: int
@@ -112,13 +112,13 @@ ROLES = (LIVE, SAVED, LOADED, ANNOUNCED)
 
 
 class Reading(NamedTuple):
-    """The value of one attribute of one thing at one time, such as the weight decay of a parameter group.
+    """The value of one attribute of one object at one time, such as the weight decay of a parameter group.
 
-    `kind` says what the thing is: parameter, buffer, optimizer_state, hyperparameter (of a parameter group), module,
+    `kind` is the kind of object: parameter, buffer, optimizer_state, hyperparameter (of a parameter group), module,
     scheduler, loader, worker (of a data loader), random (a random state), run or source. `value` is a fingerprint for
-    `data`. `role` tells a thing that a program holds (live) from the copy in what is saved or loaded, and from a figure
-    that was announced beforehand (the length of a loader, the horizon of a scheduler). `call` is the call it was read
-    in, or `NO_CALL`. A value that is as it was at the last reading of the same role may be left out between calls.
+    `data`. `role` separates the object that a program holds (live) from the copy in a saved or loaded file, and from a
+    number that was announced beforehand (the length of a loader, the horizon of a scheduler). `call` is the call of the
+    reading, or `NO_CALL`. Between calls, a source may omit a value that equals the last reading of the same role.
     """
 
     seq: int
@@ -132,19 +132,19 @@ class Reading(NamedTuple):
 
 
 SOURCE, OFF = "source", "off"
-"""Kind and attribute of a reading by which a window says that a source (the variable) observed nothing in it; the value
-says why, see vocab/availability.py."""
+"""Kind and attribute of a reading that marks a source (the variable) which observed nothing in this window. The value
+is the reason, see vocab/availability.py."""
 SWITCHED_OFF, FAILED, MISSING = "switched off", "failed", "could not observe"
 
 DIGEST, OF_VALUES = "digest", "values"
-"""Kind and attribute of a reading by which a rank tells others what it holds of some variables, in one number."""
+"""Kind and attribute of a reading in which a rank sends one number for the values of several variables."""
 
 
 class SharedValues(NamedTuple):
-    """What the window of a rank leaves to that of another one, where ranks are compared by digests.
+    """The values that one window takes from the window of another rank, if ranks are compared by digests.
 
-    `rank` is the one in whose window the values are told that both hold alike (its own, where it tells them itself).
-    `sharded` says that values which differ from rank to rank (shards) were left out of both.
+    `rank` is the one whose window holds the values (its own, if it holds them itself). `sharded` says that values which
+    differ from rank to rank (shards) were left out of both.
     """
 
     rank: int
@@ -152,9 +152,9 @@ class SharedValues(NamedTuple):
 
 
 class ChangeGroup(NamedTuple):
-    """Changes that differ in the variable (and its value) only: what is said of `first` is true of all of them.
+    """Changes that differ in the variable (and its value) only: statements about `first` are true of all of them.
 
-    `places` are theirs among the changes of the window.
+    `positions` are theirs among the changes of the window.
     """
 
     first: Change
@@ -163,11 +163,11 @@ class ChangeGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class Window:
-    """The events of one training step of one process; also the set-up before the first, an evaluation phase, the end.
+    """The events of one training step of one process; also those of the set-up, of an evaluation phase, and of the end.
 
     `index` counts the windows of the process without gaps (a gap means that windows were dropped). `step` is the
-    training step that a person would name: 0 before the first, then 1, 2, ...; an evaluation phase carries the step
-    that it follows. Calls, changes and readings are sorted by `seq`. `alike` is set only where ranks are compared.
+    training step that a person would name: 0 before the first, then 1, 2, ...; an evaluation phase has the step that it
+    follows. Calls, changes and readings are sorted by `seq`. `shared` is set only if ranks are compared.
     """
 
     index: int
@@ -182,12 +182,12 @@ class Window:
 
     @property
     def values_of(self) -> int:
-        """The rank in whose window the values are told that this one holds."""
+        """The rank whose window holds the values of this one."""
         return self.rank if self.shared is None else self.shared.rank
 
     @cached_property
     def off(self) -> dict[str, str]:
-        """The sources that observed nothing in this window, and why."""
+        """The sources that observed nothing in this window, with the reason."""
         return {reading.variable: str(reading.value) for reading in self.readings if reading.kind == SOURCE}
 
     @cached_property
@@ -197,7 +197,7 @@ class Window:
 
     @cached_property
     def calls_like(self) -> dict[tuple[str, tuple[str, ...]], list[Call]]:
-        """The calls of this window that ran to their end, by kind and levels: many are of few different APIs."""
+        """The calls of this window that ended, by kind and levels. Many calls share few APIs."""
         calls: defaultdict[tuple[str, tuple[str, ...]], list[Call]] = defaultdict(list)
         for call in self.calls:
             if call.end >= 0:
@@ -206,7 +206,7 @@ class Window:
 
     @cached_property
     def calls_named(self) -> dict[str, list[Call]]:
-        """The same in order, by their most general name."""
+        """The same by their most general name, in order."""
         calls: dict[str, list[Call]] = {}
         for (_, levels), same_calls in self.calls_like.items():
             others = calls.get(levels[-1])
@@ -215,9 +215,9 @@ class Window:
 
     @cached_property
     def change_groups(self) -> list[ChangeGroup]:
-        """The changes of this window, around the same call and in the order of the first of each.
+        """The changes of this window in groups, in the order of the first change of each group.
 
-        (Contexts that are equal are mostly one object, and to hash them would take longer than all the rest.)
+        (Equal contexts are mostly one object, and hashing them would take longer than everything else.)
         """
         changes = self.changes
         groups: defaultdict[object, list[int]] = defaultdict(list)
@@ -226,7 +226,7 @@ class Window:
         last_like: object = None
         for position, change in enumerate(changes):
             like, context = change[_LIKE], change[_CONTEXT]
-            # Mostly they come in rows.
+            # Changes of one group mostly follow each other.
             if last is None or context is not last[_CONTEXT] or change[_CALL] != last[_CALL] or like != last_like:
                 positions = groups[change[_CALL], like, id(context)]
                 last, last_like = change, like
@@ -234,7 +234,7 @@ class Window:
         return [ChangeGroup(changes[positions[0]], positions) for positions in groups.values()]
 
     def variables_at(self, positions: Iterable[int]) -> tuple[str, ...]:
-        """The variables of the changes at these places."""
+        """The variables of the changes at these positions."""
         changes = self.changes
         return tuple([changes[position].variable for position in positions])
 
@@ -256,7 +256,7 @@ class Window:
 
     @cached_property
     def hidden(self) -> dict[int, list[Call]]:
-        """The calls with an inside that was not seen, and the compiled regions in each, at any depth."""
+        """The calls with an unobserved inside, and the compiled regions in each, at any depth."""
         regions: dict[int, list[Call]] = {}
         for call in self.calls:
             if call.kind == REGION and call.name == COMPILED:

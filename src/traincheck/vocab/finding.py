@@ -1,4 +1,4 @@
-"""Findings: violations grouped under one cause, and the report that tells them."""
+"""Findings: violations grouped under one cause, and the report of a check."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One invariant that did not hold on one or more occasions of one window.
+    """One invariant that failed on one or more occasions of one window.
 
-    `evidence` tells, a sentence each, how the parameters around the call stood; `note` what was seen, where the
-    relation has words for it; `apart` which ranks differ, where several were compared.
+    `evidence` describes the parameters around the call, one sentence each. `note` says what was observed, if the
+    relation has words for it. `differing` names the ranks that differ, if several were compared.
     """
 
     invariant: Invariant
@@ -63,10 +63,10 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Violations under one cause, told as one thing. `step` is the first, `last_step` the last in which it was seen.
+    """Violations under one cause. `step` is the first, `last_step` the last step of them.
 
-    `ranks` are those that it is about: where `compared` ranks were set against each other, those that differ, see
-    `Apart`; where each was judged by itself (`compared` is 0), those on which it is so.
+    `ranks` are the ranks concerned. If `compared` ranks were compared, these are the ones that differ, see
+    `DifferingRanks`. If each rank was judged by itself (`compared` is 0), these are the ones with violations.
     """
 
     severity: str
@@ -94,23 +94,24 @@ class Finding:
 
     @property
     def differing(self) -> DifferingRanks:
-        """The ranks that differ, where several were compared."""
+        """The ranks that differ, if several were compared."""
         return DifferingRanks(self.ranks, self.compared) if self.compared else NONE_DIFFER
 
 
 ENDED, KILLED, GOING, STOPPED, MISSING = "ended", "killed", "not ended", "stopped recording", "left no recording"
 ELSEWHERE = "in another run folder"
-"""How the recording of a rank came to its end; `not ended` where the run goes on, or was killed as a whole. Of a rank
-that records into another run folder only that is known."""
+"""How the recording of a rank ended; `not ended` if the run goes on, or was killed as a whole. A rank that records into
+another run folder is known by this state only."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """How a rank of a job fared. `steps` and `windows` are those that it trained, as far as they are known.
+    """The state of a rank of a job. `steps` and `windows` are those of its training, as far as they are known.
 
-    `recorded` is the last step in its recording, `compared` the last one in which it was set against the other ranks
-    (None where it was not), `apart` the first one in which several ranks were not as they should be, this one among
-    them (of a majority, those that deviate), and `what` was so, as a clause: `gradients differ`.
+    `recorded` is the last step in its recording. `compared` is the last step in which it was compared with the other
+    ranks (None if it was not). `apart` is the first step in which several ranks violated a rule, this one among them
+    (of a majority, those that deviate). `what` names the difference as a clause: `gradients differ`. The JSON report
+    has these names.
     """
 
     rank: int
@@ -126,8 +127,9 @@ class RankState:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first step in which the ranks of a job were not as they should be, `what` was so (see `RankState`), and which
-    of them differ, as `Apart` has it."""
+    """The first step in which the ranks of a job violated a rule, with the difference (`what`, see `RankState`) and the
+    ranks that differ (see `DifferingRanks`).
+    """
 
     job: str
     step: int
@@ -137,13 +139,12 @@ class Divergence:
 
     @property
     def differing(self) -> DifferingRanks:
-        """The ranks that differ."""
         return DifferingRanks(self.ranks, self.compared)
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How the deployed invariants fared, and how much was seen."""
+    """The verdicts of the deployed invariants, and how much was observed."""
 
     invariants: int = 0
     passed: int = 0
@@ -161,8 +162,10 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What watching took, of all processes that trained: seconds on the threads of the program by source, seconds of
-    the thread beside by stage, and how long they ran. The steps are those of the process that made the most."""
+    """The cost of watching, for all processes that trained: seconds on the threads of the program by source, seconds of
+    the background thread by stage, and how long the processes ran. The steps are those of the process that made the
+    most.
+    """
 
     steps: int
     watched: int
@@ -171,18 +174,18 @@ class Cost:
     background: dict[str, float]
 
     def share(self, seconds: float) -> float:
-        """How much of the run so many seconds are."""
+        """The given seconds as a share of the run."""
         return seconds / self.seconds if self.seconds else 0.0
 
     @property
     def whole(self) -> float:
-        """How much of the run watching took on the threads of the program."""
+        """The share of the run that watching took on the threads of the program."""
         return self.share(sum(self.sources.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that a check has to say. The leading finding comes first. Only jobs of several ranks have `ranks`."""
+    """The result of a check. The leading finding comes first. Only jobs of several ranks have `ranks`."""
 
     findings: tuple[Finding, ...]
     counts: Counts
@@ -195,7 +198,7 @@ class Report:
 
     @property
     def untrained(self) -> str:
-        """Why the run is none of training, as a sentence; empty where training steps were recognised."""
+        """Why the run contains no training, as a sentence; empty if training steps were recognised."""
         return str(self.run.get("untrained") or "")
 
     @property

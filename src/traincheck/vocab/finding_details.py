@@ -1,20 +1,21 @@
-"""Exhibits: what a finding is shown with, where people would rather look than read. Reports hold none of them."""
+"""The code, histories and tables that a page shows with a finding. Reports hold none of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 EMPTY, FAINT, FULL, WRONG = "empty", "faint", "full", "wrong"
-"""How a state is drawn: nothing there, next to nothing, there, and not as it should be."""
+"""How a state is drawn: absent, negligible, present, or wrong."""
 
 UNKNOWN = -1
-"""In place of a state, where the recording does not tell it."""
+"""In place of a state that was not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodeExcerpt:
-    """Lines of the user's code around `line`; the first of them has the number `first`. `note` says what is to be known
-    of them, or why there are none."""
+    """Lines of the user's code around `line`; the first of them has the number `first`. `note` explains them, or says
+    why there are none.
+    """
 
     line: int
     first: int = 1
@@ -24,7 +25,7 @@ class CodeExcerpt:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A state that something is in during a step, and how it is drawn."""
+    """A state of an object during a step, and how it is drawn."""
 
     words: str
     tone: str
@@ -32,14 +33,14 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """One thing over the steps: for each of them the number of its state, or `UNKNOWN`."""
+    """One object over the steps: the number of its state in each step, or `UNKNOWN`."""
 
     states: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Aspect:
-    """One question that is asked in each step, and the states that answer it."""
+    """One question about each step, and the states that answer it."""
 
     title: str
     states: tuple[State, ...]
@@ -47,7 +48,7 @@ class Aspect:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is told of the things `names`, which do not differ: a strip for each aspect."""
+    """The objects `names`, which do not differ: a strip for each aspect."""
 
     names: tuple[str, ...]
     strips: tuple[Strip, ...]
@@ -55,7 +56,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """How things stood in each of `steps`. `mark` is the step to look at, `beyond` counts rows that were left out."""
+    """The states in each of `steps`. `mark` is the step to look at, `beyond` counts rows that were left out."""
 
     title: str
     steps: tuple[int, ...]
@@ -67,8 +68,9 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A number over steps, by step; steps that are missing were not recorded, or had none. `first` and `last` are those
-    between which it is shown, `mark` is the one to look at."""
+    """A number over steps. Missing steps were not recorded, or had no number. `first` and `last` bound the shown range,
+    `mark` is the step to look at.
+    """
 
     title: str
     first: int
@@ -79,8 +81,9 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Which ranks hold the same in a step: `alike[i][j]` of the `values` that were compared are the same on the ranks
-    (or groups of ranks that differ in nothing) of the i-th and the j-th label."""
+    """Which ranks hold the same values in a step. Of the `values` that were compared, `agreeing[i][j]` are the same on
+    the ranks (or groups of equal ranks) of the i-th and the j-th label.
+    """
 
     step: int
     quantity: str
@@ -91,8 +94,9 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class FindingDetails:
-    """What one finding is shown with. `mute` is the command that switches its rules off, `note` says why there is
-    nothing to be seen of its steps."""
+    """Everything that is shown with one finding. `mute` is the command that mutes its rules, `note` says why its steps
+    cannot be shown.
+    """
 
     code: CodeExcerpt | None = None
     histories: tuple[History, ...] = ()

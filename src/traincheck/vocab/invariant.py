@@ -1,4 +1,4 @@
-"""Invariants: a subject, a property and the precondition under which the property was always seen to hold."""
+"""Invariants: a subject, a property, and the precondition under which the property always held."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ERROR, NOTICE = "error", "notice"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Clause:
-    """One condition on a fact: it has this value, or (`contains`) this name among its joined ones; or it has not.
+    """A condition on a fact: it has this value, or (`contains`) this name among its joined ones. `negated` inverts it.
 
-    A fact that is not told has the value None.
+    A fact that the context lacks has the value None.
     """
 
     fact: str
@@ -55,7 +55,7 @@ Conjunction: TypeAlias = tuple[Clause, ...]
 
 @dataclass(frozen=True, slots=True)
 class Precondition:
-    """True where all of `clauses` are, or all clauses of one of the alternatives in `otherwise`.
+    """True if all of `clauses` are, or all clauses of one of the alternatives in `otherwise`.
 
     Without any clause it is always true.
     """
@@ -70,7 +70,7 @@ class Precondition:
 
     @property
     def size(self) -> int:
-        """How many clauses it takes to say it."""
+        """The number of clauses in all alternatives."""
         return sum(map(len, self.alternatives))
 
     def true_in(self, context: Facts) -> bool:
@@ -79,8 +79,8 @@ class Precondition:
         )
 
     def implies(self, other: Precondition) -> bool:
-        """Whether `other` is true wherever this one is, whatever values the facts may have."""
-        # It is unless one of our conjunctions can be met while some clause of each of theirs is not.
+        """Whether `other` is true wherever this one is, for all values of the facts."""
+        # It is, unless one of our conjunctions can be true while some clause of each of theirs is false.
         return all(
             _contradictory((*ours, *(~clause for clause in broken)))
             for ours in self.alternatives
@@ -103,18 +103,18 @@ def _contradictory(clauses: Conjunction) -> bool:
 
 
 def _possible(clauses: list[Clause]) -> bool:
-    """Whether some value of the one fact that `clauses` are about meets them all."""
+    """Whether some value of the fact of `clauses` satisfies them all."""
     for clause in clauses:
         if not clause.contains and not clause.negated:
             return all(other.true_of(clause.value) for other in clauses)
-    # Left are values that it must not have, which any new one is not, and names that must or must not be in it.
+    # The remaining clauses exclude values (a new value satisfies them), or require or exclude names.
     required = {clause.value for clause in clauses if clause.contains and not clause.negated}
     return not any(clause.contains and clause.negated and clause.value in required for clause in clauses)
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """On what an invariant rests: occasions that its precondition selected, distinct training steps and runs.
+    """The evidence of an invariant: occasions that its precondition selected, distinct training steps and runs.
 
     `scripts` counts distinct programs among the runs: two runs of one script say less about other scripts.
     """
@@ -127,10 +127,10 @@ class Support:
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """What a rule is on programs that it was not learned from.
+    """How a rule is treated on programs that it was not learned from.
 
-    `experience` holds circumstances that were the same, and that the program itself is not expected to change: on other
-    programs the rule says nothing without them.
+    `experience` holds circumstances that were the same in all runs, and that the program itself is not expected to
+    change. On other programs, the rule does not apply without them.
     """
 
     severity: str
@@ -140,15 +140,14 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """One learned rule. `scope` is general (several programs bear it out) or pipeline (one program does).
+    """One learned rule. `scope` is general (several programs support it) or pipeline (one program does).
 
-    `experience` holds the circumstances that were the same on all occasions it was learned from: of others it says
-    nothing.
-    `confidence` is the probability, derived in `inference/confidence.py`, that a further good run obeys it.
-    `mute` is the reason why it is not checked, empty when it is. `origin` names the scripts it was learned from.
-    `program` names the one script that the rule is about, where it only tells how that program is configured.
-    `elsewhere` says what it is on programs that it was not learned from, where the user names the book; None where it
-    says nothing of them, as in books of older versions.
+    `experience` holds the circumstances that were the same on all occasions that the rule was learned from; it does not
+    apply in others. `confidence` is the probability, derived in `inference/confidence.py`, that a further good run
+    obeys it. `mute` is the reason why it is not checked, or empty. `origin` names the scripts that it was learned from.
+    `program` names the one script of a rule that records how a program is configured. `elsewhere` is its treatment on
+    programs that it was not learned from, if the user names the book; None if it does not apply there, as in books of
+    older versions.
     """
 
     relation: str
@@ -168,7 +167,7 @@ class Invariant:
     id: str = field(default="")
 
     def applies(self, context: Facts) -> bool:
-        """Whether the rule speaks of an occasion in this context."""
+        """Whether the rule applies to an occasion in this context."""
         return self.precondition.true_in(context) and self.experience.true_in(context)
 
     def __post_init__(self) -> None:
@@ -178,7 +177,7 @@ class Invariant:
 
 
 def identity(relation: str, subject: Subject, prop: Property, precondition: Precondition, program: str = "") -> str:
-    """The stable id: ten hex digits over what the rule says, not over what it rests on."""
+    """The stable id: ten hex digits over the statement of the rule, without its evidence."""
     clauses = [_clause_text(clause) for clause in precondition.clauses]
     for other in precondition.otherwise:
         clauses += ["or", *map(_clause_text, other)]

@@ -1,4 +1,4 @@
-"""Occasions: on every occasion of a subject, in some context, properties hold or do not."""
+"""Occasions: on each occasion of a subject, in some context, properties hold or fail."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from traincheck.vocab.facts import Facts
 from traincheck.vocab.ranks import NONE_DIFFER, DifferingRanks
 
 RANKS = "ranks"
-"""The grain of what is said of several ranks together: there, and nowhere else, windows of all of them are needed."""
+"""The grain of rules that compare several ranks. Only these need the windows of all ranks."""
 
 
 class Subject(NamedTuple):
-    """Whose occasions are counted: an API at one level, at the grain of the call or of each variable around it.
+    """What a rule is about: an API at one level, with the grain of its occasions.
 
-    `grain` is `call`, or the attribute of the variables it is offered for, such as `parameter.grad`.
+    The grain is `call`, or the attribute of the variables around the call, such as `parameter.grad`. Relations add
+    further grains.
     """
 
     api: str
@@ -23,10 +24,11 @@ class Subject(NamedTuple):
 
 
 class Property(NamedTuple):
-    """What may hold on an occasion: a verb, its object, and a detail such as a fixed argument.
+    """A statement that may hold on an occasion: a verb, its object, and a detail such as a fixed argument.
 
-    `Property("contains call", "torch.nn.Module.forward", "training=True")`,
-    `Property("contains change", "parameter.data", "changes")`, `Property("preceded by", "torch.Tensor.backward")`.
+    `Property("contains call", "torch.nn.Module.forward", "training=True")`, `Property("contains change",
+    "parameter.data", "changes")`, `Property("preceded by", "torch.Tensor.backward")`. vocab/properties.py declares the
+    verbs.
     """
 
     verb: str
@@ -35,13 +37,13 @@ class Property(NamedTuple):
 
 
 class Occasion(NamedTuple):
-    """One occasion: which properties held on it.
+    """One occasion with the properties that held on it.
 
-    `failed` is None when every property that is not in `held` failed (a closed world); otherwise only those in
-    `failed` did, and the rest could not be judged here. `seq` is the call it happened in; `variables` are set at the
-    grain of a variable. What the call does not tell a reader of a finding may be told here: `site` is the place in the
-    user's code, where it is that of an earlier call, `note` what was seen, as a clause in the past tense, and `apart`,
-    of ranks that are compared, which of them differ.
+    `failed` is None if every property outside `held` failed (a closed world). Otherwise only those in `failed` did, and
+    the rest could not be judged. `seq` is the call of the occasion; `variables` are set at the grain of a variable. The
+    last three fields add what a finding cannot take from the call. `site` is a line of the user's code, if an earlier
+    call matters. `note` says what was observed, as a clause in the past tense. `differing` names the ranks that differ,
+    if several were compared.
     """
 
     subject: Subject

@@ -1,19 +1,17 @@
-"""Program identity: what a program is, by its source text, whatever it is called and wherever it lies.
+"""The identity of a program: derived from its source text, whatever its name and its folder.
 
 Note [Program identity]
 The name of a script is no identity: scripts are renamed, moved and called from other folders, and different scripts are
 called `train.py`. So an identity holds sketches of two sets of features (see runtime/launching/program_identity.py):
-those of the
-entry script, and those of the program's own modules that it imports. Two programs are the same if both sets are alike:
-scripts of one project share modules and differ in the entry script; thin entry scripts of two projects are alike and
-import different modules.
+those of the entry script, and those of the program's own modules that it imports. Two programs are the same if both
+sets are similar. Scripts of one project share modules and differ in the entry script; thin entry scripts of two
+projects are similar and import different modules.
 
-A sketch holds the smallest `SKETCH_SIZE` hashes of a set, so that the share of common features (Jaccard) can be
-estimated from it: exactly for small sets, else with a standard error of 0.044 at most. It holds no words of the
-program.
+A sketch holds the smallest `SKETCH_SIZE` hashes of a set. So it estimates the share of common features (Jaccard):
+exactly for small sets, else with a standard error of 0.044 at most. It holds no words of the program.
 
-`SAME` is one half: a program is the one that was learned from while half of what both texts say is common. Edits
-of a script stay far above it, and different programs far below: see docs/decisions for the measured distance.
+`SAME` is one half: a program is the learned one while half of the features of both texts are common. Edits of a script
+stay far above it, and different programs far below: see docs/decisions for the measured distance.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ SAME = 0.5
 class ProgramIdentity:
     """The name of the entry module, and the sketches of the entry script and of the modules that it imports.
 
-    Both sketches are empty where the text is not known or a name was given by the user: then names are compared.
+    Both sketches are empty if the text is unknown or the user gave a name: then names are compared.
     """
 
     main: str = ""
@@ -47,7 +45,7 @@ class ProgramIdentity:
 
     @classmethod
     def parse(cls, text: str) -> ProgramIdentity:
-        """The identity that `str` has written; of another text, one that knows nothing."""
+        """The identity that `str` has written; for another text, an unknown one."""
         parts = text.rsplit(":", 2)
         return cls(*parts) if len(parts) == 3 and all(map(_is_sketch, parts[1:])) else cls()
 
@@ -59,18 +57,18 @@ class ProgramIdentity:
         return min(jaccard(self.entry, other.entry), jaccard(self.modules, other.modules))
 
     def same_as(self, other: ProgramIdentity) -> bool | None:
-        """Whether both are the same program; None where the text of one of them is not known."""
+        """Whether both are the same program; None if the text of one of them is unknown."""
         if not (self.entry and other.entry):
             return None
         return self.similarity(other) >= SAME
 
 
 UNKNOWN = ProgramIdentity()
-"""The identity of a program of which nothing is known."""
+"""The identity of an unknown program."""
 
 
 def main_of_name(script: str) -> str:
-    """How `__main__` is called in a program with this name in run.json: `train` for `torchrun dir/train.py`."""
+    """The name of `__main__` in a program with this name in run.json: `train` for `torchrun dir/train.py`."""
     last = script.split(" ")[-1]
     return last if script.startswith("-m ") else PurePath(last).stem
 

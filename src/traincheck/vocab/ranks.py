@@ -1,4 +1,4 @@
-"""Ranks: which of them differ from the others, and how they are named."""
+"""Which ranks differ from the others, and how texts name ranks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 MOST_NAMED = 8
-"""Ranks, or ranges of them, that are named one by one: a job may have thousands."""
+"""Ranks, or ranges of them, that a text names one by one: a job may have thousands."""
 
 
 class DifferingRanks(NamedTuple):
-    """Ranks that went apart: those that differ from most of the `compared` ones; all of these where most differ."""
+    """The ranks that differ from most of the `compared` ones; all of these if no value has a majority."""
 
     ranks: tuple[int, ...] = ()
     compared: int = 0
 
     @property
     def is_minority(self) -> bool:
-        """Whether most of the ranks agree, so that these are the ones to look at. Of two, neither is."""
+        """Whether most of the ranks agree, so that these are the ones to look at. Of two ranks, neither is."""
         return 0 < 2 * len(self.ranks) < self.compared
 
 
@@ -25,7 +25,7 @@ NONE_DIFFER = DifferingRanks()
 
 
 def ranks_that_differ(values: Sequence[tuple[int, Hashable]]) -> DifferingRanks:
-    """Which ranks have another value than most; `values` are by rank."""
+    """The ranks with another value than most; `values` are by rank."""
     largest, others = _sides(values)
     return DifferingRanks(
         tuple(others if 2 * len(largest) > len(values) else [rank for rank, _ in values]), len(values)
@@ -33,13 +33,13 @@ def ranks_that_differ(values: Sequence[tuple[int, Hashable]]) -> DifferingRanks:
 
 
 def ranks_that_share(values: Sequence[tuple[int, Hashable]]) -> DifferingRanks:
-    """Which ranks share a value with another one, where each was to have its own."""
+    """The ranks that share a value with another one although each should have its own."""
     shared = {rank for ranks in _groups(values) if len(ranks) > 1 for rank in ranks}
     return DifferingRanks(tuple(rank for rank, _ in values if rank in shared), len(values))
 
 
 def differing_ranks_text(values: Sequence[tuple[int, Hashable]]) -> str:
-    """What `apart` tells, in words: where no value has most, which ranks go together."""
+    """The result of `ranks_that_differ` in words. Without a majority, it names the groups of ranks that agree."""
     largest, others = _sides(values)
     if ranks_that_differ(values).is_minority:
         verb = "differs" if len(others) == 1 else "differ"
@@ -55,7 +55,7 @@ def _groups(values: Sequence[tuple[int, Hashable]]) -> list[list[int]]:
 
 
 def _sides(values: Sequence[tuple[int, Hashable]]) -> tuple[list[int], list[int]]:
-    """The ranks of the value that most ranks have, and all others."""
+    """The ranks of the most frequent value, and all others."""
     largest = max(_groups(values), key=len, default=[])
     among = set(largest)
     return largest, [rank for rank, _ in values if rank not in among]
@@ -68,7 +68,7 @@ def named_ranks(ranks: Iterable[int]) -> str:
 
 
 def rank_numbers(ranks: Iterable[int]) -> str:
-    """What `named_ranks` says, without the noun."""
+    """The text of `named_ranks` without the noun."""
     in_order = sorted(ranks)
     spans = [(rank, rank) for rank in in_order] if len(in_order) <= MOST_NAMED else _spans(in_order)
     named = [str(first) if first == last else f"{first}-{last}" for first, last in spans[:MOST_NAMED]]
@@ -77,7 +77,7 @@ def rank_numbers(ranks: Iterable[int]) -> str:
 
 
 def _spans(ranks: Iterable[int]) -> list[tuple[int, int]]:
-    """The first and the last of those that follow one another."""
+    """The first and last rank of each sequence of consecutive ranks."""
     spans: list[tuple[int, int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][1] + 1:

@@ -1,5 +1,6 @@
-"""Computations: what is told of a step that was executed again, as a reading of the kind `KIND`. Its attribute is the
-part of the step, its value what came of it."""
+"""Readings about a step that was executed again: their kind is `KIND`, their attribute a part of the step, their value
+the result.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ KIND = COMPUTATION
 
 FORWARD, BACKWARD, UPDATE = PARTS = ("forward", "backward", "update")
 ELSEWHERE = "elsewhere"
-"""In place of a part: executed by another rank. The value is `SAME` or `DIFFERS`."""
+"""In place of a part: another rank executed the step. The value is `SAME` or `DIFFERS`."""
 
 SAME, TRANSIENT, PERSISTENT, UNDECIDED = "same", "transient", "persistent", "undecided"
 DIFFERS = "differs"

@@ -1,28 +1,28 @@
-"""Status: how a run looks from outside while it goes on."""
+"""The status of a run as seen from outside while it goes on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 WAITING, GOING, ENDED, KILLED, DELETED = "waiting", "going on", "ended", "killed", "deleted"
-"""States of a run. `waiting`: its folder is not there yet, or holds nothing. `killed`: all of its processes have given
-no sign of life for so long that none is to be expected."""
+"""States of a run. `waiting`: its folder does not exist yet, or is empty. `killed`: all of its processes have missed
+their heartbeats for so long that none is expected."""
 
 STARTING, TRAINING, RESTING, SILENT = "starting", "training", "at rest", "silent"
-"""States of a rank, besides `ended` and `killed`. `at rest`: its process lives, and no window has come for long (a long
-evaluation, a checkpoint, a hang); `silent`: it has given no sign of life for long."""
+"""States of a rank, apart from `ended` and `killed`. `at rest`: its process lives, and no window has come for long (a
+long evaluation, a checkpoint, a hang). `silent`: it has missed its heartbeats for long."""
 
 SILENT_AFTER = 60.0
-"""Seconds without a sign of life that are worth a word: twice the slowest heartbeat."""
+"""Seconds without a heartbeat after which a rank is reported: twice the slowest heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """How a rank fares. `windows` counts those that it closed, `dropped` those of them that were left out.
+    """The status of a rank. `windows` counts those that it closed, `dropped` those of them that were left out.
 
-    `steps_per_second` is that of the last seconds, `cost` the seconds that observing took for each second that passed;
-    both are None where nothing tells. `silent` counts the seconds since the last sign of life of its process, `resting`
-    those since its last window.
+    `steps_per_second` covers the last seconds, `cost` is the seconds that observing took for each second; both are None
+    if unknown. `silent` counts the seconds since the last heartbeat of its process, `resting` those since its last
+    window.
     """
 
     rank: int
@@ -40,10 +40,11 @@ class RankStatus:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """How a run fares. `rules` are those that are checked on it, `checked` those of them that have come up so far.
+    """The status of a run. `rules` counts those that are checked on it, `checked` those of them that have been
+    triggered so far.
 
-    A run that is recorded only (`mode` is `collect`) has neither. `run` is the id of the run, `unread` tells what could
-    not be read, and why.
+    A run that is only recorded (`mode` is `collect`) has neither. `run` is the id of the run, `unread` lists what could
+    not be read, with the reasons.
     """
 
     folder: str
@@ -62,7 +63,7 @@ class RunStatus:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to be expected of the run."""
+        """Whether the run is finished."""
         return self.state in (ENDED, KILLED, DELETED)
 
     @property
@@ -72,20 +73,20 @@ class RunStatus:
 
     @property
     def steps_per_second(self) -> float | None:
-        """That of the slowest rank that trains."""
+        """The rate of the slowest rank that trains."""
         return min((rank.steps_per_second for rank in self.ranks if rank.steps_per_second is not None), default=None)
 
     @property
     def dropped(self) -> int:
-        """Windows that were left out, of all ranks."""
+        """The windows that were left out, of all ranks."""
         return sum(rank.dropped for rank in self.ranks)
 
     @property
     def cost(self) -> float | None:
-        """That of the rank for which observing costs most."""
+        """The cost on the rank for which observing is most expensive."""
         return max((rank.cost for rank in self.ranks if rank.cost is not None), default=None)
 
     @property
     def silent(self) -> tuple[RankStatus, ...]:
-        """The ranks whose processes have given no sign of life for long."""
+        """The ranks whose processes have missed their heartbeats for long."""
         return tuple(rank for rank in self.ranks if rank.state == SILENT)
