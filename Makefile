@@ -43,7 +43,7 @@ INTERPRETER = $(firstword $(wildcard $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
 test-python: $(VENV_VERSION)/.ready  ## Unit, property and end-to-end tests on another Python: VERSION=3.12 [TORCH=2.15.0]
 	$(VENV_VERSION)/bin/pytest -n 2 --dist worksteal -m "not long" tests/unit tests/property tests/e2e
 
-bench: $(READY)  ## The benchmarks: cost of observing and of learning, how far learned rules carry, what is detected
+bench: $(READY)  ## The benchmarks: cost of observing and learning, transfer of rules, detection
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.transfer
 	$(BIN)/python -m benchmarks.detection
@@ -62,19 +62,19 @@ bench-public: $(VENV_PUBLIC)/.ready  ## Public training programs, plain and chec
 transfer: $(READY)  ## Do the packs hold under another torch? OTHER=/path/to/python of an environment that has it
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.versions --other "$(OTHER)"
 
-corruption: $(READY)  ## Which injected hardware faults are found, by what, and how soon (some ten minutes)
+corruption: $(READY)  ## Detection of injected hardware faults (some ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.corruption
 
-packs: $(READY)  ## Make the packs that come with TrainCheck anew from the examples (some ten minutes)
+packs: $(READY)  ## Build the shipped packs again from the examples (some ten minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.packs
 
 docs: export NO_MKDOCS_2_WARNING := 1
-docs: $(READY)  ## Write the reference pages anew from the source, and build the site in build/site
+docs: $(READY)  ## Write the reference pages from the source, and build the site in build/site
 	$(BIN)/python docs/generate.py
 	$(BIN)/mkdocs build --strict --quiet
 	@echo "build/site/index.html; with a search: $(BIN)/python -m http.server --directory build/site"
 
-dist: $(READY)  ## Build the wheel and the source archive in dist/, and look at what they contain
+dist: $(READY)  ## Build the wheel and the source archive in dist/, and check their contents
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/python tests/distribution/archives.py dist

@@ -1,4 +1,4 @@
-"""What the site shows beside docs/: decisions and findings in the navigation, and pages that lie elsewhere in the repository.
+"""Adds to the site: decisions and findings in the navigation, and pages from outside of docs/.
 
 A hook of mkdocs (see mkdocs.yml). Links are written for the repository, where GitHub shows them; those that leave docs/
 or come from outside are turned here into links of the site. What leads to no page of it fails `mkdocs build --strict`.
