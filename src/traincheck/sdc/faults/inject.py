@@ -80,9 +80,8 @@ class Injected:
         self.times += 1
         if len(self.hits) < KEPT:
             self.hits.append(Hit(self.step, fault.site, name, fault.hits(tensor.numel())))
-        with (
-            hidden_from_modes()
-        ):  # no mode of the program's, or of a recording, sees an operation that hardware does not do
+        # Hardware faults are no operations, so no mode of the program or of a recording may see them.
+        with hidden_from_modes():
             return corrupted(tensor, fault, draws, fault.draws("lasting", name))
 
     def strike(self, name: str, tensor: torch.Tensor) -> torch.Tensor:

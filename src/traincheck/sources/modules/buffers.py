@@ -1,9 +1,8 @@
-"""Source `buffers`: what is in the buffers of a model when it is used for training, in a job of several ranks.
+"""Source `buffers`: reads the buffers of a training model, so that TrainCheck can compare them across ranks.
 
-Ranks are compared by them (see relations/consistent/buffers.py). A wrapper that sends buffers to all ranks does so
-before it calls
-the module inside of it, and each rank's own batch changes them during the call: so they are read where the module that
-owns them is called, for the first time in a step.
+relations/consistent/buffers.py compares the ranks. A wrapper that broadcasts buffers does so before it calls the module
+inside, and each rank's own batch changes them during the call. So TrainCheck reads buffers at the first call of their
+module in a step.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ _traced = torch._C._get_tracing_state
 
 
 class BufferSource:
-    """Reads the buffers of each module, by fingerprint, at its first call for training in a window.
+    """Fingerprints the buffers of each module at its first training call in a window.
 
-    It attaches after the source `modules`, whose calls its readings are taken in.
+    It attaches after the source `modules`, because its readings belong to calls of that source.
     """
 
     name = "buffers"

@@ -1,10 +1,11 @@
-"""Readings of how modules were built: plain attributes, buffers of random numbers, whether an own `train` ran, and
-parameters that nothing has written since `Module.to_empty` allocated their memory.
+"""Readings of how modules were built: plain attributes, random buffers, their own `train` methods, uninitialized
+parameters.
 
 Note [What nothing has written]
-A parameter counts as written if its version or its contents differ at the first call of the model. Writing through
-`.data` leaves the version as it was, and fresh memory often holds zeros: so nothing is reported of memory of zeros,
-which may have been zeroed with intent.
+A parameter is uninitialized if `Module.to_empty` allocated its memory and nothing has written to it since. It counts as
+written if its version or its contents differ at the first call of the model. Writes through `.data` leave the version
+as it was, and fresh memory often holds zeros. So TrainCheck reports nothing for memory of zeros, which the program may
+have zeroed on purpose.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ SOURCE = "module_state"
 MODULE, BUFFER = "module", "buffer"
 ATTRIBUTES, OWN_TRAIN, MADE = "attributes", "own_train", "made"
 AS_BUILT = "as built"
-"""The value of `module.attributes` for a model all of whose modules have the attributes that they were built with."""
+"""The value of `module.attributes` for a model whose modules all have the attributes they were built with."""
 
 MAX_CHANGED = 64
-"""Attributes of a model that are told to have changed: more are no accident."""
+"""Maximum number of changed attributes reported for a model. More than that are no accident."""
 _PLAIN = (int, str)
-"""Flags are left out: they are there to be switched."""
+"""Types of attributes that are compared. Flags are not, because programs switch them."""
 
 _CONTEXTS = {kind: facts(kind=kind) for kind in (MODULE, BUFFER)}
 _T = TypeVar("_T")
 
 
 class _PerModule(Generic[_T]):
-    """Something kept for modules, by identity, for as long as they live."""
+    """A value for each module, by identity, for as long as the module lives."""
 
     def __init__(self) -> None:
         self._entries: dict[int, tuple[weakref.ref[nn.Module], _T]] = {}
@@ -73,14 +74,14 @@ class _PerModule(Generic[_T]):
 
 
 class _Tree(NamedTuple):
-    """What is followed of an outermost module: modules inside with a `train` of their own that has no effect yet."""
+    """An outermost module, with the inner modules whose own `train` has had no effect yet."""
 
     module: weakref.ref[nn.Module]
     pending_trains: list[tuple[weakref.ref[nn.Module], str]]
 
 
 class _Allocated(NamedTuple):
-    """A parameter after `to_empty`: what of it a write changes, and where it was called."""
+    """A parameter after `to_empty`: the state that a write changes, and the site of the call."""
 
     parameter: weakref.ref[nn.Parameter]
     versions: tuple[int | None, int | None]
@@ -89,8 +90,7 @@ class _Allocated(NamedTuple):
 
 
 class UninitialisedReadings:
-    """Follows the parameters that `to_empty` has allocated until their model is called, see Note [What nothing has
-    written]."""
+    """Follows parameters that `to_empty` allocated until their model is called, see Note [What nothing has written]."""
 
     def __init__(self, demand: Demand, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -98,11 +98,11 @@ class UninitialisedReadings:
         self.set_demand(demand)
 
     def set_demand(self, demand: Demand) -> None:
-        """From now on take the readings if `demand` asks for them."""
+        """From now on take the readings if `demand` requests them."""
         self.enabled = demand.takes_reading(PARAMETER, UNINITIALISED)
 
     def attach(self, undo: UndoStack, source: str) -> None:
-        """Watch `Module.to_empty`, on behalf of `source`."""
+        """Observe `Module.to_empty`, on behalf of `source`."""
         if self.enabled:
             record = self._recorder.guarded(source, self._record_allocation, always=True)
             replace(
@@ -110,7 +110,7 @@ class UninitialisedReadings:
             )
 
     def forget(self) -> None:
-        """What has been written since is not known."""
+        """Drop all parameters, because later writes to them are unknown."""
         self._allocated.clear()
 
     def _record_allocation(self, module: nn.Module) -> None:
@@ -122,7 +122,7 @@ class UninitialisedReadings:
                     self._allocated[id(parameter)] = _Allocated(weakref.ref(parameter), *read, site)
 
     def report_first_call(self, module: nn.Module, outermost: str, call: int) -> None:
-        """Report the parameters of a model, which is called for the first time, that nothing has written."""
+        """Report the uninitialized parameters of a model at its first call."""
         if not self._allocated:
             return
         unwritten = []
@@ -144,7 +144,7 @@ def _read_parameter(parameter: nn.Parameter) -> tuple[tuple[int | None, int | No
     dense: Any = local_tensor(parameter)
     if dense is None or not dense.is_floating_point() or not dense.numel():
         return None
-    contents = first_elements(dense).detach().clone().view(torch.uint8)  # NaN equals nothing
+    contents = first_elements(dense).detach().clone().view(torch.uint8)  # as bytes, because NaN equals nothing
     return (version_of(parameter), version_of(dense)), contents
 
 
@@ -155,10 +155,10 @@ def _is_unwritten(allocated: _Allocated, now: tuple[tuple[int | None, int | None
 
 
 class ConstructionReadings:
-    """Tells at the first call of a model what became of its modules since they were built.
+    """Reports at the first call of a model how its modules have changed since they were built.
 
-    A module counts as built when it is made part of another: what a constructor does is over by then. So nothing is
-    said of the outermost module.
+    A module counts as built when it becomes part of another module, because its constructor is done by then. So the
+    outermost module has no such reading.
     """
 
     def __init__(self, catalog: VariableCatalog, demand: Demand, recorder: Recorder) -> None:
@@ -172,7 +172,7 @@ class ConstructionReadings:
         self.set_demand(demand)
 
     def set_demand(self, demand: Demand) -> None:
-        """From now on take the readings that `demand` asks for."""
+        """From now on take the readings that `demand` requests."""
         self._attributes = demand.takes_reading(MODULE, ATTRIBUTES)
         self._own_train = demand.takes_reading(MODULE, OWN_TRAIN)
         self._made = demand.takes_reading(BUFFER, MADE)
@@ -180,11 +180,11 @@ class ConstructionReadings:
 
     @property
     def enabled(self) -> bool:
-        """Whether any of these readings is to be taken."""
+        """Whether any of these readings is requested."""
         return self._attributes or self._own_train or self._made or self._uninitialised.enabled
 
     def attach(self, undo: UndoStack) -> None:
-        """Watch how modules are put together, and their `train`."""
+        """Observe the registration of modules and buffers, and `Module.train`."""
         guarded = self._recorder.guarded
         if self._attributes:
             undo.callback(register_module_module_registration_hook(guarded(SOURCE, self._module_added)).remove)
@@ -197,12 +197,12 @@ class ConstructionReadings:
             replace(undo, nn.Module, "train", wrapping(record_train, ignore, ignore))
 
     def _drop_built(self) -> None:
-        """A model may have been used meanwhile: what was built until now is not as it was built, with good reason."""
+        """Drop what is known of modules, because the program may have changed them on purpose meanwhile."""
         self._built.clear()
         self._buffers.clear()
         self._uninitialised.forget()
 
-    # -- while a model is built ------------------------------------------------------------------------------------
+    # -- construction of a model ------------------------------------------------------------------------------------
 
     def _module_added(self, parent: nn.Module, name: str, module: Any) -> None:
         if module is not None and module not in self._built and unwrap_compiled(parent) is parent:
@@ -210,7 +210,7 @@ class ConstructionReadings:
 
     def _buffer_added(self, module: nn.Module, name: str, buffer: Any) -> None:
         if type(buffer) is not torch.Tensor or name in module._buffers:
-            return  # one that is there already is given another value
+            return  # an existing buffer gets another value
         with hidden_from_modes():
             dense = local_tensor(buffer)
             if dense is None or not dense.is_floating_point() or dense.numel() < 2:
@@ -225,10 +225,10 @@ class ConstructionReadings:
         if has_own_train(type(module)):
             self._switched.put(module, True)
 
-    # -- when it is called -----------------------------------------------------------------------------------------
+    # -- calls of a model ------------------------------------------------------------------------------------------
 
     def report_first_call(self, module: nn.Module, outermost: str, call: int) -> None:
-        """Tell of an outermost module that is called for the first time."""
+        """Report an outermost module at its first call."""
         self._uninitialised.report_first_call(module, outermost, call)
         if self._attributes:
             self._compare_attributes(module, outermost, call)
@@ -246,7 +246,7 @@ class ConstructionReadings:
                 self._report(call, name, MODULE, OWN_TRAIN, False)
 
     def report_train_effect(self, module: nn.Module, call: Callable[[], int]) -> None:
-        """Tell which `train` has taken effect since the last call of an outermost module."""
+        """Report modules whose own `train` has taken effect since the last call of an outermost module."""
         tree = self._trees.get(id(module))
         if tree is None or not tree.pending_trains:
             return
@@ -283,7 +283,7 @@ class ConstructionReadings:
                     buffer = inner._buffers.get(attribute)
                     dense = None if buffer is None else local_tensor(buffer)
                     if dense is None or bool((initial == initial[0]).all()):
-                        continue  # what begins as ones or zeros is neutral
+                        continue  # constant initial values are neutral
                     current = first_elements(dense)
                     unchanged = current.shape == initial.shape and torch.equal(
                         current, initial.to(current.device, current.dtype)
@@ -303,9 +303,10 @@ def _named_modules(module: nn.Module, outermost: str) -> Iterator[tuple[str, nn.
 
 
 def _plain_attributes(module: nn.Module) -> dict[str, FactValue]:
-    """The plain attributes that a module shows (an underscore begins what is its own affair).
+    """The public plain attributes of a module.
 
-    Sizes that torch calls constants of a class follow its parameters when these are replaced by others.
+    Constants of a class in the sense of torch are left out: sizes among them follow the parameters when these are
+    replaced.
     """
     constants = getattr(type(module), "__constants__", ())
     return {
@@ -320,14 +321,15 @@ def _same(now: Any, value: FactValue) -> bool:
 
 
 def _partly_off(module: nn.Module) -> bool:
-    """Whether part of a module is in evaluation mode or frozen: what its `train` sees to was seen to by hand."""
+    """Whether part of a module is frozen or in evaluation mode, so the program did by hand what `train` does."""
     return not all(inner.training for inner in module.modules()) or not all(
         parameter.requires_grad for parameter in module.parameters()
     )
 
 
 def _switched_off(module: nn.Module) -> bool:
-    """Whether an own `train` has nothing to see to: all flags and numbers that it goes by are False, or not above 0."""
+    """Whether a module's own `train` has nothing to do: all flags and numbers that it depends on are False or at most
+    0."""
     names = _mentioned_names(type(module)) - {"training"}
     settings = [value for name in names if type(value := module.__dict__.get(name)) in (bool, int)]
     return bool(settings) and not any(value > 0 for value in settings)
@@ -340,7 +342,7 @@ _own_train_cache: BoundedCache[type, bool] = BoundedCache()
 def has_own_train(cls: type) -> bool:
     """Whether a class of modules extends `Module.train` to freeze something, or to keep it in evaluation mode.
 
-    It has a `train` that calls that of its base, and mentions what freezes, itself or in the methods that it calls.
+    It has a `train` that calls the base method and mentions a freezing name, itself or in the methods that it calls.
     """
     cached = _own_train_cache.get(cls)
     if cached is None:
@@ -350,7 +352,7 @@ def has_own_train(cls: type) -> bool:
 
 
 _BASE = frozenset(("super", "Module"))
-"""One of these is mentioned by a method that calls that of its base. (A `train` that does not may be the loop.)"""
+"""A method that calls its base method mentions one of these. A `train` that does not may be the training loop."""
 
 
 def _own_trains(cls: type) -> list[Any]:
@@ -358,11 +360,11 @@ def _own_trains(cls: type) -> list[Any]:
 
 
 def _mentioned_names(cls: type) -> frozenset[str]:
-    """The names that an own `train` mentions, and the methods of the class that it calls."""
+    """The names mentioned by a class's own `train`, and by the methods of the class that it calls."""
     names = frozenset(name for function in _own_trains(cls) for name in _names_in(function))
     return names.union(*(_names_in(getattr(cls, name, None)) for name in names if name not in vars(nn.Module)))
 
 
 def _names_in(function: Any) -> frozenset[str]:
-    """The names of attributes and globals that the code of a function mentions."""
+    """The names of attributes and globals in the code of a function."""
     return frozenset(getattr(getattr(function, "__code__", None), "co_names", ()))

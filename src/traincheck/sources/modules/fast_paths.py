@@ -1,8 +1,9 @@
-"""Fast paths: attention modules of torch that compute otherwise while a function mode is active, as ours is.
+"""Keeps the fused fast paths of torch's attention modules enabled while TrainCheck's function mode is active.
 
-In evaluation these modules compute in one fused operation, whose results differ in their last bits, and for padding
-altogether, unless a mode might want to see the single steps. They ask torch whether there is one. So ours is not there
-while they ask: the program gets what it would get without us, and its one operation is there to be seen.
+In evaluation, these modules compute one fused operation. Its results differ from the single steps in their last bits,
+and completely at padding. The modules ask torch whether a function mode is active, and then avoid the fast path.
+TrainCheck removes its mode for this query. So the program computes what it would compute without TrainCheck, and
+TrainCheck observes the fused operation.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from traincheck.sources.base import replace
 from traincheck.sources.recording.patches import UndoStack
 
 FAST_PATH_MODULES = ("torch.nn.modules.activation", "torch.nn.modules.transformer")
-"""Where the modules with a fast path are."""
+"""Modules of torch with fast paths."""
 
 
 def preserve(undo: UndoStack, mode: Any) -> None:
-    """Have `mode` count for nothing where a module asks whether it may take its fast path, until `undo` is closed."""
+    """Hide `mode` from modules that ask whether they may take their fast path, until `undo` is closed."""
 
     def without_mode(original: Any) -> Any:
         @functools.wraps(original)
@@ -41,6 +42,6 @@ def preserve(undo: UndoStack, mode: Any) -> None:
 
 
 def _is_only_mode(mode: Any) -> bool:
-    """Whether `mode` is the only one: with another one of the program's there is no fast path anyway."""
+    """Whether `mode` is the only active mode. If the program has another one, there is no fast path anyway."""
     stack = torch.overrides._get_current_function_mode_stack()
     return len(stack) == 1 and stack[0] is mode

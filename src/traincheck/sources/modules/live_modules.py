@@ -1,4 +1,4 @@
-"""The modules of the program that are alive, as far as we have met them, without keeping any of them alive."""
+"""Finds the modules of the program that are alive, without keeping them alive."""
 
 from __future__ import annotations
 
@@ -22,35 +22,36 @@ from traincheck.sources.recording.patches import UndoStack
 Guard = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 MAX_OBJECTS = 50_000
-"""Objects that are looked at for modules that exist already: a tenth of a second. The nearest come first."""
+"""Maximum number of objects searched for existing modules, nearest first; the search takes a tenth of a second."""
 
 
 class LiveModules:
-    """Modules are met when they are given a parameter or a child, copied, unpickled, or used.
+    """Registers a module when it gets a parameter or a child, and when it is copied, unpickled, or used.
 
-    Note [No list of all objects]: `gc.get_objects` would find every module, but the list that it returns also holds a
-    reference to each tuple that another thread is just building. `tuple(generator)` resizes its result, which Python
-    allows only for a tuple that nobody else refers to: it raises SystemError in that thread, the program's or ours.
+    Note [No list of all objects]
+    `gc.get_objects` would find every module. But the list that it returns also references each tuple that another
+    thread is building. `tuple(generator)` resizes its result, which Python allows only for a tuple without other
+    references. So that thread, of the program or of TrainCheck, would raise SystemError.
 
-    The public registration hooks are used, not `Module.__init__`: the compiler of torch keeps that function and asks
-    whether a function is that one. A module without parameters and children is met when it is called.
+    TrainCheck uses the public registration hooks instead of `Module.__init__`, because the compiler of torch compares
+    functions with that one by identity. A module without parameters and children is registered when it is called.
     """
 
     def __init__(self) -> None:
-        # By identity, as a class of modules may define what is equal.
+        # By identity, because a class of modules may define `__eq__`.
         self._modules_by_id: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
 
     def __contains__(self, module: nn.Module) -> bool:
         return self._modules_by_id.get(id(module)) is module
 
     def add(self, module: nn.Module) -> None:
-        """Meet a module; what is inside it comes with it."""
+        """Register a module. The modules inside it belong to it."""
         module = unwrap_compiled(module)
         if module is not None and module not in self:
             self._modules_by_id[id(module)] = module
 
     def attach(self, undo: UndoStack, guarded: Guard, *, again: bool = False) -> None:
-        """Meet the modules that are built from now on, and at first those that exist already, see `_existing`."""
+        """Register modules that are built from now on, and at first the existing ones, see `_existing`."""
         register, ignore = guarded(self._register), lambda *_: None
         undo.callback(register_module_parameter_registration_hook(register).remove)
         undo.callback(register_module_module_registration_hook(register).remove)
@@ -66,9 +67,9 @@ class LiveModules:
             self.add(module)
 
     def living(self) -> list[nn.Module]:
-        """All modules that were met and are alive, and those inside them, in the order in which they were met.
+        """All registered modules that are alive and the modules inside them, in order of registration.
 
-        Nothing of the program is called.
+        It calls no code of the program.
         """
         modules: dict[int, nn.Module] = {}
         pending = [
@@ -83,13 +84,13 @@ class LiveModules:
 
 
 def children(module: nn.Module) -> list[Any]:
-    """What a module has for children; none while it is being built."""
+    """The child modules of a module; none while it is being built."""
     return [unwrap_compiled(child) for child in list(module.__dict__.get("_modules", {}).values())]
 
 
 def has_parameters(module: nn.Module) -> bool:
-    """Whether the module or one inside it has parameters. (`parameters()` would build a name for each.)"""
-    for parameter in module._parameters.values():  # asked at every call: a generator is as dear as all else here
+    """Whether the module or a module inside it has parameters. `parameters()` would build a name for each of them."""
+    for parameter in module._parameters.values():  # runs at every call, and a generator would double the cost
         if parameter is not None:
             return True
     for child in module._modules.values():  # noqa: SIM110
@@ -98,42 +99,41 @@ def has_parameters(module: nn.Module) -> bool:
     return False
 
 
-# -- what torch.compile puts around a module -------------------------------------------------------------------------
+# -- wrappers of torch.compile ---------------------------------------------------------------------------------------
 
 ORIGINAL_MODULE, _COMPILER = "_orig_mod", "torch._dynamo.eval_frame"
 
 
 def is_compile_wrapper(module: Any) -> bool:
-    """Whether this is what `torch.compile` gives for a module: another one around it, which the program did not write.
-    (Nearly none has a child of the name `INSIDE`; who asks at every call of a module looks for that first.)"""
+    """Whether `torch.compile` made this module to wrap another one. Callers in hot paths check for a child named
+    `ORIGINAL_MODULE` first, because nearly no module has one."""
     return ORIGINAL_MODULE in module._modules and type(module).__module__ == _COMPILER
 
 
 def unwrap_compiled(module: Any) -> Any:
-    """The module inside of what `torch.compile` makes of it (None while it is made); any other as it is."""
+    """The module inside the wrapper of `torch.compile` (None while the wrapper is built); other modules unchanged."""
     if type(module).__module__ != _COMPILER:
         return module
     return module.__dict__.get("_modules", {}).get(ORIGINAL_MODULE)
 
 
 def plain_name(name: str) -> str:
-    """The qualified name of a module or parameter, without the modules that `torch.compile` has put in between."""
+    """The qualified name of a module or parameter, without the wrappers of `torch.compile`."""
     if ORIGINAL_MODULE not in name:
         return name
     return ".".join(part for part in name.split(".") if part != ORIGINAL_MODULE)
 
 
-# -- modules that exist already --------------------------------------------------------------------------------------
+# -- existing modules ------------------------------------------------------------------------------------------------
 
 
 def _existing(frame: FrameType) -> list[nn.Module]:
-    """The modules that were built before; all of them where no other thread is there to be hurt.
+    """The modules that exist already; all of them if the process has no other thread.
 
-    Otherwise (a notebook has threads of its own) those that the global variables of the main program, of `frame` and
-    of its callers lead to: of a function that runs, its variables cannot be read without changing its `locals()`.
+    With other threads (as in a notebook), TrainCheck finds modules through global variables of the main program, of
+    `frame` and of its callers. It cannot read local variables of a running function without changing its `locals()`.
 
-    While torch is being imported, by which we are started mostly, there are none: for that half a million objects need
-    not be looked at.
+    While torch is being imported, which is when TrainCheck mostly starts, no module exists and the search is skipped.
     """
     if getattr(torch.__spec__, "_initializing", False):
         return []
@@ -153,9 +153,9 @@ def _global_variables(frame: FrameType | None) -> Iterator[Any]:
 
 
 def _reachable_modules(nearest: list[Any]) -> Iterator[nn.Module]:
-    """The modules among some objects and what these refer to, directly or over others.
+    """The modules among some objects and everything reachable from them.
 
-    Nothing refers to a tuple that is still being built, so a walk along references does not come by one.
+    A tuple under construction has no references to it, so the search never reaches one.
     """
     seen: set[int] = set()
     while nearest:
@@ -173,7 +173,7 @@ def _reachable_modules(nearest: list[Any]) -> Iterator[nn.Module]:
 
 
 _NOT_FOLLOWED = (type, ModuleType, CodeType, FrameType, torch.Tensor)
-"""From what belongs to a program as it is written one comes to all that there is, and from a tensor into torch."""
+"""Types whose references the search does not follow: code leads to everything, tensors lead into torch."""
 
 
 def _references(value: Any) -> Iterable[Any]:

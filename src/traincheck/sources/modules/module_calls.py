@@ -1,9 +1,9 @@
-"""Module calls: torch's global hooks around the calls of modules, shared by the sources that listen to them.
+"""Hooks the calls of all modules and passes them to the sources that listen.
 
 Note [Hooks that are off]
-A global hook slows down each call of each module. While no events are taken it is only asked which outermost module is
-called next, as far as that tells where a step begins: a hook waits for that, and rests as soon as it was told.
-Where the program is in the midst of a call, the hooks stay, and it is only counted how deep calls are.
+A global hook slows down every module call. While no events are taken, one hook waits for the next outermost module, and
+only if its call can begin a step. It is suspended as soon as the call was reported. If the program is inside a module
+call, the hooks stay attached and only count the depth of calls.
 """
 
 from __future__ import annotations
@@ -35,31 +35,30 @@ SOURCE = "modules"
 class _Depth(threading.local):
     def __init__(self) -> None:
         self.stack = ModuleStack()
-        self.noted = False  # whether it is known that this thread calls modules
+        self.noted = False  # whether this thread is registered as one that calls modules
 
 
 class ModuleCalls:
-    """Calls listeners (which must not raise) before and after each call of a module, in the order in which they came.
+    """Calls listeners, which must not raise, before and after each module call, in the order in which they were added.
 
-    The first one, which is guarded here, follows how deep calls are: it is told that with each, and at the end how many
-    calls end, itself and those that were interrupted inside it, see Note [Calls that never end]. It also listens where
-    no events are taken; `passed` is called when the end of what it was told last will not be. Of what the compiler puts
-    around a module they hear nothing: it hands on to the module inside, of which they are told as if it were called by
-    itself.
+    The first listener is guarded here and follows the depth of calls. It receives the depth at each begin. At each end
+    it receives the number of calls that end, including interrupted ones, see Note [Calls that never end]. It also
+    listens while no events are taken. `passed` is called when the end of a reported call will not be reported.
+    Listeners see a module that `torch.compile` wraps as if the program called it directly.
     """
 
     def __init__(self) -> None:
-        self._others: list[tuple[Begins, bool]] = []  # and whether only of outermost modules
+        self._others: list[tuple[Begins, bool]] = []  # each with whether it listens to outermost modules only
         self._ends: list[Ends] = []
         self._hooked = ExitStack()
-        self._waits: Any = None  # what `GlobalHooks.add` gave for the hook that waits, while the others are off
-        self._listening = False  # whether it is not at rest
+        self._waits: Any = None  # handle of the waiting hook, while the others are off
+        self._listening = False  # whether the waiting hook is active
         self._off = False
         self._depth = _Depth()
 
     @property
     def depth(self) -> int:
-        """How many calls of modules this thread is in; the outermost is the first."""
+        """How many module calls this thread is in."""
         return len(self._depth.stack)
 
     def attach(
@@ -71,14 +70,14 @@ class ModuleCalls:
         self._here, self._silent = recorder.hooks.thread, recorder.availability.disabled
         self._first_begins, self._first_ends, self._passed = begins, ends, passed
         self._outermost_begins = recorder.guarded(SOURCE, begins, always=True)
-        self._others.clear()  # where they are attached anew, listeners come again
+        self._others.clear()  # when sources attach again, they add their listeners again
         self._ends.clear()
         self._hook_both()
         recorder.sampling_gate.add_suspendable(self)
         undo.callback(self._unhook)
 
     def add_listener(self, begins: Begins, ends: Ends | None = None, *, outermost: bool = False) -> None:
-        """Call these, too; where `outermost`, only of modules that are called from outside any other."""
+        """Add a listener; with `outermost`, only for modules that are called outside any other."""
         self._others.append((begins, outermost))
         if ends is not None:
             self._ends.append(ends)
@@ -102,7 +101,7 @@ class ModuleCalls:
         meter.inside = 0.0
         depth = 1
         try:
-            try:  # a guard, written out: it is nine tenths of what modules without numbers to be read would cost
+            try:  # a guard, inlined: it would be nine tenths of the cost of modules whose values are not read
                 of_thread = self._depth
                 if not of_thread.noted:
                     of_thread.noted = True
@@ -110,12 +109,12 @@ class ModuleCalls:
                 depth = of_thread.stack.push(module)
                 if self._recorder.active and SOURCE not in self._silent:
                     self._first_begins(module, args, depth)
-            except Exception as error:  # for want of memory, say
+            except Exception as error:  # such as lack of memory
                 self._recorder.fault(SOURCE, error)
             for begins, outermost in self._others:
                 if depth == 1 or not outermost:
                     begins(module, args)
-            if self._off:  # the step that this call begins is not watched
+            if self._off:  # the step that this call begins is outside the sample
                 self._let_pass()
         finally:
             took = meter.clock() - began
@@ -142,7 +141,7 @@ class ModuleCalls:
             try:
                 ended = self._depth.stack.pop(module)
                 if not ended:
-                    return  # its beginning was not told
+                    return  # its begin was not reported
                 if self._recorder.active and SOURCE not in self._silent:
                     self._first_ends(module, args, output, ended)
             except Exception as error:
@@ -161,11 +160,11 @@ class ModuleCalls:
     def _nests(self, module: nn.Module) -> int:
         try:
             return self._depth.stack.push(module)
-        except Exception as error:  # for want of memory
+        except Exception as error:  # such as lack of memory
             self._recorder.fault(SOURCE, error)
             return 1
 
-    # -- while no events are taken ---------------------------------------------------------------------------------
+    # -- pauses of the recording -----------------------------------------------------------------------------------
 
     def suspend(self) -> None:
         """See `Suspendable`."""
@@ -191,7 +190,7 @@ class ModuleCalls:
             self._hook_both()
 
     def _wait(self) -> None:
-        """Wait for the next outermost module, if that tells anything."""
+        """Wait for the next outermost module if its call can begin a step."""
         if self._listening or not self._recorder.active or not self._recorder.steps.awaits_forward:
             return
         hooks = self._recorder.hooks
@@ -217,7 +216,7 @@ class ModuleCalls:
             if not self._recorder.steps.undecided and self._waits is not None:
                 self._recorder.hooks.suspend_hook(self._waits)
                 self._listening = False
-        else:  # the step that this call begins is watched, and it was forgotten what was open before
+        else:  # the step that this call begins is recorded, and earlier open calls are dropped
             self._nests(module)
             for begins, _ in self._others:
                 begins(module, args)
@@ -236,7 +235,7 @@ _BEFORE = frozenset((ModuleCalls._before.__code__, ModuleCalls._first.__code__))
 
 
 def in_a_call() -> bool:
-    """Whether this thread is in the call of a module (but for one whose beginning our hook is just being told)."""
+    """Whether this thread is inside a module call, other than a call whose begin is being reported."""
     frame: FrameType | None = sys._getframe(1)
     beginning = False
     while frame is not None:

@@ -1,9 +1,9 @@
-"""Nesting: which modules a thread is in the midst of calling, also after calls that nobody told us the end of.
+"""Tracks which modules a thread is calling, including after calls whose end was never reported.
 
 Note [Calls that never end]
-torch tells its hooks of a call that raised an error, but not of one that was ended by an interrupt (Ctrl-C in a
-notebook, an exit); and it tells those of the end of a call that never came to them, as a hook before them raised. So
-what is open is looked up on the stack where a module comes up that was not seen inside the outermost one before.
+torch calls its hooks after a call that raised an error, but not after a call ended by an interrupt (Ctrl-C in a
+notebook, an exit). It also reports the end of calls whose begin was not reported, because an earlier hook raised. So
+when a module appears that was not seen inside the outermost one before, TrainCheck checks the interpreter's stack.
 """
 
 from __future__ import annotations
@@ -12,18 +12,19 @@ import sys
 from types import FrameType
 
 MAX_OUTERMOST = 10_000
-"""Outermost modules whose inner ones are known; a program that builds a model for each step has more."""
+"""Maximum number of outermost modules with recorded inner modules. A program that builds a model in each step has more.
+"""
 
 _DEEPEST = 12
-"""Frames between us and the function of torch that calls the hook."""
+"""Maximum number of frames between TrainCheck and the function of torch that calls the hook."""
 
 
 class ModuleStack:
-    """Of one thread. Modules are known by identity, and none is kept alive."""
+    """The module calls of one thread. Modules are identified by `id`, so none is kept alive."""
 
     def __init__(self) -> None:
         self._calls: list[int] = []
-        self._frame: FrameType | None = None  # of torch's call of the outermost
+        self._frame: FrameType | None = None  # the frame of torch that calls the outermost module
         self._inside: set[int] = set()
         self._inner_modules: dict[int, set[int]] = {}
 
@@ -31,8 +32,7 @@ class ModuleStack:
         return len(self._calls)
 
     def push(self, module: object) -> int:
-        """A module is called; how deep that is, one for the outermost. Calls around it that were interrupted are
-        forgotten."""
+        """A module is called: return its depth, 1 for the outermost. Interrupted calls around it are dropped."""
         key, calls = id(module), self._calls
         if calls and key not in self._inside:
             if _is_running(self._frame):
@@ -50,8 +50,8 @@ class ModuleStack:
         return 1
 
     def pop(self, module: object) -> int:
-        """A call of a module ends: how many calls end with it, those inside it that were interrupted among them; 0 for
-        one whose beginning was not seen."""
+        """A module call ends: return how many calls end with it, including interrupted ones inside it. The result is 0
+        if its begin was not seen."""
         key, calls = id(module), self._calls
         count = 1
         while calls and count <= len(calls) and calls[-count] != key:
@@ -75,7 +75,7 @@ def _torch_frame() -> FrameType | None:
 
 
 def _is_running(target: FrameType | None) -> bool:
-    """Whether a frame is still on the stack; of one that is not known it is taken to be so."""
+    """Whether a frame is still on the stack; an unknown frame counts as running."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame is not target:
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Source `module_state`: how the modules of a model are set, read when the model is called."""
+"""Source `module_state`: reads how the modules of a model are configured, when the model is called."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _traced = torch._C._get_tracing_state
 
 
 class _Tree:
-    """An outermost module, with the training flags of all its modules at the last reading."""
+    """An outermost module with the training flags of all its modules at the last reading."""
 
     __slots__ = ("flags", "module", "reported")
 
@@ -41,11 +41,11 @@ class _Tree:
 
 
 class ModuleStateSource:
-    """Reads the training flags of all modules of a model when the model is called, and what it is and is given at its
-    first call (the shape of the first tensor); what became of its modules since they were built, see construction.py.
+    """Reads the training flags of all modules at each call of a model. At the first call it also reads the class, the
+    parameter count and the input shape, and how modules changed since they were built (construction.py).
 
-    Only flags that have changed since the last reading are told. A module without parameters (a loss) is no model.
-    It attaches after the source `modules`, whose calls its readings are taken in.
+    It reports only flags that changed since the last reading. A module without parameters (a loss) is no model. The
+    source attaches after `modules`, because its readings belong to calls of that source.
     """
 
     name = "module_state"
@@ -75,9 +75,9 @@ class ModuleStateSource:
 
     def _read_module(self, module: nn.Module, args: Any) -> None:
         if not has_parameters(module) or "_is_replica" in module.__dict__:
-            return  # (a replica is made anew for every call by DataParallel)
+            return  # DataParallel builds new replicas for every call
         if _traced() is not None:
-            return  # sizes are tensors then, and looking at them is told to the program as a fault of its own
+            return  # sizes are tensors during tracing, and reading them would cause a warning
         tree = self._trees.get(id(module))
         if tree is None or tree.module() is not module:
             self._forget_dead()
@@ -124,7 +124,7 @@ class ModuleStateSource:
         tree.reported = now
 
     def _call(self) -> int:
-        """The call of the module that is being called, where it is observed."""
+        """The recorded call of the module being called, if any."""
         call = self._recorder.innermost_call()
         return call.seq if call is not None and call.kind == MODULE else NO_CALL
 
@@ -134,8 +134,7 @@ class ModuleStateSource:
 
 
 def _flags(module: nn.Module, seen: set[int], flags: list[bool]) -> list[bool]:
-    """The training flags of the modules in `module`, each once, in the order of its `modules()` (which would build a
-    name for each)."""
+    """The training flags of the modules in `module`, each once, in the order of `modules()`, which would be slower."""
     for child in module._modules.values():
         if child is not None and id(child) not in seen:
             seen.add(id(child))

@@ -1,4 +1,4 @@
-"""Source `modules`: calls of modules, their training mode and their buffers."""
+"""Source `modules`: observes the calls of modules, their training mode and their buffers."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ from traincheck.vocab.facts import Facts, facts, merged
 
 BUFFER_DATA, PARAMETER_GRAD = "buffer.data", "parameter.grad"
 NAMING = "variables"
-"""What finding modules is called where it fails: all sources need names, also where module calls cannot be observed."""
+"""The source name for faults in finding modules. All sources need names, even if module calls cannot be observed."""
 
 
 _TRAINING = {flag: facts(training=flag) for flag in (False, True)}
-"""One object for each flag: what is equal from call to call is written to the trace once."""
+"""One object for each flag, because the trace stores equal objects once."""
 
 
 class _ClassRequest(NamedTuple):
-    """A class of modules: the names of its calls, whether they are told, and what of them. Its `forward` takes so many
-    arguments, and none but these; -1 where it takes any others, or that is not known."""
+    """What TrainCheck records for a class of modules. `argument_count` is the number of positional arguments of
+    `forward`; -1 if it takes others or is unknown."""
 
     levels: tuple[str, ...]
     records_calls: bool
@@ -63,14 +63,14 @@ class _ClassRequest(NamedTuple):
 
 
 _OpenModule = tuple[OpenCall | None, _ClassRequest | None, StateBeforeCall | None, list[Fingerprint] | None, int]
-"""A module call under way: None for one that is not recorded; its class, its arguments and buffers as they were, and
-the id of the exception that the program handled when it began, if any."""
+"""A module call under way (None if not recorded): its call, its class, its arguments and buffers before the call, and
+the id of the exception that the program was handling at its begin."""
 
 _NOT_RECORDED: _OpenModule = (None, None, None, None, 0)
 
 
 _NESTED_SWITCH = OpenCall(-1, -1, "", (), "", "", (), ())
-"""Stands for a switch inside another one, and any other that is not told."""
+"""Stands for a mode switch inside another one, or one that is not recorded."""
 
 
 class _Depth(threading.local):
@@ -150,12 +150,12 @@ class ModuleSource:
             if opened:
                 self._abandon_innermost(opened, len(opened))
             flags.clear()
-            # A loss without parameters is never put into evaluation mode, and tells nothing of what the program does.
+            # A loss without parameters never enters evaluation mode, so it does not show what the program does.
             parametric = has_parameters(module)
             if parametric:
                 self._catalog.ensure_named(module)
                 recorder.steps.forward(recorder.next_seq(), training, torch.is_grad_enabled())
-                opened = self._depth.modules  # where a gap ends here, it is another list
+                opened = self._depth.modules  # another list, if a recording gap ends here
         flags.append(training)
         if not recorder.watching:
             opened.append(_NOT_RECORDED)
@@ -192,10 +192,10 @@ class ModuleSource:
         if call is None or of_class is None or not recorder.watching:
             return
         request = of_class.request
-        if output is None and id(sys.exc_info()[1]) != handled:  # torch asks us while it handles what was raised
+        if output is None and id(sys.exc_info()[1]) != handled:  # torch calls the hook while it handles an exception
             if request is not None and _has_no_keywords(of_class, module, args):
                 keywords = keywords_of_call(recorder)
-                if keywords:  # it has raised because it was given them
+                if keywords:  # the call raised because of them
                     self._summaries.record_arguments(call, request, args, keywords)
             recorder.abandon(call)
             return
@@ -214,8 +214,8 @@ class ModuleSource:
         recorder.leave(call, facts_of_result)
 
     def _record_scales(self, call: OpenCall, module: nn.Module) -> None:
-        """Tell the root mean square that a normalising layer gives its result by its own parameters: `scale`, and
-        `shifted_scale` where the weight is added to one."""
+        """Record the root mean square that a normalizing layer gives its result by its parameters: `scale`, and
+        `shifted_scale` if the layer adds one to the weight."""
 
         def conclude(squares: list[float], _: NextSeq) -> None:
             if squares:
@@ -227,14 +227,14 @@ class ModuleSource:
             self._recorder.transfers.when_ready(self.name, mean_squares(module), conclude, call=call)
 
     def _reset(self, *, everywhere: bool) -> None:
-        """Of the calls that are open in this thread, or in all, the ends will not be told."""
+        """Drop the open calls of this thread, or of all threads: their ends will not be reported."""
         if everywhere:
             self._depth = _Depth()
         self._depth.modules.clear()
         self._call_context.training_flags.clear()
 
     def _abandon_innermost(self, opened: list[_OpenModule], count: int) -> None:
-        """The innermost `count` calls never came to their end, see Note [Calls that never end]."""
+        """Abandon the innermost `count` calls, which never ended, see Note [Calls that never end]."""
         for _ in range(min(count, len(opened))):
             call = opened.pop()[0]
             if self._call_context.training_flags:
@@ -243,16 +243,16 @@ class ModuleSource:
                 self._recorder.abandon(call)
 
     def _class_request(self, cls: type) -> _ClassRequest:
-        """What is to be told of the calls of modules of this class."""
+        """What to record for the calls of modules of this class."""
         call_levels, kinds = levels(cls, "forward", nn.Module), kinds_of_module(cls.__name__)
-        forward = getattr(cls, "forward", None)  # scripted ones have none in their class
+        forward = getattr(cls, "forward", None)  # classes of scripted modules have none
         names = parameter_names(forward)[1:]
         request = call_request(self._demand, call_levels, names)
         of_kind = call_request(self._demand, kinds, names) if kinds else None
         if of_kind is not None and request is not None and request.values:
             request = request._replace(values=request.values | of_kind.values)
         elif of_kind is not None:
-            # There are many of them in a model, and the first steps show as much as each further one.
+            # A model has many such modules, and later steps show no more than the first ones.
             request = of_kind._replace(arguments=request is not None and request.arguments, sampled=True)
         records_calls = self._demand.records_call((*call_levels, *kinds))
         reads_buffers = self._demand.observes_state(call_levels, BUFFER_DATA)
@@ -265,7 +265,7 @@ class ModuleSource:
             return deferred_fingerprints([buffer for buffer in module._buffers.values() if buffer is not None])
 
     def _record_buffers(self, module: nn.Module, call: OpenCall, before: list[Fingerprint]) -> None:
-        """Tell the module's own buffers; those of its children are told around the children's calls."""
+        """Record the module's own buffers. The buffers of children are recorded around the children's calls."""
         after = self._read_buffers(module)
         names = [name for name, buffer in module._buffers.items() if buffer is not None]
         if not len(names) == len(before) == len(after):
@@ -333,7 +333,7 @@ class ModuleSource:
 
 
 def _argument_count(forward: Any) -> int:
-    """How many arguments a method takes, -1 where it takes any number of them, or some by their names alone."""
+    """How many arguments a method takes; -1 if the number is variable or it has keyword-only arguments."""
     code = forward.__code__ if type(forward) is FunctionType else None
     if code is None or code.co_kwonlyargcount or code.co_flags & _VARIADIC:
         return -1
@@ -344,7 +344,7 @@ _VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 
 
 def _has_no_keywords(of_class: _ClassRequest, module: nn.Module, args: Any) -> bool:
-    """Whether there can be no arguments but the positional ones `args`: to look for others takes a while."""
+    """Whether the call has no arguments except `args`. Finding keyword arguments is slow."""
     return (
         len(args) == of_class.argument_count
         and "forward" not in module.__dict__
@@ -354,13 +354,16 @@ def _has_no_keywords(of_class: _ClassRequest, module: nn.Module, args: Any) -> b
 
 @functools.lru_cache(maxsize=4096)
 def _without_parameters(base: Facts) -> Facts:
-    """What is told of the result of a module without parameters; equal ones are the same object."""
+    """The facts of a result with the fact that the module has no parameters. Equal facts are one object."""
     return merged(base, parameters=False)
 
 
 def mean_squares(module: nn.Module) -> list[Any]:
-    """The mean squares of the weight of a normalising layer, of the weight and one, and of its offsets; each may be
-    pending. Nothing without a weight for each element. Call under `hidden_from_modes`."""
+    """The mean squares of a normalizing layer's weight, of the weight plus one, and of its offsets. Each may be
+    deferred.
+
+    Returns nothing for a layer without a weight for each element. Call inside `hidden_from_modes()`.
+    """
     readable = {name: readable_memory(tensor) for name, tensor in module.named_parameters(recurse=False)}
     weights = {
         name: t.float() for name, t in readable.items() if t is not None and t.numel() > 1 and t.is_floating_point()
@@ -374,16 +377,18 @@ def mean_squares(module: nn.Module) -> list[Any]:
 
 
 _OWN_FRAMES = 2
-"""Frames above that are ours when a call is told: to look at them on the way to a site takes as long as at others."""
+"""Frames of TrainCheck above the hook. Skipping them makes finding the call site faster."""
 
 _DEEPEST = 6
-"""Frames between our hook and the function of torch that calls it: our guard, and what a tool may have put between."""
+"""Maximum number of frames between the hook and the function of torch that calls it: guards of TrainCheck and other
+tools."""
 
 
 def keywords_of_call(recorder: Recorder) -> Mapping[str, Any]:
     """The keyword arguments of the module call whose hook is running.
 
-    torch hands only the positional ones to global hooks; they are a variable of the function that calls the hook.
+    torch passes only positional arguments to global hooks. The keyword arguments are a variable of the calling
+    function.
     """
     if recorder.hooks.keywords is not None:
         return recorder.hooks.keywords

@@ -1,4 +1,4 @@
-"""The catalog of variables: what a parameter is called, which module owns it, which optimizer holds it."""
+"""The catalog of variables: the name of each parameter, the module that owns it, and the optimizers that hold it."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from traincheck.vocab.facts import Facts, FactValue, facts
 THIS, OTHER, NOBODY = "this", "other", "none"
 
 REPLACED = "replaced"
-"""Added to the name of a parameter that its module no longer has."""
+"""Suffix for the name of a parameter that its module no longer has."""
 
 _LOW_PRECISION = 4
-"""Floating point of fewer bytes than this is low precision."""
+"""Floating point with fewer bytes than this is low precision."""
 
 _LONGEST_MARK = 24
-"""A text longer than this that hangs on a parameter is no mark (names of devices, layouts and modes are shorter)."""
+"""Maximum length of a text attribute that counts as a mark. Names of devices, layouts and modes are shorter."""
 
 
 @dataclass(slots=True, eq=False)
 class Variable:
-    """A parameter or buffer as the program holds it; `tensor` is weak so that we keep nothing alive.
+    """A parameter or buffer of the program; `tensor` is a weak reference, so TrainCheck keeps nothing alive.
 
-    `module` is the (first) module that owns it, `root` the outermost module around that one; `graded` says whether a
-    backward has ever given it a gradient. `told` holds the facts that were made for it, `read` the attributes as they
-    were at their last reading, `kept` how a large one was and how it shows changes (parameter_changes.py). `holders`
-    are the optimizers that hold it, `owner` the first of them by name.
+    `module` is the first module that owns it, `root` the outermost module around that one. `graded` says whether a
+    backward has ever given it a gradient. `fact_cache` holds facts built for it, `last_readings` its attributes at the
+    last reading. `sample_history` describes a large parameter (parameter_changes.py). `holders` are the optimizers that
+    hold it, and `owner` is the first of them by name.
     """
 
     name: str
@@ -50,13 +50,13 @@ class Variable:
     sample_history: Any = None
 
     def hold(self, optimizer: str, *, held: bool) -> None:
-        """From now on `optimizer` holds it, or does not."""
+        """Add or remove an optimizer that holds the variable."""
         self.holders = self.holders | {optimizer} if held else self.holders - {optimizer}
         self.owner = min(self.holders, default="")
 
     def facts(self, tensor: torch.Tensor, viewer: str) -> Facts:
-        """The facts of the variable itself; equal ones are the same object. `held` is this, other or none, as seen from
-        the optimizer `viewer`."""
+        """The facts of the variable itself; equal facts are one object. `held` is this, other or none, as seen from the
+        optimizer `viewer`."""
         held = THIS if viewer in self.holders else OTHER if self.holders else NOBODY
         key = (tensor.requires_grad, held, marks(tensor) if tensor.__dict__ else "")
         cached = self.fact_cache.get(key)
@@ -75,7 +75,7 @@ class Variable:
 
 
 def _placement(tensor: torch.Tensor) -> dict[str, FactValue]:
-    """Whether a tensor that is placed on a mesh of devices is whole on each of them; nothing of any other tensor."""
+    """Whether a tensor on a device mesh is replicated on each device; no facts for other tensors."""
     placements = getattr(tensor, "placements", None) if hasattr(tensor, "_local_tensor") else None
     return {} if placements is None else {"replicated": all(placed.is_replicate() for placed in placements)}
 
@@ -83,8 +83,8 @@ def _placement(tensor: torch.Tensor) -> dict[str, FactValue]:
 def marks(tensor: torch.Tensor) -> str:
     """The marks that a framework has set on a parameter, joined by +: flags that are True, and words (`mode=sharded`).
 
-    Numbers are left out, as they may be ids or sizes, and so is what begins with an underscore: torch and others keep
-    their own books there.
+    Numbers are left out, because they may be ids or sizes. Names with a leading underscore are left out, because torch
+    and other libraries keep internal state there.
     """
     names = []
     for name, value in tensor.__dict__.items():
@@ -96,15 +96,15 @@ def marks(tensor: torch.Tensor) -> str:
 
 
 MAX_STALE = 64
-"""Entries of what is gone that may lie about: to look for them each time would cost more than they do."""
+"""Maximum number of entries of dead modules before a cleanup, because each cleanup costs more than they do."""
 
 
 class VariableCatalog:
-    """Knows the variables of the program by the identity of their tensors.
+    """Finds the variables of the program by the identity of their tensors.
 
-    A parameter is named by the class of the outermost module that owns it and its qualified name there; one that only
-    an optimizer holds is named by its place in the optimizer. The catalog looks again when an optimizer holds a
-    tensor it does not know, or when an outermost module is called that it has not seen.
+    A parameter is named by the class of its outermost module and its qualified name there. A parameter that only an
+    optimizer holds is named by its position in the optimizer. The catalog searches again when an optimizer holds an
+    unknown tensor, or when an unknown outermost module is called.
     """
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class VariableCatalog:
     # -- optimizers ------------------------------------------------------------------------------------------------
 
     def add_optimizer(self, optimizer: Any) -> str:
-        """The name of `optimizer`, given at first sight: its class, numbered from the second on."""
+        """The name of `optimizer`, assigned at first sight: its class, numbered from the second on."""
         for name_in_use, reference in list(self._optimizers.items()):
             if reference() is optimizer:
                 return name_in_use
@@ -146,7 +146,7 @@ class VariableCatalog:
         self._forget_optimizer(optimizer)
 
     def optimizers(self) -> Iterator[tuple[str, Any]]:
-        """The optimizers that are alive, by name."""
+        """The living optimizers by name."""
         for name, reference in list(self._optimizers.items()):
             optimizer = reference()
             if optimizer is None:
@@ -161,7 +161,7 @@ class VariableCatalog:
             variable.hold(name, held=False)
 
     def refresh_holders(self) -> None:
-        """Bring up to date who holds what; cheap when no parameter group has grown or shrunk."""
+        """Update which optimizer holds which variable; cheap while no parameter group changes."""
         for name, optimizer in self.optimizers():
             groups = optimizer.param_groups
             params = [group["params"] for group in groups]
@@ -172,7 +172,7 @@ class VariableCatalog:
             self._update_holders(name, groups)
 
     def _is_current(self, params: list[torch.Tensor]) -> bool:
-        """Whether the first and the last of a group are still the tensors that the catalog knows."""
+        """Whether the first and the last tensor of a group are still known."""
         return not params or (self.find(params[0]) is not None and self.find(params[-1]) is not None)
 
     def _update_holders(self, name: str, groups: list[dict[str, Any]]) -> None:
@@ -188,7 +188,7 @@ class VariableCatalog:
     # -- modules ---------------------------------------------------------------------------------------------------
 
     def module_name(self, module: Any) -> str:
-        """The qualified name of a module (its class for an outermost one), looked up at first sight."""
+        """The qualified name of a module (its class for an outermost one), assigned at first sight."""
         entry = self._modules.get(id(module))
         if entry is not None and entry[0]() is module:
             return entry[1]
@@ -197,7 +197,7 @@ class VariableCatalog:
         if entry is not None and entry[0]() is module:
             return entry[1]
         self.live_modules.add(module)
-        if next(module.parameters(), None) is not None:  # a loss made anew in every step is not worth a search
+        if next(module.parameters(), None) is not None:  # a loss built in every step is not worth a search
             self.refresh_modules()
         entry = self._modules.get(id(module))
         if entry is None or entry[0]() is not module:
@@ -205,12 +205,12 @@ class VariableCatalog:
         return entry[1]
 
     def ensure_named(self, module: Any) -> None:
-        """A module with parameters is used: one that was built out of our sight gets its name now."""
+        """Name a used module with parameters if TrainCheck did not see its construction."""
         if module not in self.live_modules:
             self.module_name(module)
 
     def refresh_modules(self) -> None:
-        """Find the outermost modules of the program and name what they own."""
+        """Find the outermost modules of the program and name their parameters."""
         modules = self.live_modules.living()
         if len(self._modules) > 2 * len(modules) + MAX_STALE:
             self._drop_dead()
@@ -226,10 +226,10 @@ class VariableCatalog:
                 self._name_tree(root, prefix)
             except RuntimeError as error:
                 if "changed size during iteration" not in str(error):
-                    raise  # else another thread builds this one; it is named when it is used
+                    raise  # another thread is building the module, which gets its name when it is used
 
     def _drop_dead(self) -> None:
-        """Forget modules that are gone: a program may make new ones all the time."""
+        """Drop modules that no longer exist, because a program may build new ones all the time."""
         self._modules = {key: entry for key, entry in list(self._modules.items()) if entry[0]() is not None}
         self._taken = {name: reference for name, reference in list(self._taken.items()) if reference() is not None}
 
@@ -248,7 +248,7 @@ class VariableCatalog:
         return holder is not None and self._reported_name(holder) == name
 
     def _reported_name(self, root: Any) -> str:
-        """The name that an outermost module was told by before, which stays; empty for a new one."""
+        """The name of an outermost module that is in use already and stays; empty for a new module."""
         entry = self._modules.get(id(root))
         return entry[1] if entry is not None and entry[0]() is root and "." not in entry[1] else ""
 
@@ -279,14 +279,14 @@ class VariableCatalog:
                 variable.fact_cache.clear()
 
     def _disown(self, root: Any, kept_ids: Collection[int]) -> None:
-        """Parameters that `root` no longer has, since it was given others in their place, are nobody's."""
+        """Mark parameters as replaced that `root` no longer has."""
         for key, variable in list(self._variables.items()):
             if key not in kept_ids and variable.owned and variable.root is not None and variable.root() is root:
                 variable.owned, variable.name = False, f"{variable.name} ({REPLACED})"
                 variable.fact_cache.clear()
 
     def outermost(self) -> list[Any]:
-        """The outermost modules that were found last and are alive."""
+        """The living outermost modules found last."""
         return [
             module for ref, name in list(self._modules.values()) if "." not in name and (module := ref()) is not None
         ]
@@ -294,7 +294,7 @@ class VariableCatalog:
     # -- variables -------------------------------------------------------------------------------------------------
 
     def find(self, tensor: torch.Tensor) -> Variable | None:
-        """The variable whose tensor this is."""
+        """The variable of this tensor."""
         variable = self._variables.get(id(tensor))
         return variable if variable is not None and variable.tensor() is tensor else None
 
@@ -303,9 +303,9 @@ class VariableCatalog:
         return variable
 
     def living(self) -> list[tuple[Variable, torch.Tensor]]:
-        """All variables whose tensors are alive and not empty: such a one has no value to speak of."""
+        """All variables whose tensors are alive and not empty, because an empty tensor has no value."""
         dead, living = [], []
-        tracing = torch.jit.is_tracing()  # to ask for a size would be traced
+        tracing = torch.jit.is_tracing()  # reading a size would be traced
         with torch._C.DisableTorchFunction():
             for key, variable in list(self._variables.items()):
                 tensor = variable.tensor()
@@ -314,5 +314,5 @@ class VariableCatalog:
                 elif tracing or (tensor.numel() if type(tensor) in PLAIN else not is_empty(tensor)):
                     living.append((variable, tensor))
         for key in dead:
-            self._variables.pop(key, None)  # another thread may have done it
+            self._variables.pop(key, None)  # another thread may have removed it
         return living

@@ -1,4 +1,5 @@
-"""Readings of what an optimizer goes by: its hyperparameters, class and step counters, and how parameters stand."""
+"""Readings of an optimizer's hyperparameters, class and step counters, and of the dtype and `requires_grad` of
+parameters."""
 
 from __future__ import annotations
 
@@ -28,20 +29,21 @@ STEP, LOWEST_STEP = "step", "lowest_step"
 
 _CONTEXTS = {kind: facts(kind=kind) for kind in (HYPERPARAMETER, OPTIMIZER, STATE)}
 _PARAMS = ("params", "param_names")
-"""Entries of a parameter group that are no settings."""
+"""Entries of a parameter group that are not settings."""
 
 _PLAIN = (bool, int, float, str)
 
 
 def plain(value: Any) -> FactValue:
-    """`value` as it may be told: a number, a flag, a text or None; a tensor of one element by its number, a tuple of
-    plain values by its text. Raises TypeError for everything else. Call under `hidden_from_modes`.
+    """Return `value` as a number, a flag, a text or None. Call inside `hidden_from_modes()`.
+
+    A tensor of one element becomes its number, a tuple of plain values its text. Raises TypeError for everything else.
     """
     if value is None or type(value) in _PLAIN:
         scalar: FactValue = value
         return scalar
     for kind in (int, float, str):
-        if isinstance(value, kind):  # numpy's numbers, enumerations
+        if isinstance(value, kind):  # numbers of numpy, enumerations
             return kind(value)
     dense = local_tensor(value) if isinstance(value, torch.Tensor) else None
     if dense is not None and dense.numel() == 1:
@@ -53,7 +55,7 @@ def plain(value: Any) -> FactValue:
 
 
 def settings(group: Mapping[str, Any]) -> dict[str, FactValue]:
-    """The plain entries of a parameter group by name, and under `keys` the names of all of its entries."""
+    """The plain entries of a parameter group by name, and under `keys` the names of all its entries."""
     entries: dict[str, FactValue] = {}
     for name, value in group.items():
         if name not in _PARAMS:
@@ -66,9 +68,9 @@ def settings(group: Mapping[str, Any]) -> dict[str, FactValue]:
 
 
 class OptimizerReadings:
-    """Takes the readings of optimizers; `call` is the position of the call they are taken in.
+    """Takes the readings of optimizers; `call` is the position of the call that they belong to.
 
-    At a step only what has changed since the last reading is told.
+    At a step it reports only values that changed since the last reading.
     """
 
     def __init__(self, catalog: VariableCatalog, demand: Demand, recorder: Recorder) -> None:
@@ -79,7 +81,7 @@ class OptimizerReadings:
         recorder.after_gap(SOURCE, self._forget_reported, repeatable=True)
 
     def set_demand(self, demand: Demand) -> None:
-        """From now on take the readings that `demand` asks for."""
+        """From now on take the readings that `demand` requests."""
         self._demand = demand
         self._reads_settings = demand.takes_readings(HYPERPARAMETER)
         self._reads_class = demand.takes_reading(OPTIMIZER, "class")
@@ -93,7 +95,7 @@ class OptimizerReadings:
                 variable.last_readings.pop(attribute, None)
 
     def step_begins(self, optimizer: Any, name: str, call: int) -> None:
-        """Read the hyperparameters and how the parameters of the program stand, before a step."""
+        """Read the hyperparameters, and attributes of all parameters, before a step."""
         first = optimizer not in self._last_settings
         last = self._last_settings.setdefault(optimizer, [])
         if self._reads_class and first:
@@ -109,7 +111,7 @@ class OptimizerReadings:
             self._read_parameters(call, name)
 
     def step_ends(self, optimizer: Any, name: str, call: int) -> None:
-        """Read the step counters that the optimizer keeps, after a step."""
+        """Read the optimizer's step counters after a step."""
         if not self._counters:
             return
         with hidden_from_modes():
@@ -121,7 +123,7 @@ class OptimizerReadings:
             )
 
     def _report_counts(self, call: int, name: str, counts: Sequence[tuple[float, float]], next_seq: NextSeq) -> None:
-        """Tell the lowest and the highest of what was counted here and there."""
+        """Report the lowest and the highest step counter."""
         if counts:
             ends = min(low for low, _ in counts), max(high for _, high in counts)
             for attribute, value in zip((LOWEST_STEP, STEP), ends, strict=True):
@@ -132,11 +134,11 @@ class OptimizerReadings:
                     self._recorder.record_reading(reading)
 
     def loaded(self, optimizer: Any, name: str, call: int, loaded_groups: Sequence[Mapping[str, FactValue]]) -> None:
-        """Tell what was handed to `load_state_dict` (as `settings` gives it), and what the optimizer has after it."""
+        """Report the settings passed to `load_state_dict` (see `settings`), and those of the optimizer after it."""
         self._report_pair(optimizer, name, call, loaded_groups, LOADED)
 
     def saved(self, optimizer: Any, name: str, call: int, saved_groups: Sequence[Mapping[str, FactValue]]) -> None:
-        """Tell what `state_dict` gave (as `settings` gives it), and what the optimizer has."""
+        """Report the settings returned by `state_dict` (see `settings`), and those of the optimizer."""
         self._report_pair(optimizer, name, call, saved_groups, SAVED)
 
     def _report_pair(
@@ -196,7 +198,7 @@ _parameter_contexts: BoundedCache[Facts, Facts] = BoundedCache()
 
 
 def _parameter_context(base: Facts) -> Facts:
-    """`base` with the kind; equal ones are the same object."""
+    """`base` with the kind. Equal facts are one object."""
     cached = _parameter_contexts.get(base)
     if cached is None:
         cached = _parameter_contexts.put(base, merged(base, kind="parameter"))
@@ -205,13 +207,13 @@ def _parameter_context(base: Facts) -> Facts:
 
 @functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
-    """A dtype as torch writes it, without `torch.`."""
+    """The name of a dtype without `torch.`."""
     return str(dtype).removeprefix("torch.")
 
 
 def _step_counters(optimizer: Any) -> list[tuple[float, float] | DeferredValue]:
-    """The lowest and the highest step counter among the states of an optimizer, of each kind of counters; nothing when
-    it keeps none. Those that lie on accelerators are pending."""
+    """The lowest and the highest step counter in the states of an optimizer, for each kind of counter; empty if it has
+    none. Counters on accelerators are deferred."""
     counters: list[tuple[float, float] | DeferredValue] = []
     tensors: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for state in optimizer.state.values():

@@ -1,27 +1,27 @@
-"""Manual updates: parameters that the program changes itself, without an optimizer of torch.
+"""Recognises parameter updates that the program makes itself, without an optimizer of torch.
 
 Note [Updates by hand]
 A loop may update its parameters with `p.data.add_(p.grad, alpha=-lr)`, with an optimizer class of its own, or with a
 function that torch does not announce. TrainCheck compares parameters that have a gradient at the end of a backward with
-the same parameters when the next activity begins (a fetch, a call of an outermost module, a backward, the end of the
-run). If one of them was written to, and the program has no optimizer, then that was an update, and it ends a step.
+the same parameters when the next activity begins: a fetch, a call of an outermost module, a backward, the end of the
+run. If one of them was written to, and the program has no optimizer, then that was an update, and it ends a step.
 
 torch counts writes to a parameter (`_version`), but not those through `.data`, and `p.data = x` exchanges the memory.
-So TrainCheck compares the count, the address and some elements. On an accelerator these elements are read at once,
-because the step has to be cut now: one transfer for each backward, in programs without an optimizer only.
+So TrainCheck compares the count, the address and some elements. On an accelerator, TrainCheck reads these elements at
+once, because it has to cut the step now: one transfer for each backward, in programs without an optimizer only.
 
 The comparison ends with the first call of a module after the backward, because a forward may write to parameters as
-well (`nn.Embedding(max_norm=...)`). In a program that has an optimizer, only optimizers make steps: there a write
-between a backward and the next forward may be a perturbation (SAM), an inner loop (Reptile) or a penalty, and none of
-them is a step. Its parameters are compared after a few backwards only, and only if no optimizer has stepped by then.
+well (`nn.Embedding(max_norm=...)`). In a program with an optimizer, only optimizers make steps. There a write between a
+backward and the next forward may be a perturbation (SAM), an inner loop (Reptile) or a penalty, and none of them is a
+step. TrainCheck compares its parameters after a few backwards only, and only if no optimizer has stepped by then.
 
-An update by hand is reported as a call of `Optimizer.step` at the place where the backward (or the clipping after it)
-ended, with the parameters that changed. So rules about what happens between updates judge it: gradients are cleared, a
-backward comes first. Its learning rate is not known, so no rule expects a parameter to change.
+TrainCheck reports an update by hand as a call of `Optimizer.step`, with the parameters that changed. Its position is
+the end of the backward, or of the clipping after it. So rules about updates apply to it: gradients are cleared, a
+backward comes first. Its learning rate is unknown, so no rule expects a parameter to change.
 
-Known limitations: an update inside the backward (`register_post_accumulate_grad_hook`), updates with gradients from
-`torch.autograd.grad`, and tensors that no module owns are not recognised. Of two models that are updated by hand in
-turn, the first update ends a step of its own.
+Known limitations: TrainCheck does not recognise an update inside the backward (`register_post_accumulate_grad_hook`),
+updates with gradients from `torch.autograd.grad`, and tensors that no module owns. If a program updates two models by
+hand in turn, the first update ends a step of its own.
 """
 
 from __future__ import annotations
@@ -52,32 +52,32 @@ SOURCE = "manual updates"
 LEVELS = ("manual.update", "torch.optim.Optimizer.step")
 
 ENOUGH_BACKWARDS = 10
-"""Backwards without any update from which on a program that trains should have updated something: a program that only
-looks at gradients (attribution, a test of a layer) needs a few, and an accumulation ends with an update."""
+"""Backwards after which a training program should have made an update. A program that only reads gradients
+(attribution, a test of a layer) needs a few, and gradient accumulation ends with an update."""
 
 _COMPARED_BACKWARDS = range(ENOUGH_BACKWARDS - 2, ENOUGH_BACKWARDS + 1)
-"""Backwards after which parameters are compared although the program has an optimizer, which has not stepped."""
+"""Backwards after which TrainCheck compares parameters although the program has an optimizer, which has not stepped."""
 
 _COMPARE_INTERVAL = 64
-"""And after each of so many, for what a program does first may be something else."""
+"""TrainCheck also compares at this interval of backwards, because a program may start with other work."""
 
 _PROBES_OF_RUN = 4
-"""Of these parameters so many, the smallest, are compared over the whole run."""
+"""Number of parameters, the smallest ones, that are compared over the whole run."""
 
 _MAX_PARAMETERS = 512
-"""Parameters that are compared; of a larger model these are from all over it."""
+"""Maximum number of compared parameters, spread over a larger model."""
 
 _ELEMENTS = 16
-"""Elements of each that are compared, from all over it."""
+"""Number of compared elements of each parameter, spread over it."""
 
 
 _SMALL_BYTES = 1 << 16
-"""Bytes of a parameter that may be kept alive: the biases and norms of any model."""
+"""Maximum size of a parameter that may be kept alive: biases and norms of any model."""
 
 
 class _Probe(NamedTuple):
-    """What a parameter was at the end of a backward. A small one is kept alive until the next activity, because a
-    function that trains may end, and its model with it, right after the last update."""
+    """The state of a parameter at the end of a backward. A small one is kept alive until the next activity. A training
+    function may return right after the last update, and its model is then freed."""
 
     variable: Variable
     small: torch.Tensor | None
@@ -87,8 +87,8 @@ class _Probe(NamedTuple):
 
 
 class _PendingCheck(NamedTuple):
-    """A backward after which an update is looked for: what the parameters and their gradients were, and the places in
-    the order of events that were reserved for the update."""
+    """A backward after which TrainCheck looks for an update: the parameters, the states of their gradients, and the
+    event positions reserved for the update."""
 
     thread: int
     probes: list[_Probe]
@@ -99,7 +99,7 @@ class _PendingCheck(NamedTuple):
 
 
 def is_compared(steps: StepTracker) -> bool:
-    """Whether parameters are compared after the backward that has begun last."""
+    """Whether TrainCheck compares parameters after the last backward."""
     if not steps.optimizers:
         return True
     return not steps.updates_made and (
@@ -108,18 +108,18 @@ def is_compared(steps: StepTracker) -> bool:
 
 
 class ManualUpdates:
-    """Recognises updates without an optimizer, and reports at the end of the run if there was none at all."""
+    """Recognises updates without an optimizer, and reports at the end of the run if there was no update at all."""
 
     def __init__(self, gradients: Gradients) -> None:
         self._gradients = gradients
         self._pending_check: _PendingCheck | None = None
-        self._trains = False  # gradients of a module in training mode were computed
+        self._trains = False  # whether gradients were computed for a module in training mode
         self._idle_optimizer = ""  # an optimizer that holds parameters with such gradients
-        self._site = ""  # where such a backward is
-        self._written = False  # parameters were written to, though an optimizer exists
+        self._site = ""  # the site of such a backward
+        self._written = False  # whether parameters were written to although an optimizer exists
 
     def attach(self, undo: ExitStack, demand: Demand, recorder: Recorder) -> None:
-        """Begin to look; a backward has to be announced by `backward_ends`."""
+        """Start to look for updates. The caller reports each backward through `backward_ends`."""
         self._recorder, self._demand = recorder, demand
         self._guarded_check = recorder.guarded(SOURCE, self._check, always=True)
         self._guarded_move_positions = recorder.guarded(SOURCE, self._move_positions, always=True)
@@ -129,7 +129,7 @@ class ManualUpdates:
         undo.callback(self._cancel_check)
 
     def _backward_ends(self, site: str) -> None:
-        """Note what parameters are at the end of a backward."""
+        """Record the parameters at the end of a backward."""
         recorder = self._recorder
         steps = recorder.steps
         with hidden_from_modes():
@@ -156,7 +156,7 @@ class ManualUpdates:
         steps.on_change()
 
     def _note_training(self, variables: Sequence[Variable], site: str) -> None:
-        """Note whether these parameters, which have gradients, are being trained, and by which optimizer."""
+        """Note whether these parameters, which have gradients, are trained, and by which optimizer."""
         for variable in variables:
             module = None if variable.module is None else variable.module()
             if module is not None and module.training:
@@ -164,12 +164,12 @@ class ManualUpdates:
                 self._idle_optimizer = self._idle_optimizer or variable.owner
 
     def _reserve_positions(self, probes: Sequence[_Probe]) -> list[int]:
-        """Places for the events of an update: each change, and the begin and end of a call for each model."""
+        """Reserve positions for the events of an update: each change, and the begin and end of a call per model."""
         count = len(probes) + 2 * len({_model_name(probe.variable) for probe in probes})
         return [self._recorder.next_seq() for _ in range(count)]
 
     def _move_positions(self) -> None:
-        """Gradients were clipped: an update comes after that."""
+        """Reserve new positions, because gradients were clipped and an update comes after that."""
         if self._pending_check is not None:
             self._pending_check = self._pending_check._replace(
                 positions=self._reserve_positions(self._pending_check.probes)
@@ -184,8 +184,8 @@ class ManualUpdates:
         self._pending_check = self._gradients.clipped = self._recorder.steps.before_activity = None
 
     def _check(self, last: bool) -> None:
-        """Something new begins: find out whether parameters were updated since the backward. If not, and this is not
-        the `last` chance (a fetch may come before the update), go on."""
+        """Check at the next activity whether parameters were updated since the backward. If not, and this is not the
+        `last` chance, keep looking: a fetch may come before the update."""
         check = self._pending_check
         if check is None or check.thread != threading.get_ident():
             return
@@ -206,10 +206,10 @@ class ManualUpdates:
         self._report(check, models)
 
     def _report(self, check: _PendingCheck, models: dict[str, list[Variable]]) -> None:
-        """An update by hand has changed these parameters."""
+        """Report an update by hand that has changed these parameters."""
         recorder = self._recorder
         with hidden_from_modes():
-            recorder.transfers.flush()  # what gradients were is needed now
+            recorder.transfers.flush()  # the states of gradients are needed now
         recorder.steps.manual_update(models.keys(), check.positions[0])
         records_call = recorder.watching and self._demand.records_call(LEVELS)
         with_changes = records_call and self._demand.observes_state(LEVELS, "parameter.data")
@@ -225,7 +225,7 @@ class ManualUpdates:
             self._gradients.step_ends(model)
 
     def _report_unused(self) -> None:
-        """The run ends: report it if gradients were computed for training and no update has used them."""
+        """Report at the end of the run if gradients were computed for training and no update has used them."""
         recorder = self._recorder
         if not self._trains or self._written or recorder.steps.updates_made:
             return
@@ -247,28 +247,28 @@ def _model_name(variable: Variable) -> str:
 
 
 def _size(probe: _Probe) -> int:
-    """The number of elements of a parameter, many where it may be gone."""
+    """The number of elements of a parameter; large for a parameter that may be freed."""
     return sys.maxsize if probe.small is None else probe.small.numel()
 
 
 def _if_small(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor itself if it is small."""
+    """The tensor itself if it is small, else None."""
     return tensor if tensor.numel() * tensor.element_size() <= _SMALL_BYTES else None
 
 
 def _memory(tensor: torch.Tensor) -> tuple[int, torch.Tensor | None]:
-    """The address of a tensor and a copy of some of its elements; 0 and None where they cannot be read."""
+    """The address of a tensor and a copy of some of its elements; 0 and None if it is unreadable."""
     dense = local_tensor(tensor)
     if dense is None or not dense.numel():
         return 0, None
     if not dense.is_contiguous() or dense.element_size() not in INTEGER_TYPES:
         return dense.data_ptr(), None
-    every = dense.numel() // _ELEMENTS | 1  # odd: of a matrix elements of all columns
+    every = dense.numel() // _ELEMENTS | 1  # an odd stride visits all columns of a matrix
     return dense.data_ptr(), dense.detach().as_strided(((dense.numel() - 1) // every + 1,), (every,)).clone()
 
 
 def _changed_variables(probes: Sequence[_Probe]) -> list[Variable]:
-    """The parameters that somebody has written to."""
+    """The parameters that were written to."""
     changed: list[Variable] = []
     unsure: list[tuple[Variable, tuple[torch.Tensor, torch.Tensor]]] = []
     for variable, _, version, address, elements in probes:
@@ -285,7 +285,7 @@ def _changed_variables(probes: Sequence[_Probe]) -> list[Variable]:
 
 
 def _change(seq: int, call: int, variable: Variable, states: dict[Variable, str]) -> Change:
-    """What an update by hand has done to a parameter."""
+    """The change of a parameter by an update by hand."""
     tensor: Any = variable.tensor()
     facts_of = variable.facts(tensor, variable.owner) if tensor is not None else ()
     context = merged(facts_of, held=THIS, grad=states.get(variable, "none"), lr="none", lost=False)

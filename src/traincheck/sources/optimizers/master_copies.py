@@ -1,13 +1,13 @@
-"""Settling: what a training step made of the parameters that no optimizer holds, told when the step is over.
+"""Reports how a step changed low-precision parameters whose full-precision master copies the optimizer holds.
 
 Note [Master copies]
-A model in low precision is often trained by copies in full precision, which the optimizer holds and the program writes
-back. So what becomes of such a model is seen only after the update. It is read when the window of the step is cut, and
-told as changes between calls, at positions that were set aside when the update ended.
+Programs often train a low-precision model through full-precision copies: the optimizer holds the copies, and the
+program writes them back. So the effect on the model shows only after the update. TrainCheck reads it when it cuts the
+window of the step. It reports it as changes between calls, at positions that it reserved at the end of the update.
 
-Copies may be flat, so that their shapes tell nothing. But if a backward gives a tensor that is of no parameter's shape
-its gradient, it is trained itself (an image, a prompt), and its optimizer owes nothing to the model that it goes
-through. (Hooks of a program may hand copies of the same shape their gradients in the backward, too.)
+Copies may be flat, and then their shapes identify nothing. But if a backward gives a gradient to a tensor with no
+parameter's shape, that tensor is trained itself (an image, a prompt). Then the optimizer need not update the model.
+(Hooks of a program may give gradients to copies of the same shape during the backward, too.)
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ from traincheck.vocab.facts import merged
 SOURCE = "optimizers"
 
 MARGIN = 16
-"""How many times the rounding of its smallest element an update must be to show for certain in a parameter that is
-rounded from a copy: an update is about the learning rate times the gradient, or at most one with Adam."""
+"""Factor between an update and the rounding of the smallest element, from which the update must be visible in a
+parameter rounded from a copy. An update is about the learning rate times the gradient, or at most the learning rate
+with Adam."""
 
 
 class _ExpectedUpdate(NamedTuple):
-    """A variable that the step should change: what it was, and about how much an update changes it."""
+    """A variable that the step should change: its fingerprint before, and the approximate size of the update."""
 
     before: int | None
     size: float
 
 
 class MasterCopies:
-    """Keeps what is awaited of the step under way."""
+    """Holds the expected updates of the current step."""
 
     def __init__(self, gradients: Gradients, recorder: Recorder) -> None:
         self._gradients = gradients
         self._recorder = recorder
         self._expected: dict[Variable, _ExpectedUpdate] = {}
         self._seqs: list[int] = []
-        self._reserved = 0  # how many more may be needed when the update has ended
+        self._reserved = 0  # how many positions the end of the update needs
         self._last: dict[Variable, int] = {}
         recorder.after_gap("settling", self._forget)
 
@@ -63,8 +64,8 @@ class MasterCopies:
         states: Sequence[str | DeferredValue],
         rate: float,
     ) -> None:
-        """Note what this update should change that no optimizer holds; `data` are fingerprints, `states` those of
-        gradients. Call under `hidden_from_modes`."""
+        """Note which variables without an optimizer this update should change. `data` are fingerprints of the
+        variables, `states` those of their gradients. Call inside `hidden_from_modes()`."""
         own = [variable for variable, _ in held if optimizer in variable.holders]
         may_be_flat = not any(variable.owned for variable in own)
         masters: dict[torch.Size, list[int]] = {}
@@ -102,7 +103,7 @@ class MasterCopies:
         self._recorder.transfers.when_ready(SOURCE, values, conclude)
 
     def update_ends(self) -> None:
-        """Set aside the positions at which the changes will be told."""
+        """Reserve the positions of the changes."""
 
         def conclude(_: list[Any], next_seq: NextSeq) -> None:
             while len(self._seqs) < len(self._expected):
@@ -113,7 +114,7 @@ class MasterCopies:
             self._reserved = 0
 
     def report(self, stage: str) -> None:
-        """Tell what became of what was awaited: the window is about to be cut."""
+        """Report the expected updates, because the window is about to be cut."""
         if not self._expected or stage != TRAIN:
             return
         expected, self._expected = self._expected, {}
@@ -134,7 +135,7 @@ class MasterCopies:
 
 
 def _largest(tensor: torch.Tensor) -> Any:
-    """The largest element of a gradient; it may be pending."""
+    """The largest element of a gradient; it may be deferred."""
     gradient = local_tensor(tensor.grad) if tensor.grad is not None else None
     if gradient is None or not gradient.numel():
         return 0.0

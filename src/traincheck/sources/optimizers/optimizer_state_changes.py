@@ -1,8 +1,9 @@
-"""Kept states: fingerprints of what optimizers keep for each variable, before and after a step.
+"""Fingerprints the state that optimizers keep for each variable, before and after a step.
 
-An optimizer keeps as much as the model itself, or twice that, and nobody else writes to it. So what was read after one
-step is not read again before the next one where torch, which counts writes, has counted none. (A write through `.data`
-is not counted: it would be told as one of the step's. The fingerprint after the step is always that of what is there.)
+An optimizer keeps as much data as the model, or twice that, and nothing else writes to it. So the reading after one
+step also serves as the reading before the next one, if torch has counted no write in between. torch does not count
+writes through `.data`; TrainCheck would attribute such a write to the step. The fingerprint after a step is always
+fresh.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ from traincheck.sources.tensors.reading import SOME, Fingerprint, deferred_finge
 from traincheck.sources.tensors.storages import version_of
 
 Entry = tuple[int, str]
-"""The place of a variable among those that are held, and what the optimizer calls what it keeps for it."""
+"""The index of a variable among the held ones, and the optimizer's name for the state entry."""
 
 _Key = tuple[Variable, str]
-"""The same, but for the place, which may be another one in the next step."""
+"""The variable and the entry; indices may differ in the next step."""
 
 
 class _StateReading(NamedTuple):
-    """A tensor as it was when it was read."""
+    """A tensor at the time of its reading."""
 
     tensor: weakref.ref[torch.Tensor]
     version: int | None
     fingerprint: Fingerprint
 
     def is_current(self, tensor: torch.Tensor) -> bool:
-        """Whether that is what `tensor` is now."""
+        """Whether `tensor` is unchanged since the reading."""
         return self.tensor() is tensor and self.version is not None and version_of(tensor) == self.version
 
 
 class OptimizerStateChanges:
-    """Of all optimizers. Call its methods under `hidden_from_modes`."""
+    """State readings of all optimizers. Call its methods inside `hidden_from_modes()`."""
 
     def __init__(self) -> None:
         self._last_reads: dict[str, dict[_Key, _StateReading]] = {}
@@ -47,8 +48,8 @@ class OptimizerStateChanges:
     def read_before(
         self, name: str, optimizer: Any, held: Sequence[Held], indices: Sequence[int]
     ) -> dict[Entry, Fingerprint]:
-        """The fingerprints of what `optimizer`, called `name`, keeps for the variables at these places now, at the
-        beginning of a step."""
+        """Fingerprint the state of the variables at these indices at the beginning of a step of `optimizer`, called
+        `name`."""
         previous = self._last_reads.pop(name, {})
         entries, tensors = _state_tensors(optimizer, held, indices)
         reads = [previous.get(_key(entry, held)) for entry in entries]
@@ -65,7 +66,7 @@ class OptimizerStateChanges:
     def read_after(
         self, name: str, optimizer: Any, held: Sequence[Held], indices: Sequence[int]
     ) -> dict[Entry, Fingerprint]:
-        """The same, at the end of the step."""
+        """Fingerprint the same state at the end of the step."""
         entries, tensors = _state_tensors(optimizer, held, indices)
         values = deferred_fingerprints(tensors)
         self._last_reads[name] = {
@@ -75,11 +76,11 @@ class OptimizerStateChanges:
         return dict(zip(entries, values, strict=True))
 
     def forget_optimizer(self, name: str) -> None:
-        """There is no optimizer of this name any more."""
+        """Drop the readings of an optimizer that no longer exists."""
         self._last_reads.pop(name, None)
 
     def forget(self) -> None:
-        """What was read may be long ago."""
+        """Drop all readings, because they may be old."""
         self._last_reads.clear()
 
 
@@ -90,9 +91,11 @@ def _key(entry: Entry, held: Sequence[Held]) -> _Key:
 def representatives(
     name: str, optimizer: Any, held: Sequence[Held], gradients: Sequence[str | DeferredValue]
 ) -> list[int]:
-    """The places of a few variables by which an optimizer shows that it keeps something: those that it holds and that
-    have a gradient (and something kept, where any has), the smallest of each number of dimensions, as some optimizers
-    treat vectors and matrices in different ways."""
+    """The indices of a few variables that show whether an optimizer keeps state.
+
+    They are held by it and have a gradient, and state if any variable has. The smallest of each number of dimensions is
+    chosen, because some optimizers treat vectors and matrices in different ways.
+    """
     graded = [
         index
         for index, ((variable, _), gradient) in enumerate(zip(held, gradients, strict=True))

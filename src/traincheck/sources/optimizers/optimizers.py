@@ -1,4 +1,5 @@
-"""Source `optimizers`: construction, `step` and `zero_grad`, and what they do to parameters, gradients and state."""
+"""Source `optimizers`: observes construction, `step` and `zero_grad`, and their effect on parameters, gradients and
+state."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ class OptimizerSource(RecorderListener):
         else:
             self._readings = OptimizerReadings(self._catalog, demand, recorder)
             self._master_copies = MasterCopies(self._gradients, recorder)
-        self._records_steps = demand.has_other_than(COMPUTATION)  # of these another source tells
+        self._records_steps = demand.has_other_than(COMPUTATION)  # another source records computations
         self._replicas = ReplicaReadings(demand, recorder)
         self._report_master_copies = report = recorder.guarded(self.name, self._master_copies.report)
         recorder.add_listener(self)
@@ -138,12 +139,12 @@ class OptimizerSource(RecorderListener):
         name = catalog.add_optimizer(optimizer)
         call_levels = levels(type(optimizer), "step", Optimizer)
         if self._open and self._open[-1].optimizer == name and self._runs(self._open[-1]):
-            return  # the step of a subclass that calls its base class's
+            return  # a subclass's `step` that calls its base method
         opened: list[RunningUpdate] = []
         recorder.steps.update_begins(name, recorder.next_seq(), lambda: any(map(self._runs, opened)))
         records = recorder.watching and self._records_steps
         recorded = self._record_begin(optimizer, name, call_levels, args, kwargs) if records else (None, None)
-        # What an optimizer of torch's computes is its own affair; one with a closure calls what is not.
+        # Operations inside an optimizer of torch are not recorded, but a closure runs code of the program.
         suppressed = recorder.watching and is_torch_optimizer(optimizer) and closure_of(args, kwargs) is None
         opened.append(RunningUpdate(recorded[0], name, recorded[1], hooked_frame(), threading.get_ident(), suppressed))
         self._open.extend(opened)
@@ -153,7 +154,7 @@ class OptimizerSource(RecorderListener):
     def _record_begin(
         self, optimizer: Any, name: str, call_levels: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[OpenCall, StateBeforeStep]:
-        """Read what a step finds."""
+        """Read parameters, gradients and state before a step."""
         recorder, catalog = self._recorder, self._catalog
         with hidden_from_modes():
             catalog.refresh_holders()
@@ -176,7 +177,7 @@ class OptimizerSource(RecorderListener):
 
         recorder.transfers.when_ready(self.name, gradients, conclude, call=call)
         with hidden_from_modes():
-            if self._demand.records_call(call_levels):  # whatever state is wanted: the facts of the call rest on it
+            if self._demand.records_call(call_levels):  # the facts of the call need them, whatever state is requested
                 before.whole = self._demand.everything or self._replicas.should_read
                 before.parameters = parameter_changes.read_before(held, whole=before.whole)
             before.state_indices = self._state_indices(call_levels, name, optimizer, before)
@@ -193,7 +194,7 @@ class OptimizerSource(RecorderListener):
     def _state_indices(
         self, call_levels: tuple[str, ...], name: str, optimizer: Any, before: StateBeforeStep
     ) -> Sequence[int]:
-        """Of which of the variables it is told what the optimizer keeps for them."""
+        """The indices of variables whose optimizer state is recorded."""
         if self._demand.observes_state(call_levels, STATE_DATA):
             return range(len(before.held))
         if self._demand.observes_state(call_levels, SOME_STATE):
@@ -201,7 +202,7 @@ class OptimizerSource(RecorderListener):
         return ()
 
     def _runs(self, step: RunningUpdate) -> bool:
-        """Whether `step` still runs; the call of one that raised is closed."""
+        """Whether `step` still runs. The call of a step that raised is abandoned."""
         if step.is_running():
             return True
         if step in self._open:
@@ -227,7 +228,7 @@ class OptimizerSource(RecorderListener):
         self._recorder.steps.update_ends(name)
 
     def _record_end(self, call: OpenCall, name: str, before: StateBeforeStep, optimizer: Any) -> None:
-        """Read what a step leaves."""
+        """Read parameters and state after a step."""
         with hidden_from_modes():
             before.negligible = negligible_gradients(optimizer, before.held)
             if before.parameters:
@@ -246,7 +247,7 @@ class OptimizerSource(RecorderListener):
         )
         after = parameter_changes.read_after(before.held, was, whole=before.whole)
         records_changes = self._demand.observes_state(call.levels, PARAMETER_DATA)
-        variables = [variable for variable, _ in before.held]  # (what is put off must not hold parameters)
+        variables = [variable for variable, _ in before.held]  # a delayed conclusion must not hold parameters
         rates = [before.rates.get(id(tensor)) for _, tensor in before.held]
         facts_of = [variable.facts(tensor, name) for variable, tensor in before.held]
 
@@ -287,8 +288,8 @@ class OptimizerSource(RecorderListener):
         self._recorder.transfers.when_ready(self.name, deferred, conclude, call=call, events=len(variables))
 
     def _should_be_updated(self, variable: Variable, gradient: str) -> bool:
-        """Whether an update should have been of a variable that no optimizer holds: its gradient is of this step. (What
-        an earlier model was left with is nobody's concern.)"""
+        """Whether an update should have covered a variable that no optimizer holds: its gradient is of this step.
+        Gradients left over from an earlier model do not count."""
         return variable in self._gradients.fresh if gradient == SOME else variable.owned
 
     def _record_state(self, call: OpenCall, name: str, before: StateBeforeStep, optimizer: Any) -> None:
@@ -300,7 +301,7 @@ class OptimizerSource(RecorderListener):
             variable, tensor = before.held[index]
             facts_and_rate = variable.facts(tensor, name), before.rates.get(id(tensor))
             known_before = "none" if before.state.get((index, entry)) is None else SOME
-            # One object in all steps, as other names are.
+            # Interned, so that all steps share one object.
             of_entries.append((index, sys.intern(f"{variable.name}:{entry}"), known_before, *facts_and_rate))
 
         def conclude(fetched: list[Any], next_seq: NextSeq) -> None:
@@ -353,7 +354,8 @@ class OptimizerSource(RecorderListener):
 
 
 NEGLIGIBLE = 16 * torch.finfo(torch.float32).eps
-"""Below this learning rate (2e-6) the update of a value near one may be lost in rounding, and nothing is wrong."""
+"""Below this learning rate (2e-6), rounding may cancel the update of a value near one without any error in the program.
+"""
 
 
 def _learning_rates(optimizer: Any) -> dict[int, float]:
@@ -373,11 +375,12 @@ def rate_class(rate: float | None) -> str:
 
 
 def lost_in_rounding(tensor: torch.Tensor | None, rate: float | None, state: str | DeferredValue) -> bool:
-    """Whether no element of the parameter could change by learning rate times gradient. Call under `hidden_from_modes`.
+    """Whether no element of the parameter could change by learning rate times gradient. Call inside
+    `hidden_from_modes()`.
 
-    Asked only where a parameter did not change: it is the one honest reason not to, and not worth its cost elsewhere.
-    Where that is found out late, the gradient may be gone; then the largest of its elements, by which its `state` was
-    known, is held against the largest of the parameter.
+    Callers check this only for unchanged parameters, because it is costly. If the answer comes late, the gradient may
+    be gone. Then the largest gradient element, from which its `state` was computed, is compared with the largest
+    element of the parameter.
     """
     if tensor is None or rate is None or not tensor.is_floating_point():
         return False
@@ -398,7 +401,7 @@ _step_facts_cache: BoundedCache[tuple[Facts, str, str, bool], Facts] = BoundedCa
 
 
 def step_facts(base: Facts, gradient: str, rate: float | None, *, lost: bool = False) -> Facts:
-    """The facts of a variable and what an update found of it."""
+    """The facts of a variable, with its gradient state and learning rate in an update."""
     lr = rate_class(rate)
     key = (base, gradient, lr, lost)
     cached = _step_facts_cache.get(key)

@@ -1,15 +1,14 @@
-"""Kept parameters: whether an update changed each parameter, read as a whole no more often than is needed.
+"""Detects whether an update changed each parameter, while reading whole parameters as rarely as possible.
 
 Note [Which parameters are read as a whole]
-Small ones always are. A large one (see spot_checks.py) is not read before an update where it was read after the last
-one, and since then torch has counted no write and a sample of it has not changed. (Programs write through `.data`,
-which is not counted; the sample shows that, unless they write to a few rows.)
+TrainCheck always reads small parameters as a whole. A large one (see spot_checks.py) is not read before an update if it
+was read after the last one, torch has counted no write since, and a sample of it is unchanged. The sample is needed
+because torch does not count writes through `.data`; it detects them unless they cover a few rows.
 
-Where nobody asks for fingerprints, which tell apart the replicas of several ranks, a sample from before the update and
-one from after it do, once the samples of a parameter have shown some updates in a row that changed it. Where a sample
-then does not change although the parameter was written to, it may be that other elements did. So the parameter counts
-as changed, that once, if it has a gradient and a learning rate to change it, and is read as a whole again from the next
-update on.
+Fingerprints serve to compare the replicas of several ranks. If no rule needs them, TrainCheck relies on a sample before
+and after the update, once the samples of a parameter have shown some updates in a row. Then a sample may stay unchanged
+although torch counted a write, because other elements changed. So the parameter counts as changed this once, if it has
+a gradient and a learning rate to change it. From the next update on, TrainCheck reads it as a whole again.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from traincheck.sources.tensors.spot_checks import LARGE_BYTES, sample, samples_
 from traincheck.sources.tensors.storages import version_of
 
 TRUSTED_UPDATES = 3
-"""Updates in a row that the sample of a parameter must have shown before it stands for the whole."""
+"""Updates in a row that a sample must have shown before it stands for the whole parameter."""
 
 
 class ParameterBefore(NamedTuple):
-    """What a parameter was before an update. `fingerprint` is None where it could not be read, or was read in part:
-    `sample` are some elements of a large one."""
+    """The state of a parameter before an update. `fingerprint` is None if it is unreadable or was read in part;
+    `sample` holds some elements of a large parameter."""
 
     fingerprint: Fingerprint
     sample: torch.Tensor | None = None
@@ -40,8 +39,8 @@ class ParameterBefore(NamedTuple):
 
 
 class ParameterAfter(NamedTuple):
-    """What it is after the update: its fingerprint if it was read as a whole, whether that is another one, and, where
-    samples were taken, the new one with whether it differs."""
+    """The state of a parameter after an update: its fingerprint if it was read as a whole, and whether it differs. If
+    samples were taken, `now` is the new one and `shows` says whether it differs."""
 
     fingerprint: Fingerprint
     differs: bool | DeferredValue
@@ -50,15 +49,16 @@ class ParameterAfter(NamedTuple):
 
 
 class ParameterChange(NamedTuple):
-    """Whether the update has made it something else, and its fingerprint."""
+    """Whether the update changed a parameter, and its fingerprint."""
 
     changed: bool
     fingerprint: int | None
 
 
 class SampleHistory:
-    """What is kept of a large parameter: how it was after the last update, if it was read as a whole then; how many
-    updates in a row its sample has shown; and whether torch counts the writes of its updates (None: not known yet)."""
+    """History of a large parameter: `last` is its state after the last update, if it was read as a whole then. `shown`
+    counts updates in a row that its sample has shown. `counted` says whether torch counts the writes of its updates
+    (None: not known yet)."""
 
     __slots__ = ("counted", "last", "shown")
 
@@ -69,25 +69,20 @@ class SampleHistory:
 
 
 def read_before(held: Sequence[Held], *, whole: bool) -> list[ParameterBefore]:
-    """The parameters before an update; with `whole` the fingerprint of each. Call under `hidden_from_modes`."""
+    """Read the parameters before an update; with `whole`, fingerprint each. Call inside `hidden_from_modes()`."""
     parameters: dict[int, ParameterBefore] = {}
     sampled: dict[int, ParameterBefore] = {}
     for index, (variable, tensor) in enumerate(held):
-        elements = (
-            sample(tensor) if tensor.numel() * tensor.element_size() >= LARGE_BYTES else None
-        )  # for others no call
+        # The size is checked here to save a call for each small parameter.
+        elements = sample(tensor) if tensor.numel() * tensor.element_size() >= LARGE_BYTES else None
         if elements is None:
             continue
         sampled[index] = now = ParameterBefore(None, elements, version_of(tensor))
         if variable.sample_history is None:
             variable.sample_history = SampleHistory()
-        # Of what no optimizer holds fingerprints are compared when the step is over, see master_copies.py.
-        if (
-            variable.sample_history.shown >= TRUSTED_UPDATES
-            and now.version is not None
-            and variable.holders
-            and not whole
-        ):
+        # Without a holder, fingerprints are compared at the end of the step, see master_copies.py.
+        trusted = variable.sample_history.shown >= TRUSTED_UPDATES and now.version is not None
+        if trusted and variable.holders and not whole:
             parameters[index] = now
     parameters |= _untouched(held, {index: now for index, now in sampled.items() if index not in parameters})
     unread = [index for index in range(len(held)) if index not in parameters]
@@ -97,7 +92,7 @@ def read_before(held: Sequence[Held], *, whole: bool) -> list[ParameterBefore]:
 
 
 def read_after(held: Sequence[Held], before: Sequence[ParameterBefore], *, whole: bool) -> list[ParameterAfter]:
-    """The parameters after the update; with `whole` the fingerprint of each. Call under `hidden_from_modes`."""
+    """Read the parameters after the update; with `whole`, fingerprint each. Call inside `hidden_from_modes()`."""
     sampled: dict[int, ParameterBefore] = {}
     for index, old in enumerate(before):
         elements = None if old.sample is None else sample(held[index][1])
@@ -124,7 +119,7 @@ def read_after(held: Sequence[Held], before: Sequence[ParameterBefore], *, whole
 
 
 def deferred_parts(parameters: Sequence[ParameterAfter]) -> list[Any]:
-    """What may be pending in what parameters are, for `became`."""
+    """The parts of readings that may be deferred, for `conclude`."""
     return [value for parameter in parameters for value in (parameter.fingerprint, parameter.differs, parameter.shows)]
 
 
@@ -135,13 +130,13 @@ def conclude(
     fetched: Sequence[Any],
     should_change: Sequence[bool],
 ) -> list[ParameterChange]:
-    """What an update made of parameters; `known` is what was pending in `found`, and `due` says of each whether the
-    update had reason to change it."""
+    """How an update changed parameters. `fetched` are the fetched parts of `after`, see `deferred_parts`;
+    `should_change` says for each parameter whether the update had reason to change it."""
     changes: list[ParameterChange] = []
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
         value, differs, shows = fetched[3 * index : 3 * index + 3]
         if new.now is None:
-            unknown = old.fingerprint is None and old.sample is not None  # its memory was freed, or is another one
+            unknown = old.fingerprint is None and old.sample is not None  # its memory was freed or replaced
             changes.append(ParameterChange(unknown or differs, value))
             continue
         history: SampleHistory = variables[index].sample_history
@@ -158,7 +153,7 @@ def conclude(
 
 
 def _untouched(held: Sequence[Held], sampled: Mapping[int, ParameterBefore]) -> dict[int, ParameterBefore]:
-    """Those that nobody seems to have written to since they were read as a whole after the last update."""
+    """The parameters that seem unchanged since they were read as a whole after the last update."""
     last: dict[int, ParameterBefore] = {}
     for index, now in sampled.items():
         previous: ParameterBefore | None = held[index][0].sample_history.last
@@ -171,14 +166,14 @@ def _untouched(held: Sequence[Held], sampled: Mapping[int, ParameterBefore]) -> 
 def _samples_show(
     before: Sequence[ParameterBefore] | Mapping[int, ParameterBefore], after: Mapping[int, ParameterBefore]
 ) -> dict[int, bool | DeferredValue]:
-    """Of each that there is a sample of now whether it differs."""
+    """Whether each parameter's new sample differs from the old one."""
     pairs = [(old, new.sample) for index, new in after.items() if (old := before[index].sample) is not None]
     return dict(zip(after, samples_differ([(old, new) for old, new in pairs if new is not None]), strict=True))
 
 
 def _need_not_read(held: Held, old: ParameterBefore, now: ParameterBefore) -> bool:
-    """Whether a parameter whose sample has not changed need not be read as a whole, as nobody has written to it, or as
-    it was not read before."""
+    """Whether a parameter with an unchanged sample need not be read as a whole, because it was not written to or not
+    read before."""
     untouched = old.version is not None and now.version == old.version
     return old.fingerprint is None or (untouched and bool(held[0].sample_history.counted or held[1].grad is None))
 
@@ -192,8 +187,8 @@ def _is_changed(
     shows: bool,
     should_change: bool,
 ) -> bool:
-    """Whether a large parameter has changed; what its sample was worth is kept. `differs` says it of the whole, None
-    where that was not read."""
+    """Whether a large parameter has changed; updates its history. `differs` is the result for the whole parameter, None
+    if that was not read."""
     if shows:
         history.shown += 1
         history.counted = history.counted is not False and now.version != old.version

@@ -1,4 +1,4 @@
-"""Open steps: the updates of optimizers that are under way, and what each of them found."""
+"""Tracks the optimizer steps under way, with the state that each of them began with."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from traincheck.sources.tensors.reading import Fingerprint, local_tensor
 
 
 class StateBeforeStep:
-    """What a step found: the variables concerned and the states of their gradients (`read` as they were read first); of
-    some of them, by their places, also what the optimizer keeps for them. With `whole` the fingerprint of each was
-    asked for. `negligible` are the places of those whose gradients the optimizer takes for none.
+    """The state at the beginning of a step: the variables concerned and the states of their gradients
+    (`initial_gradients` as first read). For variables at `state_indices` it includes the optimizer's state. With
+    `whole`, all fingerprints were requested. `negligible` are the indices of variables whose gradients the optimizer
+    ignores.
 
-    What is put off must not hold it, for it holds parameters; but it may hold the list `gradients`, which stays.
+    A delayed conclusion must not hold this object, because it holds parameters. It may hold the list `gradients`, which
+    is updated in place.
     """
 
     __slots__ = (
@@ -47,9 +49,11 @@ class StateBeforeStep:
 
 
 class RunningUpdate(NamedTuple):
-    """A step under way. `frame` is of the function which called our hook: torch tells us of no step that raised.
+    """A step under way. `frame` is the function that called the step hook, because torch does not report a step that
+    raised.
 
-    One that is not watched has neither `call` nor `before`. `aside` says that nothing is told of what runs in it.
+    A step outside the sample has neither `call` nor `before`. With `suppressed`, TrainCheck records nothing that runs
+    inside.
     """
 
     call: OpenCall | None
@@ -60,17 +64,18 @@ class RunningUpdate(NamedTuple):
     suppressed: bool = False
 
     def is_running(self) -> bool:
-        """Whether the step is still on the stack (of another thread that is not known, so it is taken to be)."""
+        """Whether the step is still on the stack; a step of another thread counts as running."""
         return threading.get_ident() != self.thread or _is_on_stack(self.frame)
 
 
 def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a step was given to call, None for nothing. The first of `args` is the optimizer."""
+    """The closure that a step was given; None without one. The first of `args` is the optimizer."""
     return next((arg for arg in (*args[1:], kwargs.get("closure")) if arg is not None), None)
 
 
 def negligible_gradients(optimizer: Any, held: Sequence[Held]) -> frozenset[int]:
-    """The places of variables whose gradients the optimizer takes for none, by its own setting: LBFGS has converged."""
+    """The indices of variables whose gradients the optimizer ignores by its own setting, as LBFGS does after
+    convergence."""
     limits = [group.get("tolerance_grad", 0.0) for group in optimizer.param_groups]
     if not any(limits):
         return frozenset()
@@ -85,14 +90,14 @@ def negligible_gradients(optimizer: Any, held: Sequence[Held]) -> frozenset[int]
 
 
 def is_torch_optimizer(optimizer: Any) -> bool:
-    """Whether a step of it runs code of torch's alone."""
+    """Whether a step of the optimizer runs code of torch only."""
     if not type(optimizer).__module__.startswith("torch.optim."):
         return False
     return not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
 def hooked_frame() -> FrameType:
-    """The frame that called our hook: the one of `step` itself."""
+    """The frame that called the step hook: that of `step` itself."""
     frame = sys._getframe(1)
     while (_is_ours(frame) or frame.f_code.co_name == "<listcomp>") and frame.f_back is not None:
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Readings of learning rate schedulers: the rate they gave last, how far they are, and where they said they end."""
+"""Readings of learning rate schedulers: their current rate, their progress, and their announced length."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from traincheck.vocab.facts import FactValue, facts
 SCHEDULER = "scheduler"
 
 TOTALS = ("total_steps", "T_max", "total_iters", "num_training_steps")
-"""What schedulers call the number of steps after which they have run their course: torch's as attributes; those made
-of a function (`LambdaLR`) as an argument that was bound to it."""
+"""Names that schedulers use for their total number of steps. Schedulers of torch have it as an attribute; those made of
+a function (`LambdaLR`) as a bound argument."""
 
 OPEN = ("T_max", "total_iters")
-"""Those of `TOTALS` that do not say what a step of the scheduler is: an update, or a pass over the data."""
+"""The names among `TOTALS` that do not say whether a scheduler step is an update or an epoch."""
 
 _CONTEXT = facts(kind=SCHEDULER)
 
@@ -37,7 +37,7 @@ class ScheduleReadings:
         self.set_demand(demand)
 
     def set_demand(self, demand: Demand) -> None:
-        """From now on take the readings that `demand` asks for."""
+        """From now on take the readings that `demand` requests."""
         self._attributes = [
             name for name in ("lr", "last_epoch", "total", "span") if demand.takes_reading(SCHEDULER, name)
         ]
@@ -66,7 +66,7 @@ class ScheduleReadings:
 
 
 def _total(scheduler: Any, names: tuple[str, ...]) -> int | None:
-    """The number of steps that a scheduler was made for, by one of these names; None when it has no such."""
+    """The number of steps that a scheduler was made for, under one of these names; None if it has none of them."""
     attributes = vars(scheduler)
     bound = [
         function.keywords for function in attributes.get("lr_lambdas", ()) if isinstance(function, functools.partial)

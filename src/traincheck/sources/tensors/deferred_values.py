@@ -99,14 +99,12 @@ def _transfer(device: torch.device, numbers: Sequence[torch.Tensor]) -> Iterable
     for index, number in enumerate(numbers):
         indices_by_dtype.setdefault(number.dtype, []).append(index)
     order, parts = [], []
-    for (
-        dtype,
-        indices,
-    ) in indices_by_dtype.items():  # a few, and of each many: what is done to all of a kind is done once
+    # There are few dtypes with many numbers each, so each operation handles all numbers of a dtype.
+    for dtype, indices in indices_by_dtype.items():
         row = torch.stack([numbers[index].reshape(()) for index in indices])
         parts.append(row.to(wide).view(words).to(torch.int64) if dtype.is_floating_point else row.to(torch.int64))
         order.extend(indices)
-    if device.type in ("cuda", "xpu"):  # the program may have asked for them on another stream
+    if device.type in ("cuda", "xpu"):  # the program may compute them on another stream
         getattr(torch, device.type).synchronize(device)
     fetches.count += 1
     results: list[int | float] = [0] * len(numbers)

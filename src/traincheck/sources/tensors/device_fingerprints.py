@@ -116,7 +116,7 @@ def _signed(value: int) -> int:
 
 
 def _splitmix_(values: torch.Tensor) -> torch.Tensor:
-    """Apply splitmix64's output function to int64 values, in place. Masks make the arithmetic shifts of int64 logical."""
+    """Apply the output function of splitmix64 in place. Masks make the arithmetic shifts of int64 logical."""
     values.bitwise_xor_((values >> 30).bitwise_and_((1 << 34) - 1)).mul_(_signed(_MIX[1]))
     values.bitwise_xor_((values >> 27).bitwise_and_((1 << 37) - 1)).mul_(_signed(_MIX[2]))
     return values.bitwise_xor_((values >> 31).bitwise_and_((1 << 33) - 1))

@@ -97,7 +97,7 @@ def _enter_and_leave() -> Generator[None, None, None]:
 
 
 def hidden_from_modes() -> _HiddenFromModes:
-    """Hide the computations inside from every mode of the program (and of TrainCheck), and record no gradient for them."""
+    """Hide computations from every mode of the program (and of TrainCheck), and record no gradient for them."""
     try:
         return _idle.pop()
     except IndexError:  # no check before, because another thread may take the last instance meanwhile
@@ -183,7 +183,7 @@ def shape_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def is_empty(tensor: torch.Tensor) -> bool:
-    """Whether this rank holds no element of the tensor, as happens for sharded ones. Call where no mode intercepts it."""
+    """Whether this rank holds no element of the tensor, as for sharded ones. Call where no mode intercepts it."""
     if type(tensor) not in PLAIN:
         tensor = getattr(tensor, "_local_tensor", tensor)
     return bool(tensor.numel() == 0)
@@ -344,7 +344,8 @@ def _has_nonzero_bytes(tensor: torch.Tensor) -> bool:
     if ctypes.string_at(address + size // 2, _FEW).lstrip(_ZERO_BYTES):
         return True
     memory = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
-    return bool(memory[:: size // _SOME | 1].tobytes().lstrip(_ZERO_BYTES))  # an odd stride visits different bytes of the elements
+    stride = size // _SOME | 1  # an odd stride visits different bytes of the elements
+    return bool(memory[::stride].tobytes().lstrip(_ZERO_BYTES))
 
 
 _ZERO_BYTES = b"\x00\x80"

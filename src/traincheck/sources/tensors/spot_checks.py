@@ -35,7 +35,7 @@ def is_large(tensor: torch.Tensor) -> bool:
 
 
 def sample(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A copy of some elements of a large tensor; None if it is small or unreadable. Call inside `hidden_from_modes()`."""
+    """Copy some elements of a large tensor; None if it is small or unreadable. Call inside `hidden_from_modes()`."""
     if not is_large(tensor):
         return None
     dense = local_tensor(tensor)

@@ -174,9 +174,8 @@ def device_norms(tensors: Sequence[torch.Tensor], norm_type: float = 2) -> list[
         if dense is not None and dense.numel() and dense.is_floating_point() and dense.element_size() > 1:
             by_dtype.setdefault((dense.device, dense.dtype), []).append((index, dense))
     for (_, dtype), entries in by_dtype.items():
-        wide = (
-            {"dtype": torch.float32} if dtype.itemsize < _FULL_PRECISION_BYTES else {}
-        )  # of so few bits a norm would be too coarse
+        # A norm in low precision would be too coarse.
+        wide = {"dtype": torch.float32} if dtype.itemsize < _FULL_PRECISION_BYTES else {}
         norms = torch._foreach_norm([dense for _, dense in entries], norm_type, **wide)
         for (index, _), norm in zip(entries, norms, strict=True):
             norms_by_index[index] = DeferredValue((norm,), float)
