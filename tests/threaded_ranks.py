@@ -1,4 +1,4 @@
-"""Threaded: the ranks of a host as threads of one process, for what they compute; processes are for how they meet."""
+"""Runs the ranks of a host as threads of one process, to test what they compute."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = 2
 
 
 class Threads(Host):
-    """Ranks that are threads of one process, and sum what they have put side by side."""
+    """Ranks that are threads of one process, and sum tensors placed in a shared list."""
 
     def __init__(self, rank: int, side_by_side: list[Any], all_there: threading.Barrier) -> None:
         super().__init__(rank, SIZE)
@@ -31,7 +31,7 @@ class Threads(Host):
 
 
 def losses_of(workload: Workload, model: torch.nn.Module, steps: int) -> list[float]:
-    """Train a model of a workload."""
+    """Train a model of a workload, and return its losses."""
     optimizer = workload.build_optimizer(model)
     losses = []
     for step in range(1, steps + 1):
@@ -53,7 +53,7 @@ def on_each_rank(work: Callable[[Host], Any]) -> list[Any]:
 
 
 def trained(workload: Workload, steps: int = 3) -> tuple[list[float], dict[str, torch.Tensor], dict[str, Any]]:
-    """Losses, parameters after the last step and gradients in it."""
+    """Return the losses, the parameters after the last step, and their gradients."""
     with _BUILDING:  # they draw from one stream
         model = workload.build_model()
     losses = losses_of(workload, model, steps)

@@ -1,4 +1,4 @@
-"""What is wrong in the same way each time is found by another rank, and a third one says which of the two is odd."""
+"""Tests that ranks find a permanent fault of another rank, and that a third rank names the odd one."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ main()
 
 
 def job(folder: Path, ranks: int, *words: str, checked: bool = True) -> tuple[list[str], dict[str, Any]]:
-    """What the ranks print, in order, and the report."""
+    """Return the lines that the ranks print, sorted, and the report."""
     (folder / "train.py").write_text(PROGRAM)
     launch = [*TORCHRUN[:-1], str(ranks), "train.py", *words]
     run = ["-m", "traincheck", "run", "--packs", "none", "--replay-every", "8", "--fail-on", "never", "-o", "run", "--"]

@@ -1,4 +1,4 @@
-"""`traincheck run --replay-every`: corruption is told, a sound run is silent, and training is the same."""
+"""Tests `traincheck run --replay-every`: it finds corruption, accepts a sound run, and leaves training unchanged."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_loss_that_changes_is_no_broken_device(tmp_path: Path) -> None:
     assert finding["severity"] == "notice" and finding["diagnosis"] == "computation-stopped-repeating"
 
 
-def test_bad_values_are_told(tmp_path: Path) -> None:
+def test_invalid_values_are_rejected(tmp_path: Path) -> None:
     for value in ("-1", "often"):
         done = run(tmp_path, "-m", "traincheck", "run", "--replay-every", value, "train.py")
         assert done.returncode == 2 and "--replay-every" in done.stderr and value in done.stderr

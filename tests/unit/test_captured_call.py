@@ -1,4 +1,4 @@
-"""A call that is executed again gives the same, and nothing of it stays."""
+"""Tests that a replayed call has the same results and no lasting effects."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from traincheck.sources.replay.state_snapshot import without_modes
 
 @pytest.fixture(autouse=True)
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where something was compiled before in this process (by another test), nothing is told of modules inside."""
+    """Code compiled earlier in this process (by another test) would prevent observation of modules inside."""
     monkeypatch.setattr(captured_call, "has_compiled_code", lambda: False)
 
 
 class Odd(nn.Module):
-    """Draws, counts, notes and keeps, besides computing."""
+    """Draws random numbers, counts calls, and keeps tensors while it computes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,12 +170,12 @@ def test_autocast_is_as_it_was() -> None:
         ),
     ],
 )
-def test_what_cannot_be_repeated_is_refused(make: Callable[[], nn.Module], given: torch.Tensor, reason: str) -> None:
+def test_unsupported_calls_are_refused(make: Callable[[], nn.Module], given: torch.Tensor, reason: str) -> None:
     with pytest.raises(CannotReplay, match=reason):
         CapturedCall("model", make(), (given,), {})
 
 
-def test_a_forward_that_raises_is_told() -> None:
+def test_a_forward_that_raises_cannot_be_replayed() -> None:
     class Once(nn.Linear):
         calls = 0
 

@@ -1,4 +1,4 @@
-"""What is read where a program saves and loads: each parameter and buffer as it is live and as it is in the copy."""
+"""Tests the readings of parameters and buffers, live and saved, at saves and loads."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def saving(program: Callable[[nn.Module], Any], model_class: type[nn.Module] = Plain) -> tuple[Seen, list[Reading]]:
-    """What is read in the one call of torch.save of what `program` makes of a model that has learned for a step."""
+    """Return the readings of one torch.save call in `program`, which receives a model trained for one step."""
     with observing() as seen:
         model = model_class()
         learn(model, sgd(model))
@@ -85,7 +85,7 @@ def inside(seen: Seen, call: Call) -> list[Reading]:
 
 
 def different(readings: list[Reading], attribute: str = "data", role: str = "saved") -> set[str]:
-    """The variables whose copy is another than the live one. All that have both are compared."""
+    """Return the variables whose copy differs from the live value; check that all pairs are compared."""
     values: dict[str, dict[str, list[object]]] = {}
     for reading in readings:
         if reading.attribute == attribute:
@@ -104,7 +104,7 @@ def freshness(readings: list[Reading]) -> set[object]:
 
 
 def taken(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A copy in new memory, as helpers make one."""
+    """Copy a state dict into new memory, as helper functions do."""
     return {name: value.clone() for name, value in state.items()}
 
 
@@ -133,7 +133,7 @@ def test_a_good_save_is_the_live_state(program: Callable[[nn.Module], Any]) -> N
     assert {reading.role for reading in readings if reading.attribute == "present"} == {"saved"}
 
 
-def test_what_is_told_of_a_variable() -> None:
+def test_readings_of_a_saved_variable() -> None:
     seen, readings = saving(lambda model: {"model": model.state_dict()})
     of = {(r.variable, r.attribute, r.role): r for r in readings}
     stem, head = of["Plain.stem.weight", "requires_grad", "live"], of["Plain.head.weight", "requires_grad", "live"]
@@ -189,7 +189,7 @@ def test_a_helper_that_reshapes_casts_and_loses() -> None:
     assert different(readings) == {"Plain.stem.weight", "Plain.norm.bias"}
 
 
-def test_a_state_all_of_which_was_replaced_in_place_is_still_the_one_given() -> None:
+def test_a_returned_state_with_all_entries_replaced_is_still_matched() -> None:
     def program(model: nn.Module) -> dict[str, torch.Tensor]:
         state = model.state_dict()
         for name in state:
@@ -214,7 +214,7 @@ def test_the_best_weights_of_the_past_are_not_fresh() -> None:
     assert different(readings) == MEMBERS - {"Plain.stem.weight"}  # frozen: it is the same in any copy
 
 
-def test_averaged_weights_beside_the_live_ones_are_told_apart() -> None:
+def test_averaged_weights_next_to_live_ones_are_distinguished() -> None:
     with observing() as seen:
         model = Plain()
         average = taken(model.state_dict())
@@ -259,7 +259,7 @@ def test_two_modules_in_one_mapping() -> None:
     assert missing(readings) == set()
 
 
-def test_what_is_no_state_of_a_module_is_told_nothing_of() -> None:
+def test_saved_objects_without_a_module_state_are_not_recorded() -> None:
     with observing() as seen:
         model = Plain()
         optimizer = torch.optim.Adam(model.head.parameters())
@@ -290,7 +290,7 @@ def test_tied_weights_are_there_under_any_of_their_names() -> None:
     assert {value_of(r.context, "tied") for r in readings if r.variable == "Tied.embed.weight"} == {True}
 
 
-def test_tied_weights_that_were_saved_apart_are_told_of_each() -> None:
+def test_tied_weights_saved_separately_are_recorded_separately() -> None:
     def program(model: nn.Module) -> dict[str, torch.Tensor]:
         state = taken(model.state_dict())
         state["out.weight"].zero_()
@@ -344,14 +344,14 @@ def test_only_the_outermost_state_dict_is_a_call() -> None:
 
 
 class Forgetful(Plain):
-    """Leaves frozen parameters out of its state, as some frameworks have done."""
+    """Omits frozen parameters from its state, as some frameworks do."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         state = super().state_dict(*args, **kwargs)
         return {name: value for name, value in state.items() if name != "stem.weight"}
 
 
-def test_what_a_state_dict_of_its_own_leaves_out_is_missing_from_the_save() -> None:
+def test_entries_omitted_by_a_custom_state_dict_are_missing_from_the_save() -> None:
     _, readings = saving(lambda model: model.state_dict(), Forgetful)
     assert missing(readings) == {"Forgetful.stem.weight"}
     assert freshness(readings) == {True}
@@ -414,7 +414,7 @@ def loading(change: Callable[[dict[str, torch.Tensor]], object], **options: bool
     return call, inside(seen, call)
 
 
-def test_what_was_loaded_is_live() -> None:
+def test_loaded_values_are_live() -> None:
     call, readings = loading(lambda state: None)
     assert call.receiver == "Plain" and call.end > 0
     assert different(readings, role="loaded") == missing(readings) == set()
@@ -428,7 +428,7 @@ def test_assigned_tensors_are_the_live_ones() -> None:
     assert {reading.variable for reading in readings} == MEMBERS
 
 
-def test_what_is_not_loaded_because_nobody_insists() -> None:
+def test_entries_skipped_without_strict_are_missing() -> None:
     _, readings = loading(lambda state: state.pop("head.weight"), strict=False)
     assert missing(readings) == {"Plain.head.weight"}
 
@@ -441,7 +441,7 @@ def test_what_is_not_loaded_because_nobody_insists() -> None:
     assert missing(readings) == MEMBERS - {"Plain.norm.num_batches_tracked"}
 
 
-def test_a_hook_that_renames_what_is_loaded() -> None:
+def test_a_hook_that_renames_loaded_entries() -> None:
     state = taken(Plain().state_dict())
     state["old.weight"] = state.pop("head.weight")
 
@@ -456,7 +456,7 @@ def test_a_hook_that_renames_what_is_loaded() -> None:
     assert missing(inside(seen, call)) == set()
 
 
-def test_a_load_that_raises_tells_nothing() -> None:
+def test_a_load_that_raises_records_no_reading() -> None:
     with observing() as seen:
         with pytest.raises(RuntimeError, match="Missing key"):
             Plain().load_state_dict({})
@@ -485,7 +485,7 @@ def test_a_parameter_that_a_load_leaves_as_it_was() -> None:
 # -- optimizers ------------------------------------------------------------------------------------------------------
 
 
-def test_what_an_optimizer_saves_and_loads() -> None:
+def test_saved_and_loaded_optimizer_settings() -> None:
     with observing() as seen:
         model = Plain()
         optimizer = sgd(model)
@@ -527,7 +527,7 @@ def test_the_file_and_the_training_are_the_same() -> None:
     assert all(map(torch.equal, weights, others))
 
 
-def test_only_what_is_demanded_is_read() -> None:
+def test_only_demanded_readings_are_taken() -> None:
     demand = Demand.of_calls(SAVE) | Demand.of_readings("parameter.data")
     with observing(demand) as seen:
         run()
@@ -539,7 +539,7 @@ def test_only_what_is_demanded_is_read() -> None:
     assert len(seen.named(SAVE)) == 1 and seen.readings == []
 
 
-def test_what_is_saved_is_not_kept_alive() -> None:
+def test_saved_objects_are_not_kept_alive() -> None:
     import gc
     import weakref
 

@@ -1,4 +1,4 @@
-"""Clipping of large gradients: the norm that is told after it is the true one, though they are seldom added up."""
+"""Tests that the norm recorded after clipping of large gradients is correct, though it is rarely computed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Clips = Callable[..., torch.Tensor]
 
 
 def clipped(clip: Clips | None, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Call], list[float], list[int]]:
-    """The calls of the function that clips in place of torch's, the norms that it left, and in which steps the
-    gradients were added up for it."""
+    """Return the calls of a replaced clipping function, the norms it left, and the steps in which norms were
+    computed."""
     torch.manual_seed(0)
     added: list[int] = []
     exact = clipping.gradient_norms
@@ -51,7 +51,7 @@ def clipped(clip: Clips | None, monkeypatch: pytest.MonkeyPatch) -> tuple[list[C
 
 
 def wrong_factor(parameters: Iterable[torch.Tensor], most: float) -> torch.Tensor:
-    """Leaves twice the norm that it should."""
+    """Leave twice the norm of the limit."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     total = torch.linalg.vector_norm(torch.stack([gradient.norm() for gradient in gradients]))
     for gradient in gradients:
@@ -65,7 +65,7 @@ def test_the_norm_is_true_and_seldom_added_up(monkeypatch: pytest.MonkeyPatch) -
     assert added == [step for step in range(1, STEPS + 1) if step <= FIRST_STEPS or step % READ_INTERVAL == 0]
 
 
-def test_a_factor_that_is_not_torchs_is_no_norm_told_by_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_scaling_factor_does_not_guess_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, norms, added = clipped(wrong_factor, monkeypatch)
     assert [value_of(call.result, "norm_after") for call in calls] == pytest.approx(norms, rel=1e-5)
     assert max(norms) > LIMIT

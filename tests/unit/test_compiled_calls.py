@@ -1,4 +1,4 @@
-"""What `torch.compile` makes is run as if we were not there, and told from outside."""
+"""Tests that code made by `torch.compile` runs as without TrainCheck, and that its calls are recorded from outside."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def update(
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_what_was_compiled_before_is_not_compiled_again(program: Callable[[], Callable[[int], object]]) -> None:
+def test_code_compiled_earlier_is_not_recompiled(program: Callable[[], Callable[[int], object]]) -> None:
     work = program()
     alone = [work(step) for step in range(6)]
     torch._dynamo.reset()
@@ -163,7 +163,9 @@ def test_nothing_is_compiled_again_where_not_every_step_is_watched(
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_what_is_compiled_with_us_is_not_compiled_again_without(program: Callable[[], Callable[[int], object]]) -> None:
+def test_code_compiled_while_observed_is_not_recompiled_later(
+    program: Callable[[], Callable[[int], object]],
+) -> None:
     work = program()
     for step in range(2):
         work(step)
@@ -284,7 +286,7 @@ def plain_program() -> Callable[[int], object]:
 
 
 @pytest.mark.parametrize("program", [of_model, in_place, of_step])
-def test_models_and_steps_are_told_as_without_the_compiler(program: Callable[[], Callable[[int], object]]) -> None:
+def test_models_and_steps_are_recorded_as_without_the_compiler(program: Callable[[], Callable[[int], object]]) -> None:
     records = []
     for build in (plain_program, program):
         torch.manual_seed(0)
@@ -306,7 +308,7 @@ def test_models_and_steps_are_told_as_without_the_compiler(program: Callable[[],
     assert records[0] == records[1]
 
 
-def test_keyword_arguments_of_a_compiled_model_are_told() -> None:
+def test_keyword_arguments_of_a_compiled_model_are_recorded() -> None:
     model = Net()
     model.compile(backend="eager")
     with observing() as seen:
@@ -337,7 +339,7 @@ def test_a_step_with_its_schedule() -> None:
     assert rates == [0.05, 0.025, 0.0125]
 
 
-def test_what_trains_unseen_is_counted_and_cut_off() -> None:
+def test_unobserved_training_is_counted_and_separated() -> None:
     with observing() as seen:
         work = of_everything()
         for step in range(3):
@@ -348,8 +350,8 @@ def test_what_trains_unseen_is_counted_and_cut_off() -> None:
     assert seen.faults == []
 
 
-def test_an_update_in_the_midst_of_eager_ones() -> None:
-    """The first and the last steps are seen, the middle one is only counted."""
+def test_a_compiled_update_between_eager_ones() -> None:
+    """The first and the last step are observed, the middle one is only counted."""
     model = Net()
     optimizer = torch.optim.Adam(model.parameters())
 

@@ -1,4 +1,4 @@
-"""Rounds: the k-th message of every worker of a loader is told together, whatever was lost, late or never sent."""
+"""Tests that the k-th messages of all workers form a round, even if messages are lost, late or never sent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_message_survives_the_pipe() -> None:
     assert loader_workers._MESSAGE.size <= 512  # what POSIX promises to write whole
 
 
-def test_a_round_is_told_when_its_batches_were_fetched() -> None:
+def test_a_round_is_ready_when_its_batches_were_fetched() -> None:
     rounds = rounds_of(*(message(worker, batch) for batch in range(3) for worker in range(2)))
     assert [positions(rounds.ready(fetched, exhausted=False)) for fetched in range(1, 7)] == [
         [],
@@ -68,7 +68,7 @@ def test_a_worker_that_ended_long_ago_is_not_waited_for_either() -> None:
     assert complete == [[(0, batch)] for batch in range(10 * MOST_HELD)]
 
 
-def test_what_an_earlier_pass_fetched_ahead_is_not_of_this_one() -> None:
+def test_messages_of_an_earlier_epoch_are_ignored() -> None:
     rounds = Rounds(1, 2, turn=1)
     for entry in (message(0, 5), message(0, 0, turn=1), message(1, 0, turn=1)):
         rounds.add(entry)
@@ -78,7 +78,7 @@ def test_what_an_earlier_pass_fetched_ahead_is_not_of_this_one() -> None:
 
 @given(st.integers(1, 4), st.integers(0, 12), st.integers(0, 2**32), st.data())
 def test_how_far_workers_are_ahead_does_not_show(count: int, batches: int, seed: int, data: st.DataObject) -> None:
-    """In turn they fetch; whatever arrives beyond what has been fetched leaves what is told as it is."""
+    """Messages that arrive ahead of the fetched batches do not change the rounds."""
 
     def run(ahead: int) -> list[list[list[tuple[int, int]]]]:
         rounds, sent, complete = Rounds(1, count, 0), 0, []

@@ -1,4 +1,4 @@
-"""Data loaders: their names, what is told of a pass and of its batches, and of the process around it."""
+"""Tests the readings of data loaders: names, epochs, batches, and random states of the process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def numbers(count: int = 6) -> TensorDataset:
 
 
 def readings(seen: Seen, kind: str = "loader", attribute: str = "") -> list[Reading]:
-    """The readings of a kind, in order."""
+    """Return the readings of a kind, in order."""
     assert seen.faults == []
     all_readings = [reading for window in seen.windows for reading in window.readings]
     return [reading for reading in all_readings if reading.kind == kind and attribute in ("", reading.attribute)]
@@ -39,12 +39,12 @@ def values_of(seen: Seen, attribute: str) -> list[tuple[str, object]]:
 
 
 def ends(seen: Seen) -> list[tuple[object, object]]:
-    """Of each pass how many batches were fetched, and whether that was all."""
+    """Return, for each epoch, the number of fetched batches and whether the loader was exhausted."""
     return [(reading.value, dict(reading.context)["last_batch"]) for reading in readings(seen, attribute="batches")]
 
 
 class Halves(Dataset[torch.Tensor]):
-    """A data set of the program's own."""
+    """A custom data set."""
 
     def __len__(self) -> int:
         return 4
@@ -53,7 +53,7 @@ class Halves(Dataset[torch.Tensor]):
         return torch.full((2,), index / 2)
 
 
-def test_what_a_loader_computes_by_itself_is_its_own_affair() -> None:
+def test_functions_inside_torch_loader_code_are_not_recorded() -> None:
     with observing() as seen:
         for data in (numbers(4), Halves()):
             for batch in DataLoader(data, batch_size=2):
@@ -67,7 +67,7 @@ def test_what_a_loader_computes_by_itself_is_its_own_affair() -> None:
 # -- names -----------------------------------------------------------------------------------------------------------
 
 
-def test_loaders_over_one_data_set_have_names_of_their_own() -> None:
+def test_loaders_over_one_data_set_have_separate_names() -> None:
     data = numbers()
     with observing() as seen:
         first, second = DataLoader(data, batch_size=2), DataLoader(data, batch_size=3)
@@ -87,7 +87,7 @@ def test_iterators_that_take_turns_belong_to_their_loaders() -> None:
 
 
 class Counted(Dataset[torch.Tensor]):
-    """A data set whose length is worked out by functions of the program and of torch."""
+    """A data set that computes its length with functions of the program and of torch."""
 
     requests = 0
 
@@ -99,7 +99,7 @@ class Counted(Dataset[torch.Tensor]):
         return torch.tensor(float(index))
 
 
-def test_what_a_data_set_does_because_we_ask_for_its_length_is_no_call() -> None:
+def test_length_queries_of_traincheck_are_not_recorded() -> None:
     alone, data = Counted(), Counted()
     list(DataLoader(alone, batch_size=2))
     with observing() as seen:
@@ -109,7 +109,7 @@ def test_what_a_data_set_does_because_we_ask_for_its_length_is_no_call() -> None
     assert len(seen.named("test_loaders.Counted.__len__")) == len(seen.named("torch.Tensor.sum")) == alone.requests
 
 
-def test_a_loader_that_is_built_anew_keeps_its_name() -> None:
+def test_a_rebuilt_loader_keeps_its_name() -> None:
     with observing() as seen:
         train_data, test_data = numbers(), numbers()
         for _ in range(3):
@@ -150,7 +150,7 @@ def test_an_iterator_from_before_has_no_length_to_fall_short_of() -> None:
 # -- what a loader announces, and what comes of it -------------------------------------------------------------------
 
 
-def test_a_whole_pass_is_told_at_its_end() -> None:
+def test_a_complete_epoch_is_recorded_at_its_end() -> None:
     with observing() as seen:
         loader = DataLoader(numbers(7), batch_size=2)
         for _ in range(2):
@@ -169,7 +169,7 @@ def test_a_whole_pass_is_told_at_its_end() -> None:
         assert call.seq < reading.seq < call.end
 
 
-def test_a_pass_that_the_program_leaves_is_told_when_it_does() -> None:
+def test_an_abandoned_epoch_is_recorded_when_the_program_leaves_it() -> None:
     with observing() as seen:
         loader = DataLoader(numbers(), batch_size=2)
         for _ in loader:
@@ -185,7 +185,7 @@ def test_a_pass_that_the_program_leaves_is_told_when_it_does() -> None:
     assert second in seen.windows[-1].readings
 
 
-def test_what_is_only_prepared_is_no_pass() -> None:
+def test_an_iterator_without_a_fetch_is_no_epoch() -> None:
     with observing() as seen:
         iter(DataLoader(numbers(), batch_size=2))
     assert ends(seen) == []
@@ -201,7 +201,7 @@ def test_asking_again_after_the_end_says_nothing_new() -> None:
 
 
 class Stream(IterableDataset[torch.Tensor]):
-    """Says that it is shorter than it is; a loader that was asked would warn."""
+    """Announces too short a length; a loader that computes it would warn."""
 
     def __len__(self) -> int:
         return 2
@@ -221,7 +221,7 @@ def test_a_loader_over_a_stream_is_not_asked_for_its_length() -> None:
 
 
 class Vague(Sampler[int]):
-    """Does not know how long it is."""
+    """Has no known length."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(4))
@@ -230,7 +230,7 @@ class Vague(Sampler[int]):
         raise RuntimeError("unknown")
 
 
-def test_what_is_not_known_is_not_told() -> None:
+def test_an_unknown_length_is_not_recorded() -> None:
     with observing() as seen:
         for _ in DataLoader(numbers(), sampler=Vague(), batch_size=None):
             pass
@@ -262,7 +262,7 @@ def test_a_data_set_that_raises_leaves_an_unfinished_pass() -> None:
 
 
 def orders(**arguments: Any) -> list[object]:
-    """The orders of three passes."""
+    """Return the orders of three epochs."""
     torch.manual_seed(0)
     with observing() as seen:
         loader = DataLoader(numbers(64), batch_size=32, **arguments)
@@ -337,7 +337,7 @@ def test_a_batch_that_is_a_tensor_or_holds_none() -> None:
     assert first_batch([{"a": object()}] * 2, batch_size=None).tensors == ()
 
 
-def test_a_graph_of_samples_is_told_in_part() -> None:
+def test_a_batch_of_many_tensors_is_recorded_in_part() -> None:
     many: list[Any] = [[torch.ones(1)] * 500]
     many[0].append(many)  # and holds itself
     assert 0 < len(first_batch([many], batch_size=None, collate_fn=lambda sample: sample).tensors) <= 64
@@ -350,7 +350,7 @@ def test_values_are_read_only_where_they_are_demanded() -> None:
     assert first_batch(data, Demand.of_calls(NEXT)).tensors == ()
 
 
-def test_only_what_is_demanded_is_read() -> None:
+def test_only_demanded_readings_are_taken() -> None:
     np.random.seed(0)
     demand = Demand.of_readings("loader.batches", "random.numpy")
     with observing(demand) as seen:
@@ -365,7 +365,7 @@ def test_only_what_is_demanded_is_read() -> None:
 # -- random states ---------------------------------------------------------------------------------------------------
 
 
-def test_random_states_are_told_when_a_pass_begins_and_are_not_touched() -> None:
+def test_random_states_are_recorded_at_the_start_of_an_epoch_and_not_modified() -> None:
     def program() -> list[tuple[float, ...]]:
         random.seed(0), np.random.seed(0), torch.manual_seed(0)
         loader = DataLoader(numbers(), batch_size=2, shuffle=True)
@@ -392,7 +392,7 @@ def test_random_states_are_told_when_a_pass_begins_and_are_not_touched() -> None
 # -- steps and the end of a run --------------------------------------------------------------------------------------
 
 
-def test_the_end_of_a_loader_belongs_to_what_came_before_it() -> None:
+def test_the_end_of_a_loader_belongs_to_the_previous_step() -> None:
     with observing() as seen:
         model = net()
         optimizer = sgd(model)
@@ -419,7 +419,7 @@ def test_the_end_of_a_loader_belongs_to_what_came_before_it() -> None:
     assert [f"{window.stage} {window.step}" for window in finished] == ["train 2", "eval 2", "train 4", "eval 4"]
 
 
-def test_a_data_set_that_calls_a_model_does_not_tear_its_fetch_apart() -> None:
+def test_a_data_set_that_calls_a_model_does_not_split_its_fetch() -> None:
     class Played(IterableDataset[torch.Tensor]):
         def __init__(self, policy: nn.Module) -> None:
             self.policy = policy
@@ -478,7 +478,7 @@ def test_the_run_ends_with_the_number_of_its_steps() -> None:
 
 
 class Wrapping(DataLoader[Any]):
-    """Makes its batches its own way, as loaders of libraries do."""
+    """Builds batches with its own iterator, as loaders of some libraries do."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         for batch in self._get_iterator():

@@ -1,4 +1,4 @@
-"""Repeated recordings: what the benchmarks of scale learn from is a recording as a long run would have left it."""
+"""Tests the repeated recordings of the scale benchmarks, which imitate a long run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_steps_are_repeated_and_nothing_overlaps(tmp_path: Path) -> None:
     assert all(window.by_seq.get(change.call) for window in windows for change in window.changes)
 
 
-def test_repetitions_of_one_recording_are_runs_of_their_own(tmp_path: Path) -> None:
+def test_repetitions_of_one_recording_are_separate_runs(tmp_path: Path) -> None:
     source = write_run(tmp_path / "source", "a.py", training(3))
     folders = [tmp_path / f"long{number}" for number in range(2)]
     for number, folder in enumerate(folders):

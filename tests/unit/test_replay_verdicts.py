@@ -1,4 +1,4 @@
-"""What it says of a computation that it was executed again: who is to blame, and when nobody can be."""
+"""Tests the verdicts on replayed computations."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def kinds(verdicts: list[Verdict | None]) -> list[str]:
     return ["" if verdict is None else verdict.kind for verdict in verdicts]
 
 
-def test_what_is_the_same_is_told_as_such() -> None:
+def test_equal_results_give_the_verdict_same() -> None:
     assert kinds(verdicts_of(ReplayHistory(), OddOneOut.NONE, OddOneOut.NONE)) == [SAME, SAME]
 
 
-def test_a_difference_is_told_when_a_later_step_repeats() -> None:
+def test_a_difference_is_judged_when_a_later_step_repeats() -> None:
     for odd, kind in ((OddOneOut.ORIGINAL, TRANSIENT), (OddOneOut.REPETITION, TRANSIENT), (OddOneOut.ALL, PERSISTENT)):
         waits, tells = verdicts_of(trusted(), odd, OddOneOut.NONE, first=40)
         assert waits is None and tells is not None
@@ -60,7 +60,7 @@ def test_steps_after_a_difference_are_repeated() -> None:
     assert not history.confirming
 
 
-def test_what_never_repeats_again_is_undecided_and_given_up() -> None:
+def test_a_computation_that_stops_repeating_is_undecided_and_given_up() -> None:
     for odd in (OddOneOut.ORIGINAL, OddOneOut.REPETITION, OddOneOut.ALL):
         history = trusted()
         verdicts = kinds(verdicts_of(history, *[odd] * (1 + CONFIRMING)))
@@ -75,7 +75,7 @@ def test_several_kinds_in_a_row_are_of_the_machine() -> None:
     )
 
 
-def test_nothing_is_blamed_before_it_was_trusted() -> None:
+def test_differences_before_trust_give_no_verdict() -> None:
     history = ReplayHistory()
     assert kinds(verdicts_of(history, OddOneOut.ALL, OddOneOut.ALL, OddOneOut.ALL)) == ["", "", ""]
     assert "layer differed first" in history.given_up
@@ -96,7 +96,7 @@ def test_an_error_needs_trust_before_and_a_step_that_repeats_or_differs_otherwis
             assert len(set(odds[verdict.attempt.step : index + 1])) > 1
 
 
-def test_what_nothing_comes_of_is_not_asked_for_in_each_step() -> None:
+def test_attempts_without_a_result_are_not_made_in_each_step() -> None:
     history = ReplayHistory()
     assert [(history.confirming, history.begin_attempt()) for _ in range(6)] == [
         *[(True, True)] * HOPELESS,

@@ -1,4 +1,4 @@
-"""Snapshots hold what the program holds, are seen by nobody, and harm nothing where they cannot be written."""
+"""Tests the content of snapshots, that they are invisible to sources, and that failures are harmless."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Net(nn.Module):
 
 
 class Observed:
-    """A short training that is observed in full."""
+    """A short, fully observed training."""
 
     def __init__(self) -> None:
         self.windows: list[Window] = []

@@ -1,4 +1,4 @@
-"""Calls of modules and of the project's functions: what they are given, in which mode, and that nothing is held."""
+"""Tests the recorded arguments and modes of module and project function calls, and that no argument is kept alive."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def only(seen: Seen, name: str) -> Call:
 
 @dataclass
 class Output(dict):  # type: ignore[type-arg]
-    """A module's output as some libraries have it: a dict of a class of its own."""
+    """The output class of some libraries: a dict subclass."""
 
 
 class Speller(nn.Module):
-    """Takes what language models take, by keyword."""
+    """Takes keyword arguments like a language model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Speller(nn.Module):
         return output
 
 
-def test_modules_tell_positional_and_keyword_arguments() -> None:
+def test_modules_record_positional_and_keyword_arguments() -> None:
     ids, mask = torch.tensor([[1, 2]]), torch.ones(1, 2)
     with observing() as seen:
         model = Speller()
@@ -67,13 +67,13 @@ def test_modules_tell_positional_and_keyword_arguments() -> None:
 
 
 class Doubling(nn.Module):
-    """Takes one thing, and hands on whatever it is given besides to be refused."""
+    """Accepts one argument, and passes unexpected ones on to a function that rejects them."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2
 
 
-def test_what_a_module_does_not_take_is_told_of_the_call_that_raises_for_it() -> None:
+def test_an_unexpected_argument_is_recorded_with_the_call_that_raises() -> None:
     x = torch.ones(2)
     with observing() as seen:
         model = Doubling()
@@ -90,7 +90,7 @@ def test_what_a_module_does_not_take_is_told_of_the_call_that_raises_for_it() ->
 
 
 @pytest.mark.parametrize("backward", [torch.Tensor.backward, torch.autograd.backward])
-def test_what_a_backward_computes_once_more_is_seen(backward: Callable[[torch.Tensor], None]) -> None:
+def test_recomputation_in_a_backward_is_recorded(backward: Callable[[torch.Tensor], None]) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
     with observing() as seen:
         backward(checkpoint(model, torch.ones(2, 3, requires_grad=True), use_reentrant=False).sum())
@@ -101,7 +101,7 @@ def test_what_a_backward_computes_once_more_is_seen(backward: Callable[[torch.Te
 
 
 class Moody(nn.Module):
-    """Raises when it is told to, and returns nothing."""
+    """Raises on request, and returns None."""
 
     def forward(self, fails: bool) -> None:
         if fails:
@@ -180,7 +180,7 @@ def test_kinds_of_calls_can_be_demanded() -> None:
     assert function.name == "test_sources_calls.longer"
 
 
-def test_modules_without_parameters_are_told_as_such() -> None:
+def test_modules_without_parameters_are_marked() -> None:
     with observing() as seen:
         nn.Sequential(nn.Linear(4, 4), nn.ReLU())(torch.ones(2, 4))
     counts = [value_of(only(seen, f"torch.nn.{name}.forward").result, "parameters") for name in ("Linear", "ReLU")]
@@ -191,7 +191,7 @@ def test_modules_without_parameters_are_told_as_such() -> None:
 
 
 class Helper:
-    """Has a method."""
+    """A class with a method."""
 
     def mix(self, batch: dict[str, torch.Tensor], *more: torch.Tensor, rate: float = 0.5) -> tuple[torch.Tensor, int]:
         return batch["x"] * rate + sum(more), len(more)
@@ -206,7 +206,7 @@ def failing(flag: bool) -> None:
         raise KeyError(flag)
 
 
-def test_functions_of_the_project_tell_what_they_take_and_return() -> None:
+def test_project_functions_record_arguments_and_results() -> None:
     with observing() as seen:
         Helper().mix({"x": torch.ones(2), "y": torch.ones(3)}, torch.ones(2), rate=0.25)
         nothing(True)
@@ -231,7 +231,7 @@ def helper(value: int) -> int:
 
 
 class Own(torch.utils.data.Dataset[int]):
-    """A data set of the program's."""
+    """A custom data set."""
 
     def __len__(self) -> int:
         return 3
@@ -240,7 +240,7 @@ class Own(torch.utils.data.Dataset[int]):
         return helper(index)
 
 
-def test_of_a_function_that_is_called_very_often_the_first_calls_are_told() -> None:
+def test_only_the_first_calls_of_a_frequent_function_are_recorded() -> None:
     with observing() as seen:
         for value in range(MOST_CALLS + 50):
             with contextlib.suppress(KeyError):
@@ -252,7 +252,7 @@ def test_of_a_function_that_is_called_very_often_the_first_calls_are_told() -> N
     assert only(seen, "test_sources_calls.nothing").end > 0
 
 
-def test_functions_are_told_of_a_data_set_of_the_programs_and_after_one_of_torchs() -> None:
+def test_functions_are_recorded_in_a_custom_data_set_and_after_a_torch_data_set() -> None:
     with observing() as seen:
         tensors = torch.utils.data.TensorDataset(torch.arange(6.0))
         for (batch,) in torch.utils.data.DataLoader(torch.utils.data.Subset(tensors, range(4)), batch_size=2):
@@ -289,7 +289,7 @@ def test_arguments_are_not_kept_alive() -> None:
     assert seen.faults == [] and dict(only(seen, "test_sources_calls.lets_go").args) == {"len(x)": 1}
 
 
-def test_long_texts_and_large_numbers_are_not_told() -> None:
+def test_long_texts_and_large_numbers_are_not_recorded() -> None:
     def arguments(value: object) -> dict[str, object]:
         with observing() as seen:
             takes(value)

@@ -1,4 +1,4 @@
-"""Collectives are calls of their own, with what went in and what they wrote."""
+"""Tests that collectives are recorded as calls, with their inputs and results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def norms(call: Call) -> dict[str, FactValue]:
     return {tensor.role: value_of(tensor.facts, "norm") for tensor in call.tensors}
 
 
-def test_a_reduction_in_place_tells_what_it_was_given_and_what_it_wrote() -> None:
+def test_an_in_place_reduction_records_its_input_and_result() -> None:
     with observing() as seen:
         x = torch.full((4,), 2.0)
         dist.all_reduce(x, op=dist.ReduceOp.SUM)
@@ -53,7 +53,7 @@ def test_a_reduction_in_place_tells_what_it_was_given_and_what_it_wrote() -> Non
     assert only(seen, "barrier").tensors == ()
 
 
-def test_what_only_answers_other_ranks_is_no_call_of_this_one() -> None:
+def test_collectives_that_answer_other_ranks_in_join_are_not_recorded() -> None:
     model = DistributedDataParallel(torch.nn.Linear(2, 1))
     with observing() as seen:
         with Join([model]):
@@ -77,7 +77,7 @@ def test_lists_of_tensors_have_a_length_and_roles() -> None:
     assert [tensor.role for tensor in only(seen, "all_to_all_single").tensors] == ["output", "input", "result"]
 
 
-def test_what_is_only_started_has_no_result_yet() -> None:
+def test_an_asynchronous_operation_has_no_result_at_return() -> None:
     with observing() as seen:
         x = torch.ones(3)
         work = dist.all_reduce(x, async_op=True)
@@ -99,7 +99,7 @@ def test_names_are_put_back_and_a_failure_is_the_programs_own() -> None:
     assert {name: getattr(dist, name) for name in before} == before
 
 
-def test_only_what_is_demanded_is_wrapped_and_read() -> None:
+def test_only_demanded_calls_are_wrapped_and_read() -> None:
     original = dist.broadcast
     api = "torch.distributed.all_reduce"
     for state, length in ((TENSORS, 0), (NUMBERS, 3), (ROWS, 1)):
@@ -116,7 +116,7 @@ def test_only_what_is_demanded_is_wrapped_and_read() -> None:
 
 @pytest.fixture
 def starting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is nobody to send to: what is started is something else."""
+    """Replace `isend` by another asynchronous operation, because there is no peer."""
 
     def isend(tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None) -> Any:
         return dist.all_reduce(torch.ones(1), async_op=True)
@@ -130,7 +130,7 @@ def sent(call: Call) -> tuple[str, FactValue]:
 
 
 @pytest.mark.usefixtures("starting")
-def test_what_is_sent_is_looked_at_again_when_it_is_waited_for() -> None:
+def test_a_sent_tensor_is_read_again_at_the_wait() -> None:
     with observing() as seen:
         kept, reused = torch.ones(8), torch.ones(8)
         works = [dist.isend(tensor, 3, tag=5) for tensor in (kept, reused)]
@@ -151,7 +151,7 @@ def test_what_is_sent_is_looked_at_again_when_it_is_waited_for() -> None:
 
 
 @pytest.mark.usefixtures("starting")
-def test_memory_is_free_again_once_the_program_knows_that_it_was_sent() -> None:
+def test_a_sent_tensor_may_change_after_a_successful_poll() -> None:
     with observing() as seen:
         buffer = torch.ones(8)
         work = dist.isend(buffer, 3)
@@ -168,7 +168,7 @@ def test_memory_is_free_again_once_the_program_knows_that_it_was_sent() -> None:
     assert seen.faults == []
 
 
-def test_a_collective_tells_what_it_is_for_and_in_which_group() -> None:
+def test_a_collective_records_its_caller_and_group() -> None:
     def norm_of(group: str, count: int) -> None:
         dist.all_reduce(torch.ones(2))
 
@@ -176,7 +176,7 @@ def test_a_collective_tells_what_it_is_for_and_in_which_group() -> None:
         norm_of("experts", 3)
         norm_of("no word", 3)
     purposes = [value_of(call.result, "purpose") for call in seen.named("torch.distributed.all_reduce")]
-    name = "test_a_collective_tells_what_it_is_for_and_in_which_group"
+    name = "test_a_collective_records_its_caller_and_group"
     assert [str(purpose).removeprefix(f"{name}.<locals>.") for purpose in purposes[:2]] == [
         "norm_of(group=experts)",
         "norm_of()",
@@ -184,7 +184,7 @@ def test_a_collective_tells_what_it_is_for_and_in_which_group() -> None:
 
 
 def test_the_names_of_a_module_are_left_alone() -> None:
-    """Its locals are its very namespace, and no copy of them."""
+    """The locals of a module are its namespace itself, not a copy."""
     namespace: dict[str, Any] = {"look": lambda: local_values(sys._getframe(1), ("here",))}
     exec("here = 1\nseen = look()", namespace)
     assert namespace["here"] == 1 and namespace["seen"] == {}

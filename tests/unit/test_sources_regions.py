@@ -1,4 +1,4 @@
-"""Context managers that change what happens inside are told in the context of the calls inside."""
+"""Tests that active context managers are part of the context of the calls inside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients that `fully_shard` keeps until ranks reduce them: made by the backward, and not there for a step yet."""
+"""Tests that gradients which `fully_shard` has not reduced yet count as made by the backward, but not as usable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An update on copies leaves what the real one leaves, and touches nothing."""
+"""Tests that an update on copies equals the real one and modifies nothing."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_parameters_that_are_too_large_to_be_copied_are_left_out(monkeypatch: py
         CapturedUpdate("optimizer", optimizer, name_of)
 
 
-def test_what_cannot_be_repeated_is_refused() -> None:
+def test_unsupported_calls_are_refused() -> None:
     model, _ = ready(torch.optim.SGD, {"lr": 0.1})
 
     class Own(torch.optim.SGD):
