@@ -1,19 +1,19 @@
-"""Faults: makes parts of TrainCheck fail while a program trains, to see that nothing of it is felt there.
+"""Makes parts of TrainCheck fail while a program trains, to prove that the program does not notice.
 
-For the tests of a package that brings its own source: every callback that a source has guarded (`Recorder.guarded`) is
-a *place*, found by watching a program, so that a callback of tomorrow is one as well::
+For the tests of a package that brings its own source. Every function that a source guards (`Recorder.guarded`) is a
+*callback*. Watching a program lists them, so tests need no list of their own::
 
     from traincheck.testing import faults
 
-    with faults.watching() as places:
+    with faults.watching() as callbacks:
         train_observed()
-    for place in places:
-        with faults.failing(place, MemoryError) as fault:
-            train_observed()          # as it trains without us
-        assert fault.times == 1       # after the first fault the source is asked no more
+    for callback in callbacks:
+        with faults.failing(callback, MemoryError) as fault:
+            train_observed()          # trains as it does unobserved
+        assert fault.times == 1       # TrainCheck disables the source after its first fault
 
-Stages and sinks are functions of a window or of a finding; `failing_at` makes any method of any class fail,
-`hanging_at` makes it wait until the block is left.
+Stages and sinks are functions of a window or of a finding. `failing_at` makes any method of any class fail, and
+`hanging_at` makes it wait until the block ends.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 Error = Callable[[], BaseException]
-"""Makes the error that is raised: a class of errors, say."""
+"""Creates the error to raise, for example a class of errors."""
 
 HANGS = 300.0
-"""Seconds after which what hangs gives up, so that a test which forgot it ends."""
+"""Seconds after which a hanging method returns, so that every test ends."""
 
 
-class Place(NamedTuple):
-    """A callback of a source: the source's name, and that of the function with its module and line."""
+class Callback(NamedTuple):
+    """A guarded callback: the name of its source, and of its function with module and line."""
 
     source: str
     function: str
@@ -41,64 +41,64 @@ class Place(NamedTuple):
 
 @dataclass
 class Fault:
-    """How many times it came to a failure; none comes any more when it is `over`."""
+    """The number of failures so far. `over` ends them."""
 
     times: int = 0
     over: bool = False
 
 
-def place_of(source: str, function: Any) -> Place:
-    """The place of a function that a source has guarded."""
+def callback_of(source: str, function: Any) -> Callback:
+    """The callback that a guarded function is."""
     while isinstance(function, functools.partial):
         function = function.func
     function = getattr(function, "__func__", function)
     code = getattr(function, "__code__", None)
     name = f"{function.__module__}.{getattr(function, '__qualname__', repr(function))}"
-    return Place(source, f"{name}:{code.co_firstlineno}" if "<l" in name and code is not None else name)
+    return Callback(source, f"{name}:{code.co_firstlineno}" if "<l" in name and code is not None else name)
 
 
 @contextmanager
-def watching() -> Iterator[dict[Place, int]]:
-    """The places that are guarded in the block, each with how many times the program came through it."""
-    found: dict[Place, int] = {}
+def watching() -> Iterator[dict[Callback, int]]:
+    """The callbacks that sources guard in the block, each with the number of its calls."""
+    counts: dict[Callback, int] = {}
 
-    def comes(place: Place) -> None:
-        found[place] += 1
+    def called(callback: Callback) -> None:
+        counts[callback] += 1
 
-    with _guarding(lambda place: found.setdefault(place, 0), comes):
-        yield found
+    with _guarding(lambda callback: counts.setdefault(callback, 0), called):
+        yield counts
 
 
 @contextmanager
-def failing(place: Place, error: Error = LookupError, after: int = 0) -> Iterator[Fault]:
-    """Have the callback at `place` raise, in place of what it does, when it was called `after` times without."""
+def failing(callback: Callback, error: Error = LookupError, after: int = 0) -> Iterator[Fault]:
+    """Make a callback raise instead of run, after it ran `after` times."""
     fault = Fault()
     calls = 0
 
-    def comes(here: Place) -> None:
+    def called(current: Callback) -> None:
         nonlocal calls
-        if here == place:
+        if current == callback:
             calls += 1
             if calls > after and not fault.over:
                 fault.times += 1
                 raise error()
 
-    with _guarding(lambda place: None, comes):
+    with _guarding(lambda callback: None, called):
         yield fault
 
 
 @contextmanager
-def _guarding(made: Callable[[Place], object], comes: Callable[[Place], None]) -> Iterator[None]:
+def _guarding(made: Callable[[Callback], object], called: Callable[[Callback], None]) -> Iterator[None]:
     from traincheck.sources.recording.recorder import Recorder
 
     original = Recorder.guarded
 
     def guarded(recorder: Any, source: str, function: Callable[..., Any], **how: Any) -> Any:
-        place = place_of(source, function)
-        made(place)
+        callback = callback_of(source, function)
+        made(callback)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            comes(place)
+            called(callback)
             return function(*args, **kwargs)
 
         return original(recorder, source, functools.update_wrapper(watched, function), **how)
@@ -109,7 +109,7 @@ def _guarding(made: Callable[[Place], object], comes: Callable[[Place], None]) -
 
 @contextmanager
 def failing_at(holder: Any, method: str, error: Error = LookupError, after: int = 0) -> Iterator[Fault]:
-    """Have a method of a class (or a function of a module) raise when it was called `after` times without."""
+    """Make a method of a class (or a function of a module) raise after it ran `after` times."""
     fault = Fault()
     original, calls = getattr(holder, method), 0
 
@@ -128,7 +128,7 @@ def failing_at(holder: Any, method: str, error: Error = LookupError, after: int 
 
 @contextmanager
 def hanging_at(holder: Any, method: str, after: int = 0) -> Iterator[Fault]:
-    """Have a method of a class hang, until the block is left, when it was called `after` times without."""
+    """Make a method of a class hang until the block ends, after it ran `after` times."""
     fault = Fault()
     original, calls, over = getattr(holder, method), 0, threading.Event()
 

@@ -1,4 +1,4 @@
-"""Leftovers: all that observing could leave in a process, to be compared before and after.
+"""Compares a process before and after it was observed: hooks, patches, threads, files, random states.
 
 For the tests of a package that brings its own source::
 
@@ -34,14 +34,14 @@ from typing import Any
 State = dict[str, object]
 
 LIBRARIES = ("torch", "safetensors", "builtins", "multiprocessing", "threading", "pickle", "copy", "logging")
-"""Packages whose functions and classes are looked at."""
+"""Packages whose functions and classes are compared."""
 
 _HOOKS = ("_global_", "_extra_state", "_builtin_table")
-"""How dicts of torch's modules begin in which others are registered."""
+"""Prefixes of dicts in torch's modules that hold registered hooks."""
 
 
 def process_state(also: Iterable[str] = ()) -> State:
-    """What a process has that observing could have changed, by name; values are compared by `==`.
+    """Everything in the process that observing could change, by name; compare values with `==`.
 
     Functions and classes are compared by identity, those of the packages `also` as well. Known limitations: callbacks
     of `os.register_at_fork` cannot be listed.
@@ -58,13 +58,13 @@ def process_state(also: Iterable[str] = ()) -> State:
 
 
 def differences(before: Mapping[str, object], after: Mapping[str, object]) -> dict[str, tuple[object, object]]:
-    """What is not as it was. A module that was first imported meanwhile is no difference."""
-    found = {}
+    """The entries that differ. A module that was imported in between is no difference."""
+    changed = {}
     for name in sorted({*before, *after}):
         old, new = before.get(name, _MISSING), after.get(name, _MISSING)
         if old != new and not (old is _MISSING and name.partition(":")[0] not in _modules_of(before)):
-            found[name] = (old, new)
-    return found
+            changed[name] = (old, new)
+    return changed
 
 
 class _Missing:
@@ -76,14 +76,14 @@ _MISSING = _Missing()
 
 
 def _modules_of(state: Mapping[str, object]) -> frozenset[str]:
-    found = state.get("modules looked at", frozenset())
-    return found if isinstance(found, frozenset) else frozenset()
+    names = state.get("modules looked at", frozenset())
+    return names if isinstance(names, frozenset) else frozenset()
 
 
 # -- functions and classes -------------------------------------------------------------------------------------------
 
 
-def _looked_at(libraries: Collection[str] = LIBRARIES) -> Iterator[tuple[str, types.ModuleType]]:
+def _modules(libraries: Collection[str] = LIBRARIES) -> Iterator[tuple[str, types.ModuleType]]:
     for name, module in list(sys.modules.items()):
         if name.split(".", 1)[0] in libraries and isinstance(module, types.ModuleType):
             yield name, module
@@ -91,21 +91,21 @@ def _looked_at(libraries: Collection[str] = LIBRARIES) -> Iterator[tuple[str, ty
 
 def _functions(libraries: Collection[str]) -> State:
     """The functions of modules and the members of their classes, by identity."""
-    found: State = {}
+    state: State = {}
     names = set()
     seen: set[int] = set()
-    for name, module in _looked_at(libraries):
+    for name, module in _modules(libraries):
         names.add(name)
         for attribute, value in list(vars(module).items()):
-            if issubclass(type(value), type):  # asked of nobody: some objects of torch complain when they are
-                found[f"{name}:{attribute}"] = id(value)
+            if issubclass(type(value), type):  # not by `isinstance`, of which some objects of torch complain
+                state[f"{name}:{attribute}"] = id(value)
                 if id(value) not in seen and str(value.__module__).split(".", 1)[0] in libraries:
                     seen.add(id(value))
-                    found.update(_members(f"{name}:{attribute}", value))
+                    state.update(_members(f"{name}:{attribute}", value))
             elif callable(value):
-                found[f"{name}:{attribute}"] = id(value)
-    found["modules looked at"] = _Growing(names)
-    return found
+                state[f"{name}:{attribute}"] = id(value)
+    state["modules looked at"] = _Growing(names)
+    return state
 
 
 def _members(name: str, cls: type) -> Iterator[tuple[str, object]]:
@@ -115,7 +115,7 @@ def _members(name: str, cls: type) -> Iterator[tuple[str, object]]:
 
 
 class _Growing(frozenset[str]):
-    """Names of modules; more of them are no difference."""
+    """Names of modules; additional names are no difference."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, frozenset)
@@ -124,13 +124,13 @@ class _Growing(frozenset[str]):
 
 
 def _registered() -> State:
-    """What is registered in the dicts of torch's modules."""
-    found: State = {}
-    for name, module in _looked_at():
+    """The entries in dicts of torch's modules that hold registered hooks."""
+    state: State = {}
+    for name, module in _modules():
         for attribute, value in list(vars(module).items()):
             if attribute.startswith(_HOOKS) and isinstance(value, dict):
-                found[f"{name}:{attribute} holds"] = {key: id(entry) for key, entry in value.items()}
-    return found
+                state[f"{name}:{attribute} holds"] = {key: id(entry) for key, entry in value.items()}
+    return state
 
 
 # -- states ----------------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def _torch() -> State:
     if torch is None:
         return {}
     dispatch: Any = sys.modules.get("torch.utils._python_dispatch")
-    found: State = {
+    state: State = {
         "function modes": list(map(id, torch.overrides._get_current_function_mode_stack())),
         "torch functions": str(torch._C._get_torch_function_state()),
         "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()),
@@ -153,8 +153,8 @@ def _torch() -> State:
         "fused attention": torch.backends.mha.get_fastpath_enabled(),
     }
     if dispatch is not None:
-        found["dispatch modes"] = list(map(id, dispatch._get_current_dispatch_mode_stack()))
-    return found
+        state["dispatch modes"] = list(map(id, dispatch._get_current_dispatch_mode_stack()))
+    return state
 
 
 def _interpreter() -> State:
@@ -178,16 +178,16 @@ def _interpreter() -> State:
         "warnings": (list(warnings.filters), id(warnings.showwarning)),
         "collector": (gc.isenabled(), gc.get_threshold(), list(map(id, gc.callbacks))),
         "root logger": (logging.root.level, list(map(id, logging.root.handlers)), logging.root.disabled),
-        "finalizers": sum(not _is_of_compiler(one.func) for one in _finalizers()),
+        "finalizers": sum(not _is_of_compiler(part.func) for part in _finalizers()),
     }
 
 
 def _signals() -> State:
     if threading.current_thread() is not threading.main_thread():
         return {}
-    known = sorted(signal.valid_signals())
+    numbers = sorted(signal.valid_signals())
     return {
-        "signal handlers": {int(number): id(signal.getsignal(number)) for number in known},
+        "signal handlers": {int(number): id(signal.getsignal(number)) for number in numbers},
         "signal mask": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
     }
 
@@ -205,56 +205,56 @@ def _system() -> State:
 
 
 def _descriptors() -> dict[str, str]:
-    """What each open descriptor is of."""
-    found = {}
+    """The target of each open descriptor."""
+    targets = {}
     table = Path("/proc/self/fd")
     for end in table.iterdir() if table.is_dir() else ():
         try:
-            found[end.name] = str(end.readlink())
-        except OSError:  # the one by which we have just looked
+            targets[end.name] = str(end.readlink())
+        except OSError:  # the descriptor of this listing
             continue
-    return found
+    return targets
 
 
 def _random() -> State:
     torch: Any = sys.modules.get("torch")
     numpy: Any = sys.modules.get("numpy")
-    found: State = {"random of Python": random.getstate()}
+    state: State = {"random of Python": random.getstate()}
     if torch is not None:
-        found["random of torch"] = bytes(torch.get_rng_state().tolist())
+        state["random of torch"] = bytes(torch.get_rng_state().tolist())
     if numpy is not None and "numpy.random" in sys.modules:
-        found["random of numpy"] = repr(numpy.random.get_state())
-    return found
+        state["random of numpy"] = repr(numpy.random.get_state())
+    return state
 
 
 # -- objects of the program ------------------------------------------------------------------------------------------
 
 
-def object_state(*things: Any) -> State:
-    """What observing could have left on modules, optimizers and other objects: attributes, hooks, weak references.
+def object_state(*objects: Any) -> State:
+    """Everything on modules, optimizers and other objects that observing could change.
 
-    Of a module, those inside it and its parameters are looked at as well.
+    That is attributes, hooks and weak references; for a module, also those of its modules and parameters.
     """
-    found: State = {}
-    for place, thing in enumerate(things):
-        for name, one in _parts(f"{place}", thing):
-            found[f"{name} is"] = (id(type(one)), weakref.getweakrefcount(one))
-            attributes = getattr(one, "__dict__", {})
-            found[f"{name} has"] = {key: _told(value) for key, value in attributes.items()}
+    state: State = {}
+    for index, root in enumerate(objects):
+        for name, part in _parts(f"{index}", root):
+            state[f"{name} is"] = (id(type(part)), weakref.getweakrefcount(part))
+            attributes = getattr(part, "__dict__", {})
+            state[f"{name} has"] = {key: _identity(value) for key, value in attributes.items()}
             for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-                if hasattr(type(one), hooks):
-                    found[f"{name}.{hooks}"] = _told(getattr(one, hooks))
-    return found
+                if hasattr(type(part), hooks):
+                    state[f"{name}.{hooks}"] = _identity(getattr(part, hooks))
+    return state
 
 
-def _parts(name: str, thing: Any) -> Iterable[tuple[str, Any]]:
-    yield name, thing
-    if hasattr(thing, "named_modules"):
-        yield from ((f"{name}.{inner}", module) for inner, module in thing.named_modules() if inner)
-        yield from ((f"{name}.{inner}", parameter) for inner, parameter in thing.named_parameters())
+def _parts(name: str, root: Any) -> Iterable[tuple[str, Any]]:
+    yield name, root
+    if hasattr(root, "named_modules"):
+        yield from ((f"{name}.{inner}", module) for inner, module in root.named_modules() if inner)
+        yield from ((f"{name}.{inner}", parameter) for inner, parameter in root.named_parameters())
 
 
-def _told(value: Any) -> object:
+def _identity(value: Any) -> object:
     if isinstance(value, (str, int, float, bool, type(None))):
         return value
     if isinstance(value, dict):
@@ -267,6 +267,6 @@ def _finalizers() -> list[Any]:
 
 
 def _is_of_compiler(function: Any) -> bool:
-    """Whether torch's compiler has it, which keeps more and more of them."""
-    function = getattr(function, "func", function)  # of a partial one
+    """Whether a finalizer belongs to torch's compiler, which adds more over time."""
+    function = getattr(function, "func", function)  # of a `functools.partial`
     return str(getattr(function, "__module__", "")).startswith("torch._dynamo")

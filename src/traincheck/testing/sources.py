@@ -49,15 +49,15 @@ class NotConforming(AssertionError):
     """A source breaks a promise. The message says which one, and what to do."""
 
 
-def check_source(place: str, program: Program, project: str | None = None) -> int:
-    """Check every promise of the source whose declaration is at `place` (`module:NAME`), as in its entry point.
+def check_source(location: str, program: Program, project: str | None = None) -> int:
+    """Check every promise of the source whose declaration is at `location` (`module:NAME`), as in its entry point.
 
     Returns the number of kinds of events that only this source reports. `project` is the folder of the program's own
     code (the working directory by default). Raises NotConforming for the first broken promise, and ValueError for a
     program that proves nothing.
     """
-    declaration = _declaration(place)
-    _works_without_torch(declaration, place)
+    declaration = _declaration(location)
+    _works_without_torch(declaration, location)
     return _Check(declaration, program, project or str(Path.cwd())).run()
 
 
@@ -68,15 +68,15 @@ def _fail(promise: str, cure: str) -> NotConforming:
 # -- the declaration -----------------------------------------------------------------------------------------------
 
 
-def _declaration(place: str) -> SourceDeclaration:
-    module, _, attribute = place.partition(":")
+def _declaration(location: str) -> SourceDeclaration:
+    module, _, attribute = location.partition(":")
     declaration = getattr(importlib.import_module(module), attribute, None)
     if not isinstance(declaration, SourceDeclaration):
-        raise _fail(f"{place} is no SourceDeclaration", "Make one, as in sources/template.py")
+        raise _fail(f"{location} is no SourceDeclaration", "Make one, as in sources/template.py")
     if declaration.name in plugins.SOURCES:
         raise _fail(f"the name {declaration.name!r} belongs to a source of TrainCheck", "Take another name")
     try:
-        plugins.source_declaration(declaration.name, place)
+        plugins.source_declaration(declaration.name, location)
         plugins.source_class(declaration)
     except PluginError as error:
         raise _fail(
@@ -89,8 +89,8 @@ def _declaration(place: str) -> SourceDeclaration:
     return declaration
 
 
-def _works_without_torch(declaration: SourceDeclaration, place: str) -> None:
-    module, _, attribute = place.partition(":")
+def _works_without_torch(declaration: SourceDeclaration, location: str) -> None:
+    module, _, attribute = location.partition(":")
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT_TORCH, module, attribute],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -122,12 +122,13 @@ class _Check:
             raise ValueError("the program computes something else each time, so nothing is proven: seed it")
         without = self._observe(EVERYTHING, "without it", attached=False)  # also loads what every source imports
         before = process_state(self._packages)
-        with faults.watching() as places:
+        with faults.watching() as callbacks:
             windows = self._observe(EVERYTHING, "under a demand for everything")
         self._leaves_nothing(before, "It")
         kinds = self._serves_what_it_declares(windows, without)
         self._attaches_on_demand(before)
-        self._keeps_faults_to_itself({place: times for place, times in places.items() if place.source == self._name})
+        own = {callback: calls for callback, calls in callbacks.items() if callback.source == self._name}
+        self._keeps_faults_to_itself(own)
         self._leaves_nothing(before, "After a fault, it")
         return kinds
 
@@ -214,12 +215,12 @@ class _Check:
         with undo:
             self._leaves_nothing(before, "Under an empty demand, it")
 
-    def _keeps_faults_to_itself(self, places: Mapping[faults.Place, int]) -> None:
-        if not any(places.values()):
+    def _keeps_faults_to_itself(self, callbacks: Mapping[faults.Callback, int]) -> None:
+        if not any(callbacks.values()):
             raise _fail(f"{self._name} guards no callback", "Pass every callback through `Recorder.guarded`")
-        for place in places:
-            with faults.failing(place, MemoryError):
-                self._observe(EVERYTHING, f"after a fault in {place.function}", may_fail=True)
+        for callback in callbacks:
+            with faults.failing(callback, MemoryError):
+                self._observe(EVERYTHING, f"after a fault in {callback.function}", may_fail=True)
         with faults.failing_at(plugins.source_class(self._declaration), "attach"):
             self._observe(EVERYTHING, "after a fault in `attach`", may_fail=True)
 
