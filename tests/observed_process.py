@@ -1,4 +1,4 @@
-"""Observing this process in a test, as a session does, but without its threads and files."""
+"""Observes this process in a test as a session does, without its threads and files."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ from traincheck.sources.registry import attach, build
 from traincheck.vocab.demand import EVERYTHING, Demand
 from traincheck.vocab.events import Call, Change, Reading, Window
 
-torch.set_num_threads(
-    1
-)  # threads that wait for each other are slow on a busy machine, and tests compute next to nothing
+torch.set_num_threads(1)  # threads that wait for each other are slow on a busy machine, and tests compute little
 
 TESTS = str(Path(__file__).parent)
 
 
 @dataclass
 class Seen:
-    """What was observed: windows, faults of sources, and sources that could not be attached."""
+    """The windows, the faults of sources, and the sources that could not attach."""
 
     windows: list[Window] = field(default_factory=list)
     faults: list[tuple[str, BaseException]] = field(default_factory=list)
@@ -58,13 +56,13 @@ class Seen:
         return [call for call in self.calls if name in call.levels]
 
     def around(self, name: str) -> list[Change]:
-        """The changes seen around calls known under `name`."""
+        """The changes around calls known under `name`."""
         seqs = {call.seq for call in self.named(name)}
         return [change for change in self.changes if change.call in seqs]
 
 
-def _alone(error: BaseException) -> BaseException:
-    """The error without all that was there when it was raised, which would be kept alive (a loader with workers)."""
+def _without_context(error: BaseException) -> BaseException:
+    """The error without its context and frames, which would keep objects alive (a loader with workers)."""
     error.__context__ = None
     return error.with_traceback(None)
 
@@ -77,16 +75,18 @@ def observing(
     freeze: bool = True,
     watches: Callable[[int], bool] = lambda step: True,
 ) -> Iterator[Seen]:
-    """Observe what `demand` asks for, in the steps that are watched; the windows are complete when the block is
-    left."""
+    """Observe this process for `demand`, in the steps for which `watches` is True.
+
+    The windows are complete after the block.
+    """
     gc.collect()
     if freeze:
-        gc.freeze()  # modules that exist already are looked for: those of other tests would take their names
+        gc.freeze()  # TrainCheck looks for existing modules: those of other tests would take their names
     seen = Seen()
     recorder = Recorder(
         CallSites((project,)),
         seen.windows.append,
-        lambda source, error: seen.faults.append((source, _alone(error))),
+        lambda source, error: seen.faults.append((source, _without_context(error))),
         is_sampled=watches,
     )
     seen.recorder = recorder

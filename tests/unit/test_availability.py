@@ -1,4 +1,4 @@
-"""A source that tells nothing makes no alarm: what rests on it is not judged, and what was before is forgotten."""
+"""A disabled source causes no false alarm: TrainCheck skips the rules that depend on it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def bound_gradients(parameters: list[nn.Parameter], max_norm: float) -> None:
 
 
 def train(folder: Path) -> None:
-    """A program that uses what is observed, by sources of all sorts."""
+    """A program with calls for every source that can be switched off."""
     torch.manual_seed(0)
     model = Net(4, 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -84,21 +84,21 @@ SWITCHABLE = [name for name, declaration in DECLARED.items() if declaration.can_
 
 
 @pytest.mark.parametrize("source", [name for name in SWITCHABLE if name != "buffers"])  # buffers need other ranks
-def test_the_rest_is_recorded_alike_without_a_source(source: str, tmp_path: Path, alone: object) -> None:
+def test_other_events_stay_the_same_without_a_source(source: str, tmp_path: Path, alone: object) -> None:
     assert check_absence(source, lambda: train(tmp_path), TESTS) > 100
 
 
-def test_a_check_that_proves_nothing_is_no_check(tmp_path: Path, alone: object) -> None:
+def test_a_check_fails_when_the_source_records_nothing(tmp_path: Path, alone: object) -> None:
     with pytest.raises(ValueError, match="reports nothing"):
         check_absence("buffers", lambda: train(tmp_path), TESTS)
 
 
 def serving(demand: Demand) -> list[str]:
-    """The sources that a demand rests on, besides those that every demand rests on."""
+    """The sources that a demand depends on, without the required ones."""
     return [name for name, declaration in DECLARED.items() if declaration.serves(demand) and not declaration.required]
 
 
-def test_a_demand_rests_on_some_sources_only() -> None:
+def test_a_demand_depends_on_some_sources_only() -> None:
     assert serving(Demand.of_calls("torch.relu")) == ["functions"]
     assert serving(Demand.of_calls("torch.relu", values=("tensors",))) == ["functions", "summaries"]
     assert serving(Demand.of_readings("run.steps")) == serving(Demand.of_readings("run.*")) == ["run"]
@@ -109,7 +109,7 @@ def test_a_demand_rests_on_some_sources_only() -> None:
     assert serving(EVERYTHING) == [name for name in DECLARED if name not in REQUIRED]
 
 
-def test_every_demand_rests_on_required_and_on_unknown_sources() -> None:
+def test_every_demand_depends_on_required_and_on_unknown_sources() -> None:
     relu = Demand.of_calls("torch.relu")
     assert all(needed_source((source,), relu, DECLARED) for source in (*REQUIRED, "a source of later"))
     assert not needed_source(("project", "collectives"), relu, DECLARED)

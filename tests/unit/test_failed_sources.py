@@ -1,4 +1,4 @@
-"""A source that fails or is switched off in mid-run makes no false alarm; what rests on it is told as not judged."""
+"""A source that fails or is switched off during a run causes no false alarm; its rules are reported as not judged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recorded_runs import write_run
 from traincheck import plugins
 from traincheck.checking.engine import Engine
 from traincheck.checking.offline import check_folder
-from traincheck.checking.results import conclude
+from traincheck.checking.results import combine
 from traincheck.inference.learn import learn
 from traincheck.invariants.book import Book
 from traincheck.sources.checkpoints.checkpoints import CheckpointSource
@@ -47,7 +47,7 @@ def scale(outputs: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def train(seed: int, after: Callable[[int], object] = lambda step: None, *, clears: bool = True) -> None:
-    """A run that uses what is observed; `after` is called after each step, with its number."""
+    """A run with calls for every source; `after` is called after each step, with its number."""
     torch.manual_seed(seed)
     layers = (nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 1))
     model = nn.Sequential(*layers)
@@ -91,13 +91,13 @@ def violated(book: Book, windows: list[Window]) -> set[str]:
     engine = Engine(book.invariants)
     for window in windows:
         engine.feed(window)
-    return {f"{one.step} {one.invariant.sentence}" for one in engine.outcome.violations}
+    return {f"{violation.step} {violation.invariant.sentence}" for violation in engine.outcome.violations}
 
 
-def without_word(windows: list[Window]) -> list[Window]:
-    """As if nothing had been said of silent sources."""
+def without_source_readings(windows: list[Window]) -> list[Window]:
+    """The windows without the readings that name disabled sources."""
     return [
-        replace(window, index=index, readings=tuple(one for one in window.readings if one.kind != SOURCE))
+        replace(window, index=index, readings=tuple(reading for reading in window.readings if reading.kind != SOURCE))
         for index, window in enumerate(windows)
     ]
 
@@ -130,14 +130,14 @@ FAULTS: list[tuple[type, str]] = [
 def failing_from(step: list[int], original: Any, at: int) -> Callable[..., Any]:
     def method(*args: Any, **kwargs: Any) -> Any:
         if step[0] >= at:
-            raise LookupError("a fault of ours")
+            raise LookupError("a fault in a source")
         return original(*args, **kwargs)
 
     return method
 
 
 @pytest.mark.parametrize(("source", "method"), FAULTS, ids=lambda value: getattr(value, "__name__", value))
-def test_a_fault_in_mid_run_makes_no_alarm(
+def test_a_fault_during_a_run_causes_no_false_alarm(
     source: type, method: str, book: Book, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = [0]
@@ -149,19 +149,19 @@ def test_a_fault_in_mid_run_makes_no_alarm(
     engine = Engine(book.invariants)
     for window in seen.windows:
         engine.feed(window)
-    told = [one.why for one in engine.outcome.absences]
+    reasons = [absence.why for absence in engine.outcome.absences]
     if source is OptimizerSource:  # without it no step ends, so no window follows
-        assert not told
+        assert not reasons
     else:
-        assert told == [FAILED] and engine.outcome.resting, "some rule rests on it"
+        assert reasons == [FAILED] and engine.outcome.suspended, "some rule depends on it"
 
 
-def test_silence_without_a_word_would_make_alarms(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreported_absence_would_cause_false_alarms(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
     step = [0]
     monkeypatch.setattr(ClippingSource, "_begins", failing_from(step, ClippingSource._begins, at=6))
     with observing() as seen:
         train(4, lambda number: step.__setitem__(0, number))
-    assert violated(book, without_word(seen.windows)) != set() == violated(book, seen.windows)
+    assert violated(book, without_source_readings(seen.windows)) != set() == violated(book, seen.windows)
 
 
 def switching(source: str, off: int, on: int, *, clears: bool = True) -> Seen:
@@ -188,7 +188,7 @@ SWITCHABLE = [name for name, declaration in DECLARED.items() if declaration.can_
 
 
 @pytest.mark.parametrize("source", SWITCHABLE)
-def test_a_source_that_is_switched_off_and_on_makes_no_alarm(source: str, book: Book) -> None:
+def test_a_source_that_is_switched_off_and_on_causes_no_false_alarm(source: str, book: Book) -> None:
     seen = switching(source, 5, 9)
     assert violated(book, seen.windows) == set()
     off = [window for window in seen.windows if source in window.off]
@@ -197,46 +197,46 @@ def test_a_source_that_is_switched_off_and_on_makes_no_alarm(source: str, book: 
     assert source not in seen.windows[-1].off
 
 
-def test_what_rests_on_another_source_is_found_while_one_is_off(book: Book) -> None:
+def test_rules_of_other_sources_are_judged_while_one_is_off(book: Book) -> None:
     seen = switching("functions", 5, 99, clears=False)
-    found = violated(book, seen.windows)
-    assert any(told.startswith("9 ") and "clear" in told for told in found), found
+    violations = violated(book, seen.windows)
+    assert any(line.startswith("9 ") and "clear" in line for line in violations), violations
 
 
-def test_the_report_says_what_was_off_and_offline_agrees(tmp_path: Path, book: Book) -> None:
+def test_the_report_names_the_source_that_was_off_and_offline_agrees(tmp_path: Path, book: Book) -> None:
     seen = switching("clipping", 5, 99)
     engine = Engine(book.invariants)
     for window in seen.windows:
         engine.feed(window)
-    live = conclude(book, book.invariants, [engine.outcome], unobserved={})
+    live = combine(book, book.invariants, [engine.outcome], unobserved={})
     offline = check_folder(write_run(tmp_path / "run", SCRIPT, seen.windows), book)
     assert live.report.not_observed == offline.report.not_observed
     assert "source clipping was switched off at step 7: what rests on it was not judged" in live.report.not_observed
     assert live.verdicts == offline.verdicts
-    told = {verdict for rule, verdict in live.verdicts if "clip_grad_norm_" in rule.sentence}
-    assert told == {NOT_OBSERVED}
+    verdicts = {verdict for rule, verdict in live.verdicts if "clip_grad_norm_" in rule.sentence}
+    assert verdicts == {NOT_OBSERVED}
     assert PASSED in {verdict for _, verdict in live.verdicts}
 
 
-def test_what_was_off_for_a_while_is_judged_again(book: Book) -> None:
+def test_rules_are_judged_again_after_their_source_was_off(book: Book) -> None:
     seen = switching("clipping", 5, 9)
     engine = Engine(book.invariants)
     for window in seen.windows:
         engine.feed(window)
-    checked = conclude(book, book.invariants, [engine.outcome], unobserved={})
-    assert not engine.outcome.resting
-    (told,) = (line for line in checked.report.not_observed if "clipping" in line)
-    assert told.endswith("not judged then, and observed again from step 11 on")
+    checked = combine(book, book.invariants, [engine.outcome], unobserved={})
+    assert not engine.outcome.suspended
+    (description,) = (line for line in checked.report.not_observed if "clipping" in line)
+    assert description.endswith("not judged then, and observed again from step 11 on")
 
 
-def test_a_run_in_which_a_source_was_off_teaches_what_was_seen(tmp_path: Path, book: Book) -> None:
+def test_learning_ignores_the_steps_in_which_a_source_was_off(tmp_path: Path, book: Book) -> None:
     seen = switching("clipping", 5, 9)
     home = write_run(tmp_path / "run", SCRIPT, seen.windows)
     again = learn([home]).book
     assert not any("does not" in rule.sentence and "clip" in rule.sentence for rule in again.invariants)
 
 
-def test_a_source_that_cannot_attach_makes_no_alarm(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_cannot_attach_causes_no_false_alarm(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ClippingSource, "attach", failing_from([9], None, at=0))
     with observing() as seen:
         train(4)

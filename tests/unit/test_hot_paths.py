@@ -1,6 +1,6 @@
-"""What we do in a training step is counted, not timed: calls of our functions, and bytes read for fingerprints.
+"""Counts TrainCheck's work in a training step: calls of its functions, and bytes read for fingerprints.
 
-A number here may fall. Where one rises, each step of each user's training has become slower; that wants a reason.
+A limit here may fall. A higher limit slows down each step of each user's training, so it needs a reason.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from traincheck.vocab.demand import EVERYTHING, NOTHING, Demand
 from traincheck.vocab.events import Window
 
 OURS = str(Path(traincheck.__file__).parent)
-STEPS = range(17, 23)  # none of those in which values are read, see summaries.py
+STEPS = range(17, 23)  # steps in which no values are read, see call_summaries.py
 
-OF_A_RULE = Demand(frozenset((STEP,)), frozenset(((STEP, "parameter.data"),)))
+OF_A_RULE = Demand.of_calls(STEP, changes=("parameter.data",))
 
 MOST_CALLS = {"everything": 2_110, "a rule": 610, "nothing": 240, "not watched": 128}
 MOST_CALLS_TO_JUDGE = 1_250
-"""By the rules of the general pack, of which more than `LEAST_JUDGED` are about such a step."""
+"""With the rules of the general pack; more than `LEAST_JUDGED` of them judge such a step."""
 LEAST_JUDGED = 10
 MOST_BYTES = {"everything": 4.2, "a rule": 2.1, "nothing": 0, "not watched": 0}
-"""In sizes of the parameters."""
+"""In multiples of the bytes of the parameters."""
 
 
 def train(
     demand: Demand,
     watches: Callable[[int], bool],
-    each: Callable[[int], object],
+    before_step: Callable[[int], object],
     windows: list[Window] | None = None,
 ) -> int:
-    """Train a model of ten parameters, and call `each` before each step; the bytes of the parameters.
+    """Train a model of ten parameters, and return their bytes.
 
-    What is seen goes into `windows`.
+    Calls `before_step` before each step, and with 0 at the end. Appends the recorded windows to `windows`.
     """
     model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(5)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     with observing(demand, watches=watches) as seen:
         for step, (x,) in enumerate(loader(STEPS.stop), start=1):
-            each(step)
+            before_step(step)
             optimizer.zero_grad()
             model(torch.cat((x, x, x, x), 1)).square().mean().backward()
             optimizer.step()
-        each(0)
+        before_step(0)
     assert seen.faults == []
     if windows is not None:
         windows += seen.windows
@@ -71,7 +71,7 @@ KINDS: dict[str, tuple[Demand, Callable[[int], bool]]] = {
 
 
 class Counted:
-    """Counts calls of our functions, while it is told to."""
+    """Counts calls of TrainCheck's functions, as a profiler."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
@@ -90,22 +90,22 @@ class Counted:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_calls_no_more_of_our_functions(kind: str) -> None:
+def test_a_step_calls_no_more_functions(kind: str) -> None:
     counted = Counted()
 
-    def each(step: int) -> None:
+    def before_step(step: int) -> None:
         sys.setprofile(counted.count if step in STEPS else None)
 
     before = sys.getprofile()
     try:
-        train(*KINDS[kind], each)
+        train(*KINDS[kind], before_step)
     finally:
         sys.setprofile(before)
     assert counted.in_a_step <= MOST_CALLS[kind], str(counted)
     assert counted.calls or kind not in ("everything", "a rule")
 
 
-def test_judging_a_step_calls_no_more_of_our_functions() -> None:
+def test_judging_a_step_calls_no_more_functions() -> None:
     rules = read_book(Path(OURS) / "packs" / "general.jsonl").invariants
     windows: list[Window] = []
     train(demand_of(rules), lambda step: True, lambda step: None, windows)
@@ -129,10 +129,10 @@ def test_a_step_reads_no_more_bytes(kind: str, monkeypatch: pytest.MonkeyPatch) 
         read[0] += memory.size if counted[0] else 0
         return digest(memory)
 
-    def each(step: int) -> None:
+    def before_step(step: int) -> None:
         counted[0] = step in STEPS
 
     monkeypatch.setattr(hashing, "digest", counting)
-    size = train(*KINDS[kind], each)
+    size = train(*KINDS[kind], before_step)
     assert read[0] / len(STEPS) <= MOST_BYTES[kind] * size, f"{read[0] / len(STEPS) / size:.2f} times the parameters"
     assert read[0] or kind not in ("everything", "a rule")

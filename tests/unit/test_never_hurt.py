@@ -1,4 +1,4 @@
-"""Observation leaves nothing behind and alters nothing."""
+"""Observing changes nothing in the program, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from small_trainings import Model, process_state, same, train
 STEP = "torch.optim.Optimizer.step"
 
 
-# -- nothing is left -------------------------------------------------------------------------------------------------
+# -- after observing -------------------------------------------------------------------------------------------------
 
 
-def test_afterwards_nothing_is_left() -> None:
+def test_all_hooks_and_patches_are_removed() -> None:
     train()
     before = process_state()
     assert any(name.startswith("_global_optimizer") for name in before)
@@ -37,7 +37,7 @@ def test_afterwards_nothing_is_left() -> None:
     assert {"Optimizer.zero_grad", "torch.autograd.backward", "modes", "torch.nn.utils.clip_grad_norm_"} <= changed
 
 
-def test_nothing_is_kept_alive() -> None:
+def test_models_are_not_kept_alive() -> None:
     import weakref
 
     with observing():
@@ -51,35 +51,35 @@ def test_nothing_is_kept_alive() -> None:
         assert [reference() for reference in alive] == [None, None, None]
 
 
-def test_a_patch_made_before_us_stays_and_is_called() -> None:
+def test_a_patch_made_before_traincheck_stays_and_is_called() -> None:
     called = []
     original = torch.optim.Optimizer.zero_grad
 
-    def theirs(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
-        called.append("theirs")
+    def patch(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+        called.append("patch")
         original(self, set_to_none)
 
-    torch.optim.Optimizer.zero_grad = theirs  # type: ignore[method-assign]
+    torch.optim.Optimizer.zero_grad = patch  # type: ignore[method-assign]
     try:
         with observing() as seen:
             train()
-        assert torch.optim.Optimizer.zero_grad is theirs
+        assert torch.optim.Optimizer.zero_grad is patch
         assert len(called) == len(seen.named("torch.optim.Optimizer.zero_grad")) == 6
     finally:
         torch.optim.Optimizer.zero_grad = original  # type: ignore[method-assign]
 
 
-def test_a_patch_made_after_us_stays() -> None:
+def test_a_patch_made_after_traincheck_stays() -> None:
     original = torch.nn.utils.clip_grad_norm_
     try:
         with observing():
             ours = torch.nn.utils.clip_grad_norm_
 
-            def theirs(*args: object, **kwargs: object) -> object:
+            def patch(*args: object, **kwargs: object) -> object:
                 return ours(*args, **kwargs)  # type: ignore[arg-type]
 
-            torch.nn.utils.clip_grad_norm_ = theirs  # type: ignore[assignment]
-        assert torch.nn.utils.clip_grad_norm_ is theirs
+            torch.nn.utils.clip_grad_norm_ = patch  # type: ignore[assignment]
+        assert torch.nn.utils.clip_grad_norm_ is patch
         train()
     finally:
         torch.nn.utils.clip_grad_norm_ = original
@@ -100,7 +100,7 @@ def test_modes_and_profilers_of_the_program_stay() -> None:
     torch.ones(3).sum()
 
 
-def test_a_profiler_that_was_there_stays_and_ours_is_told_missing() -> None:
+def test_a_profiler_of_the_program_stays_and_source_project_is_reported_missing() -> None:
     if sys.version_info >= (3, 12):
         pytest.skip("sys.monitoring takes no profiler's place")
 
@@ -116,7 +116,7 @@ def test_a_profiler_that_was_there_stays_and_ours_is_told_missing() -> None:
     assert [reason.split(":")[0] for reason in seen.missing] == ["project"]
 
 
-# -- the program is as it was ----------------------------------------------------------------------------------------
+# -- while observing ------------------------------------------------------------------------------------------------
 
 
 def test_training_and_random_streams_are_the_same() -> None:
@@ -127,7 +127,7 @@ def test_training_and_random_streams_are_the_same() -> None:
     assert len(seen.named(STEP)) == 6
 
 
-def test_what_we_compute_is_seen_by_no_mode_of_the_program() -> None:
+def test_no_mode_of_the_program_sees_traincheck_compute() -> None:
     class Names(torch.overrides.TorchFunctionMode):
         def __init__(self) -> None:
             super().__init__()
@@ -187,8 +187,8 @@ def test_signatures_and_documentation_stay(observed: Seen) -> None:
     assert torch.optim.Optimizer.zero_grad.__doc__ and nn.Module.train.__name__ == "train"
 
 
-def test_the_program_may_take_our_callables_for_its_own() -> None:
-    """A reference taken while observed works afterwards, too."""
+def test_the_program_may_keep_references_to_patched_functions() -> None:
+    """A reference taken while observing works afterwards."""
     with observing() as seen:
         backward: Callable[..., None] = torch.autograd.backward
         clip = nn.utils.clip_grad_norm_
@@ -199,8 +199,8 @@ def test_the_program_may_take_our_callables_for_its_own() -> None:
     assert seen.calls == []
 
 
-def test_threads_that_train_beside_each_other_are_no_fault() -> None:
-    """Each builds, trains and lets go of models, with as many switches between them as can be."""
+def test_threads_that_train_in_parallel_cause_no_fault() -> None:
+    """Each thread builds, trains and deletes models, with frequent switches between threads."""
     failed: list[BaseException] = []
 
     def work(seed: int) -> None:

@@ -1,4 +1,4 @@
-"""The meter: what each source took, as guarded functions tell it, also where several threads are at work."""
+"""The meter adds up the time of guarded functions by source, also where several threads run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def metered(now: list[float]) -> Recorder:
     return Recorder(CallSites(()), lambda window: None, lambda source, error: None, meter=meter)
 
 
-def test_what_is_inside_is_left_out() -> None:
+def test_the_time_of_inner_functions_is_subtracted() -> None:
     now = [0.0]
     recorder = metered(now)
 
@@ -34,20 +34,20 @@ def test_what_is_inside_is_left_out() -> None:
     assert recorder.meter.lap().overhead == recorder.meter.total == 1.0
 
 
-def test_no_source_is_told_to_have_taken_less_than_nothing() -> None:
-    """Of two threads one may leave out the time of the other, and notes tell of no negative time."""
+def test_no_source_has_a_negative_time() -> None:
+    """One of two threads may subtract the time of the other, and notes hold no negative time."""
     now = [0.0]
     recorder = metered(now)
 
-    def amid_another_thread() -> None:
+    def beside_another_thread() -> None:
         now[0] += 1.0
         recorder.meter.inside += 3.0
 
-    recorder.guarded("calls", amid_another_thread)()
+    recorder.guarded("calls", beside_another_thread)()
     assert recorder.meter.seconds() == {}
 
 
-def test_what_was_hashed_is_told() -> None:
+def test_hashed_bytes_and_their_time_are_counted() -> None:
     meter = OverheadMeter()
     before = meter.hashing()
     fingerprints([torch.zeros(1000), torch.zeros(24, dtype=torch.uint8)])

@@ -1,4 +1,4 @@
-"""While torch's own loaders and optimizers are at work nothing is told; before, after and inside of others it is."""
+"""TrainCheck records no functions inside torch's own loaders and optimizers, but inside those of a project."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def steps_with(seen: Seen, name: str) -> list[int]:
 
 
 def inside_updates(seen: Seen) -> set[str]:
-    """What functions are told inside of updates."""
-    found = set()
+    """The functions recorded inside updates."""
+    functions = set()
     for window in seen.windows:
         for call in window.calls:
-            around = {level for one in window.ancestors(call) for level in one.levels}
+            around = {level for ancestor in window.ancestors(call) for level in ancestor.levels}
             if "torch.optim.Optimizer.step" in around and call.kind in (FUNCTION, PROJECT):
-                found.add(call.levels[0])
-    return found
+                functions.add(call.levels[0])
+    return functions
 
 
 def scaled(value: torch.Tensor) -> torch.Tensor:
     return value * 0.1
 
 
-class Own(torch.optim.Optimizer):
-    """An optimizer of the project's."""
+class ProjectOptimizer(torch.optim.Optimizer):
+    """An optimizer of the project."""
 
     def __init__(self, params: object) -> None:
         super().__init__(params, {})  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ class Own(torch.optim.Optimizer):
                 parameter.sub_(scaled(parameter.grad))
 
 
-def test_an_update_of_torchs_tells_nothing_and_what_follows_is_told() -> None:
+def test_torchs_updates_are_not_recorded_and_later_calls_are() -> None:
     with observing() as seen:
         model = nn.Linear(4, 1)
         optimizer = torch.optim.Adam(model.parameters())
@@ -66,13 +66,13 @@ def test_an_update_of_torchs_tells_nothing_and_what_follows_is_told() -> None:
     assert _get_current_function_mode_stack() == []
 
 
-OF_LINEAR = Demand(frozenset((LINEAR, "torch.optim.Optimizer.zero_grad")))
+OF_LINEAR = Demand.of_calls(LINEAR, "torch.optim.Optimizer.zero_grad")
 ZERO = "torch.Tensor.zero_"
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_what_clears_gradients_is_told_where_it_is_asked_for(asked: bool) -> None:
-    demand = OF_LINEAR | Demand(frozenset((ZERO,))) if asked else OF_LINEAR
+@pytest.mark.parametrize("demanded", [False, True])
+def test_clearing_of_gradients_is_recorded_on_demand(demanded: bool) -> None:
+    demand = OF_LINEAR | Demand.of_calls(ZERO) if demanded else OF_LINEAR
     with observing(demand) as seen:
         model = nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -84,12 +84,12 @@ def test_what_clears_gradients_is_told_where_it_is_asked_for(asked: bool) -> Non
         with pytest.raises((TypeError, RuntimeError)):
             optimizer.zero_grad()
         assert _get_current_function_mode_stack() == [mode]
-    assert bool(seen.named(ZERO)) is asked
+    assert bool(seen.named(ZERO)) is demanded
     assert steps_with(seen, LINEAR) == [1, 2, 3] and seen.faults == []
     assert _get_current_function_mode_stack() == []
 
 
-def test_an_update_that_raises_leaves_nothing_off() -> None:
+def test_an_update_that_raises_leaves_nothing_suppressed() -> None:
     before = sys.getprofile()
     with observing() as seen:
         model = nn.Linear(4, 1)
@@ -109,33 +109,33 @@ def test_an_update_that_raises_leaves_nothing_off() -> None:
     assert _get_current_function_mode_stack() == []
 
 
-def test_a_closure_and_an_optimizer_of_the_project_are_told() -> None:
+def test_a_closure_and_an_optimizer_of_the_project_are_recorded() -> None:
     with observing() as seen:
         model = nn.Linear(4, 1)
-        theirs = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
         def closure() -> torch.Tensor:
-            theirs.zero_grad()
+            optimizer.zero_grad()
             loss = model(torch.ones(2, 4)).square().mean()
             loss.backward()
             return loss
 
-        theirs.step(closure)
-        train(model, Own(model.parameters()))
-    told = inside_updates(seen)
-    assert LINEAR in told
-    assert any(name.endswith(".scaled") for name in told)
+        optimizer.step(closure)
+        train(model, ProjectOptimizer(model.parameters()))
+    functions = inside_updates(seen)
+    assert LINEAR in functions
+    assert any(name.endswith(".scaled") for name in functions)
 
 
 class Numbers(Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return 4
 
-    def __getitem__(self, place: int) -> torch.Tensor:
-        return scaled(torch.ones(4) * place)
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return scaled(torch.ones(4) * index)
 
 
-def test_a_data_set_of_the_project_is_told_and_one_of_torchs_is_not() -> None:
+def test_functions_of_a_data_set_are_recorded_if_it_is_of_the_project() -> None:
     with observing() as seen:
         for _ in DataLoader(TensorDataset(torch.ones(4, 4)), batch_size=2):
             pass
@@ -155,7 +155,7 @@ class Counting(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_mode_of_the_programs_sees_an_update_as_it_would_without_us() -> None:
+def test_a_mode_of_the_program_sees_the_same_update_as_without_traincheck() -> None:
     def counted() -> int:
         model = nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""Steps that are not watched: what is off in them, what is forgotten behind them, what goes on through them."""
+"""In steps that are not watched costly hooks are suspended; after them sources reset, and counts go on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def only(*steps: int) -> Callable[[int], bool]:
 
 
 def readings(seen: Seen, step: int, kind: str) -> set[tuple[str, str]]:
-    """What was read in the training window of a step: variables and attributes."""
+    """The variables and attributes that were read in the training window of a step."""
     return {
         (reading.variable, reading.attribute)
         for window in seen.windows
@@ -36,74 +36,74 @@ def readings(seen: Seen, step: int, kind: str) -> set[tuple[str, str]]:
     }
 
 
-def on_now() -> tuple[int, int, int, bool]:
-    """Global hooks of modules, modes, and whether a profiler is on (on a Python where ours is one)."""
+def installed_now() -> tuple[int, int, int, bool]:
+    """Global hooks of modules, modes, and whether a profiler is set (before Python 3.12)."""
     modes = len(torch.overrides._get_current_function_mode_stack())
     profiler = sys.version_info < (3, 12) and sys.getprofile() is not None
     return len(hooks._global_forward_pre_hooks), len(hooks._global_forward_hooks), modes, profiler
 
 
-class Looks(nn.Module):
-    """Notes what is on while it is called."""
+class HookCounter(nn.Module):
+    """Records which hooks are installed while it is called."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(4, 1)
-        self.on: list[tuple[int, int, int, bool]] = []
+        self.installed: list[tuple[int, int, int, bool]] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.on.append(on_now())
+        self.installed.append(installed_now())
         return self.inner(x)
 
 
-def test_what_is_costly_is_off_in_a_step_that_is_not_watched() -> None:
-    before = on_now()
+def test_costly_hooks_are_suspended_in_steps_that_are_not_watched() -> None:
+    before = installed_now()
     with observing(watches=only(1, 4)) as seen:
-        model = Looks()
+        model = HookCounter()
         optimizer = sgd(model)
         for x in loader(6):
             work(model, optimizer, x[0])
-    assert on_now() == before
+    assert installed_now() == before
     profiled = sys.version_info < (3, 12)
-    whole, bare = (1, 1, 1, profiled), (0, 0, 0, False)  # one hook waits for the first call of a step, and goes
-    assert model.on == [whole, bare, bare, whole, bare, bare]
+    full, bare = (1, 1, 1, profiled), (0, 0, 0, False)  # one hook waits for the first call of a step
+    assert model.installed == [full, bare, bare, full, bare, bare]
     assert [window.step for window in seen.windows if window.stage == TRAIN] == [1, 4]
 
 
-def test_the_hook_that_waits_rests_and_is_not_registered_anew_in_each_step() -> None:
-    handles, there = [], []
+def test_the_waiting_hook_is_suspended_and_not_registered_again_in_each_step() -> None:
+    handles, hook_counts = [], []
     with observing(watches=only(1)):
         model, table = net(), hooks._global_forward_pre_hooks
         optimizer = sgd(model)
         for x in loader(6):
             work(model, optimizer, x[0])
             handles.append(torch.utils.hooks.RemovableHandle.next_id)
-            there.append(len(table))
-    assert len(set(handles[1:])) == 1 and there == [1] * 6
+            hook_counts.append(len(table))
+    assert len(set(handles[1:])) == 1 and hook_counts == [1] * 6
     assert not table
 
 
-def test_a_hook_that_rests_hears_of_no_call_that_is_told_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As calls of compiled models are."""
-    told: list[int] = []
+def test_a_suspended_hook_does_not_run_for_externally_reported_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of compiled models are reported this way."""
+    forwards: list[int] = []
     with observing(watches=only(1)) as seen:
         model, x = net(), next(iter(loader(1)))[0]
         optimizer, outside = sgd(model), seen.recorder.hooks
         for _ in range(3):
             work(model, optimizer, x)
-        monkeypatch.setattr(seen.recorder.steps, "forward", lambda seq, training, grad: told.append(seq))
+        monkeypatch.setattr(seen.recorder.steps, "forward", lambda seq, training, grad: forwards.append(seq))
         outside.before_module(model, (x,), {})  # it waits for this one
         monkeypatch.undo()
         loss = model(x).sum()
-        monkeypatch.setattr(seen.recorder.steps, "forward", lambda seq, training, grad: told.append(seq))
+        monkeypatch.setattr(seen.recorder.steps, "forward", lambda seq, training, grad: forwards.append(seq))
         outside.before_module(model, (x,), {})
         monkeypatch.undo()
         loss.backward()
         optimizer.step()
-    assert len(told) == 1 and seen.faults == []
+    assert len(forwards) == 1 and seen.faults == []
 
 
-def test_a_mode_that_the_program_enters_meanwhile_stays_above_and_is_left_as_ever() -> None:
+def test_a_mode_that_the_program_enters_in_a_gap_stays_on_top() -> None:
     class Mode(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func: object, types: object, args: object = (), kwargs: object = None) -> object:
             return func(*args, **(kwargs or {}))  # type: ignore[operator]
@@ -115,18 +115,18 @@ def test_a_mode_that_the_program_enters_meanwhile_stays_above_and_is_left_as_eve
         optimizer = sgd(model)
         for _ in range(3):
             work(model, optimizer, x)
-        with Mode() as own:
+        with Mode() as mode:
             for _ in range(3):
                 work(model, optimizer, x)
-                assert stack()[-1] is own and len(stack()) == len(before) + 2
+                assert stack()[-1] is mode and len(stack()) == len(before) + 2
         work(model, optimizer, x)
         assert stack() == before
     assert stack() == before
-    told = {window.step: {call.name for call in window.calls} for window in seen.windows if window.stage == TRAIN}
-    assert told.keys() == {1, 4, 5} and all("torch.nn.functional.linear" in names for names in told.values())
+    names = {window.step: {call.name for call in window.calls} for window in seen.windows if window.stage == TRAIN}
+    assert names.keys() == {1, 4, 5} and all("torch.nn.functional.linear" in calls for calls in names.values())
 
 
-def test_a_device_for_all_tensors_that_is_set_meanwhile_stays_at_the_bottom() -> None:
+def test_a_default_device_that_is_set_in_a_gap_stays_at_the_bottom() -> None:
     try:
         with observing(watches=only(1, 5)) as seen:
             model = net()
@@ -147,23 +147,23 @@ def test_a_profiler_of_the_program_is_not_replaced() -> None:
     if sys.version_info >= (3, 12):
         pytest.skip("sys.monitoring takes no profiler's place")
 
-    def theirs(frame: types.FrameType, event: str, arg: object) -> None: ...
+    def profiler(frame: types.FrameType, event: str, arg: object) -> None: ...
 
     model = net()
     with observing(watches=only(1, 5)):
         optimizer = sgd(model)
         for _ in range(1, 4):
             work(model, optimizer)
-        sys.setprofile(theirs)
+        sys.setprofile(profiler)
         try:
             for _ in range(4, 8):
                 work(model, optimizer)
-                assert sys.getprofile() is theirs
+                assert sys.getprofile() is profiler
         finally:
             sys.setprofile(None)
 
 
-def test_what_is_told_when_it_changes_is_told_anew_behind_a_gap() -> None:
+def test_settings_are_reported_again_after_a_gap() -> None:
     with observing(watches=only(1, 2, 6, 7)) as seen:
         model = net()
         optimizer = sgd(model)
@@ -171,12 +171,12 @@ def test_what_is_told_when_it_changes_is_told_anew_behind_a_gap() -> None:
             work(model, optimizer)
     for kind in ("hyperparameter", "parameter"):
         assert readings(seen, 1, kind) - {("run", "steps")} == readings(seen, 6, kind) != set()
-        told_again = {attribute for _, attribute in readings(seen, 7, kind)}
-        assert not told_again & {"lr", "momentum", "dtype", "requires_grad"}
+        repeated = {attribute for _, attribute in readings(seen, 7, kind)}
+        assert not repeated & {"lr", "momentum", "dtype", "requires_grad"}
     assert {name for name, attribute in readings(seen, 6, "module") if attribute == "training"}
 
 
-def test_what_a_scheduler_announced_is_told_anew() -> None:
+def test_settings_of_a_scheduler_are_reported_again_after_a_gap() -> None:
     with observing(watches=only(1, 2, 6, 7)) as seen:
         model = net()
         optimizer = sgd(model)
@@ -188,8 +188,8 @@ def test_what_a_scheduler_announced_is_told_anew() -> None:
     assert {attribute for _, attribute in readings(seen, 7, "scheduler")} == {"lr", "last_epoch"}
 
 
-def test_nothing_is_told_to_have_changed_since_before_a_gap() -> None:
-    """The gradients are cleared by hand out of sight; so is a model in low precision updated by its master copies."""
+def test_no_change_is_recorded_across_a_gap() -> None:
+    """The program clears the gradients by hand in a step that is not watched."""
     with observing(watches=only(1, 4)) as seen:
         model = net()
         optimizer = sgd(model)
@@ -203,19 +203,19 @@ def test_nothing_is_told_to_have_changed_since_before_a_gap() -> None:
     assert [change for change in window.changes if change.call == NO_CALL] == []
 
 
-def test_passes_and_messages_of_a_loader_are_counted_through_gaps() -> None:
+def test_epochs_of_a_loader_are_counted_through_gaps() -> None:
     with observing(watches=only(1, 8)) as seen:
         model = net()
         optimizer = sgd(model)
         for _ in range(2):
             for (x,) in loader(4):
                 work(model, optimizer, x)
-    told = [reading.value for reading in seen.readings if (reading.kind, reading.attribute) == ("loader", "batches")]
-    assert told == [4]  # of the second pass, which ends in step 8; the end of the first is not watched
+    batches = [reading.value for reading in seen.readings if (reading.kind, reading.attribute) == ("loader", "batches")]
+    assert batches == [4]  # of the second epoch, which ends in step 8; the end of the first is not watched
     assert seen.faults == []
 
 
-def test_regions_that_were_entered_out_of_sight_are_known() -> None:
+def test_regions_that_were_entered_in_a_gap_are_known() -> None:
     with observing(watches=only(1, 4)) as seen:
         model = net()
         optimizer = sgd(model)
@@ -233,8 +233,8 @@ def test_regions_that_were_entered_out_of_sight_are_known() -> None:
     assert within[1] == {""} and "detect_anomaly" in within[4]
 
 
-def test_calls_that_are_open_across_the_border_are_nobodys_parents() -> None:
-    """A region is entered in a step that is watched and left in one that is not; another is, the other way round."""
+def test_calls_that_are_open_across_a_gap_are_no_parents() -> None:
+    """Regions are entered in watched steps and left in gaps, and the reverse."""
     with observing(watches=only(1, 3, 5)) as seen:
         model = net()
         optimizer = sgd(model)
@@ -253,7 +253,7 @@ def test_calls_that_are_open_across_the_border_are_nobodys_parents() -> None:
 
 
 def test_another_thread_may_train_through_gaps() -> None:
-    """The mode belongs to the thread that attached it: while it is off, another thread cannot put it on."""
+    """The mode belongs to the thread that attached it: another thread cannot resume it."""
 
     def train() -> None:
         model = net()
@@ -270,7 +270,7 @@ def test_another_thread_may_train_through_gaps() -> None:
     assert {window.step for window in seen.windows if window.stage == TRAIN} >= {3, 4}
 
 
-def test_a_window_that_grew_too_large_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_with_too_many_events_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     with observing() as seen:
         model = net()
         optimizer = sgd(model)
@@ -287,7 +287,7 @@ def test_a_window_that_grew_too_large_is_a_gap(monkeypatch: pytest.MonkeyPatch) 
     assert {"lr", "momentum"} <= {attribute for _, attribute in readings(seen, 4, "hyperparameter")}
 
 
-def test_what_was_lost_behind_us_is_told_anew() -> None:
+def test_settings_are_reported_again_after_a_reset() -> None:
     with observing() as seen:
         model = net()
         optimizer = sgd(model)
@@ -300,7 +300,7 @@ def test_what_was_lost_behind_us_is_told_anew() -> None:
     assert "lr" in {attribute for _, attribute in readings(seen, 3, "hyperparameter")}
 
 
-def test_our_own_time_is_told_by_source() -> None:
+def test_overhead_is_counted_by_source() -> None:
     with observing(EVERYTHING, watches=only(1, 2)) as seen:
         model = net()
         optimizer = sgd(model)
@@ -313,7 +313,7 @@ def test_our_own_time_is_told_by_source() -> None:
     assert seen.recorder.watched_steps == 2
 
 
-def test_time_within_is_not_counted_twice() -> None:
+def test_time_of_inner_functions_is_not_counted_twice() -> None:
     now = iter(range(1000))
     with observing() as seen:
         meter = seen.recorder.meter
@@ -322,4 +322,7 @@ def test_time_within_is_not_counted_twice() -> None:
         outer = seen.recorder.guarded("outer", lambda: (inner(), inner()))
         outer()
     spent = meter.seconds()
-    assert (spent["inner"], spent["outer"]) == (2.0, 3.0)  # one tick each; three between begin, the two, and the end
+    assert (spent["inner"], spent["outer"]) == (
+        2.0,
+        3.0,
+    )  # one tick each; three between them

@@ -1,4 +1,4 @@
-"""Steps: the counter equals what a person would say, for every kind of loop in use."""
+"""The tracker counts the steps that a person would count, in every kind of loop in use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_plain_loop_over_a_loader() -> None:
         assert names(window).index("torch.utils.data.DataLoader.__next__") < names(window).index(BACKWARD)
 
 
-def test_a_model_that_is_called_before_an_optimizer_exists_is_set_up() -> None:
+def test_calls_before_an_optimizer_exists_are_set_up() -> None:
     def program() -> None:
         model = net()
         model(torch.zeros(1, 4))
@@ -42,7 +42,7 @@ def test_a_model_that_is_called_before_an_optimizer_exists_is_set_up() -> None:
     assert [names(window).count(FORWARD) for window in windows if window.stage == "train"] == [4, 4, 4]
 
 
-def test_an_optimizer_that_is_built_behind_the_first_backward_does_not_undo_the_step() -> None:
+def test_an_optimizer_that_is_built_after_the_first_backward_keeps_the_step() -> None:
     def program() -> None:
         model = net()
         model(torch.randn(2, 4)).mean().backward()
@@ -55,7 +55,7 @@ def test_an_optimizer_that_is_built_behind_the_first_backward_does_not_undo_the_
     assert stages(windows) == ["setup 0", *train(3), "end 3"]
 
 
-def test_what_follows_an_update_stays_with_its_step() -> None:
+def test_calls_after_an_update_stay_with_its_step() -> None:
     def program() -> None:
         model = net()
         optimizer = sgd(model)

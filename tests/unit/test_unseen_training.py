@@ -1,5 +1,4 @@
-"""What we compute is seen by no mode of the program, however often it was asked before, and leaves gradients as they
-were."""
+"""No mode of the program sees what TrainCheck computes under `hidden_from_modes`, and the gradient mode is restored."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ ROUNDS = 4
 
 
 class Dispatched(TorchDispatchMode):
-    """Notes what is computed."""
+    """Records the operations that torch dispatches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +28,7 @@ class Dispatched(TorchDispatchMode):
 
 
 class Called(TorchFunctionMode):
-    """Notes what functions of torch are called."""
+    """Records the functions of torch that are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +40,7 @@ class Called(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("make", [Dispatched, Called])
-def test_no_mode_sees_it_and_all_is_as_before_behind_it(make: type[Dispatched | Called]) -> None:
+def test_no_mode_sees_hidden_calls_and_all_modes_see_later_calls(make: type[Dispatched | Called]) -> None:
     with make() as mode:
         for turn in range(1, ROUNDS + 1):
             with hidden_from_modes(), hidden_from_modes():
@@ -51,7 +50,7 @@ def test_no_mode_sees_it_and_all_is_as_before_behind_it(make: type[Dispatched | 
             assert len(mode.seen) == turn
 
 
-def test_gradients_are_off_inside_and_as_they_were_behind() -> None:
+def test_gradients_are_off_inside_and_restored_behind() -> None:
     for on in (True, False) * ROUNDS:
         with torch.set_grad_enabled(on):
             with pytest.raises(ZeroDivisionError), hidden_from_modes():
@@ -60,15 +59,15 @@ def test_gradients_are_off_inside_and_as_they_were_behind() -> None:
             assert torch.is_grad_enabled() is on
 
 
-def test_threads_do_not_see_each_other_in_it() -> None:
-    inside, done, told = threading.Event(), threading.Event(), []
+def test_other_threads_are_not_affected() -> None:
+    inside, done, grad_modes = threading.Event(), threading.Event(), []
 
     def another() -> None:
         inside.wait(10)
-        told.append(torch.is_grad_enabled())
+        grad_modes.append(torch.is_grad_enabled())
         with hidden_from_modes():
-            told.append(torch.is_grad_enabled())
-        told.append(torch.is_grad_enabled())
+            grad_modes.append(torch.is_grad_enabled())
+        grad_modes.append(torch.is_grad_enabled())
         done.set()
 
     thread = threading.Thread(target=another)
@@ -77,5 +76,5 @@ def test_threads_do_not_see_each_other_in_it() -> None:
         inside.set()
         assert done.wait(10)
     thread.join()
-    assert told == [True, False, True]
+    assert grad_modes == [True, False, True]
     assert torch.is_grad_enabled()
