@@ -51,7 +51,7 @@ tell("trained.json")
 """
 
 REPORTS = ("rich.console", "jinja2", "traincheck.reporting.html", "traincheck.reporting.terminal")
-FOR_THE_END = ("traincheck.checking.live_results", "traincheck.checking.results", "traincheck.checking.findings")
+FOR_THE_END = ("traincheck.checking.results", "traincheck.checking.findings", "traincheck.diagnoses")
 OF_RANKS = (
     "traincheck.checking.rank_comparison",
     "traincheck.runtime.ranks.rank_client",

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from traincheck.checking.engine import Outcome, Tried
+from traincheck.checking.deployed_rules import RuleCounts
+from traincheck.checking.engine import Outcome
 from traincheck.checking.outcome_files import save_outcome
 from traincheck.cli.main import main
 from traincheck.config import load
@@ -37,7 +38,7 @@ def ended(tmp_path: Path, new_invariant: Callable[..., Invariant]) -> RunFolder:
     run = RunFolder.create(tmp_path / "run", Manifest(mode="run", script="train.py"))
     write_book(Book((rule,)), run.path / "book.jsonl")
     run.write_note(ProcessNote(process=7, steps=9, windows=9, seconds=3.0, ended=True))
-    outcome = Outcome(0, 7, {rule.id: Tried(9, 5)}, windows=9, steps=9)
+    outcome = Outcome(0, 7, {rule.id: RuleCounts(9, 5)}, windows=9, steps=9)
     outcome.violations.append(Violation(rule, 5, 0, 7, 5, "train", 1, None, "", ("w",)))
     save_outcome(run.path, outcome)
     run.update(ended="now", exit_code=0)

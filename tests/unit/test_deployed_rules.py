@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traincheck.checking.deployed_rules import Deployed, Tried
+from traincheck.checking.deployed_rules import DeployedRules, RuleCounts
 from traincheck.vocab.facts import Facts, facts
 from traincheck.vocab.invariant import Clause, Invariant, Precondition, Support
 from traincheck.vocab.occasion import Occasion, Property, Subject
@@ -53,10 +53,10 @@ def looked_at(deployed: list[Invariant], occasion: Occasion) -> dict[str, bool]:
 
 @given(st.lists(rules, max_size=30), st.lists(occasions, max_size=20))
 def test_the_rules_that_are_judged_are_those_that_speak(told: list[Invariant], seen: list[Occasion]) -> None:
-    deployed = Deployed()
+    deployed = DeployedRules()
     kept = [replace(rule, id=str(number)) for number, rule in enumerate(told)]
     for rule in kept:
-        deployed.add(rule, Tried())
+        deployed.add(rule, RuleCounts())
     assert deployed.subjects == {rule.subject for rule in kept}
     for occasion in seen:
         found = [(rule.invariant.id, held) for rule, held in deployed.judged(occasion)]

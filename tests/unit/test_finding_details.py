@@ -19,7 +19,7 @@ from traincheck.checking.code_excerpts import FILES, LARGEST, excerpt, with_file
 from traincheck.checking.finding_details import MOST_SHOWN, exhibits, mute_command
 from traincheck.checking.parameter_history import MOST_ROWS, Surroundings
 from traincheck.checking.rank_agreement import MOST_LABELS, agreement, held, of_ranks
-from traincheck.checking.recorded_verdicts import verdicts_of
+from traincheck.checking.results import verdicts_of_run
 from traincheck.redaction import MARK
 from traincheck.testing.readable_traces import from_text
 from traincheck.trace.folder import RunFolder
@@ -223,7 +223,7 @@ def test_which_ranks_agree() -> None:
     by_rank = {0: {4: same, 5: same}, 1: {4: same, 5: same}, 2: {4: same, 5: other}}
     told = agreement(by_rank, 5)
     assert told is not None and told.labels == ("0", "1", "2") and told.values == 2
-    assert told.alike == ((2, 2, 1), (2, 2, 1), (1, 1, 2))
+    assert told.agreeing == ((2, 2, 1), (2, 2, 1), (1, 1, 2))
     beside = of_ranks(by_rank, 5)
     assert beside is not None and [row.strips[0].states for row in beside.rows] == [(0, 0), (0, 0), (0, 1)]
     assert agreement({0: {5: same}}, 5) is None and agreement(by_rank, 9) is None and of_ranks({}, 1) is None
@@ -270,7 +270,7 @@ def test_ranks_of_a_run_are_set_beside_each_other(tmp_path: Path) -> None:
     told = ranks_run(tmp_path / "run")
     (shown,) = exhibits(tmp_path / "run", told, learned().invariants)
     assert shown.agreement is not None and shown.agreement.labels == ("0", "1", "2") and shown.note == ""
-    counts, values = shown.agreement.alike, shown.agreement.values
+    counts, values = shown.agreement.agreeing, shown.agreement.values
     assert counts[0][1] == values > counts[0][2] == counts[1][2] >= 0
     beside, parameters = shown.histories
     assert beside.steps == tuple(range(1, 13)) and beside.mark == 6
@@ -327,7 +327,7 @@ def test_the_command_that_mutes(tmp_path: Path) -> None:
 
 
 def test_verdicts_of_a_folder_that_tells_none(tmp_path: Path) -> None:
-    assert verdicts_of(write_run(tmp_path / "run", "train.py", training(2))) == ()
+    assert verdicts_of_run(write_run(tmp_path / "run", "train.py", training(2))) == ()
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "x").touch()
-    assert verdicts_of(tmp_path / "empty") == ()
+    assert verdicts_of_run(tmp_path / "empty") == ()

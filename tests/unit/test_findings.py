@@ -9,11 +9,12 @@ import pytest
 
 from recorded_runs import training
 from traincheck.checking import engine
-from traincheck.checking.engine import Outcome, Tried
+from traincheck.checking.deployed_rules import RuleCounts
+from traincheck.checking.engine import Outcome
 from traincheck.checking.findings import group
-from traincheck.checking.notifier import Teller
+from traincheck.checking.notifier import Notifier
 from traincheck.checking.outcome_files import read_outcome, save_outcome
-from traincheck.checking.results import conclude
+from traincheck.checking.results import combine
 from traincheck.diagnoses.catalogue import diagnose
 from traincheck.invariants.book import Book
 from traincheck.vocab.finding import Finding, Violation
@@ -43,8 +44,8 @@ def test_a_finding_says_on_which_ranks_it_is_so(
     outcomes = []
     for rank in (*failed, *held):
         violations = [violation(new_invariant, rank)] if rank in failed else []
-        outcomes.append(Outcome(rank, rank, {rule.id: Tried(5, len(violations))}, violations, windows=5))
-    report = conclude(Book((rule,)), [rule], outcomes, unobserved={}).report
+        outcomes.append(Outcome(rank, rank, {rule.id: RuleCounts(5, len(violations))}, violations, windows=5))
+    report = combine(Book((rule,)), [rule], outcomes, unobserved={}).report
     (finding,) = report.findings
     assert finding.observed.endswith(told) if told else "on rank" not in finding.observed
     assert (finding.ranks, finding.compared) == (failed, 0)
@@ -52,9 +53,13 @@ def test_a_finding_says_on_which_ranks_it_is_so(
 
 def test_a_finding_is_told_once(new_invariant: NewInvariant) -> None:
     told: list[Finding] = []
-    teller = Teller(told.append)
+    notifier = Notifier(told.append)
     first, again = violation(new_invariant, 0), violation(new_invariant, 0, step=2)
-    assert teller.feed([first], [first]) and not teller.feed([again], [first, again]) and not teller.feed([], [first])
+    assert (
+        notifier.feed([first], [first])
+        and not notifier.feed([again], [first, again])
+        and not notifier.feed([], [first])
+    )
     assert [finding.step for finding in told] == [1]
 
 
@@ -73,7 +78,7 @@ def test_what_fails_in_every_step_is_counted_and_not_kept_without_end(
     assert max(kept) <= engine.MOST_VIOLATIONS and min(kept) >= engine.FEW and sum(kept) <= 250 + 3 * engine.FEW
     save_outcome(tmp_path, found)
     for outcome in (found, read_outcome(tmp_path / "live-0-0.json", Book(tuple(rules)))):
-        report = conclude(Book(tuple(rules)), rules, [outcome], unobserved={}).report
+        report = combine(Book(tuple(rules)), rules, [outcome], unobserved={}).report
         (finding,) = report.findings
         assert (finding.step, finding.last_step, finding.times) == (1, steps, steps)
 

@@ -15,11 +15,11 @@ from observed_process import observing
 from traincheck import plugins
 from traincheck.checking import memory_limit
 from traincheck.checking.engine import Engine
-from traincheck.checking.memory_limit import Memory, entries
-from traincheck.inference.candidate_selection import weigh
+from traincheck.checking.memory_limit import MemoryLimit, entries
+from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.learn import tally_windows
 from traincheck.inference.tally import Tally
-from traincheck.vocab.bounded_cache import Kept
+from traincheck.vocab.bounded_cache import BoundedCache
 from traincheck.vocab.events import Window
 
 RELATIONS = plugins.load("traincheck.relations")
@@ -92,11 +92,11 @@ def test_names_without_end_are_forgotten(name: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(memory_limit, "LEAST", 200)
     monkeypatch.setattr(memory_limit, "TIMES", 2)
     bare, bounded = RELATIONS[name](), RELATIONS[name]()
-    memory, sizes = Memory(bounded), []
+    memory, sizes = MemoryLimit(bounded), []
     for window in restless():
         for _ in bare.occasions(window):
             pass
-        for shown in memory.shown([window]):
+        for shown in memory.with_gaps([window]):
             for _ in bounded.occasions(shown):
                 pass
         sizes.append(entries(bounded))
@@ -110,7 +110,7 @@ def test_what_is_forgotten_makes_no_alarm(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(memory_limit, "EVERY", 7)
     tally = Tally("restless", "restless")
     tally_windows(restless(), tally)
-    rules = weigh([tally])[0].invariants
+    rules = select_rules([tally])[0].invariants
     assert len(rules) > 20
     for least in (10**6, 50):
         monkeypatch.setattr(memory_limit, "LEAST", least)
@@ -118,7 +118,7 @@ def test_what_is_forgotten_makes_no_alarm(monkeypatch: pytest.MonkeyPatch) -> No
         engine = Engine(rules)
         for window in restless():
             assert engine.feed(window) == []
-    forgot = [memory for memory in engine._memories.values() if memory._gaps]
+    forgot = [memory for memory in engine._limits.values() if memory._gaps]
     assert forgot, "some relation was given a gap"
     assert sum(tried.triggered > 0 for tried in engine.outcome.tried.values()) > len(rules) / 2
 
@@ -128,15 +128,15 @@ def test_a_gap_is_shown_where_a_relation_has_outgrown(monkeypatch: pytest.Monkey
     monkeypatch.setattr(memory_limit, "LEAST", 10)
     names: dict[str, int] = {}
     relation = _Remembers(names)
-    memory = Memory(relation)
+    memory = MemoryLimit(relation)
     shifts = []
     for index in range(12):
-        (shown,) = memory.shown([Window(index, index, "train")])
+        (shown,) = memory.with_gaps([Window(index, index, "train")])
         shifts.append(shown.index - index)
         names.update({f"{index}.{each}": each for each in range(8)})
     # First looked at with 16 entries: 64 are the most; there are 88 with the twelfth window.
     assert shifts == [0] * 11 + [1]
-    assert memory.shown([replace(Window(3, 3, "train"), rank=each) for each in range(2)])[1].index == 4
+    assert memory.with_gaps([replace(Window(3, 3, "train"), rank=each) for each in range(2)])[1].index == 4
 
 
 @dataclass
@@ -156,7 +156,7 @@ def test_entries_are_counted_to_the_bottom_and_once() -> None:
 
 
 def test_what_can_be_worked_out_again_is_kept_within_bounds() -> None:
-    kept: Kept[int, str] = Kept(10)
+    kept: BoundedCache[int, str] = BoundedCache(10)
     for number in range(95):
         assert kept.put(number, str(number)) == str(number)
         assert number in kept and len(kept) <= 10

@@ -11,11 +11,10 @@ import pytest
 
 from fake_ranks import learned
 from traincheck.checking.live import LiveChecker
-from traincheck.checking.live_results import gather
 from traincheck.checking.offline import check_folder
 from traincheck.checking.rank_comparison import Follower
-from traincheck.checking.rank_states import what_of
-from traincheck.checking.results import Checked
+from traincheck.checking.rank_states import difference_text
+from traincheck.checking.results import CheckResult, result_of_live_run
 from traincheck.invariants.book import Book
 from traincheck.reporting.json_report import json_of, read_json
 from traincheck.testing.readable_traces import from_text
@@ -24,10 +23,16 @@ from traincheck.trace.reader import last_step
 from traincheck.trace.run_notes import Manifest, ProcessNote
 from traincheck.trace.writer import TraceWriter
 from traincheck.vocab.events import Window
-from traincheck.vocab.finding import ENDED, GOING, KILLED, MISSING, STOPPED, Parting, Violation
+from traincheck.vocab.finding import ENDED, GOING, KILLED, MISSING, STOPPED, Divergence, Violation
 from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.occasion import Property, Subject
-from traincheck.vocab.ranks import Apart, alike, apart, named_ranks, who_differs
+from traincheck.vocab.ranks import (
+    DifferingRanks,
+    differing_ranks_text,
+    named_ranks,
+    ranks_that_differ,
+    ranks_that_share,
+)
 
 STEPS = 20
 NOTE = ProcessNote(job="job", steps=STEPS, windows=STEPS, ended=True)
@@ -60,7 +65,7 @@ def recorded(home: Path, ranks: Mapping[int, list[Window]], size: int, **notes: 
     return run
 
 
-def live(run: RunFolder, book: Book) -> Checked:
+def live(run: RunFolder, book: Book) -> CheckResult:
     """What the check of the same run is while it trains."""
     for file in run.event_files():
         rank = int(file.stem.split("-")[1])
@@ -69,16 +74,16 @@ def live(run: RunFolder, book: Book) -> Checked:
         checker.save()
     with Follower(run, book.invariants, lambda _: None, pause=0.01) as follower:
         pass
-    return gather(run.path, book, follower.compared)
+    return result_of_live_run(run.path, book, follower.comparisons)
 
 
 @pytest.mark.parametrize("check", [lambda run, book: check_folder(run.path, book), live], ids=["recorded", "live"])
 def test_of_four_ranks_the_one_that_deviates_is_named(
-    tmp_path: Path, book: Book, check: Callable[[RunFolder, Book], Checked]
+    tmp_path: Path, book: Book, check: Callable[[RunFolder, Book], CheckResult]
 ) -> None:
     ranks = {rank: trained(rank, since=7) if rank == 2 else trained(rank) for rank in range(4)}
     report = check(recorded(tmp_path, ranks, 4), book).report
-    assert report.partings == (Parting("job", 7, "calls of train.scale differ", (2,), 4),)
+    assert report.partings == (Divergence("job", 7, "calls of train.scale differ", (2,), 4),)
     leader = report.findings[0]
     assert (leader.ranks, leader.compared, leader.step) == ((2,), 4, 7)
     assert "rank 2 differs from ranks 0, 1, 3 in what it got: 2, 2, 3, 2" in leader.observed
@@ -93,7 +98,7 @@ def test_of_four_ranks_the_one_that_deviates_is_named(
 def test_of_two_ranks_that_differ_neither_deviates(tmp_path: Path, book: Book) -> None:
     report = check_folder(recorded(tmp_path, {0: trained(0), 1: trained(1, since=5)}, 2).path, book).report
     (parting,) = report.partings
-    assert (parting.step, parting.ranks, parting.apart.deviate) == (5, (0, 1), False)
+    assert (parting.step, parting.ranks, parting.differing.is_minority) == (5, (0, 1), False)
     assert [(state.apart, state.what) for state in report.ranks] == [(5, "calls of train.scale differ")] * 2
 
 
@@ -119,7 +124,7 @@ def test_what_is_not_as_it_should_be_is_told_in_a_few_words(
 ) -> None:
     subject, prop = rule
     one = replace(new_invariant(), subject=subject, property=prop)
-    assert told in what_of(Violation(one, 3, 0, 7, 3, "train", 1, None, "", ()))
+    assert told in difference_text(Violation(one, 3, 0, 7, 3, "train", 1, None, "", ()))
 
 
 def test_how_each_recording_ended_is_told(tmp_path: Path, book: Book) -> None:
@@ -176,29 +181,31 @@ def test_what_is_stored_of_a_violation_while_it_trains_is_all_of_it(
     run = RunFolder.create(tmp_path / "run", Manifest())
     rule = new_invariant()
     checker = LiveChecker([rule], run.path, 7, lambda _: None)
-    found = Violation(rule, 3, 0, 7, 3, "train", 1, None, "", ("w",), 2, ("held",), "it was 3", Apart((1,), 4))
+    found = Violation(rule, 3, 0, 7, 3, "train", 1, None, "", ("w",), 2, ("held",), "it was 3", DifferingRanks((1,), 4))
     checker.engine.outcome.violations.append(found)
     checker.save()
-    (outcome,) = gather(run.path, Book((rule,))).outcomes
+    (outcome,) = result_of_live_run(run.path, Book((rule,))).outcomes
     assert outcome.violations == [found]
 
 
 @pytest.mark.parametrize(
     ("values", "found", "words"),
     [
-        ("aaba", Apart((2,), 4), "rank 2 differs from ranks 0, 1, 3"),
-        ("ab", Apart((0, 1), 2), "rank 0 and rank 1 differ"),
-        ("abab", Apart((0, 1, 2, 3), 4), "ranks 0, 2 and ranks 1, 3 differ"),
-        ("abcaa", Apart((1, 2), 5), "ranks 1, 2 differ from ranks 0, 3, 4"),
+        ("aaba", DifferingRanks((2,), 4), "rank 2 differs from ranks 0, 1, 3"),
+        ("ab", DifferingRanks((0, 1), 2), "rank 0 and rank 1 differ"),
+        ("abab", DifferingRanks((0, 1, 2, 3), 4), "ranks 0, 2 and ranks 1, 3 differ"),
+        ("abcaa", DifferingRanks((1, 2), 5), "ranks 1, 2 differ from ranks 0, 3, 4"),
     ],
 )
-def test_the_majority_tells_who_deviates(values: str, found: Apart, words: str) -> None:
-    assert apart(list(enumerate(values))) == found and who_differs(list(enumerate(values))) == words
-    assert found.deviate == (len(found.ranks) * 2 < found.compared)
+def test_the_majority_tells_who_deviates(values: str, found: DifferingRanks, words: str) -> None:
+    assert (
+        ranks_that_differ(list(enumerate(values))) == found and differing_ranks_text(list(enumerate(values))) == words
+    )
+    assert found.is_minority == (len(found.ranks) * 2 < found.compared)
 
 
 def test_the_ranks_that_share_what_each_should_have_alone() -> None:
-    assert alike(list(enumerate("abcb"))) == Apart((1, 3), 4)
+    assert ranks_that_share(list(enumerate("abcb"))) == DifferingRanks((1, 3), 4)
 
 
 def test_many_ranks_are_named_by_their_ranges() -> None:

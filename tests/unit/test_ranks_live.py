@@ -13,9 +13,9 @@ import pytest
 from fake_ranks import learned, wait_for
 from traincheck.checking.digests import lean
 from traincheck.checking.rank_comparison import Follower, compare_recorded
-from traincheck.checking.rank_engine import Compared
+from traincheck.checking.rank_engine import RankComparison
 from traincheck.errors import TraceOutOfReach
-from traincheck.runtime.ranks.rank_info import RankInfo, rank_info_of, told_apart
+from traincheck.runtime.ranks.rank_info import RankInfo, rank_info_of, with_distinct_job
 from traincheck.testing.readable_traces import from_text
 from traincheck.trace.folder import RunFolder, told_file
 from traincheck.trace.format import TOLD
@@ -65,7 +65,7 @@ class Job:
                 self.tellers[rank].write(lean(window, EVERYTHING))
 
 
-def seen(compared: Sequence[Compared]) -> list[tuple[int, str, int]]:
+def seen(compared: Sequence[RankComparison]) -> list[tuple[int, str, int]]:
     return [
         (violation.step, violation.invariant.id, violation.occasions)
         for one in compared
@@ -86,9 +86,9 @@ def test_what_is_found_live_is_what_is_found_afterwards(tmp_path: Path, rules: l
         job.write(ranks, 20)
     assert [finding.step for finding in told] == [10]
     (recorded,) = compare_recorded(job.run, [rules])
-    assert seen(follower.compared) == seen(recorded) and len(seen(recorded)) >= STEPS - 9
-    assert [one.outcome.tried for one in follower.compared] == [one.outcome.tried for one in recorded]
-    assert [one.not_compared for one in follower.compared] == [()]
+    assert seen(follower.comparisons) == seen(recorded) and len(seen(recorded)) >= STEPS - 9
+    assert [one.outcome.tried for one in follower.comparisons] == [one.outcome.tried for one in recorded]
+    assert [one.not_compared for one in follower.comparisons] == [()]
 
 
 @pytest.mark.parametrize("apart", [0, 280])
@@ -104,7 +104,7 @@ def test_ranks_whose_recordings_lost_their_middle_are_compared_in_what_is_left(
     with Follower(job.run, rules, lambda _: None, pause=0.01) as late:  # of the middle it sees nothing
         pass
     (recorded,) = compare_recorded(job.run, [rules])
-    for (found,) in (late.compared, recorded):
+    for (found,) in (late.comparisons, recorded):
         assert {step for step, _, _ in seen([found])} <= set(range(apart, 301)) and bool(seen([found])) == bool(apart)
         assert found.outcome.steps == 300 and not any("only" in reason for reason in found.not_compared)
     files = job.run.event_files()
@@ -118,7 +118,7 @@ def test_of_a_rank_that_dies_it_is_told_up_to_where_it_was_compared(tmp_path: Pa
         job.write({0: rank_windows(0), 1: rank_windows(1, steps=5)})
         with (job.run.path / "events-1-101.arrows").open("ab") as torn:
             torn.write(b"\xff\xff\xff\xff\x10")
-    (found,) = follower.compared
+    (found,) = follower.comparisons
     assert found.outcome.steps == 5
     assert found.not_compared == (
         "ranks of job job were compared up to step 5: rank 1 recorded no more, others went on",
@@ -131,7 +131,7 @@ def test_a_rank_without_a_recording_is_told(tmp_path: Path, rules: list[Invarian
     job = Job(tmp_path, size=3)
     with Follower(job.run, rules, lambda _: None, pause=0.01) as follower:
         job.write({0: rank_windows(0), 2: rank_windows(2)})
-    (found,) = follower.compared
+    (found,) = follower.comparisons
     assert found.not_compared == ("rank 1 of job job left no recording",) and found.outcome.steps == STEPS
 
 
@@ -142,7 +142,7 @@ def test_a_folder_that_is_deleted_ends_the_comparison_with_a_word(tmp_path: Path
             file.unlink()
         job.run.path.rmdir()
         time.sleep(0.05)
-    (found,) = follower.compared
+    (found,) = follower.comparisons
     assert "ranks were not compared" in found.not_compared[0]
 
 
@@ -150,7 +150,7 @@ def test_a_job_of_one_needs_no_comparison(tmp_path: Path, rules: list[Invariant]
     job = Job(tmp_path, size=1)
     with Follower(job.run, rules, lambda _: None, pause=0.01) as follower:
         job.write({0: rank_windows(0)})
-    assert follower.compared == []
+    assert follower.comparisons == []
 
 
 def test_rules_about_one_rank_start_no_thread(tmp_path: Path) -> None:
@@ -200,10 +200,10 @@ def test_jobs_of_one_name_that_follow_one_another_are_told_apart() -> None:
         return ProcessNote(rank=1, process=process, world_size=2, job=job, ended=ended)
 
     here, first, killed = RankInfo(1, 2, "port"), note(5, "port", ended=True), note(6, "port#2", ended=False)
-    assert told_apart(here, []) == here
-    assert told_apart(here, [first]).job == "port#2"
-    assert told_apart(here, [first, killed], runs=lambda process: False).job == "port#3"
-    assert told_apart(here, [first, killed], runs=lambda process: True).job == "port#2"
+    assert with_distinct_job(here, []) == here
+    assert with_distinct_job(here, [first]).job == "port#2"
+    assert with_distinct_job(here, [first, killed], runs=lambda process: False).job == "port#3"
+    assert with_distinct_job(here, [first, killed], runs=lambda process: True).job == "port#2"
 
 
 def test_only_processes_that_trained_are_an_earlier_job(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from traincheck.reporting.json_report import JsonSink, json_of, read_json, write
 from traincheck.vocab.finding import Report
 
 FIELDS = (
-    "severity step rank title cause site variables expected observed advice invariants last_step times ranks compared diagnosis"
+    "severity step rank title cause site variables expected observed advice invariants "
+    "last_step times ranks compared diagnosis"
 )
 
 

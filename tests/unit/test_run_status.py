@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from traincheck.checking import run_status
-from traincheck.checking.engine import Outcome, Tried
-from traincheck.checking.notifier import Teller
-from traincheck.checking.outcome_files import save_compared, save_followed, save_outcome
-from traincheck.checking.rank_engine import Compared
+from traincheck.checking.deployed_rules import RuleCounts
+from traincheck.checking.engine import Outcome
+from traincheck.checking.notifier import Notifier
+from traincheck.checking.outcome_files import save_comparison, save_followed, save_outcome
+from traincheck.checking.rank_engine import RankComparison
 from traincheck.checking.run_status import Look, Watcher
 from traincheck.errors import BookUnreadable, RunFolderEmpty, RunFolderNotFound
 from traincheck.invariants.book import Book, write_book
@@ -23,7 +24,7 @@ from traincheck.trace.run_notes import Manifest, ProcessNote
 from traincheck.vocab.finding import Finding, Violation
 from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.occasion import Property, Subject
-from traincheck.vocab.ranks import Apart
+from traincheck.vocab.ranks import DifferingRanks
 from traincheck.vocab.run_status import DELETED, ENDED, GOING, KILLED, RESTING, SILENT, STARTING, TRAINING, WAITING
 
 NewInvariant = Callable[..., Invariant]
@@ -54,7 +55,7 @@ class Scene:
 
     def fails(self, rule: Invariant, rank: int = 0, step: int = 5) -> None:
         outcome = self.outcomes.setdefault(rank, Outcome(rank, 100 + rank, windows=1))
-        outcome.tried[rule.id] = Tried(1, 1)
+        outcome.tried[rule.id] = RuleCounts(1, 1)
         outcome.violations.append(violation(rule, rank, step))
         save_outcome(self.run.path, outcome)
 
@@ -66,7 +67,7 @@ class Scene:
 
 
 def violation(rule: Invariant, rank: int = 0, step: int = 5, apart: tuple[int, ...] = ()) -> Violation:
-    told = Apart(apart, 2) if apart else Apart()
+    told = DifferingRanks(apart, 2) if apart else DifferingRanks()
     return Violation(rule, step, rank, 100 + rank, step, "train", 1, None, "", ("w",), 1, (), "", told)
 
 
@@ -125,12 +126,12 @@ def test_what_is_found_of_several_ranks_is_seen(scene: Scene) -> None:
     error, notice = scene.rules
     scene.beat(0, size=2)
     scene.beat(1, size=2)
-    of_ranks = Outcome(tried={error.id: Tried(1, 1)}, violations=[violation(error, apart=(1,))])
-    save_followed(scene.run.path, 0, Compared(of_ranks, (), "job"))
+    of_ranks = Outcome(tried={error.id: RuleCounts(1, 1)}, violations=[violation(error, apart=(1,))])
+    save_followed(scene.run.path, 0, RankComparison(of_ranks, (), "job"))
     (found,) = scene.look().findings
     assert (found.ranks, found.compared) == ((1,), 2)
     of_ranks.violations.append(violation(notice, step=50, apart=(1,)))
-    save_compared(scene.run.path, 100, Compared(of_ranks, (), "job"))  # as rank 0 has it where ranks tell each other
+    save_comparison(scene.run.path, 100, RankComparison(of_ranks, (), "job"))  # by rank 0
     assert [found.severity for found in scene.look().findings] == ["notice"]
     checked = scene.watcher.report()
     assert checked is not None and len(checked.report.findings) == 2
@@ -139,15 +140,15 @@ def test_what_is_found_of_several_ranks_is_seen(scene: Scene) -> None:
 def test_an_error_that_follows_a_notice_at_once_is_told(new_invariant: NewInvariant) -> None:
     """They are one finding, of which only the lesser part was told; it used to be held for told."""
     told: list[Finding] = []
-    teller = Teller(told.append)
+    notifier = Notifier(told.append)
     notice, error = new_invariant(severity="notice"), new_invariant(Property("changes", "parameter.data"))
     so_far = [violation(notice, step=5)]
-    assert teller.feed(so_far, so_far)
+    assert notifier.feed(so_far, so_far)
     so_far.append(violation(error, step=6))
-    assert teller.feed(so_far[-1:], so_far)
+    assert notifier.feed(so_far[-1:], so_far)
     assert [(found.severity, len(found.invariants)) for found in told] == [("notice", 1), ("error", 2)]
     so_far.append(violation(error, step=7))
-    assert not teller.feed(so_far[-1:], so_far) and len(told) == 2
+    assert not notifier.feed(so_far[-1:], so_far) and len(told) == 2
 
 
 def test_only_files_that_have_changed_are_read(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +164,7 @@ def test_only_files_that_have_changed_are_read(scene: Scene, monkeypatch: pytest
 
         return reading
 
-    for name in ("from_json", "read_outcome", "read_of_ranks", "read_book"):
+    for name in ("from_json", "read_outcome", "read_comparison", "read_book"):
         monkeypatch.setattr(run_status, name, counted(getattr(run_status, name)))
     scene.look()
     assert len(read) == 11

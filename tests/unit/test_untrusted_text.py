@@ -13,13 +13,13 @@ import pytest
 
 from malformed_files import build
 from recorded_runs import training, write_run
-from traincheck.checking.offline import BOOK_FILE
 from traincheck.cli.console import out, out_json, say
 from traincheck.cli.main import main
 from traincheck.invariants.book import Book, write_book
-from traincheck.runtime.stderr_log import complain
+from traincheck.runtime.stderr_log import log_warning
 from traincheck.terminal_text import json_text, lines, plain
 from traincheck.trace.folder import RunFolder
+from traincheck.trace.format import BOOK_FILE
 from traincheck.vocab.finding import Report, Site
 from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.occasion import Subject
@@ -99,7 +99,7 @@ def test_what_commands_do_to_a_book_is_told_as_it_is(
     shown(capsys, "merge", str(book), str(other), "-o", str(tmp_path / "both.jsonl"))
 
 
-@pytest.mark.parametrize("more", [(), ("--json", "-")])
+@pytest.mark.parametrize("more", [(), ("--json",)])
 def test_a_run_is_shown_as_it_is(run: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]) -> None:
     told = shown(capsys, "report", str(run), *more)
     assert "[red]red[/red]" in told and "title" in told
@@ -130,7 +130,7 @@ def test_errors_repeat_a_file_as_it_is(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_line_and_lines_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
-    for tell in (out, say, complain, lambda text: out_json({"x": text})):
+    for tell in (out, say, log_warning, lambda text: out_json({"x": text})):
         tell(STEERING)
         told = capsys.readouterr()
         assert not any(character in told.out + told.err for character in NEVER)

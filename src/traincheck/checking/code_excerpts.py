@@ -19,7 +19,7 @@ from pathlib import Path
 from traincheck import redaction
 from traincheck.files import read_bounded
 from traincheck.vocab.finding import Report, Site
-from traincheck.vocab.finding_details import Excerpt
+from traincheck.vocab.finding_details import CodeExcerpt
 
 BEFORE, AFTER = 5, 3
 """Lines that are shown above and below that of the call: what led to it is above."""
@@ -51,7 +51,7 @@ def _digest_since(path: Path, started: str) -> str:
         return ""
 
 
-def excerpt(site: Site, run: Mapping[str, object], script_digest: str, roots: Iterable[Path]) -> Excerpt:
+def excerpt(site: Site, run: Mapping[str, object], script_digest: str, roots: Iterable[Path]) -> CodeExcerpt:
     """The lines around `site`, or why there are none. Nothing is raised.
 
     `run` holds the facts of the run, `roots` are the folders in which the program may have been started.
@@ -74,13 +74,13 @@ def excerpt(site: Site, run: Mapping[str, object], script_digest: str, roots: It
         why = f"{site.file} has changed since the run, so its lines are not shown"
     else:
         why = f"nothing says whether {site.file} is as it was in the run, so its lines are not shown"
-    return Excerpt(site.line, note=why)
+    return CodeExcerpt(site.line, note=why)
 
 
-def _around(line: int, text: str) -> Excerpt:
+def _around(line: int, text: str) -> CodeExcerpt:
     lines = text.split("\n")
     if not 1 <= line <= len(lines):
-        return Excerpt(line, note=f"the file has no line {line}")
+        return CodeExcerpt(line, note=f"the file has no line {line}")
     first, last = max(line - BEFORE, 1), min(line + AFTER, len(lines))
     shown = [told.expandtabs(4).rstrip() for told in _without_secrets(text, lines)[first - 1 : last]]
     while last > line and not shown[-1]:
@@ -89,7 +89,7 @@ def _around(line: int, text: str) -> Excerpt:
     while first < line and not shown[0]:
         shown.pop(0)
         first += 1
-    return Excerpt(line, first, tuple(shown))
+    return CodeExcerpt(line, first, tuple(shown))
 
 
 def _without_secrets(text: str, lines: Sequence[str]) -> list[str]:

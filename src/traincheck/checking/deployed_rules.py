@@ -1,4 +1,4 @@
-"""Deployed rules, found by what an occasion tells: judging it costs what it tells, and not what the book holds."""
+"""Finds the deployed rules for an occasion; the cost depends on the properties of the occasion, not on the book."""
 
 from __future__ import annotations
 
@@ -11,90 +11,88 @@ from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
 _MOST_CONTEXTS = 100_000
-"""What is remembered is forgotten beyond this: contexts are of a closed vocabulary, so more are a sign of an error."""
+"""Cached contexts at most. The vocabulary of contexts is closed, so more of them are a sign of an error."""
 
 
 @dataclass(slots=True)
-class Tried:
-    """How one invariant fared in one process: occasions on which it was judged, and on which it failed."""
+class RuleCounts:
+    """Counts for one invariant in one process: occasions on which it was judged, and on which it failed."""
 
     triggered: int = 0
     failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """A deployed rule, its place among the others of its subject, and how it fared."""
+class DeployedRule:
+    """A deployed rule, its position among the rules of its subject, and its counts."""
 
-    place: int
+    position: int
     invariant: Invariant
-    tried: Tried = field(compare=False)
+    counts: RuleCounts = field(compare=False)
 
 
-Judged = tuple[Rule, bool]
+JudgedRule = tuple[DeployedRule, bool]
 """A rule that is judged on an occasion, and whether its property held."""
 
-Speaking = dict[Property, tuple[list[Judged], list[Judged]]]
-"""The rules of a subject that speak of occasions in one context, by their property: as they are told where that failed,
-and where it held."""
+RulesByProperty = dict[Property, tuple[list[JudgedRule], list[JudgedRule]]]
+"""The rules of a subject that apply in one context, by property: the results if it failed, and if it held."""
 
 
-class Deployed:
+class DeployedRules:
     """The deployed rules of one relation."""
 
     def __init__(self) -> None:
-        self._of: dict[Subject, list[Rule]] = {}
-        self._speaking: dict[tuple[Subject, Facts], Speaking] = {}
-        self._of_objects: BoundedCache[tuple[Subject, int], tuple[Speaking, Facts]] = (
-            BoundedCache()
-        )  # as in relations/base.py
+        self._by_subject: dict[Subject, list[DeployedRule]] = {}
+        self._by_context: dict[tuple[Subject, Facts], RulesByProperty] = {}
+        # Keyed by the id of a context, as in relations/base.py; the entry keeps the context alive.
+        self._by_id: BoundedCache[tuple[Subject, int], tuple[RulesByProperty, Facts]] = BoundedCache()
 
-    def add(self, rule: Invariant, tried: Tried) -> None:
-        """Deploy a rule; `tried` is where it is counted how it fares."""
-        found = self._of.setdefault(rule.subject, [])
-        found.append(Rule(len(found), rule, tried))
+    def add(self, rule: Invariant, counts: RuleCounts) -> None:
+        """Deploy a rule; its occasions are counted in `counts`."""
+        rules = self._by_subject.setdefault(rule.subject, [])
+        rules.append(DeployedRule(len(rules), rule, counts))
 
     @property
     def subjects(self) -> frozenset[Subject]:
-        """What the rules are about."""
-        return frozenset(self._of)
+        """The subjects of the rules."""
+        return frozenset(self._by_subject)
 
-    def judged(self, occasion: Occasion) -> Sequence[Judged]:
+    def judged(self, occasion: Occasion) -> Sequence[JudgedRule]:
         """The rules that are judged on this occasion, each with whether its property held."""
         subject, context, held, failed = occasion[:4]
         key = subject, id(context)
-        known = self._of_objects.get(key)
-        if known is None:
-            if subject not in self._of:
+        entry = self._by_id.get(key)
+        if entry is None:
+            if subject not in self._by_subject:
                 return ()
-            known = self._of_objects.put(key, (self._speaking_of(subject, context), context))
-        speaking = known[0]
-        found: list[Judged] = []
-        if failed is None or len(speaking) <= len(held) + len(failed):
-            for prop, (if_failed, if_held) in speaking.items():
+            entry = self._by_id.put(key, (self._applicable(subject, context), context))
+        rules = entry[0]
+        judged: list[JudgedRule] = []
+        if failed is None or len(rules) <= len(held) + len(failed):
+            for prop, (if_failed, if_held) in rules.items():
                 if prop in held:
-                    found += if_held
+                    judged += if_held
                 elif failed is None or prop in failed:
-                    found += if_failed
-            return found
+                    judged += if_failed
+            return judged
         for prop in held:
-            if prop in speaking:
-                found += speaking[prop][True]
+            if prop in rules:
+                judged += rules[prop][True]
         for prop in failed:
-            if prop in speaking and prop not in held:
-                found += speaking[prop][False]
-        return found
+            if prop in rules and prop not in held:
+                judged += rules[prop][False]
+        return judged
 
-    def _speaking_of(self, subject: Subject, context: Facts) -> Speaking:
+    def _applicable(self, subject: Subject, context: Facts) -> RulesByProperty:
         key = (subject, context)
-        found = self._speaking.get(key)
-        if found is None:
-            if len(self._speaking) >= _MOST_CONTEXTS:
-                self._speaking.clear()
-            found = self._speaking[key] = {}
-            for rule in self._of[subject]:
+        rules = self._by_context.get(key)
+        if rules is None:
+            if len(self._by_context) >= _MOST_CONTEXTS:
+                self._by_context.clear()
+            rules = self._by_context[key] = {}
+            for rule in self._by_subject[subject]:
                 if rule.invariant.applies(context):
-                    fates = found.setdefault(rule.invariant.property, ([], []))
-                    for so in (False, True):
-                        fates[so].append((rule, so))
-        return found
+                    results = rules.setdefault(rule.invariant.property, ([], []))
+                    for held in (False, True):
+                        results[held].append((rule, held))
+        return rules

@@ -1,4 +1,4 @@
-"""The engine: walks the occasions of deployed subjects, and notes where a property is absent."""
+"""Checks windows against deployed rules: finds the occasions on which a property should hold and does not."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from traincheck import plugins
-from traincheck.checking.deployed_rules import Deployed, Rule
-from traincheck.checking.deployed_rules import Tried as Tried
-from traincheck.checking.evidence import clipped, concerned, given_back, told
-from traincheck.checking.memory_limit import Memory
-from traincheck.checking.suspended_rules import Resting
+from traincheck.checking.deployed_rules import DeployedRule, DeployedRules, RuleCounts
+from traincheck.checking.evidence import arguments_and_result, parameter_states, parameters_around, unclipped_gradients
+from traincheck.checking.memory_limit import MemoryLimit
+from traincheck.checking.suspended_rules import SuspendedRules
 from traincheck.relations.base import compares_ranks, needed
 from traincheck.vocab.availability import Absence
 from traincheck.vocab.demand import Demand, union_of
@@ -23,134 +22,142 @@ from traincheck.vocab.ranks import NONE_DIFFER, DifferingRanks
 
 MOST_VIOLATIONS = 200
 MOST_IN_ALL, FEW = 5_000, 10
-"""Violations kept for each invariant and process, and in all before it is only a few of each; beyond that the count
-goes on, so that memory is bounded."""
+"""Violations kept for each invariant and process; and in all, before only a few of each are kept. Further violations
+are only counted, so memory is bounded."""
 
-OF_RESULTS = ("returns size", "returns length", "returns width", "returns more", "gives back")
-"""Verbs of properties about what a call returned: there its sizes are evidence."""
+RESULT_VERBS = ("returns size", "returns length", "returns width", "returns more", "gives back")
+"""Verbs of properties about the result of a call. The sizes of the result are evidence for them."""
 
-OF_CLIPPING = "leaves norm"
+CLIPPING_VERB = "leaves norm"
 """The verb of properties about gradients after clipping."""
 
 MOST_ALTERNATIVES = 2
-"""What held instead is told of so many properties: of a setting there is one, more would be a list."""
+"""Properties that held instead, in the evidence at most: a setting has one, and more would be a list."""
 
-OF_STEP = "step"
-"""The grain of rules about what a step does to each parameter: the others around the call tell nothing of those."""
+STEP_GRAIN = "step"
+"""The grain of rules about each parameter in a step. Other parameters around the call are no evidence for them."""
 
 
 @dataclass
 class Outcome:
-    """What the engine has to say of one process; outcomes of several processes are told together.
+    """The outcome of checking one process; a report combines the outcomes of all processes.
 
-    `failed` tells of each rule in how many windows it failed, and the step of the last one, for not all `violations`
-    are kept. `absences` are sources that observed nothing for a while, `resting` the rules (by id, with the reason)
-    that were not judged in the end.
+    `tried` has the counts of each rule, by id. `failed` has the number of windows in which a rule failed and the step
+    of the last one, because not all `violations` are kept. `absences` are sources that observed nothing for a while,
+    `suspended` the rules (by id, with the reason) that were not judged at the end.
     """
 
     rank: int = 0
     process: int = 0
-    tried: dict[str, Tried] = field(default_factory=dict)
+    tried: dict[str, RuleCounts] = field(default_factory=dict)
     violations: list[Violation] = field(default_factory=list)
     windows: int = 0
     steps: int = 0
     failed: dict[str, tuple[int, int]] = field(default_factory=dict)
     absences: list[Absence] = field(default_factory=list)
-    resting: dict[str, str] = field(default_factory=dict)
+    suspended: dict[str, str] = field(default_factory=dict)
 
 
 def demand_of(invariants: Iterable[Invariant]) -> Demand:
-    """What must be observed to judge `invariants`."""
-    asked = {(rule.relation, rule.subject, rule.property) for rule in invariants}
-    relations = plugins.load("traincheck.relations", {name for name, _, _ in asked})
-    return union_of(needed(relations[name], subject, prop) for name, subject, prop in asked if name in relations)
+    """The demand of all `invariants`."""
+    subjects = {(rule.relation, rule.subject, rule.property) for rule in invariants}
+    relations = plugins.load("traincheck.relations", {name for name, _, _ in subjects})
+    return union_of(needed(relations[name], subject, prop) for name, subject, prop in subjects if name in relations)
 
 
 class Engine:
     """Feeds the windows of one process, in order, to the relations of the deployed invariants."""
 
     def __init__(self, invariants: Sequence[Invariant], rank: int = 0, process: int = 0) -> None:
-        self.outcome = Outcome(rank, process, {rule.id: Tried() for rule in invariants})
-        self._deployed: dict[str, Deployed] = {}
+        self.outcome = Outcome(rank, process, {rule.id: RuleCounts() for rule in invariants})
+        self._deployed: dict[str, DeployedRules] = {}
         for rule in invariants:
-            self._deployed.setdefault(rule.relation, Deployed()).add(rule, self.outcome.tried[rule.id])
+            self._deployed.setdefault(rule.relation, DeployedRules()).add(rule, self.outcome.tried[rule.id])
         self._classes = classes = plugins.load("traincheck.relations", self._deployed)
         self._relations: list[tuple[str, Any]] = [
             (name, classes[name](rules.subjects)) for name, rules in self._deployed.items() if name in classes
         ]
-        self._memories = {name: Memory(relation) for name, relation in self._relations}
+        self._limits = {name: MemoryLimit(relation) for name, relation in self._relations}
         self.unknown = tuple(sorted(set(self._deployed) - set(classes)))
-        self._resting = Resting(invariants, classes)
+        self._suspended = SuspendedRules(invariants, classes)
 
     def feed(self, window: Window) -> list[Violation]:
         """Judge one window; the violations in it, one for each invariant that failed."""
         outcome = self.outcome
         outcome.windows += 1
-        self._rest(window.off, window.step)
+        self._suspend(window.off, window.step)
         outcome.steps = max(outcome.steps, window.step)
-        told = ((name, relation.occasions(*self._memories[name].shown([window]))) for name, relation in self._relations)
-        return self._judge(window, told)
+        occasions = (
+            (name, relation.occasions(*self._limits[name].with_gaps([window]))) for name, relation in self._relations
+        )
+        return self._judge(window, occasions)
 
     def feed_ranks(self, windows: Sequence[Window]) -> list[Violation]:
-        """Judge what relations say of the same window of several ranks; a violation is told of the first of them."""
+        """Judge the same window of several ranks; a violation has the rank and the window of the first of them."""
         self.outcome.steps = max(self.outcome.steps, windows[0].step)
-        self._rest({name: why for window in windows for name, why in window.off.items()}, windows[0].step)
+        self._suspend({name: reason for window in windows for name, reason in window.off.items()}, windows[0].step)
         comparing = ((name, relation) for name, relation in self._relations if compares_ranks(relation))
-        told = ((name, relation.across(self._memories[name].shown(windows))) for name, relation in comparing)
+        occasions = ((name, relation.across(self._limits[name].with_gaps(windows))) for name, relation in comparing)
         ranks = tuple(window.rank for window in windows)
-        return self._judge(windows[0], told, DifferingRanks(ranks, len(ranks)))
+        return self._judge(windows[0], occasions, DifferingRanks(ranks, len(ranks)))
 
     def mute(self, muted: Mapping[str, str]) -> None:
-        """From the next window on these rules (by id, with the reason) are not judged, and no others are muted."""
-        self._resting.mute(muted)
-        self.outcome.resting = self._resting.reasons
+        """Suspend these rules (by id, with the reason) from the next window on; other mutes end."""
+        self._suspended.mute(muted)
+        self.outcome.suspended = self._suspended.reasons
 
-    def _rest(self, off: Mapping[str, str], step: int) -> None:
+    def _suspend(self, off: Mapping[str, str], step: int) -> None:
         if off or self.outcome.absences:
-            self._resting.meet(off, step)
-            self.outcome.absences, self.outcome.resting = self._resting.absences, self._resting.reasons
+            self._suspended.next_window(off, step)
+            self.outcome.absences, self.outcome.suspended = self._suspended.absences, self._suspended.reasons
 
     def _judge(
-        self, window: Window, told: Iterable[tuple[str, Iterable[Occasion]]], between: DifferingRanks = NONE_DIFFER
+        self,
+        window: Window,
+        occasions_of: Iterable[tuple[str, Iterable[Occasion]]],
+        between: DifferingRanks = NONE_DIFFER,
     ) -> list[Violation]:
-        """`between` names the ranks whose windows these are, for occasions that do not tell which of them differ."""
-        found: dict[str, tuple[Invariant, list[Occasion]]] = {}
-        for name, occasions in told:
+        """The violations in the occasions of each relation.
+
+        `between` are the ranks that were compared, for occasions that do not say which of them differ.
+        """
+        failures: dict[str, tuple[Invariant, list[Occasion]]] = {}
+        for name, occasions in occasions_of:
             deployed = self._deployed[name]
             for occasion in occasions:
                 for rule in self._failing(deployed, occasion):
-                    found.setdefault(rule.id, (rule, []))[1].append(occasion)
+                    failures.setdefault(rule.id, (rule, []))[1].append(occasion)
         violations = [
-            _violation(rule, occasions, window, self._instead(rule, occasions), between)
-            for rule, occasions in found.values()
+            _violation(rule, occasions, window, self._alternatives(rule, occasions), between)
+            for rule, occasions in failures.values()
         ]
         for violation in violations:
             self._keep(violation)
         return violations
 
-    def _instead(self, rule: Invariant, occasions: Sequence[Occasion]) -> tuple[str, ...]:
-        """What held in place of the property: the like of it with another value, in the relation's own words."""
-        alike = {
+    def _alternatives(self, rule: Invariant, occasions: Sequence[Occasion]) -> tuple[str, ...]:
+        """Similar properties with another value that held instead, in the words of the relation."""
+        similar = {
             prop
             for occasion in occasions
             for prop in occasion.held
             if prop != rule.property and (prop.verb, prop.object) == (rule.property.verb, rule.property.object)
         }
         describe = self._classes[rule.relation].describe
-        return tuple(f"here {describe(rule.subject, prop)}" for prop in sorted(alike)[:MOST_ALTERNATIVES])
+        return tuple(f"here {describe(rule.subject, prop)}" for prop in sorted(similar)[:MOST_ALTERNATIVES])
 
-    def _failing(self, deployed: Deployed, occasion: Occasion) -> Sequence[Invariant]:
+    def _failing(self, deployed: DeployedRules, occasion: Occasion) -> Sequence[Invariant]:
         """The rules that fail on this occasion, in the order in which they were deployed."""
-        failing: list[Rule] = []
-        resting = self._resting.ids
+        failing: list[DeployedRule] = []
+        suspended = self._suspended.ids
         for rule, held in deployed.judged(occasion):
-            if resting and rule.invariant.id in resting:
+            if suspended and rule.invariant.id in suspended:
                 continue
-            rule.tried.triggered += 1
+            rule.counts.triggered += 1
             if not held:
-                rule.tried.failed += 1
+                rule.counts.failed += 1
                 failing.append(rule)
-        return [rule.invariant for rule in sorted(failing, key=lambda rule: rule.place)] if failing else ()
+        return [rule.invariant for rule in sorted(failing, key=lambda rule: rule.position)] if failing else ()
 
     def _keep(self, violation: Violation) -> None:
         name = violation.invariant.id
@@ -160,23 +167,24 @@ class Engine:
             self.outcome.violations.append(violation)
 
 
-def _shown(rule: Invariant, call: Call, window: Window, only: Iterable[str]) -> tuple[str, ...]:
-    """What of the call is worth a look; `only` as `told` takes it."""
-    if rule.property.verb == OF_CLIPPING:
-        return clipped(call)
-    return told(call, window, tuple(only)) or (given_back(call) if rule.property.verb in OF_RESULTS else ())
+def _evidence(rule: Invariant, call: Call, window: Window, only: Iterable[str]) -> tuple[str, ...]:
+    """Evidence from the call; `only` limits it to these parameters."""
+    if rule.property.verb == CLIPPING_VERB:
+        return unclipped_gradients(call)
+    states = parameter_states(call, window, tuple(only))
+    return states or (arguments_and_result(call) if rule.property.verb in RESULT_VERBS else ())
 
 
 def _violation(
-    rule: Invariant, occasions: list[Occasion], window: Window, instead: tuple[str, ...], between: DifferingRanks
+    rule: Invariant, occasions: list[Occasion], window: Window, alternatives: tuple[str, ...], between: DifferingRanks
 ) -> Violation:
     seq = min(occasion.seq for occasion in occasions)
     call = window.by_seq.get(seq)
     variables = dict.fromkeys(name for occasion in occasions for name in occasion.variables)
     if not variables and call is not None:
-        variables = dict.fromkeys(concerned(call, window))
+        variables = dict.fromkeys(parameters_around(call, window))
     site = next((occasion.site for occasion in occasions if occasion.site), call.site if call is not None else "")
-    only = variables if rule.subject.grain == OF_STEP else ()
+    only = variables if rule.subject.grain == STEP_GRAIN else ()
     return Violation(
         invariant=rule,
         step=window.step,
@@ -189,7 +197,7 @@ def _violation(
         receiver=call.receiver if call is not None else "",
         variables=tuple(variables),
         occasions=sum(max(1, len(occasion.variables)) for occasion in occasions),
-        evidence=(*instead, *(_shown(rule, call, window, only) if call is not None else ())),
+        evidence=(*alternatives, *(_evidence(rule, call, window, only) if call is not None else ())),
         note=next((occasion.note for occasion in occasions if occasion.note), ""),
         differing=next((occasion.differing for occasion in occasions if occasion.differing.ranks), between),
     )

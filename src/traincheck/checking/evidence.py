@@ -1,4 +1,4 @@
-"""Evidence: how the parameters around a call stood, in words, for the finding about it."""
+"""Describes the parameters, arguments and results of a call as evidence for a finding."""
 
 from __future__ import annotations
 
@@ -13,62 +13,63 @@ MOST_NAMES = 3
 _HELD = {"this": "held by this optimizer", "other": "held by another optimizer", "none": "held by no optimizer"}
 
 
-def concerned(call: Call, window: Window) -> list[str]:
-    """The parameters observed around a call: those that its receiver holds, or all where it holds none."""
+def parameters_around(call: Call, window: Window) -> list[str]:
+    """The parameters observed around a call: those that its receiver holds, or all if it holds none."""
     around = [change for change in window.changes_of.get(call.seq, ()) if change.kind == "parameter"]
     held = [change.variable for change in around if change.owner == call.receiver]
     return held or [change.variable for change in around]
 
 
-def told(call: Call, window: Window, only: Collection[str] = ()) -> tuple[str, ...]:
-    """One sentence for each kind of parameter around the call: who holds it, whether it is trainable, its gradient.
+def parameter_states(call: Call, window: Window, only: Collection[str] = ()) -> tuple[str, ...]:
+    """One sentence for each group of parameters around the call: who holds them, trainable or not, their gradients.
 
-    `only` names the parameters to tell of, all if it is empty.
+    `only` limits it to these parameters; an empty one does not.
     """
     groups: dict[tuple[str, ...], list[str]] = {}
     for change in window.changes_of.get(call.seq, ()):
         if change.kind == "parameter" and (not only or change.variable in only):
-            groups.setdefault(_standing(change), []).append(change.variable)
-    lines = [f"{_named(names)}: {', '.join(standing)}" for standing, names in groups.items()]
+            groups.setdefault(_state(change), []).append(change.variable)
+    lines = [f"{_named(names)}: {', '.join(state)}" for state, names in groups.items()]
     return tuple(lines[:MOST_LINES])
 
 
-def given_back(call: Call) -> tuple[str, ...]:
-    """The whole numbers that a call was given, and what it returned: `max_new_tokens of 12: result int64 (2, 44)`.
+def arguments_and_result(call: Call) -> tuple[str, ...]:
+    """The integer arguments of a call and its result: `max_new_tokens of 12: result int64 (2, 44)`.
 
-    Of a constructor that is given a number of layers: how many modules of each class it built.
+    For a constructor with a number of layers: how many modules of each class it built.
     """
     sizes = [f"{name} of {value}" for name, value in call.args if type(value) is int]
     layers = value_of(call.result, "layers")
-    results = [one for one in call.tensors if one.role == RESULT or one.role.startswith(f"{RESULT}[")]
-    made = [f"{one.role} {one.dtype} ({', '.join(map(str, one.shape))})" for one in results[:MOST_LINES]]
+    results = [tensor for tensor in call.tensors if tensor.role == RESULT or tensor.role.startswith(f"{RESULT}[")]
+    values = [f"{tensor.role} {tensor.dtype} ({', '.join(map(str, tensor.shape))})" for tensor in results[:MOST_LINES]]
     if isinstance(layers, str):
-        made = [f"of its classes of modules there are {layers.replace('+', ', ')}"]
-    if not made:
+        values = [f"its modules by class are {layers.replace('+', ', ')}"]
+    if not values:
         return ()
-    return (f"given {', '.join(sizes)}: {', '.join(made)}" if sizes else ", ".join(made),)
+    return (f"given {', '.join(sizes)}: {', '.join(values)}" if sizes else ", ".join(values),)
 
 
-def clipped(call: Call) -> tuple[str, ...]:
-    """The gradients that a function which clips left as they were, while it scaled others."""
+def unclipped_gradients(call: Call) -> tuple[str, ...]:
+    """The gradients that a clipping function left unchanged while it scaled others."""
     left_out = value_of(call.result, "left_out")
-    return (f"it left as they were: {left_out}",) if left_out else ()
+    return (f"it left unchanged: {left_out}",) if left_out else ()
 
 
-def _standing(change: Change) -> tuple[str, ...]:
+def _state(change: Change) -> tuple[str, ...]:
     context = change.context
-    found = [_HELD.get(str(value_of(context, "held")), "")]
+    words = [_HELD.get(str(value_of(context, "held")), "")]
     if value_of(context, "owned") is False:
-        found.append("part of no module")
+        words.append("part of no module")
     if value_of(context, "requires_grad") is False:
-        found.append("requires_grad False")
+        words.append("requires_grad False")
     gradient = value_of(context, "grad")
     if gradient is not None:
-        none = "no gradient"
-        found.append({"none": none, "unused": none, "zero": "gradient zero"}.get(str(gradient), "has a gradient"))
+        missing = "no gradient"
+        states = {"none": missing, "unused": missing, "zero": "gradient zero"}
+        words.append(states.get(str(gradient), "has a gradient"))
     if change.attribute == "data":
-        found.append("changed" if change.changed else "not changed")
-    return tuple(word for word in found if word)
+        words.append("changed" if change.changed else "not changed")
+    return tuple(word for word in words if word)
 
 
 def _named(names: list[str]) -> str:

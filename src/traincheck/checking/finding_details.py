@@ -17,7 +17,7 @@ from traincheck.trace.format import BOOK_FILE
 from traincheck.trace.run_notes import Manifest
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding, Report
-from traincheck.vocab.finding_details import Exhibit
+from traincheck.vocab.finding_details import FindingDetails
 from traincheck.vocab.invariant import Invariant
 
 BEFORE, AFTER = 5, 14
@@ -36,7 +36,7 @@ ABOVE = 4
 """Folders above the run folder that may be the one in which the program was started."""
 
 
-def exhibits(folder: Path, report: Report, rules: Sequence[Invariant] = ()) -> tuple[Exhibit, ...]:
+def exhibits(folder: Path, report: Report, rules: Sequence[Invariant] = ()) -> tuple[FindingDetails, ...]:
     """What each finding of the report of a run folder is shown with, in their order.
 
     `rules` are those that were deployed. Nothing is raised for what cannot be read: it is told with the finding.
@@ -45,7 +45,7 @@ def exhibits(folder: Path, report: Report, rules: Sequence[Invariant] = ()) -> t
         run = RunFolder.open(folder)
         manifest = run.manifest
     except TrainCheckError as error:
-        return tuple(Exhibit(note=str(error)) for _ in report.findings)
+        return tuple(FindingDetails(note=str(error)) for _ in report.findings)
     by_id = {rule.id: rule for rule in rules}
     shown = _Shown(run, by_id)
     roots = _roots(folder)
@@ -65,18 +65,18 @@ def _roots(folder: Path) -> list[Path]:
 
 def _exhibit(
     finding: Finding, shown: _Shown | None, manifest: Manifest, folder: Path, report: Report, roots: Sequence[Path]
-) -> Exhibit:
+) -> FindingDetails:
     code = excerpt(finding.site, report.run, manifest.script_digest, roots) if finding.site else None
     mute = mute_command(finding, manifest.books, folder)
     if shown is None:
-        return Exhibit(code, mute=mute)
+        return FindingDetails(code, mute=mute)
     try:
-        return shown.exhibit(finding, Exhibit(code, mute=mute))
+        return shown.exhibit(finding, FindingDetails(code, mute=mute))
     except TrainCheckError as error:
         why = str(error)
     except Exception as error:  # whatever it is: a report is not lost for want of its pictures
         why = f"{type(error).__name__}: {error}"
-    return Exhibit(code, mute=mute, note=redaction.text(why))
+    return FindingDetails(code, mute=mute, note=redaction.text(why))
 
 
 def mute_command(finding: Finding, books: Sequence[str], folder: Path) -> str:
@@ -97,7 +97,7 @@ class _Shown:
         self._rules = rules
         self._left = MOST_BYTES
 
-    def exhibit(self, finding: Finding, sofar: Exhibit) -> Exhibit:
+    def exhibit(self, finding: Finding, sofar: FindingDetails) -> FindingDetails:
         """`sofar` with what the steps around the finding show. Raises RunFolderError."""
         mark = max(finding.step, 0)
         files = self._files(finding)

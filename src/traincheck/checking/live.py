@@ -1,4 +1,4 @@
-"""The live driver: check each window as it closes, inside the training process, and leave the outcome behind."""
+"""Checks each window of a training process as it closes, and saves the outcome in the run folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from traincheck.checking.engine import Engine
-from traincheck.checking.notifier import Teller
+from traincheck.checking.notifier import Notifier
 from traincheck.checking.outcome_files import save_outcome
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
@@ -14,9 +14,9 @@ from traincheck.vocab.invariant import Invariant
 
 
 class LiveChecker:
-    """Checks the windows of one process and tells each new finding once.
+    """Checks the windows of one process and reports each new finding once.
 
-    `on_finding` is called on the thread that feeds. `unsaved` says that something was found since the last `save`.
+    `on_finding` is called on the thread that feeds. `unsaved` says that a finding came up since the last `save`.
     """
 
     def __init__(
@@ -29,22 +29,22 @@ class LiveChecker:
         self.engine = Engine(rules, process=process)
         self.unsaved = False
         self._folder = folder
-        self._teller = Teller(on_finding)
-        self._muted: Mapping[str, str] | None = None  # new ones
+        self._notifier = Notifier(on_finding)
+        self._new_mutes: Mapping[str, str] | None = None
 
     def feed(self, window: Window) -> None:
         """Judge one window."""
-        muted, self._muted = self._muted, None
+        muted, self._new_mutes = self._new_mutes, None
         if muted is not None:
             self.engine.mute(muted)
         self.engine.outcome.rank = window.rank
         violations = self.engine.feed(window)
-        if self._teller.feed(violations, self.engine.outcome.violations):
+        if self._notifier.feed(violations, self.engine.outcome.violations):
             self.unsaved = True
 
     def mute(self, muted: Mapping[str, str]) -> None:
-        """From the next window on these rules (by id, with the reason) are not judged, and no others are muted."""
-        self._muted = muted
+        """Suspend these rules (by id, with the reason) from the next window on, and no others that a user muted."""
+        self._new_mutes = muted
 
     def save(self) -> None:
         """Store the outcome. Raises OutputError."""

@@ -1,4 +1,4 @@
-"""Pulses: when each process of a run last gave a sign of life, and how fast it goes on."""
+"""Tracks the heartbeats of the processes of a run: which are alive, and how fast they train."""
 
 from __future__ import annotations
 
@@ -9,63 +9,68 @@ from traincheck.trace.run_notes import ProcessNote
 from traincheck.vocab.finding import ELSEWHERE, GOING, MISSING, RankState
 from traincheck.vocab.run_status import ENDED, KILLED, RESTING, SILENT, STARTING, TRAINING, RankStatus
 
-MEETING = 30.0
-"""Seconds for which a process is watched before it is held for silent: the clock of its host may be another than ours,
-so that its note looks older than it is; one that lives writes another note in that time."""
+LEAST_WATCHED = 30.0
+"""Seconds for which a process is watched before it counts as silent. The clock of its host may differ from ours, so its
+note may look older than it is; a live process writes another note in this time."""
 
 LEAST_SPAN = 1.0
-"""Seconds between two notes from which a speed is told; of two that follow at once it would jump."""
+"""Seconds between the two notes that give a speed; with less, the speed would jump."""
 
 
 @dataclass
-class Pulse:
-    """One process: its last `note`, and the one that its speed is told from. `met` is when it was first seen, `sign`
-    when it last gave a sign of life, and `grown` when its windows were last seen to grow, by our own clock.
+class Liveness:
+    """One process: its last `note`, and the earlier note that gives its speed.
+
+    By our own clock, `first_seen` is the time of its first note, `heartbeat` that of its last one, and `progress` the
+    last time at which it had more windows.
     """
 
     note: ProcessNote
-    met: float
-    sign: float
-    grown: float
-    before: ProcessNote
+    first_seen: float
+    heartbeat: float
+    progress: float
+    earlier: ProcessNote
     steps_per_second: float | None = None
 
     @classmethod
-    def of(cls, note: ProcessNote, now: float, age: float) -> Pulse:
-        """That of a process whose note is seen for the first time, and seems to have been written `age` seconds ago."""
+    def first(cls, note: ProcessNote, now: float, age: float) -> Liveness:
+        """A process whose note is seen for the first time, and appears to be `age` seconds old."""
         speed = note.steps / note.seconds if note.seconds >= LEAST_SPAN else None
         return cls(note, now, now - age, now, note, speed)
 
     def beat(self, note: ProcessNote, when: float) -> None:
         """The process wrote another note."""
         if note.windows != self.note.windows:
-            self.grown = when
-        self.sign = when
+            self.progress = when
+        self.heartbeat = when
         self.note = note
-        span = note.seconds - self.before.seconds
+        span = note.seconds - self.earlier.seconds
         if span >= LEAST_SPAN:
-            self.steps_per_second = (note.steps - self.before.steps) / span
-            self.before = note
+            self.steps_per_second = (note.steps - self.earlier.steps) / span
+            self.earlier = note
 
-    def quiet(self, now: float, long: float) -> bool:
-        """Whether it has given no sign of life for `long` seconds, as far as that is certain."""
-        return now - self.sign > long and now - self.met > min(long, MEETING)
+    def is_silent(self, now: float, timeout: float) -> bool:
+        """Whether it certainly had no heartbeat for `timeout` seconds."""
+        return now - self.heartbeat > timeout and now - self.first_seen > min(timeout, LEAST_WATCHED)
 
-    def state(self, now: float, long: float, over: bool) -> str:
-        """How the process fares at `now`, where `long` seconds without a sign are long, and the run may be over."""
+    def state(self, now: float, timeout: float, over: bool) -> str:
+        """The state at `now`. A process without a heartbeat for `timeout` seconds is silent.
+
+        In a run that is `over`, a process whose note has no end was killed.
+        """
         if self.note.ended:
             return ENDED
         if over:
             return KILLED
-        if self.quiet(now, long):
+        if self.is_silent(now, timeout):
             return SILENT
         if self.note.steps == 0:
             return STARTING
-        return RESTING if now - self.grown > long else TRAINING
+        return RESTING if now - self.progress > timeout else TRAINING
 
-    def status(self, now: float, long: float, over: bool) -> RankStatus:
-        """How the process fares at `now`."""
-        note, state = self.note, self.state(now, long, over)
+    def status(self, now: float, timeout: float, over: bool) -> RankStatus:
+        """The status at `now`, see `state`."""
+        note, state = self.note, self.state(now, timeout, over)
         speed = self.steps_per_second if state in (TRAINING, RESTING) else None
         if state == ENDED and note.seconds:
             speed = note.steps / note.seconds
@@ -79,20 +84,20 @@ class Pulse:
             dropped=note.dropped,
             steps_per_second=speed,
             cost=sum(note.cost.values()) / note.seconds if note.seconds else None,
-            silent=0.0 if note.ended else max(0.0, now - self.sign),
-            resting=0.0 if note.ended else max(0.0, now - self.grown),
+            silent=0.0 if note.ended else max(0.0, now - self.heartbeat),
+            resting=0.0 if note.ended else max(0.0, now - self.progress),
         )
 
 
-def states_of(pulses: Iterable[Pulse], over: bool) -> tuple[RankState, ...]:
-    """How the ranks of jobs fare by what their processes say, for a report while the run goes on.
+def rank_states_of(processes: Iterable[Liveness], over: bool) -> tuple[RankState, ...]:
+    """The states of the ranks of jobs from the notes of their processes, for a report during the run.
 
-    What a process says is some seconds old; how far it came is known exactly by its recording, which may be large.
+    A note is some seconds old. The recording has the exact last step, but it may be large.
     """
     jobs: dict[str, dict[int, ProcessNote]] = {}
-    for pulse in pulses:
-        if pulse.note.world_size > 1:
-            jobs.setdefault(pulse.note.job, {})[pulse.note.rank] = pulse.note
+    for process in processes:
+        if process.note.world_size > 1:
+            jobs.setdefault(process.note.job, {})[process.note.rank] = process.note
     return tuple(
         _rank_state(job, rank, notes, over)
         for job, notes in sorted(jobs.items())
@@ -109,26 +114,27 @@ def _rank_state(job: str, rank: int, notes: Mapping[int, ProcessNote], over: boo
     return RankState(rank, job, ENDED if note.ended else end, note.steps, note.windows, note.steps)
 
 
-def of_ranks(pulses: Mapping[tuple[int, int], Pulse], now: float, long: float) -> list[Pulse]:
+def training_processes(processes: Mapping[tuple[int, int], Liveness], now: float, timeout: float) -> list[Liveness]:
     """The processes that train, by rank.
 
-    Left out are launchers and workers of data loaders, which take no step; and a process that is silent where another
-    one has its rank since: an elastic job was started again.
+    Launchers and data loader workers take no step, so they are left out. So is a silent process whose rank another
+    process has since taken: an elastic job was started again.
     """
-    several = any(pulse.note.world_size > 1 for pulse in pulses.values())
-    by_rank: dict[int, list[Pulse]] = {}
-    for (rank, _), pulse in sorted(pulses.items()):
-        if pulse.note.world_size > 1 or pulse.note.steps or not several:
-            by_rank.setdefault(rank, []).append(pulse)
-    return [pulse for those in by_rank.values() for pulse in those if _counts(pulse, those, now, long)]
+    several = any(process.note.world_size > 1 for process in processes.values())
+    by_rank: dict[int, list[Liveness]] = {}
+    for (rank, _), process in sorted(processes.items()):
+        if process.note.world_size > 1 or process.note.steps or not several:
+            by_rank.setdefault(rank, []).append(process)
+    return [each for of_rank in by_rank.values() for each in of_rank if _is_current(each, of_rank, now, timeout)]
 
 
-def _counts(pulse: Pulse, those: Iterable[Pulse], now: float, long: float) -> bool:
-    others = [other for other in those if other is not pulse]
-    if not pulse.note.steps and any(other.note.steps and other.note.job == pulse.note.job for other in others):
+def _is_current(process: Liveness, of_rank: Iterable[Liveness], now: float, timeout: float) -> bool:
+    others = [other for other in of_rank if other is not process]
+    if not process.note.steps and any(other.note.steps and other.note.job == process.note.job for other in others):
         return False
-    if pulse.state(now, long, over=False) != SILENT:
+    if process.state(now, timeout, over=False) != SILENT:
         return True
     return not any(
-        other.sign > pulse.sign and (other.note.steps or other.note.job != pulse.note.job) for other in others
+        other.heartbeat > process.heartbeat and (other.note.steps or other.note.job != process.note.job)
+        for other in others
     )

@@ -1,4 +1,4 @@
-"""The teller: tells each new finding once, while violations come in."""
+"""Reports each new finding once while violations come in."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from traincheck.vocab.finding import Finding, Violation
 from traincheck.vocab.invariant import ERROR
 
 
-class Teller:
-    """Tells each new finding once, while violations come in.
+class Notifier:
+    """Calls `on_finding` once for each new finding.
 
-    A finding is new when none of its invariants was told; an error also when they were told as notices only.
+    A finding is new if none of its invariants was in an earlier finding. An error is also new if they were in notices
+    only.
     """
 
     def __init__(self, on_finding: Callable[[Finding], None]) -> None:
         self._on_finding = on_finding
-        self._told: dict[str, str] = {}
+        self._severities: dict[str, str] = {}  # the highest reported one, by the id of the invariant
 
     def feed(self, violations: Sequence[Violation], all_so_far: Sequence[Violation]) -> bool:
-        """Tell the findings that `violations` bring; whether there are any."""
-        if all(violation.invariant.id in self._told for violation in violations):
+        """Report the findings that `violations` add; whether there may be any."""
+        if all(violation.invariant.id in self._severities for violation in violations):
             return False
-        # Most runs break no rule: what knows of causes is not imported before one does.
+        # Most runs break no rule, so the catalogue of diagnoses is imported when the first rule breaks.
         from traincheck.checking.findings import group
 
-        self.tell(group(all_so_far))
+        self.notify(group(all_so_far))
         return True
 
-    def tell(self, findings: Iterable[Finding]) -> None:
-        """Tell those of `findings` that are new."""
+    def notify(self, findings: Iterable[Finding]) -> None:
+        """Report those of `findings` that are new."""
         for finding in findings:
-            told = [self._told[name] for name in finding.invariants if name in self._told]
-            if not told or (finding.severity == ERROR and ERROR not in told):
+            reported = [self._severities[name] for name in finding.invariants if name in self._severities]
+            if not reported or (finding.severity == ERROR and ERROR not in reported):
                 self._on_finding(finding)
             for name in finding.invariants:
-                if self._told.get(name) != ERROR:
-                    self._told[name] = finding.severity
+                if self._severities.get(name) != ERROR:
+                    self._severities[name] = finding.severity

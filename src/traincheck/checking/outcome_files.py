@@ -1,4 +1,4 @@
-"""Outcome files: what a run that is checked live leaves in its run folder of what was found, whoever found it."""
+"""Saves the outcomes of a live run in its run folder, and reads them again."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from traincheck.checking.engine import Outcome, Tried
-from traincheck.checking.rank_engine import Compared
+from traincheck.checking.deployed_rules import RuleCounts
+from traincheck.checking.engine import Outcome
+from traincheck.checking.rank_engine import RankComparison
 from traincheck.errors import InputError
 from traincheck.files import read_bounded, replace_whole
 from traincheck.invariants.book import Book
@@ -18,12 +19,12 @@ from traincheck.vocab.finding import Site, Violation
 from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.ranks import NONE_DIFFER, DifferingRanks
 
-OF_PROCESSES, OF_RANKS, FOLLOWED = "live-*.json", "ranks-*.json", "followed-*.json"
-"""What processes found, each of itself; what a rank found that compares them all; and what the command that started
-them found, which goes on to report it and has no need of the file: that is for those who look from outside."""
+PROCESS_FILES, RANK_FILES, FOLLOWED_FILES = "live-*.json", "ranks-*.json", "followed-*.json"
+"""The outcome of each process; of the rank that compares all ranks; and of the command that started them. The command
+reports its outcome itself; its file is for `traincheck watch`."""
 
 
-class _Failed(msgspec.Struct, frozen=True):
+class _StoredViolation(msgspec.Struct, frozen=True):
     """A violation as it is stored: the invariant by its id."""
 
     id: str
@@ -40,7 +41,7 @@ class _Failed(msgspec.Struct, frozen=True):
     apart: DifferingRanks = NONE_DIFFER
 
 
-class _Stored(msgspec.Struct, frozen=True):
+class _StoredOutcome(msgspec.Struct, frozen=True):
     """An outcome as it is stored in live-RANK-PROCESS.json."""
 
     rank: int
@@ -48,80 +49,81 @@ class _Stored(msgspec.Struct, frozen=True):
     windows: int
     steps: int
     tried: dict[str, tuple[int, int]]
-    violations: tuple[_Failed, ...]
+    violations: tuple[_StoredViolation, ...]
     absences: tuple[Absence, ...] = ()
     resting: dict[str, str] = {}
     failed: dict[str, tuple[int, int]] = {}
 
 
-class _OfRanks(msgspec.Struct, frozen=True):
-    """What was found of several ranks, as it is stored by the one that compared them."""
+class _StoredComparison(msgspec.Struct, frozen=True):
+    """A comparison of ranks as it is stored by the process that made it."""
 
     process: int
-    outcome: _Stored
+    outcome: _StoredOutcome
     not_compared: tuple[str, ...]
     job: str
 
 
-class OfRanks(NamedTuple):
-    """What a file says of several ranks, and which process compared them."""
+class SavedComparison(NamedTuple):
+    """A comparison of ranks, and the process that made it."""
 
     process: int
-    compared: Compared
+    comparison: RankComparison
 
 
 def save_outcome(folder: Path, outcome: Outcome) -> None:
-    """Store what a process found of itself. Raises OutputError."""
+    """Store the outcome of a process. Raises OutputError."""
     replace_whole(folder / f"live-{outcome.rank}-{outcome.process}.json", msgspec.json.encode(_stored(outcome)))
 
 
-def save_compared(folder: Path, process: int, compared: Compared) -> None:
-    """Store what was found of several ranks by this process, one of them, for `gather`. Raises OutputError."""
-    _save(folder / f"ranks-{process}.json", process, compared)
+def save_comparison(folder: Path, process: int, comparison: RankComparison) -> None:
+    """Store the comparison of several ranks that this process, one of them, made. Raises OutputError."""
+    _save(folder / f"ranks-{process}.json", process, comparison)
 
 
-def save_followed(folder: Path, number: int, compared: Compared) -> None:
-    """Store what the command found of the ranks of a job, its `number`th. Raises OutputError."""
-    if folder.is_dir():  # one that was deleted is not made anew
-        _save(folder / f"followed-{number}.json", 0, compared)
+def save_followed(folder: Path, number: int, comparison: RankComparison) -> None:
+    """Store the command's comparison of the ranks of its `number`th job. Raises OutputError."""
+    if folder.is_dir():  # a deleted folder stays deleted
+        _save(folder / f"followed-{number}.json", 0, comparison)
 
 
-def _save(path: Path, process: int, compared: Compared) -> None:
-    stored = _OfRanks(process, _stored(compared.outcome), compared.not_compared, compared.job)
+def _save(path: Path, process: int, comparison: RankComparison) -> None:
+    stored = _StoredComparison(process, _stored(comparison.outcome), comparison.not_compared, comparison.job)
     replace_whole(path, msgspec.json.encode(stored))
 
 
 def read_outcome(path: Path, book: Book) -> Outcome:
-    """What `save_outcome` stored; violations of rules that are not in `book` are left out. Raises InputError."""
-    return _read(path, _Stored, lambda stored: _outcome(stored, book))
+    """The outcome of a process, without violations of rules that are not in `book`. Raises InputError."""
+    return _read(path, _StoredOutcome, lambda stored: _outcome(stored, book))
 
 
-def read_of_ranks(path: Path, book: Book) -> OfRanks:
-    """What `save_compared` or `save_followed` stored. Raises InputError."""
+def read_comparison(path: Path, book: Book) -> SavedComparison:
+    """A comparison of ranks. Raises InputError."""
 
-    def of_ranks(stored: _OfRanks) -> OfRanks:
-        return OfRanks(stored.process, Compared(_outcome(stored.outcome, book), stored.not_compared, stored.job))
+    def comparison(stored: _StoredComparison) -> SavedComparison:
+        outcome = _outcome(stored.outcome, book)
+        return SavedComparison(stored.process, RankComparison(outcome, stored.not_compared, stored.job))
 
-    return _read(path, _OfRanks, of_ranks)
+    return _read(path, _StoredComparison, comparison)
 
 
-def _stored(outcome: Outcome) -> _Stored:
-    return _Stored(
+def _stored(outcome: Outcome) -> _StoredOutcome:
+    return _StoredOutcome(
         outcome.rank,
         outcome.process,
         outcome.windows,
         outcome.steps,
-        {name: (tried.triggered, tried.failed) for name, tried in outcome.tried.items()},
-        tuple(_failed(violation) for violation in outcome.violations),
+        {name: (counts.triggered, counts.failed) for name, counts in outcome.tried.items()},
+        tuple(_stored_violation(violation) for violation in outcome.violations),
         tuple(outcome.absences),
-        outcome.resting,
+        outcome.suspended,
         outcome.failed,
     )
 
 
-def _failed(violation: Violation) -> _Failed:
+def _stored_violation(violation: Violation) -> _StoredViolation:
     site = violation.site
-    return _Failed(
+    return _StoredViolation(
         violation.invariant.id,
         violation.step,
         violation.window,
@@ -137,45 +139,45 @@ def _failed(violation: Violation) -> _Failed:
     )
 
 
-_Kind = TypeVar("_Kind", _Stored, _OfRanks)
+_Kind = TypeVar("_Kind", _StoredOutcome, _StoredComparison)
 _Read = TypeVar("_Read")
 
 
-def _read(path: Path, kind: type[_Kind], meaning: Callable[[_Kind], _Read]) -> _Read:
+def _read(path: Path, kind: type[_Kind], convert: Callable[[_Kind], _Read]) -> _Read:
     try:
-        return meaning(msgspec.json.decode(read_bounded(path), type=kind))
+        return convert(msgspec.json.decode(read_bounded(path), type=kind))
     except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as error:  # ValueError: a site without a line
         raise InputError(
             f"{path} cannot be read ({error}). Delete it, or check the run again with `traincheck check`."
         ) from error
 
 
-def _outcome(stored: _Stored, book: Book) -> Outcome:
+def _outcome(stored: _StoredOutcome, book: Book) -> Outcome:
     outcome = Outcome(stored.rank, stored.process, windows=stored.windows, steps=stored.steps)
-    outcome.tried = {name: Tried(*counts) for name, counts in stored.tried.items()}
-    outcome.absences, outcome.resting = list(stored.absences), dict(stored.resting)
+    outcome.tried = {name: RuleCounts(*counts) for name, counts in stored.tried.items()}
+    outcome.absences, outcome.suspended = list(stored.absences), dict(stored.resting)
     outcome.failed = dict(stored.failed)
     rules = {rule.id: rule for rule in book.invariants} if stored.violations else {}
     outcome.violations = [
-        _violation(failed, rules[failed.id], stored) for failed in stored.violations if failed.id in rules
+        _violation(saved, rules[saved.id], stored) for saved in stored.violations if saved.id in rules
     ]
     return outcome
 
 
-def _violation(failed: _Failed, rule: Invariant, stored: _Stored) -> Violation:
+def _violation(saved: _StoredViolation, rule: Invariant, stored: _StoredOutcome) -> Violation:
     return Violation(
         rule,
-        failed.step,
+        saved.step,
         stored.rank,
         stored.process,
-        failed.window,
-        failed.stage,
-        failed.seq,
-        Site.parse(failed.site),
-        failed.receiver,
-        failed.variables,
-        failed.occasions,
-        failed.evidence,
-        failed.note,
-        failed.apart,
+        saved.window,
+        saved.stage,
+        saved.seq,
+        Site.parse(saved.site),
+        saved.receiver,
+        saved.variables,
+        saved.occasions,
+        saved.evidence,
+        saved.note,
+        saved.apart,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from traincheck.checking.digests import values_of
-from traincheck.checking.rank_states import THINGS
+from traincheck.checking.rank_states import QUANTITIES
 from traincheck.vocab.events import TRAIN, Window
 from traincheck.vocab.finding import Finding
 from traincheck.vocab.finding_details import FAINT, UNKNOWN, WRONG, Agreement, Aspect, History, Row, State, Strip
@@ -52,7 +52,7 @@ def agreement(by_rank: Mapping[int, Mapping[int, _Held]], step: int) -> Agreemen
         groups.setdefault(rank if alone else tuple(sorted(of_rank.items())), []).append(rank)
     leaders = [(rank_numbers(ranks), told[ranks[0]]) for ranks in list(groups.values())[:MOST_LABELS]]
     keys = {key for _, of_rank in leaders for key in of_rank}
-    things = sorted({THINGS.get(what, what.replace(".", " ").replace("_", " ")) for what, _ in keys})
+    things = sorted({QUANTITIES.get(what, what.replace(".", " ").replace("_", " ")) for what, _ in keys})
     alike = tuple(
         tuple(sum(mine.get(key) == theirs.get(key) for key in keys) for _, theirs in leaders) for _, mine in leaders
     )

@@ -1,4 +1,4 @@
-"""The engine of ranks: judges the rules about several ranks in what the ranks tell, however that comes together."""
+"""Judges the rules about several ranks, from the windows that the ranks publish."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from traincheck.vocab.ranks import named_ranks
 
 
 @dataclass(frozen=True)
-class Compared:
-    """What was found of the ranks of a job, and what could not be compared."""
+class RankComparison:
+    """The outcome of comparing the ranks of a job, and what could not be compared."""
 
     outcome: Outcome
     not_compared: tuple[str, ...] = ()
@@ -27,22 +27,22 @@ class Compared:
 
 
 def comparable(rules: Iterable[Invariant]) -> list[Invariant]:
-    """The rules that speak of several ranks together."""
+    """The rules about several ranks together."""
     of_ranks = [rule for rule in rules if rule.subject.grain == RANKS]
     classes = plugins.load("traincheck.relations", {rule.relation for rule in of_ranks})
     return [rule for rule in of_ranks if rule.relation in classes and compares_ranks(classes[rule.relation])]
 
 
-def told_demand(rules: Iterable[Invariant]) -> Demand:
-    """What each rank has to tell for these rules to be judged, see `lean`."""
+def published_demand(rules: Iterable[Invariant]) -> Demand:
+    """What each rank must publish so that these rules can be judged, see `lean`."""
     return demand_of(comparable(rules))
 
 
 class RankEngine:
-    """Feeds what the ranks of a job tell, step by step, to the relations of the deployed invariants.
+    """Feeds the windows of the ranks of a job, step by step, to the relations of the deployed invariants.
 
-    There is an engine for each of several sets of rules; what the ranks hold is put together once. `in_full` is asked
-    where their digests differ, see `Classes`.
+    There is an engine for each of several sets of rules; the windows of the ranks are combined once. `in_full` returns
+    the full windows of ranks whose digests differ, see `Classes`.
     """
 
     def __init__(self, deployed: Sequence[Sequence[Invariant]], in_full: InFull) -> None:
@@ -50,7 +50,7 @@ class RankEngine:
         self.classes = Classes(in_full)
 
     def mute(self, muted: Mapping[str, str]) -> None:
-        """From now on these rules (by id, with the reason) are not judged, and no others are muted."""
+        """Suspend these rules (by id, with the reason) from now on, and no others that a user muted."""
         for engine in self.engines:
             engine.mute(muted)
 
@@ -64,24 +64,25 @@ class RankEngine:
         together = self.classes.together(windows)
         if not together:
             return [[] for _ in self.engines]
-        found = [engine.feed_ranks(together) for engine in self.engines]
-        if not any(found):
+        violations = [engine.feed_ranks(together) for engine in self.engines]
+        if not any(violations):
             self.classes.nothing_wrong()
-        return found
+        return violations
 
 
 def not_compared(job: str, size: int, last_steps: dict[int, int], ended: Iterable[int], step: int) -> tuple[str, ...]:
-    """What of a job of `size` ranks could not be compared, and why.
+    """The parts of a job of `size` ranks that could not be compared, with the reason.
 
-    `last_steps` are those that the ranks told of, by rank; of those in `ended` nothing more can come. `step` is the
-    last one that was compared.
+    `last_steps` are the last published steps, by rank; ranks in `ended` publish nothing more. `step` is the last step
+    that was compared.
     """
     named = f" of job {job}" if job else ""
     missing = sorted(set(range(size)) - set(last_steps))
-    found = [f"{named_ranks(missing)}{named} left no recording"] if missing else []
+    reasons = [f"{named_ranks(missing)}{named} left no recording"] if missing else []
     furthest = max(last_steps.values(), default=0)
     short = sorted(rank for rank in ended if last_steps[rank] < furthest)
     if short and len(last_steps) > 1:
-        why = f"{named_ranks(short)} recorded no more, others went on"
-        found.append(f"ranks{named} were compared up to step {step}: {why}")
-    return tuple(found)
+        reasons.append(
+            f"ranks{named} were compared up to step {step}: {named_ranks(short)} recorded no more, others went on"
+        )
+    return tuple(reasons)

@@ -1,4 +1,4 @@
-"""Rank states: how each rank of a job fared, by itself and beside the others, for the report to show side by side."""
+"""Summarizes each rank of a job for the report: how far it came, and whether it agrees with the others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from traincheck.checking.rank_engine import Compared
+from traincheck.checking.rank_engine import RankComparison
 from traincheck.diagnoses.catalogue import diagnose
 from traincheck.relations.base import short
 from traincheck.trace.folder import Job, RunFolder
@@ -16,9 +16,9 @@ from traincheck.vocab.finding import ELSEWHERE, ENDED, GOING, KILLED, MISSING, S
 from traincheck.vocab.invariant import ERROR
 
 WRITING = "trace:"
-"""How what a process could not observe begins, where its recording was given up."""
+"""The prefix of the reason in a note if the recording stopped early."""
 
-THINGS = {
+QUANTITIES = {
     "parameter.used_grad": "gradients",
     "parameter.grad": "gradients",
     "parameter.used_data": "parameters",
@@ -26,12 +26,12 @@ THINGS = {
     "parameter.data": "parameters",
     "module.batch": "batches",
 }
-"""What ranks hold of a subject, in a word."""
+"""The quantity that ranks hold, by subject."""
 _KINDS = {"hyperparameter": "settings of the optimizer", "optimizer_state": "state of the optimizer"}
 
 
 def recorded_ranks(run: RunFolder, notes: Iterable[ProcessNote]) -> tuple[RankState, ...]:
-    """How each rank of the jobs of a run fared by itself, by job, then by rank. Raises TraceOutOfReach."""
+    """The state of each rank without comparisons, by job, then by rank. Raises TraceOutOfReach."""
     by_owner = {(note.rank, note.process): note for note in notes}
     jobs = run.jobs()
     over = bool(jobs) and bool(run.manifest.ended)
@@ -43,16 +43,16 @@ def _recorded(job: Job, rank: int, notes: dict[tuple[int, int], ProcessNote], ov
     if file is None:
         return RankState(rank, job.name, ELSEWHERE if job.exchange else MISSING, 0, 0, 0)
     note = notes.get((rank, _process(file)))
-    given_up = note is not None and any(reason.startswith(WRITING) for reason in note.not_observed)
-    if note is not None and note.ended and not given_up:
+    stopped_early = note is not None and any(reason.startswith(WRITING) for reason in note.not_observed)
+    if note is not None and note.ended and not stopped_early:
         return RankState(rank, job.name, ENDED, note.steps, note.windows, note.steps)
-    from traincheck.trace.reader import count_windows, last_step  # it takes a while, and few runs need it
+    from traincheck.trace.reader import count_windows, last_step  # slow to import, and few runs need it
 
     recorded = last_step(file)
     if note is not None and note.ended:
         return RankState(rank, job.name, STOPPED, note.steps, note.windows, recorded)
     end, windows = KILLED if over and note is not None else GOING, count_windows(file)
-    if note is not None and note.left_out:  # the recording is in part: how far it came, the note knows better
+    if note is not None and note.left_out:  # a partial recording: the note has the last step
         recorded, windows = max(recorded, note.steps), max(windows, note.windows)
     return RankState(rank, job.name, end, recorded, windows, recorded)
 
@@ -61,45 +61,50 @@ def _process(file: Path) -> int:
     return int(file.stem.rsplit("-", 1)[1])
 
 
-def with_comparisons(ranks: Iterable[RankState], compared: Iterable[Compared]) -> tuple[RankState, ...]:
-    """The states, with what was found of the ranks side by side."""
-    by_job = {one.job: one for one in compared if any(tried.triggered for tried in one.outcome.tried.values())}
-    return tuple(_beside_others(state, by_job[state.job]) if state.job in by_job else state for state in ranks)
+def with_comparisons(ranks: Iterable[RankState], comparisons: Iterable[RankComparison]) -> tuple[RankState, ...]:
+    """The states, with the results of comparing the ranks."""
+    by_job = {
+        comparison.job: comparison
+        for comparison in comparisons
+        if any(counts.triggered for counts in comparison.outcome.tried.values())
+    }
+    return tuple(_with_comparison(state, by_job[state.job]) if state.job in by_job else state for state in ranks)
 
 
-def _beside_others(state: RankState, compared: Compared) -> RankState:
+def _with_comparison(state: RankState, comparison: RankComparison) -> RankState:
     if state.end == MISSING:
         return state
-    own = [violation for violation in compared.outcome.violations if state.rank in violation.differing.ranks]
+    outcome = comparison.outcome
+    own = [violation for violation in outcome.violations if state.rank in violation.differing.ranks]
     if not own:
-        return replace(state, compared=compared.outcome.steps)
-    first = min(own, key=_place)
-    return replace(state, compared=compared.outcome.steps, apart=first.step, what=what_of(first))
+        return replace(state, compared=outcome.steps)
+    first = min(own, key=_order)
+    return replace(state, compared=outcome.steps, apart=first.step, what=difference_text(first))
 
 
-def partings(compared: Sequence[Compared]) -> tuple[Divergence, ...]:
-    """Where the ranks of each job first went apart, of those in which they did."""
-    found = []
-    for one in compared:
-        between = [violation for violation in one.outcome.violations if violation.differing.ranks]
+def divergences(comparisons: Sequence[RankComparison]) -> tuple[Divergence, ...]:
+    """The first divergence of each job whose ranks diverged."""
+    first_of_jobs = []
+    for comparison in comparisons:
+        between = [violation for violation in comparison.outcome.violations if violation.differing.ranks]
         if between:
-            first = min(between, key=_place)
-            found.append(Divergence(one.job, first.step, what_of(first), *first.differing))
-    return tuple(found)
+            first = min(between, key=_order)
+            first_of_jobs.append(Divergence(comparison.job, first.step, difference_text(first), *first.differing))
+    return tuple(first_of_jobs)
 
 
-def _place(violation: Violation) -> tuple[object, ...]:
-    """What is told first: errors, then the earliest step, then the cause that is nearest to the root."""
+def _order(violation: Violation) -> tuple[object, ...]:
+    """Errors first, then the earliest step, then the diagnosis with the lowest priority number."""
     rule = violation.invariant
     return rule.severity != ERROR, violation.step, diagnose(violation).priority, rule.id
 
 
-def what_of(violation: Violation) -> str:
-    """What is not as it should be on several ranks, in a few words."""
+def difference_text(violation: Violation) -> str:
+    """The difference between ranks in a few words, such as `gradients differ`."""
     subject, prop = violation.invariant.subject, violation.invariant.property
     if prop.verb == "messages":
         return "messages do not fit"
     kind = subject.api.partition(".")[0]
     other = "collectives" if subject.api.startswith(COLLECTIVE) else f"calls of {short(subject.api)}"
     to_differ = prop.verb == "differs on ranks" or prop.detail == "all distinct"
-    return f"{THINGS.get(subject.api) or _KINDS.get(kind, other)} {'are the same' if to_differ else 'differ'}"
+    return f"{QUANTITIES.get(subject.api) or _KINDS.get(kind, other)} {'are the same' if to_differ else 'differ'}"

@@ -1,10 +1,9 @@
-"""Watching: what a run shows to those who look at its folder from outside, on this host or on another one.
+"""Reads the state of a run from its folder, on this host or on another one.
 
 Note [The view from outside]
-The processes of a run write down how they fare and what they found (runtime/heartbeat.py), the command that started
-them what it found of several ranks (checking/rank_comparison.py). Here it is read again, and nothing else is: no
-recording, no
-rule is tried, and the run is not touched. Only files that have changed are read, so that a look costs little.
+The processes of a run write their state and their findings into its folder (runtime/heartbeat.py); the command that
+started them writes its findings about several ranks (checking/rank_comparison.py). This module reads these files
+only, and only those that changed, so each look is cheap. It reads no recording, judges no rule and changes nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +17,10 @@ from typing import NamedTuple
 
 from traincheck import redaction
 from traincheck.checking.engine import Outcome
-from traincheck.checking.live_results import put_together
-from traincheck.checking.liveness import Pulse, of_ranks, states_of
-from traincheck.checking.notifier import Teller
-from traincheck.checking.outcome_files import OfRanks, read_of_ranks, read_outcome
-from traincheck.checking.results import Checked, conclude, findings_of
+from traincheck.checking.liveness import Liveness, rank_states_of, training_processes
+from traincheck.checking.notifier import Notifier
+from traincheck.checking.outcome_files import SavedComparison, read_comparison, read_outcome
+from traincheck.checking.results import CheckResult, combine, combine_live, findings_of
 from traincheck.checking.watched_files import WatchedFiles
 from traincheck.errors import RunFolderError, RunFolderNotFound, TraceOutOfReach, TrainCheckError
 from traincheck.invariants.book import Book, read_book
@@ -34,8 +32,8 @@ from traincheck.vocab.finding import Finding
 from traincheck.vocab.invariant import ERROR
 from traincheck.vocab.run_status import DELETED, ENDED, GOING, KILLED, SILENT_AFTER, WAITING, RunStatus
 
-GONE = 10
-"""So many times as long without a sign of any process, and the run is taken for killed as a whole."""
+KILLED_AFTER = 10
+"""The run counts as killed after so many times `heartbeat_timeout` without a heartbeat of any process."""
 
 _NOTE = re.compile(r"process-(-?[0-9]{1,18})-([0-9]{1,18})\.json")
 _OUTCOME = re.compile(r"live-(-?[0-9]{1,18})-([0-9]{1,18})\.json")
@@ -46,42 +44,42 @@ _NAMES = re.compile(
 
 
 class Look(NamedTuple):
-    """What a look found: findings that were not told before, and how the run fares."""
+    """The findings that are new since the last look, and the status of the run."""
 
     findings: tuple[Finding, ...]
     status: RunStatus
 
 
 class Watcher:
-    """Looks at a run folder again and again. A folder that is not there yet, or is empty, is waited for.
+    """Looks at a run folder again and again. It waits for a folder that is missing or empty.
 
-    What cannot be read (a garbled note, say) is left out, with the reason in the status, until it can be.
+    It skips files that cannot be read (a damaged note, for example); the status has the reason until they can be read.
     """
 
     def __init__(
         self,
         path: Path,
-        silent_after: float = SILENT_AFTER,
+        heartbeat_timeout: float = SILENT_AFTER,
         now: Callable[[], float] = time.monotonic,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.path = path
-        self._silent_after = silent_after
+        self._heartbeat_timeout = heartbeat_timeout
         self._now = now
         self._files = WatchedFiles(path, _NAMES, clock)
         self._manifest: Manifest | None = None
         self._book: Book | None = None
         self._rules = 0
         self._checked = 0
-        self._pulses: dict[tuple[int, int], Pulse] = {}
+        self._processes: dict[tuple[int, int], Liveness] = {}
         self._outcomes: dict[str, Outcome] = {}
-        self._compared: dict[str, OfRanks] = {}
-        self._early: set[str] = set()  # what cannot be read before the book is there
+        self._comparisons: dict[str, SavedComparison] = {}
+        self._early: set[str] = set()  # files that need the book, which is not there yet
         self._unread: dict[str, str] = {}
-        self._strands: frozenset[tuple[str, int]] = frozenset()
+        self._failed: frozenset[tuple[str, int]] = frozenset()
         self._findings: tuple[Finding, ...] = ()
         self._new: list[Finding] = []
-        self._teller = Teller(self._new.append)
+        self._notifier = Notifier(self._new.append)
         self._deleted = False
         self._fresh = False
 
@@ -94,46 +92,55 @@ class Watcher:
         self._read_changes()
         if self._fresh:
             self._fresh = False
-            self._find()
+            self._update_findings()
         new = tuple(self._new)
         self._new.clear()
         return Look(new, self._status())
 
-    def _find(self) -> None:
-        """Count the rules that have come up, and tell what is new where rules failed that had not failed before."""
+    def _update_findings(self) -> None:
+        """Count the rules that were judged, and group violations again if other rules fail than before."""
         outcomes = self._all_outcomes()
-        self._checked = len({name for one in outcomes for name, tried in one.tried.items() if tried.triggered})
-        strands = frozenset((one.invariant.id, one.process) for outcome in outcomes for one in outcome.violations)
-        if strands != self._strands:
-            self._strands = strands
+        self._checked = len(
+            {name for outcome in outcomes for name, counts in outcome.tried.items() if counts.triggered}
+        )
+        violations = [violation for outcome in outcomes for violation in outcome.violations]
+        failed = frozenset((violation.invariant.id, violation.process) for violation in violations)
+        if failed != self._failed:
+            self._failed = failed
             self._findings = findings_of(outcomes)
-            self._teller.tell(self._findings)
+            self._notifier.notify(self._findings)
 
-    def report(self) -> Checked | None:
-        """All that is known by now, as the run itself would report it; None for a run that is recorded only."""
+    def report(self) -> CheckResult | None:
+        """The result so far, as the run itself would report it; None for a run that is recorded only."""
         if self._book is None or self._manifest is None:
             return None
         outcomes = [outcome for outcome in self._outcomes.values() if outcome.windows]
-        by_ranks = [found for name, found in self._compared.items() if not name.startswith("followed")]
-        followed = [found.compared for name, found in self._compared.items() if name.startswith("followed")]
-        pulses = of_ranks(self._pulses, self._now(), self._silent_after)
-        state = self._state(pulses, self._now())
-        ranks = None if state == ENDED else states_of(pulses, state == KILLED)
+        saved = [each for name, each in self._comparisons.items() if not name.startswith("followed")]
+        followed = [each.comparison for name, each in self._comparisons.items() if name.startswith("followed")]
+        processes = training_processes(self._processes, self._now(), self._heartbeat_timeout)
+        state = self._state(processes, self._now())
+        ranks = None if state == ENDED else rank_states_of(processes, state == KILLED)
         try:
-            return put_together(RunFolder.open(self.path), self._book, outcomes, by_ranks, followed, ranks)
+            return combine_live(RunFolder.open(self.path), self._book, outcomes, saved, followed, ranks)
         except RunFolderError as error:  # it was deleted
             rules = deployable(self._book.invariants, self._manifest.script)
-            compared = [*followed, *(found.compared for found in by_ranks)]
+            comparisons = [*followed, *(each.comparison for each in saved)]
             folder = redaction.text(str(self.path))
             facts = {"folder": folder, "script": self._manifest.script, "mode": self._manifest.mode}
-            return conclude(
-                self._book, rules, outcomes, unobserved={}, not_observed=[str(error)], run=facts, compared=compared
+            return combine(
+                self._book,
+                rules,
+                outcomes,
+                unobserved={},
+                not_observed=[str(error)],
+                run=facts,
+                comparisons=comparisons,
             )
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def _read_changes(self) -> None:
-        begun = self._manifest is not None or bool(self._pulses)
+        begun = self._manifest is not None or bool(self._processes)
         try:
             changes = self._files.look()
         except FileNotFoundError:
@@ -142,14 +149,14 @@ class Watcher:
         except NotADirectoryError as error:
             raise RunFolderNotFound(self.path) from error
         except OSError as error:
-            why = error.strerror or str(error)
+            reason = error.strerror or str(error)
             if not begun:
-                raise TraceOutOfReach(self.path, why) from error
-            self._unread[""] = f"'{self.path}' cannot be read: {why}"
+                raise TraceOutOfReach(self.path, reason) from error
+            self._unread[""] = f"'{self.path}' cannot be read: {reason}"
             return
         self._unread.pop("", None)
         if not (begun or changes.changed):
-            self._hold_nothing_else()
+            self._refuse_other_folder()
         if MANIFEST in changes.gone:
             self._deleted = True
         for name in changes.gone:
@@ -157,8 +164,8 @@ class Watcher:
         for name in sorted({*changes.changed, *self._early}, key=_order):
             self._read(name, changes.changed.get(name, 0.0))
 
-    def _hold_nothing_else(self) -> None:
-        """Raise RunFolderEmpty where the folder holds something and is no run folder: waiting would not help."""
+    def _refuse_other_folder(self) -> None:
+        """Raise RunFolderEmpty for a folder with other files, because waiting would not help."""
         try:
             names = [entry.name for entry in self.path.iterdir()]
         except OSError:
@@ -182,7 +189,7 @@ class Watcher:
                 self._outcomes[name] = read_outcome(file, self._book)
                 self._fresh = True
             else:
-                self._compared[name] = read_of_ranks(file, self._book)
+                self._comparisons[name] = read_comparison(file, self._book)
                 self._fresh = True
         except TrainCheckError as error:
             if name == BOOK_FILE:
@@ -199,29 +206,29 @@ class Watcher:
             self._rules = len(deployable(self._book.invariants, script))
 
     def _beat(self, owner: tuple[int, int], note: ProcessNote, age: float) -> None:
-        if owner in self._pulses:
-            self._pulses[owner].beat(note, self._now())
+        if owner in self._processes:
+            self._processes[owner].beat(note, self._now())
         else:
-            self._pulses[owner] = Pulse.of(note, self._now(), age)
+            self._processes[owner] = Liveness.first(note, self._now(), age)
 
     def _forget(self, name: str) -> None:
-        """A process takes its note back when it learns that it has another rank; all else that is gone was deleted."""
+        """A process removes its note when it learns that it has another rank. Other missing files were deleted."""
         self._unread.pop(name, None)
         owner = _NOTE.fullmatch(name)
         if owner and not self._deleted:
-            self._pulses.pop((int(owner[1]), int(owner[2])), None)
+            self._processes.pop((int(owner[1]), int(owner[2])), None)
 
-    # -- telling ---------------------------------------------------------------------------------------------------
+    # -- status ----------------------------------------------------------------------------------------------------
 
     def _all_outcomes(self) -> list[Outcome]:
-        return [*self._outcomes.values(), *(found.compared.outcome for found in self._compared.values())]
+        return [*self._outcomes.values(), *(saved.comparison.outcome for saved in self._comparisons.values())]
 
     def _status(self) -> RunStatus:
         manifest, now = self._manifest, self._now()
-        if manifest is None and not self._pulses:
+        if manifest is None and not self._processes:
             return RunStatus(redaction.text(str(self.path)), unread=tuple(self._unread.values()))
-        pulses = of_ranks(self._pulses, now, self._silent_after)
-        state = self._state(pulses, now)
+        processes = training_processes(self._processes, now, self._heartbeat_timeout)
+        state = self._state(processes, now)
         status = RunStatus(
             redaction.text(str(self.path)),
             state,
@@ -229,7 +236,9 @@ class Watcher:
             checked=self._checked,
             errors=sum(finding.severity == ERROR for finding in self._findings),
             notices=sum(finding.severity != ERROR for finding in self._findings),
-            ranks=tuple(pulse.status(now, self._silent_after, state in (ENDED, KILLED)) for pulse in pulses),
+            ranks=tuple(
+                process.status(now, self._heartbeat_timeout, over=state in (ENDED, KILLED)) for process in processes
+            ),
             unread=tuple(self._unread.values()),
         )
         if manifest is None:
@@ -243,16 +252,16 @@ class Watcher:
             stopped=manifest.stopped_by_us,
         )
 
-    def _state(self, pulses: list[Pulse], now: float) -> str:
+    def _state(self, processes: list[Liveness], now: float) -> str:
         if self._manifest is not None and self._manifest.ended:
             return ENDED
         if self._deleted:
             return DELETED
-        if pulses and all(pulse.quiet(now, GONE * self._silent_after) for pulse in pulses):
+        if processes and all(each.is_silent(now, KILLED_AFTER * self._heartbeat_timeout) for each in processes):
             return KILLED
-        return GOING if pulses or self._manifest is not None else WAITING
+        return GOING if processes or self._manifest is not None else WAITING
 
 
 def _order(name: str) -> tuple[bool, bool, str]:
-    """What the rest is read by comes first: the script's name, then the book, of which some is deployed on it."""
+    """The manifest first (it has the script), then the book, then files that need both."""
     return name != MANIFEST, name != BOOK_FILE, name

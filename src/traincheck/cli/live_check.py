@@ -23,7 +23,7 @@ def follow(
     """
     from rich.console import Console
 
-    from traincheck.checking.notifier import Teller
+    from traincheck.checking.notifier import Notifier
     from traincheck.checking.offline import check_folder
     from traincheck.reporting.terminal import TerminalSink
     from traincheck.runtime.launching.program_identity import CheckedProgram
@@ -32,7 +32,7 @@ def follow(
 
     rules = rules_of(config)
     book: Book | None = None
-    teller = Teller(TerminalSink(Console(stderr=True, highlight=False)).show)
+    notifier = Notifier(TerminalSink(Console(stderr=True, highlight=False)).show)
     remark(f"watching {run}")
     while True:
         last = pause == 0 or has_ended(run)  # before the check, so that nothing written during it is missed
@@ -45,7 +45,7 @@ def follow(
             if last:
                 raise
         else:
-            teller.tell(checked.report.findings)
+            notifier.notify(checked.report.findings)
             if last:
                 break
         sleep(pause)

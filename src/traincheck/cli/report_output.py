@@ -41,7 +41,7 @@ def import_report_modules() -> None:
     """
     with suppress(Exception):
         import traincheck.checking.finding_details
-        import traincheck.checking.live_results
+        import traincheck.checking.results
         import traincheck.reporting.json_report
         import traincheck.reporting.terminal  # noqa: F401
         from traincheck.reporting.html.sink import template

@@ -17,7 +17,7 @@ from traincheck import config as configs
 from traincheck import plugins, redaction
 from traincheck.checking.code_excerpts import with_files
 from traincheck.checking.finding_details import exhibits
-from traincheck.checking.live_results import gather
+from traincheck.checking.results import result_of_live_run
 from traincheck.config import Budget, checked_action, checked_budget, checked_number
 from traincheck.errors import BadOption
 from traincheck.files import PathLike
@@ -284,7 +284,7 @@ def _conclude(observation: Observation, folder: RunFolder, book: Book | None, *,
 
 
 def _report(observation: Observation, folder: Path, book: Book) -> None:
-    checked = gather(folder, book)
+    checked = result_of_live_run(folder, book)
     observation.report = report = with_files(checked.report, Path(), RunFolder(folder).manifest.started)
     write_json(report, folder / "report.json")
     shown = exhibits(folder, report, [rule for rule, _ in checked.verdicts])

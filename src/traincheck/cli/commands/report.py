@@ -42,7 +42,7 @@ def report(runs: Sequence[Path], config: Config, page: Path | None = None, as_js
 
     Raises RunFolderNotFound and ReportNotFound, before anything is written.
     """
-    from traincheck.checking.recorded_verdicts import verdicts_of
+    from traincheck.checking.results import verdicts_of_run
     from traincheck.errors import RunFolderNotFound
     from traincheck.reporting.json_report import read_json
 
@@ -52,7 +52,7 @@ def report(runs: Sequence[Path], config: Config, page: Path | None = None, as_js
             raise RunFolderNotFound(run)
     sinks = [report_formats.Sinks(requests, {"folder": str(run), "fail_on": config.fail_on}) for run in runs]
     reports = [read_json(run / report_output.JSON_NAME) for run in runs]
-    verdicts = [verdicts_of(run) if requests or page is not None else () for run in runs]
+    verdicts = [verdicts_of_run(run) if requests or page is not None else () for run in runs]
     if page is not None:
         rows = zip(runs, reports, verdicts, report_output.names_of(runs), strict=True)
         report_output.write_page([report_output.part_of_page(*row) for row in rows], page)

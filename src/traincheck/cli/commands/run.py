@@ -24,7 +24,7 @@ from traincheck.vocab.invariant import ERROR
 
 if TYPE_CHECKING:
     from traincheck.checking.rank_comparison import Follower
-    from traincheck.checking.rank_engine import Compared
+    from traincheck.checking.rank_engine import RankComparison
     from traincheck.cli.program_run import Recording
     from traincheck.invariants.book import Book
     from traincheck.trace.folder import RunFolder
@@ -108,7 +108,7 @@ def run(target: Target, config: Config, run_folder: Path | None = None) -> int:
     with monitoring.run_monitor(config, trackers) as monitor:
         recording = program_run.record(target, config, run_folder, book, os.environ, follow)
         try:
-            compared = followers[0].compared if followers else ()
+            compared = followers[0].comparisons if followers else ()
             for tracker in trackers:
                 tracker.finish([recording.path / report_output.JSON_NAME, recording.path / report_output.HTML_NAME])
             return _conclude(recording, book, config, compared, sinks)
@@ -120,14 +120,14 @@ def run(target: Target, config: Config, run_folder: Path | None = None) -> int:
 
 
 def _conclude(
-    recording: Recording, book: Book, config: Config, compared: Sequence[Compared], sinks: report_formats.Sinks
+    recording: Recording, book: Book, config: Config, compared: Sequence[RankComparison], sinks: report_formats.Sinks
 ) -> int:
     """Gather the results and report them; the exit code."""
     from traincheck.checking.code_excerpts import with_files
-    from traincheck.checking.live_results import gather
+    from traincheck.checking.results import result_of_live_run
 
     folder, status = recording.folder, recording.status
-    checked = gather(recording.path, book, compared)
+    checked = result_of_live_run(recording.path, book, compared)
     checked = replace(checked, report=with_files(checked.report, Path(), folder.manifest.started))
     json_file, html_file = recording.path / report_output.JSON_NAME, recording.path / report_output.HTML_NAME
     try:
