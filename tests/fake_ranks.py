@@ -12,12 +12,20 @@ from pathlib import Path
 from sample_windows import Script
 from traincheck.checking.digests import full, lean
 from traincheck.checking.rank_comparison import compare_recorded
-from traincheck.checking.rank_engine import Compared
-from traincheck.inference.candidate_selection import weigh
+from traincheck.checking.rank_engine import RankComparison
+from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.tally import Tally
 from traincheck.inference.tally_runs import tally_ranks
 from traincheck.invariants.book import Book
-from traincheck.runtime.ranks.rank_protocol import Asked, Ended, Hello, InFull, Line, Message, Told
+from traincheck.runtime.ranks.rank_protocol import (
+    WindowRequest,
+    Ended,
+    Hello,
+    FullWindow,
+    Connection,
+    Message,
+    WindowDigest,
+)
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.run_notes import Manifest, ProcessNote
 from traincheck.trace.writer import TraceWriter
@@ -56,12 +64,12 @@ def learned(trained: Callable[[int], list[Window]] = updates, *, steps: int = ST
         tally_ranks([trained(0), trained(1)], tally)
         tally.steps = steps
         tallies.append(tally)
-    book, _ = weigh(tallies)
+    book, _ = select_rules(tallies)
     assert book.invariants
     return book
 
 
-def recorded(home: Path, ranks: Mapping[int, Sequence[Window]], rules: Sequence[Invariant]) -> Compared:
+def recorded(home: Path, ranks: Mapping[int, Sequence[Window]], rules: Sequence[Invariant]) -> RankComparison:
     """What is found where these windows are in files."""
     run = RunFolder.create(home / "recorded", Manifest(script="train.py"))
     for rank, windows in ranks.items():
@@ -73,10 +81,10 @@ def recorded(home: Path, ranks: Mapping[int, Sequence[Window]], rules: Sequence[
     return found
 
 
-def seen(compared: Compared) -> list[tuple[object, ...]]:
+def seen(compared: RankComparison) -> list[tuple[object, ...]]:
     """What was found, step by step."""
     return [
-        (one.step, one.invariant.id, one.occasions, one.variables, one.note, one.apart)
+        (one.step, one.invariant.id, one.occasions, one.variables, one.note, one.differing)
         for one in compared.outcome.violations
     ]
 
@@ -98,7 +106,7 @@ class Peer:
     """A rank at the other end of a line. `answers` gives the window in full that is asked for."""
 
     def __init__(self, rank: int, port: int, word: str, answers: Callable[[int], Window | None] | None = None) -> None:
-        self.line = Line(socket.create_connection(("127.0.0.1", port), 10))
+        self.line = Connection(socket.create_connection(("127.0.0.1", port), 10))
         self.heard: list[Message] = []
         self._answers = answers
         self.line.send(Hello(rank, word))
@@ -107,7 +115,7 @@ class Peer:
 
     def tell(self, windows: Iterable[Window], *, end: bool = False) -> None:
         for window in windows:
-            self.line.send(Told(lean(window, EVERYTHING)))
+            self.line.send(WindowDigest(lean(window, EVERYTHING)))
         if end:
             self.line.send(Ended())
 
@@ -120,6 +128,6 @@ class Peer:
             while True:
                 message = self.line.receive()
                 self.heard.append(message)
-                if isinstance(message, Asked) and self._answers is not None:
+                if isinstance(message, WindowRequest) and self._answers is not None:
                     window = self._answers(message.index)
-                    self.line.send(InFull(message.index, None if window is None else full(window, EVERYTHING)))
+                    self.line.send(FullWindow(message.index, None if window is None else full(window, EVERYTHING)))

@@ -28,7 +28,7 @@ from benchmarks.page import write_page
 from benchmarks.ranks.simulated import LAYOUTS, Job, rules
 from traincheck.checking.digests import full, lean
 from traincheck.checking.rank_engine import RankEngine
-from traincheck.runtime.ranks.rank_protocol import Told
+from traincheck.runtime.ranks.rank_protocol import WindowDigest
 from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import Window
 from traincheck.vocab.invariant import Invariant
@@ -72,11 +72,11 @@ def simulate(job: Job, learned: list[Invariant]) -> dict[str, Any]:
     """Seconds and bytes at the rank that compares, in the first step, a later one, and the one that goes wrong."""
     simulated = _TimedAnswers(job)
     engine = RankEngine([learned], simulated)
-    encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Told)
+    encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(WindowDigest)
     decoding, judging, asked, failing = [], [], [], []
     size = 0
     for step in range(1, STEPS + 1):
-        messages = [encoder.encode(Told(window)) for window in job.told(step)]
+        messages = [encoder.encode(WindowDigest(window)) for window in job.told(step)]
         size = max(map(len, messages))
         began = time.perf_counter()
         windows = [decoder.decode(message).window for message in messages]
@@ -100,7 +100,7 @@ def simulate(job: Job, learned: list[Invariant]) -> dict[str, Any]:
         },
         "asked_in_full": {"first": asked[0], "steady": asked[SINCE - 2], "wrong": asked[SINCE - 1]},
         "found_in_step": first,
-        "named": sorted({rank for violation in failing for rank in violation.apart.ranks}) if failing else [],
+        "named": sorted({rank for violation in failing for rank in violation.differing.ranks}) if failing else [],
     }
     print(json.dumps(row), file=sys.stderr, flush=True)
     return row
@@ -128,12 +128,12 @@ def of_one_rank(job: Job) -> dict[str, Any]:
     for _ in range(5):
         began = time.perf_counter()
         told = lean(window, EVERYTHING)
-        message = encoder.encode(Told(told))
+        message = encoder.encode(WindowDigest(told))
         taken.append(time.perf_counter() - began)
     return {
         "digest_seconds": round(statistics.median(taken), 4),
         "message_bytes": len(message),
-        "in_full_bytes": len(encoder.encode(Told(full(window, EVERYTHING)))),
+        "in_full_bytes": len(encoder.encode(WindowDigest(full(window, EVERYTHING)))),
     }
 
 

@@ -15,11 +15,11 @@ from torch.distributed import PrefixStore, TCPStore
 
 from fake_ranks import STEPS, learned, our_threads, updates, wait_for
 from traincheck.checking.digests import lean
-from traincheck.checking.rank_engine import Compared
+from traincheck.checking.rank_engine import RankComparison
 from traincheck.runtime.ranks import rank_client, rank_server
 from traincheck.runtime.ranks.rank_client import RankClient
 from traincheck.runtime.ranks.rank_info import RankInfo
-from traincheck.runtime.ranks.rank_protocol import Line
+from traincheck.runtime.ranks.rank_protocol import Connection
 from traincheck.sources.distributed import job_store, replica_readings
 from traincheck.sources.distributed.job_store import JobStore
 from traincheck.trace.run_notes import StopAsked
@@ -55,7 +55,7 @@ class Rank:
 
     def tell(self, windows: Sequence[Window]) -> None:
         for window in windows:
-            self.exchange.tell(window, lean(window, EVERYTHING))
+            self.exchange.add_window(window, lean(window, EVERYTHING))
 
     @property
     def over(self) -> bool:
@@ -68,7 +68,7 @@ class Rank:
         return 0 if found is None else found.outcome.steps
 
     @property
-    def compared(self) -> Compared:
+    def compared(self) -> RankComparison:
         found = self.exchange.compared()
         assert found is not None
         return found
@@ -124,7 +124,7 @@ def test_ranks_find_each_other_and_what_differs(begin: Begin, size: int) -> None
     assert [finding.step for finding in ranks[0].told] == [10]
     assert ranks[0].compared.not_compared == () and ranks[0].compared.job == "job"
     assert [rank.exchange.compared() for rank in ranks[1:]] == [None] * (size - 1)
-    assert all(rank.faults == [] and rank.decided.is_set() and rank.exchange.left_out == 0 for rank in ranks)
+    assert all(rank.faults == [] and rank.decided.is_set() and rank.exchange.dropped == 0 for rank in ranks)
     assert ranks[0].exchange.sent == {}
     assert all(rank.exchange.sent["messages"] >= STEPS + 2 for rank in ranks[1:])
 
@@ -153,7 +153,7 @@ def test_of_a_rank_that_never_comes_it_is_told_once(begin: Begin, monkeypatch: p
     wait_for(lambda: all(rank.over for rank in ranks))
     assert [str(rank.faults[0]) for rank in ranks] == [
         "not all ranks could be reached in 0 s",
-        "the first rank could not be reached in 0 s",
+        "rank 0 could not be reached in 0 s",
     ]
     for rank in ranks:
         rank.tell(updates(0))
@@ -193,7 +193,7 @@ def test_the_first_rank_may_end_before_the_others(begin: Begin) -> None:
     other.tell(updates(1, 400)[5:])
     other.exchange.close()
     assert first.compared.outcome.steps == 5
-    assert other.faults == [] and other.exchange.left_out == 0, "it tells nothing that nobody wants"
+    assert other.faults == [] and other.exchange.dropped == 0, "it tells nothing that nobody wants"
 
 
 def test_the_others_may_end_before_the_first(begin: Begin) -> None:
@@ -213,11 +213,11 @@ def test_the_others_may_end_before_the_first(begin: Begin) -> None:
 
 def test_a_first_rank_that_dies_is_told_once(begin: Begin) -> None:
     first, other = begin(["", ""])
-    wait_for(lambda: first.exchange._first is not None and first.exchange._first._lines())
-    line = first.exchange._first._lines()[0]  # type: ignore[union-attr]
+    wait_for(lambda: first.exchange._server is not None and first.exchange._server._connections())
+    line = first.exchange._server._connections()[0]  # type: ignore[union-attr]
     line.close()
     for window in updates(1, 200):
-        other.exchange.tell(window, lean(window, EVERYTHING))
+        other.exchange.add_window(window, lean(window, EVERYTHING))
         time.sleep(0.001)
     wait_for(lambda: other.over)
     assert len(other.faults) == 1 and isinstance(other.faults[0], OSError)
@@ -231,7 +231,7 @@ def test_telling_never_waits_though_nobody_reads(begin: Begin) -> None:
     windows = updates(0, rank_client.MOST_WAITING + 50)
     for rank in ranks:
         rank.tell(windows)
-        assert rank.exchange.left_out == 50
+        assert rank.exchange.dropped == 50
         rank.exchange.close()
         assert rank.over
 
@@ -245,15 +245,15 @@ def test_a_rank_that_lags_holds_up_nobody_at_the_end(begin: Begin, monkeypatch: 
     wait_for(lambda: first.steps == 3)
     found = first.exchange.close()
     assert first.over and found is not None
-    assert found.not_compared == ("ranks were compared up to step 3 only: of rank 1 nothing more came in time",)
+    assert found.not_compared == ("ranks were compared up to step 3 only: rank 1 sent nothing more in time",)
 
 
 def test_what_asks_to_stop_reaches_all(begin: Begin) -> None:
     ranks = begin([""] * 3)
-    wait_for(lambda: ranks[0].exchange._first is not None and len(ranks[0].exchange._first._lines()) == 2)
+    wait_for(lambda: ranks[0].exchange._server is not None and len(ranks[0].exchange._server._connections()) == 2)
     because = StopAsked(title="Gradients differ", step=7)
-    ranks[0].exchange.stop_all(because)
-    ranks[1].exchange.stop_all(because)
+    ranks[0].exchange.broadcast_stop(because)
+    ranks[1].exchange.broadcast_stop(because)
     wait_for(lambda: all(rank.stops == [because] for rank in ranks[1:]))
     assert ranks[0].stops == []
 
@@ -271,7 +271,7 @@ def test_a_window_that_cannot_be_written_is_left_out_alone(begin: Begin) -> None
     other.tell([with_number(window, 2**70 if window.step == 4 else window.step) for window in updates(1, apart=10)])
     wait_for(lambda: first.told)
     wait_for(lambda: first.steps == STEPS)
-    assert other.exchange.left_out == 1 and other.faults == [] and first.told[0].step == 10
+    assert other.exchange.dropped == 1 and other.faults == [] and first.told[0].step == 10
 
 
 def test_a_fault_in_answering_is_told_once_and_waited_for_by_nobody(
@@ -286,7 +286,7 @@ def test_a_fault_in_answering_is_told_once_and_waited_for_by_nobody(
     other.tell(updates(1, apart=3))
     first.tell(updates(0))
     wait_for(lambda: other.faults)
-    wait_for(lambda: first.exchange._first._peers[1].ended)  # type: ignore[union-attr]
+    wait_for(lambda: first.exchange._server._peers[1].ended)  # type: ignore[union-attr]
     other.tell(updates(1, STEPS + 1)[STEPS:])
     wait_for(lambda: other.over)
     assert [repr(error) for error in other.faults] == ["KeyError('a mistake of ours')"]
@@ -294,8 +294,8 @@ def test_a_fault_in_answering_is_told_once_and_waited_for_by_nobody(
 
 def test_strangers_at_the_port_do_not_keep_ranks_apart(begin: Begin) -> None:
     first, other = begin(["", ""])
-    wait_for(lambda: first.exchange._first is not None)
-    port = first.exchange._first._listener.getsockname()[1]  # type: ignore[union-attr]
+    wait_for(lambda: first.exchange._server is not None)
+    port = first.exchange._server._listener.getsockname()[1]  # type: ignore[union-attr]
     with socket.create_connection(("127.0.0.1", port), 10) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
         for number, rank in enumerate((first, other)):
@@ -326,7 +326,7 @@ def test_a_stranger_is_sent_away_whatever_it_says(said: bytes) -> None:
     with theirs:
         theirs.sendall(said)
         theirs.shutdown(socket.SHUT_WR)
-        line = Line(ours)
+        line = Connection(ours)
         with pytest.raises(OSError):
             line.receive(rank_server.LARGEST_GREETING, rank_server.GREETING)
         line.close()

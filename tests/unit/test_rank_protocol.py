@@ -1,4 +1,4 @@
-"""Lines: messages arrive as they were sent, and what is no message of ours ends the line."""
+"""Lines: messages arrive as they were sent, and what is not a message of TrainCheck ends the line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traincheck.runtime.ranks.rank_protocol import LARGEST, Asked, Ended, Hello, InFull, Line, Message, Stop, Told
+from traincheck.runtime.ranks.rank_protocol import (
+    LARGEST,
+    Connection,
+    Ended,
+    FullWindow,
+    Hello,
+    Message,
+    Stop,
+    WindowDigest,
+    WindowRequest,
+)
 from traincheck.vocab.events import Call, Change, Reading, TensorSummary, Window
 
 texts = st.sampled_from(["", "Net.fc.weight"]) | st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -55,9 +65,9 @@ windows = st.builds(
 ranks = st.integers(0, 2**31)
 messages = st.one_of(
     st.builds(Hello, ranks, texts),
-    st.builds(Told, windows),
-    st.builds(Asked, positions),
-    st.builds(InFull, positions, st.none() | windows),
+    st.builds(WindowDigest, windows),
+    st.builds(WindowRequest, positions),
+    st.builds(FullWindow, positions, st.none() | windows),
     st.just(Ended()),
     st.builds(Stop, texts, positions),
 )
@@ -72,10 +82,10 @@ def _connected() -> tuple[socket.socket, socket.socket]:
 
 
 @pytest.fixture
-def wire() -> Iterator[tuple[socket.socket, Line]]:
+def wire() -> Iterator[tuple[socket.socket, Connection]]:
     """The bare end of somebody else, and a line of ours."""
     one, other = _connected()
-    line = Line(other)
+    line = Connection(other)
     yield one, line
     one.close()
     line.close()
@@ -84,9 +94,9 @@ def wire() -> Iterator[tuple[socket.socket, Line]]:
 @settings(max_examples=40)
 @given(st.lists(messages, max_size=3))
 def test_messages_arrive_as_they_were_sent(sent: list[Message]) -> None:
-    one, other = (Line(end) for end in _connected())
+    one, other = (Connection(end) for end in _connected())
     for message in sent:
-        if isinstance(message, Told):
+        if isinstance(message, WindowDigest):
             assert message.window.by_seq is not None  # what a window remembers of itself is not sent
         one.send(message)
     found = [other.receive() for _ in sent]
@@ -96,8 +106,8 @@ def test_messages_arrive_as_they_were_sent(sent: list[Message]) -> None:
 
 
 def test_long_messages_arrive_whole_from_several_threads() -> None:
-    one, other = (Line(end) for end in _connected())
-    long = [Told(Window(index, index, "x" * 3_000_000)) for index in range(4)]
+    one, other = (Connection(end) for end in _connected())
+    long = [WindowDigest(Window(index, index, "x" * 3_000_000)) for index in range(4)]
     threads = [threading.Thread(target=one.send, args=(message,), daemon=True) for message in long]
     for thread in threads:
         thread.start()
@@ -115,22 +125,22 @@ def test_long_messages_arrive_whole_from_several_threads() -> None:
     [b"", b"\xc1", b"no message", msgspec.msgpack.encode({"type": "Unheard"}), b"\xd9\x02\xff\xfe", b"\x91" * 100_000],
     ids=["empty", "reserved", "text", "unknown", "no unicode", "deep"],
 )
-def test_what_is_garbled_ends_the_line(wire: tuple[socket.socket, Line], body: bytes) -> None:
+def test_what_is_garbled_ends_the_line(wire: tuple[socket.socket, Connection], body: bytes) -> None:
     bare, line = wire
     bare.sendall(struct.pack("!I", len(body)) + body)
-    with pytest.raises(OSError, match="no message of ours"):
+    with pytest.raises(OSError, match="not a message of TrainCheck"):
         line.receive()
 
 
-def test_text_that_is_no_unicode_ends_the_line(wire: tuple[socket.socket, Line]) -> None:
+def test_text_that_is_no_unicode_ends_the_line(wire: tuple[socket.socket, Connection]) -> None:
     bare, line = wire
     body = msgspec.msgpack.encode(Hello(1, "ab")).replace(b"ab", b"\xff\xfe")
     bare.sendall(struct.pack("!I", len(body)) + body)
-    with pytest.raises(OSError, match="no message of ours"):
+    with pytest.raises(OSError, match="not a message of TrainCheck"):
         line.receive()
 
 
-def test_what_is_too_long_is_not_read(wire: tuple[socket.socket, Line]) -> None:
+def test_what_is_too_long_is_not_read(wire: tuple[socket.socket, Connection]) -> None:
     bare, line = wire
     bare.sendall(struct.pack("!I", LARGEST + 1))
     with pytest.raises(OSError, match="a message of"):
@@ -140,7 +150,7 @@ def test_what_is_too_long_is_not_read(wire: tuple[socket.socket, Line]) -> None:
         line.receive(largest=10)
 
 
-def test_who_says_half_is_waited_for_no_longer_than_asked(wire: tuple[socket.socket, Line]) -> None:
+def test_who_says_half_is_waited_for_no_longer_than_asked(wire: tuple[socket.socket, Connection]) -> None:
     bare, line = wire
     over = threading.Event()
 
@@ -157,14 +167,14 @@ def test_who_says_half_is_waited_for_no_longer_than_asked(wire: tuple[socket.soc
     dripping.join(30)
 
 
-def test_a_message_in_time_leaves_the_line_as_it_was(wire: tuple[socket.socket, Line]) -> None:
+def test_a_message_in_time_leaves_the_line_as_it_was(wire: tuple[socket.socket, Connection]) -> None:
     bare, line = wire
-    Line(bare).send(Asked(7))
-    assert line.receive(seconds=10) == Asked(7) and line._connection.gettimeout() is None
+    Connection(bare).send(WindowRequest(7))
+    assert line.receive(seconds=10) == WindowRequest(7) and line._connection.gettimeout() is None
 
 
 @pytest.mark.parametrize("said", [b"", b"\0\0", struct.pack("!I", 5) + b"abc"], ids=["nothing", "a bit", "half"])
-def test_an_end_that_is_gone_is_noticed(wire: tuple[socket.socket, Line], said: bytes) -> None:
+def test_an_end_that_is_gone_is_noticed(wire: tuple[socket.socket, Connection], said: bytes) -> None:
     bare, line = wire
     bare.sendall(said)
     bare.close()
@@ -172,10 +182,10 @@ def test_an_end_that_is_gone_is_noticed(wire: tuple[socket.socket, Line], said: 
         line.receive()
     with pytest.raises(OSError):
         for _ in range(1000):
-            line.send(Told(Window(0, 0, "x" * 1000)))
+            line.send(WindowDigest(Window(0, 0, "x" * 1000)))
 
 
-def test_who_waits_wakes_when_the_line_is_closed(wire: tuple[socket.socket, Line]) -> None:
+def test_who_waits_wakes_when_the_line_is_closed(wire: tuple[socket.socket, Connection]) -> None:
     _, line = wire
     raised: list[BaseException] = []
 
@@ -195,12 +205,12 @@ def test_who_waits_wakes_when_the_line_is_closed(wire: tuple[socket.socket, Line
 
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1, "\ud800"], ids=["too large", "too small", "half a character"])
 def test_what_cannot_be_written_is_refused_and_harms_no_other_message(
-    wire: tuple[socket.socket, Line], value: int | str
+    wire: tuple[socket.socket, Connection], value: int | str
 ) -> None:
     bare, line = wire
     window = Window(0, 1, "train", readings=(Reading(0, -1, "SGD", "hyperparameter", "seed", value),))
     with pytest.raises(ValueError):
-        line.send(Told(window))
-    other = Line(bare)
-    line.send(Told(replace(window, readings=())))
-    assert other.receive() == Told(replace(window, readings=())) and line.sent == 1
+        line.send(WindowDigest(window))
+    other = Connection(bare)
+    line.send(WindowDigest(replace(window, readings=())))
+    assert other.receive() == WindowDigest(replace(window, readings=())) and line.sent == 1

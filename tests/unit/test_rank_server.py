@@ -15,10 +15,10 @@ import pytest
 
 from fake_ranks import STEPS, Peer, learned, our_threads, recorded, seen, updates, wait_for
 from traincheck.checking.digests import full, lean
-from traincheck.checking.rank_engine import Compared
+from traincheck.checking.rank_engine import RankComparison
 from traincheck.runtime.ranks import rank_server
 from traincheck.runtime.ranks.rank_info import RankInfo
-from traincheck.runtime.ranks.rank_protocol import Asked, Ended, Hello, Stop, Told
+from traincheck.runtime.ranks.rank_protocol import Ended, Hello, Stop, WindowDigest, WindowRequest
 from traincheck.runtime.ranks.rank_server import RankServer
 from traincheck.vocab.demand import EVERYTHING
 from traincheck.vocab.events import Window
@@ -54,9 +54,9 @@ class First:
 
     def tell(self, windows: Sequence[Window]) -> None:
         for window in windows:
-            self.rank.tell(window, lean(window, EVERYTHING))
+            self.rank.add_window(window, lean(window, EVERYTHING))
 
-    def close(self) -> Compared:
+    def close(self) -> RankComparison:
         self.rank.close()
         return self.rank.compared()
 
@@ -103,7 +103,7 @@ def test_it_finds_what_the_files_show(
     assert found.not_compared == by_files.not_compared == ()
     assert [finding.step for finding in first.told] == ([apart] if apart else [])
     assert not apart or first.told[0].ranks == (2,)
-    asked = [message for peer in first.peers for message in peer.heard if isinstance(message, Asked)]
+    asked = [message for peer in first.peers for message in peer.heard if isinstance(message, WindowRequest)]
     assert bool(asked) == bool(apart), "only what differs is asked for"
     wait_for(lambda: all(peer.heard[-1:] == [Ended()] for peer in first.peers))
 
@@ -140,7 +140,7 @@ STRANGERS = {
     "a long message": struct.pack("!I", 2**30) + b"\x81" * 5000,
     "deep": struct.pack("!I", 1000) + b"\x91" * 1000,
     "no unicode": framed(Hello(1, "ab")).replace(b"ab", b"\xff\xfe"),
-    "another message": framed(Told(Window(0, 1, "train"))),
+    "another message": framed(WindowDigest(Window(0, 1, "train"))),
     "the wrong word": framed(Hello(1, "guessed")),
     "a word in other letters": framed(Hello(1, "größer")),
     "a rank that is not of the job": framed(Hello(7, WORD)),
@@ -194,10 +194,10 @@ def test_a_peer_far_ahead_is_not_read_but_answers(job: Callable[[int], First], m
     peer = first.peer(1, windows[1].__getitem__)
     peer.tell(windows[1], end=True)
     theirs = first.rank._peers[1]
-    wait_for(lambda: len(theirs.told) == 9)
+    wait_for(lambda: len(theirs.windows) == 9)
     first.tell(windows[0][:4])
     wait_for(lambda: first.rank.ranks.steps == 4)
-    assert len(theirs.told) <= STEPS - 4 and first.told[0].step == 3
+    assert len(theirs.windows) <= STEPS - 4 and first.told[0].step == 3
     first.tell(windows[0][4:])
     wait_for(lambda: first.rank.ranks.steps == STEPS)
     assert first.close().not_compared == ()
@@ -210,9 +210,9 @@ def test_a_peer_far_ahead_fills_no_memory(job: Callable[[int], First], monkeypat
     peer = first.peer(1)
     theirs = first.rank._peers[1]
     peer.tell(updates(1, 200))
-    wait_for(lambda: len(theirs.told) == 9)
+    wait_for(lambda: len(theirs.windows) == 9)
     time.sleep(0.1)
-    assert len(theirs.told) == 9
+    assert len(theirs.windows) == 9
 
 
 def test_what_a_peer_keeps_no_more_is_said_after_a_while(job: Callable[[int], First]) -> None:
@@ -236,12 +236,12 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next(
         return windows[index]
 
     first.peer(1, answer)
-    wait_for(lambda: first.rank._peers[1].line)
+    wait_for(lambda: first.rank._peers[1].connection)
     monkeypatch.setattr(rank_server, "ANSWER", 0.05)
-    assert first.rank._in_full(windows[1:2]) == [None]
+    assert first.rank._full_windows(windows[1:2]) == [None]
     monkeypatch.setattr(rank_server, "ANSWER", 30.0)
     slow.set()
-    assert first.rank._in_full(windows[2:3]) == [full(windows[2], EVERYTHING)]
+    assert first.rank._full_windows(windows[2:3]) == [full(windows[2], EVERYTHING)]
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["says nothing", "does not answer"])
@@ -251,16 +251,16 @@ def test_the_end_does_not_wait_long_for_peers_that_hang(job: Callable[[int], Fir
     first.peer(2).tell(updates(2, 9 if asked else 4, apart=3 if asked else 0))
     first.tell(updates(0, 9))
     if asked:
-        wait_for(lambda: Asked(2) in first.peers[1].heard)
+        wait_for(lambda: WindowRequest(2) in first.peers[1].heard)
     else:
         wait_for(lambda: first.rank.ranks.steps == 4)
     begin = time.monotonic()
     found = first.close()
     assert time.monotonic() - begin < 10
     if asked:
-        assert "step 3 only: there was no time for the rest" in found.not_compared[0]
+        assert "step 3 only: there was no time for the remaining steps" in found.not_compared[0]
     else:
-        assert found.not_compared == ("ranks were compared up to step 4 only: of rank 2 nothing more came in time",)
+        assert found.not_compared == ("ranks were compared up to step 4 only: rank 2 sent nothing more in time",)
     wait_for(lambda: our_threads() == [])
 
 
@@ -268,7 +268,7 @@ def test_a_peer_that_hangs_in_a_message_does_not_keep_the_reader(job: Callable[[
     first = job(2)
     stuck = first.stranger(framed(Hello(1, WORD)) + framed(Ended())[:-1])
     first.tell(updates(0, 3))
-    wait_for(lambda: first.rank._peers[1].line is not None)
+    wait_for(lambda: first.rank._peers[1].connection is not None)
     first.close()
     wait_for(lambda: our_threads() == [])
     stuck.close()
@@ -283,15 +283,15 @@ def test_telling_ends_where_it_is_given_up(job: Callable[[int], First], monkeypa
     wait_for(lambda: first.rank.ranks.steps == 2)
     first.rank.give_up()
     first.tell(updates(0, 20)[6:])
-    assert "of rank 1 nothing more came in time" in first.close().not_compared[0]
+    assert "rank 1 sent nothing more in time" in first.close().not_compared[0]
 
 
 def test_what_a_rank_holds_alone_is_not_kept_for_ever(job: Callable[[int], First]) -> None:
     first = job(2)
     peer = first.peer(1)
-    peer.line.send(Told(lean(updates(1, 500)[-1], EVERYTHING)))
+    peer.line.send(WindowDigest(lean(updates(1, 500)[-1], EVERYTHING)))
     first.tell(updates(0, 499))
-    wait_for(lambda: not first.rank._peers[0].told)
+    wait_for(lambda: not first.rank._peers[0].windows)
     assert len(first.rank._own) <= 2 * rank_server.MOST_AHEAD
 
 
@@ -314,7 +314,7 @@ def test_a_fault_in_comparing_is_told_and_stops_nobody(
 def test_all_are_told_to_stop_though_one_is_gone(job: Callable[[int], First]) -> None:
     first = job(3)
     gone, there = first.peer(1), first.peer(2)
-    wait_for(lambda: all(first.rank._peers[rank].line for rank in (1, 2)))
+    wait_for(lambda: all(first.rank._peers[rank].connection for rank in (1, 2)))
     gone.close()
-    first.rank.say_to_all(Stop("Gradients differ", 3))
+    first.rank.broadcast(Stop("Gradients differ", 3))
     wait_for(lambda: Stop("Gradients differ", 3) in there.heard)

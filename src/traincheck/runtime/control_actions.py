@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from traincheck.checking.live import LiveChecker
 from traincheck.runtime.before_update import BeforeUpdate
 from traincheck.runtime.control import State
-from traincheck.runtime.ranks.rank_publisher import Telling
+from traincheck.runtime.ranks.rank_publisher import RankPublisher
 from traincheck.runtime.recording.burst_recording import BurstRecorder
 from traincheck.trace.run_notes import StopAsked
 from traincheck.vocab.finding import Finding
@@ -29,7 +29,7 @@ class ControlActions:
         closer: BurstRecorder | None,
         before_update: BeforeUpdate,
         checker: LiveChecker | None,
-        telling: Telling | None,
+        publisher: RankPublisher | None,
         react: Callable[[Finding], None],
         sampling: Any = None,
     ) -> None:
@@ -37,7 +37,7 @@ class ControlActions:
         self._closer = closer
         self._before_update = before_update
         self._checker = checker
-        self._telling = telling
+        self._publisher = publisher
         self._react = react
         self._sampling = sampling
 
@@ -49,8 +49,8 @@ class ControlActions:
         """These rules, and no others, are not judged from now on."""
         if self._checker is not None:
             self._checker.mute(muted)
-        if self._telling is not None:
-            self._telling.mute(muted)
+        if self._publisher is not None:
+            self._publisher.mute(muted)
 
     def sample(self, interval: int | None, budget: float | None) -> str:
         """Watch these steps; why that cannot be done, empty where it can."""

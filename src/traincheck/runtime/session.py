@@ -25,8 +25,8 @@ from traincheck.runtime.control_actions import ControlActions, snapshot
 from traincheck.runtime.heartbeat import Heartbeat
 from traincheck.runtime.launching.import_hooks import when_imported
 from traincheck.runtime.launching.run_settings import Settings
-from traincheck.runtime.ranks import rank_info
-from traincheck.runtime.ranks.rank_publisher import Telling
+from traincheck.runtime.ranks.rank_info import CurrentRank, RankInfo
+from traincheck.runtime.ranks.rank_publisher import RankPublisher
 from traincheck.runtime.recording.burst_recording import BurstRecorder
 from traincheck.runtime.recording.pipeline import Last, Pipeline, Stage
 from traincheck.runtime.recording.redaction import without_secrets
@@ -68,7 +68,7 @@ class Session:
         self._process = os.getpid()
         self._began = time.monotonic()
         self._ended = False  # the last note is written
-        self._standing = rank_info.Standing(self._folder, self._process)
+        self._current_rank = CurrentRank(self._folder, self._process)
         self._faults: list[str] = []
         self._missing: list[str] = []
         self._state = State()
@@ -94,7 +94,7 @@ class Session:
 
             demand |= SETTINGS
         keep_told = self.settings.keep_recording // 8 if self.settings.mode == "run" else 0
-        self._telling: Telling | None = None
+        self._publisher: RankPublisher | None = None
         most = self.settings.keep_recording - keep_told
         self._keeping = Keeping(
             self._folder.path, self._process, most, lambda: self.recorder.repeat_reports(), self._records_all
@@ -105,7 +105,7 @@ class Session:
             import_terminal()
             self._checker = LiveChecker(rules, self._folder.path, self._process, self._found)
             stages.insert(0, ("checking", self._checker.feed))  # first: what is found decides what is recorded
-            self._telling = telling = Telling(
+            self._publisher = publisher = RankPublisher(
                 self._folder,
                 self._process,
                 rules,
@@ -116,7 +116,7 @@ class Session:
                 on_fault=self._fault,
                 keep=keep_told,
             )
-            stages.append(("ranks", lambda window: telling.feed(window, self._place)))
+            stages.append(("ranks", lambda window: publisher.feed(window, self._rank_info)))
         unsaved = lambda: self._checker is not None and self._checker.unsaved  # noqa: E731
         heartbeat = Heartbeat(self._tell_outside, unsaved, _untold, at_rest=self._keeping.at_rest)
         stages.append(("heartbeat", heartbeat.feed))
@@ -205,7 +205,7 @@ class Session:
         return [
             ("control", lambda: self._controlled.close() if self._controlled is not None else None),
             ("trace", self._keeping.close),
-            ("ranks", lambda: self._telling.close() if self._telling is not None else None),
+            ("ranks", lambda: self._publisher.close() if self._publisher is not None else None),
             ("checking", lambda: self._checker.save() if self._checker is not None else None),
             ("session", functools.partial(self._write_note, ended=True)),
         ]
@@ -256,10 +256,10 @@ class Session:
                 attached, recorder, state, settings.record_after_finding, self.sampling.closer
             )
             recorder.add_listener(BurstListener(self, closer.at_rest, self._fault))
-        telling, checker = self._telling, self._checker
+        publisher, checker = self._publisher, self._checker
         found = self._react
-        orders = ControlActions(recorder, self._closer, self._before_update, checker, telling, found, self.sampling)
-        self._controlled = ControlFollower(self._folder, self._process, lambda: self._place, orders, state)
+        orders = ControlActions(recorder, self._closer, self._before_update, checker, publisher, found, self.sampling)
+        self._controlled = ControlFollower(self._folder, self._process, lambda: self._rank_info, orders, state)
         recorder.add_listener(WindowListener(self, self.sampling.took, self._at_border, self._fault))
 
     def _at_border(self, cut: Cut) -> None:
@@ -274,22 +274,22 @@ class Session:
             self._folder.update(stopped_by_us=True)
 
     def _snapshot(self) -> None:
-        snapshot(self._folder.path, self._catalog, self._state, self.recorder.steps.window_step, self._place.rank)
+        snapshot(self._folder.path, self._catalog, self._state, self.recorder.steps.window_step, self._rank_info.rank)
 
     # -- what happens on the way -----------------------------------------------------------------------------------
 
     def _find_rank(self) -> int:
         """The rank of this process, asked when a window ends: by the first one it is known, where there are ranks."""
-        if not self._standing.settled:
+        if not self._current_rank.settled:
             with self._noting:  # the heartbeat may be writing a note
-                moved = self._standing.settle()
+                moved = self._current_rank.settle()
             if moved:
                 self._write_note(ended=False)
-        return self._place.rank
+        return self._rank_info.rank
 
     @property
-    def _place(self) -> rank_info.RankInfo:
-        return self._standing.place
+    def _rank_info(self) -> RankInfo:
+        return self._current_rank.info
 
     def _window(self, window: Window) -> None:
         self._keeping.closed(window, looks_closer=self._closer is not None and self._closer.looks)
@@ -300,8 +300,8 @@ class Session:
 
     def _records_all(self) -> bool:
         """Whether every window is to be recorded: others may read them while the run goes on."""
-        telling = self._telling
-        return self.settings.record == ALL or (telling is not None and telling.by_files(self._place))
+        publisher = self._publisher
+        return self.settings.record == ALL or (publisher is not None and publisher.compares_by_files(self._rank_info))
 
     def _found(self, finding: Finding) -> None:
         self._react(finding)
@@ -331,8 +331,8 @@ class Session:
     def _found_of_ranks(self, finding: Finding) -> None:
         self._found(finding)
         because = self._before_update.because
-        if because is not None and self._telling is not None:
-            self._telling.ask_to_stop(because)
+        if because is not None and self._publisher is not None:
+            self._publisher.request_stop(because)
 
     def _stop_for(self, because: StopAsked) -> None:
         """The rank that compares them all asks to stop."""
@@ -373,11 +373,11 @@ class Session:
         import torch
 
         return ProcessNote(
-            rank=self._place.rank,
+            rank=self._rank_info.rank,
             process=self._process,
-            world_size=self._place.world_size,
-            job=self._place.job,
-            exchange=self._telling is not None and self._telling.exchanging,
+            world_size=self._rank_info.world_size,
+            job=self._rank_info.job,
+            exchange=self._publisher is not None and self._publisher.exchanging,
             torch=str(torch.__version__),
             python=platform.python_version(),
             windows=self._pipeline.closed,
@@ -390,7 +390,7 @@ class Session:
             cost=self.recorder.meter.seconds(),
             background=dict(self._pipeline.seconds),
             **self.recorder.meter.hashing(),
-            sent=self._telling.sent if self._telling is not None else {},
+            sent=self._publisher.sent if self._publisher is not None else {},
             full=tuple(self._state.full),
             ended=ended,
         )

@@ -1,1 +1,1 @@
-"""Ranks: processes of one job send each other what they hold, and rank 0 compares it while they train."""
+"""The comparison of ranks while they train: each rank publishes its windows, and rank 0 compares them."""

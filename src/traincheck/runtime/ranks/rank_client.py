@@ -1,12 +1,12 @@
-"""The exchange: ranks without a common run folder tell the first of them what they hold, and it compares them.
+"""The client of a rank: sends its windows to rank 0 for comparison, where ranks share no run folder.
 
 Note [Never in the way]
-The job's own process groups are not used: a collective of ours could wait for a rank that has gone elsewhere, or come
-between two of the program's. Each rank has a line to the first one, which it found through the job's store, and threads
-that write to it and read from it; the training thread only hands over its windows, as it does to the trace. It tells of
-each window a few numbers (see checking/digests.py), in one message, and is asked for more only where these differ.
-Where a line breaks, a rank dies, or the first rank cannot keep up, the comparison ends or has gaps, and says so; nobody
-waits for it but the end of the program, and that for seconds.
+TrainCheck does not use the job's process groups: its collective could wait for a rank that runs another one, or mix
+with those of the program. Each rank finds rank 0 through the job's store and opens a connection to it. Threads write to
+it and read from it; the training thread only hands over its windows. For each window the client sends a few numbers
+(see checking/digests.py) in one message; rank 0 requests the full window only where these differ. If a connection
+breaks, a rank dies, or rank 0 cannot keep up, the comparison ends or has gaps and reports them. Only the end of the
+program waits for it, for seconds.
 """
 
 from __future__ import annotations
@@ -21,9 +21,17 @@ from typing import TYPE_CHECKING
 
 from traincheck.background_threads import background
 from traincheck.checking.digests import full
-from traincheck.checking.rank_engine import Compared
+from traincheck.checking.rank_engine import RankComparison
 from traincheck.runtime.ranks.rank_info import RankInfo
-from traincheck.runtime.ranks.rank_protocol import Asked, Ended, Hello, InFull, Line, Stop, Told
+from traincheck.runtime.ranks.rank_protocol import (
+    Connection,
+    Ended,
+    FullWindow,
+    Hello,
+    Stop,
+    WindowDigest,
+    WindowRequest,
+)
 from traincheck.runtime.ranks.rank_server import RankServer
 from traincheck.runtime.ranks.recent_windows import RecentWindows
 from traincheck.trace.run_notes import StopAsked
@@ -36,34 +44,33 @@ if TYPE_CHECKING:
     from traincheck.sources.distributed.job_store import JobStore
 
 START = 300.0
-"""Seconds in which the ranks have to find each other."""
+"""Seconds in which the ranks must find each other."""
 CONNECT = 20.0
-"""Seconds for a single connection."""
+"""Seconds in which a connection must open."""
 MOST_WAITING = 256
-"""Windows that wait to be told; further ones are left out."""
+"""Windows that wait to be sent; further ones are dropped."""
 LINGER = 5.0
-"""Seconds that the end of a rank waits for the first one to ask for what it still keeps."""
+"""Seconds that the end of a rank waits for requests of rank 0 for full windows."""
 
 END, GRACE = 15.0, 2.0
-"""Seconds in all that the end of the program may take for it, and those of them that are left when it is cut short."""
+"""Seconds that the end of the program may take, and the part of them for an aborted connection."""
 PAUSE = 0.1
 
 IN_FILES = b"files"
-"""What the first rank says where all write into one run folder, which somebody else reads."""
+"""The address that rank 0 publishes if all ranks write into one run folder, where `traincheck run` compares them."""
 
 
 class RankClient:
-    """The part of one rank in the exchange. It starts with the first window, and never raises.
+    """Compares this rank with the others over the network. It starts with the first window, and never raises.
 
-    `folder` is a word that is the same for ranks with the same run folder, empty where they are to be compared here in
-    any case. `on_decided` is called when it is known that they are compared here, `on_finding` on the first rank for
-    each new finding, `on_stop` where the first rank asks to stop, `on_fault` once when a rank gives up; all on threads
-    of the exchange.
+    `folder` identifies the run folder; it is empty to compare over the network in any case. The callbacks run on
+    threads of the client: `on_decided` when the ranks compare over the network, `on_finding` on rank 0 for each new
+    finding, `on_stop` when rank 0 requests a stop, `on_fault` once when this rank gives up.
     """
 
     def __init__(
         self,
-        place: RankInfo,
+        rank_info: RankInfo,
         folder: str,
         rules: list[Invariant],
         demand: Demand,
@@ -73,7 +80,7 @@ class RankClient:
         on_stop: Callable[[StopAsked], None],
         on_fault: Callable[[str, BaseException], None],
     ) -> None:
-        self._place = place
+        self._rank_info = rank_info
         self._folder = folder
         self._rules = rules
         self._demand = demand
@@ -86,59 +93,63 @@ class RankClient:
         self._over = threading.Event()
         self._held = RecentWindows()
         self._failed = False
-        self._first: RankServer | None = None
+        self._server: RankServer | None = None
         self._muted: Mapping[str, str] = {}
-        self._line: Line | None = None
-        self.left_out = 0
-        """Windows that were not told, as they came too fast or cannot be written."""
-        self._thread = background(self._work, "traincheck-exchange")
+        self._connection: Connection | None = None
+        self.dropped = 0
+        """Windows that were not sent, because they came too fast or cannot be encoded."""
+        self._thread = background(self._run, "traincheck-rank-client")
 
-    def tell(self, window: Window, told: Window) -> None:
-        """Hand over a window and what is told of it; never blocks."""
+    def add_window(self, window: Window, digest: Window) -> None:
+        """Hand over a window and its digest; never blocks."""
         if self._over.is_set():
             return
         try:
-            self._waiting.put_nowait((window, told))
+            self._waiting.put_nowait((window, digest))
         except queue.Full:
-            self.left_out += 1
+            self.dropped += 1
 
-    def close(self) -> Compared | None:
-        """Tell what is left and end; what was compared, on the first rank."""
+    def close(self) -> RankComparison | None:
+        """Send the remaining windows and end; returns the comparison on rank 0."""
         self._closing.set()
         self._thread.join(END - GRACE)
-        if self._first is not None:
-            self._first.give_up()
-        if self._line is not None:
-            self._line.close()
+        if self._server is not None:
+            self._server.give_up()
+        if self._connection is not None:
+            self._connection.close()
         self._thread.join(GRACE)
         return self.compared()
 
     def mute(self, muted: Mapping[str, str]) -> None:
-        """From now on these rules are not judged, where this is the first rank."""
+        """Stop checking these rules, on rank 0."""
         self._muted = muted
-        if self._first is not None:
-            self._first.ranks.mute(muted)
+        if self._server is not None:
+            self._server.ranks.mute(muted)
 
     @property
     def sent(self) -> dict[str, int]:
-        """How many messages went to the first rank, and their bytes."""
-        return {} if self._line is None else {"messages": self._line.sent, "bytes": self._line.bytes_sent}
+        """The number of messages to rank 0, and their bytes."""
+        return (
+            {}
+            if self._connection is None
+            else {"messages": self._connection.sent, "bytes": self._connection.bytes_sent}
+        )
 
-    def compared(self) -> Compared | None:
-        """What was compared so far, on the first rank."""
-        return self._first.compared() if self._first is not None else None
+    def compared(self) -> RankComparison | None:
+        """The comparison so far, on rank 0."""
+        return self._server.compared() if self._server is not None else None
 
-    # -- on the thread of the exchange -----------------------------------------------------------------------------
+    # -- on the thread of the client -----------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        from traincheck.sources.distributed.job_store import connect  # here, for they import torch
+    def _run(self) -> None:
+        from traincheck.sources.distributed.job_store import connect  # here, as they import torch
         from traincheck.sources.distributed.replica_readings import several_ranks
 
         try:
             if self._folder and not several_ranks():
-                return  # ranks that never speak to each other; their files can be compared
-            store = connect(self._place.job, CONNECT)
-            if self._place.rank == 0:
+                return  # ranks without communication; `traincheck run` compares their files
+            store = connect(self._rank_info.job, CONNECT)
+            if self._rank_info.rank == 0:
                 self._compare(store)
             else:
                 self._report(store)
@@ -146,22 +157,23 @@ class RankClient:
             self._fail(error)
         finally:
             self._over.set()
-            if self._line is not None:
-                self._line.close()  # so that the first rank does not wait for more
+            if self._connection is not None:
+                self._connection.close()  # so that rank 0 does not wait for more
             with suppress(queue.Empty):
                 while True:
                     self._waiting.get_nowait()
 
     def _fail(self, error: Exception) -> None:
-        """Say once what went wrong."""
-        if not (self._closing.is_set() or self._over.is_set() or self._failed):  # at the end the others may be gone
+        """Report an error once."""
+        is_ending = self._closing.is_set() or self._over.is_set()  # then the other ranks may have ended
+        if not (is_ending or self._failed):
             self._failed = True
             self._on_fault("ranks", error)
 
     def _compare(self, store: JobStore) -> None:
-        """As the first rank."""
+        """Run as rank 0."""
         store.put("folder/0", self._folder.encode())
-        keys = [f"folder/{rank}" for rank in range(self._place.world_size)]
+        keys = [f"folder/{rank}" for rank in range(self._rank_info.world_size)]
         folders = store.get(keys, START, self._closing.is_set)
         if folders is None:
             self._not_reached("not all ranks could")
@@ -170,70 +182,70 @@ class RankClient:
             store.put("address", IN_FILES)
             return
         word = secrets.token_hex(16)
-        with _listen(store.host, self._place.world_size) as listener:
-            self._first = first = RankServer(self._place, self._rules, self._on_finding, listener, word)
-            first.ranks.mute(self._muted)
+        with _listen(store.host, self._rank_info.world_size) as listener:
+            self._server = server = RankServer(self._rank_info, self._rules, self._on_finding, listener, word)
+            server.ranks.mute(self._muted)
             store.put("address", f"{listener.getsockname()[1]} {word}".encode())
             self._on_decided()
-            while (both := self._next()) is not None:
-                first.tell(*both)
-            first.close()
+            while (pair := self._next()) is not None:
+                server.add_window(*pair)
+            server.close()
 
     def _report(self, store: JobStore) -> None:
-        """As one of the others."""
-        store.put(f"folder/{self._place.rank}", self._folder.encode())
+        """Run as another rank."""
+        store.put(f"folder/{self._rank_info.rank}", self._folder.encode())
         address = store.get(["address"], START, self._closing.is_set)
         if address is None:
-            self._not_reached("the first rank could not")
+            self._not_reached("rank 0 could not")
             return
         if address[0] == IN_FILES:
             return
         port, word = address[0].decode().split()
-        self._line = line = Line(socket.create_connection((store.host, int(port)), CONNECT))
+        self._connection = connection = Connection(socket.create_connection((store.host, int(port)), CONNECT))
         self._on_decided()
-        line.send(Hello(self._place.rank, word))
-        answering = background(self._answer, "traincheck-answers", line)
-        while (both := self._next()) is not None:
-            window, told = both
+        connection.send(Hello(self._rank_info.rank, word))
+        answering = background(self._answer, "traincheck-rank-answers", connection)
+        while (pair := self._next()) is not None:
+            window, digest = pair
             self._held.add(window)
             try:
-                line.send(Told(told))
+                connection.send(WindowDigest(digest))
             except ValueError:  # a number of more than 64 bits
-                self.left_out += 1
-        line.send(Ended())
+                self.dropped += 1
+        connection.send(Ended())
         answering.join(LINGER)
 
     def _not_reached(self, who: str) -> None:
-        """Say so, but at an early end where files are compared anyway."""
+        """Report it, except at an early end where files are compared anyway."""
         if not self._closing.is_set():
             raise TimeoutError(f"{who} be reached in {START:.0f} s")
         if not self._folder:
             self._on_fault("ranks", TimeoutError(f"{who} be reached before the end"))
 
-    def _answer(self, line: Line) -> None:
-        """Give the first rank what it asks for, until it needs no more."""
+    def _answer(self, connection: Connection) -> None:
+        """Send the windows that rank 0 requests, until it has ended."""
         try:
-            while not isinstance(message := line.receive(), Ended):
-                if isinstance(message, Asked):
-                    self._give(line, message.index)
+            while not isinstance(message := connection.receive(), Ended):
+                if isinstance(message, WindowRequest):
+                    self._send_full(connection, message.index)
                 elif isinstance(message, Stop):
                     self._on_stop(StopAsked(title=message.title, step=message.step))
             self._over.set()
         except OSError:
-            pass  # the other thread sees it too, and says so
+            pass  # the other thread reports it
         except Exception as error:
             self._fail(error)
-            line.close()
+            connection.close()
 
-    def _give(self, line: Line, index: int) -> None:
+    def _send_full(self, connection: Connection, index: int) -> None:
         window = self._held.get(index)
         try:
-            line.send(InFull(index, None if window is None else full(window, self._demand)))
+            connection.send(FullWindow(index, None if window is None else full(window, self._demand)))
         except ValueError:  # a number of more than 64 bits
-            line.send(InFull(index, None))
+            connection.send(FullWindow(index, None))
 
     def _next(self) -> tuple[Window, Window] | None:
-        """The next window, and what is told of it; None when there will be none, or none is needed."""
+        """The next window and its digest; None when there are no more."""
         while not self._over.is_set():
             try:
                 return self._waiting.get(timeout=PAUSE)
@@ -242,15 +254,15 @@ class RankClient:
                     return None
         return None
 
-    def stop_all(self, because: StopAsked) -> None:
-        """Ask the other ranks to stop; on the first rank only."""
-        if self._first is not None:
-            self._first.say_to_all(Stop(because.title, because.step))
+    def broadcast_stop(self, because: StopAsked) -> None:
+        """Request a stop of the other ranks; on rank 0 only."""
+        if self._server is not None:
+            self._server.broadcast(Stop(because.title, because.step))
 
 
 def _listen(host: str, ranks: int) -> socket.socket:
-    """A port on this host, which is the one that the others reach the first rank at."""
-    with suppress(OSError):  # otherwise the name stands for another machine in between
+    """Open a port on the address of this host by which the other ranks reach rank 0."""
+    with suppress(OSError):  # the name may belong to another machine
         for family, _, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
             with suppress(OSError):
                 return socket.create_server((str(address[0]), 0), family=family, backlog=ranks)

@@ -1,4 +1,4 @@
-"""Place: which rank of which job a process is, as far as it is known by now."""
+"""Finds the rank, the world size and the job of this process."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ JOB_VARIABLES = (
     "MASTER_PORT",
     "TORCHELASTIC_RESTART_COUNT",
 )
-"""What launchers set alike in all processes that train together, and otherwise in those of another attempt."""
+"""Variables that launchers set to the same values in all processes of a job, and to others in another attempt."""
 
 
 def is_running(process: int) -> bool:
-    """Whether there is a process of this number on this host, as far as that can be asked."""
+    """Whether a process with this number runs on this host; True where that is unknown."""
     if os.name != "posix":
         return True
     try:
@@ -31,79 +31,84 @@ def is_running(process: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        return True  # it is somebody else's
+        return True  # it belongs to another user
     return True
 
 
-class Place(NamedTuple):
-    """The rank of a process, how many there are, and the name of the job that they are of (see `ProcessNote`)."""
+class RankInfo(NamedTuple):
+    """The rank of a process, the world size, and the name of the job (see `ProcessNote`)."""
 
     rank: int
     world_size: int
     job: str
 
 
-def rank_info_of(environ: Mapping[str, str]) -> Place:
-    """What torch.distributed says where it is initialised (a program may start its ranks by itself), or the launcher's
-    variables; a job of one where neither says anything. Does not import torch."""
+def rank_info_of(environ: Mapping[str, str]) -> RankInfo:
+    """The rank according to torch.distributed if it is initialised, else according to the launcher's variables.
+
+    Without either it is a job of one. Does not import torch.
+    """
     rank, size = _number(environ, "RANK", 0), _number(environ, "WORLD_SIZE", 1)
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         rank, size = distributed.get_rank(), distributed.get_world_size()
-    return Place(rank, size, "-".join(environ[name] for name in JOB_VARIABLES if environ.get(name)))
+    return RankInfo(rank, size, "-".join(environ[name] for name in JOB_VARIABLES if environ.get(name)))
 
 
-def told_apart(found: Place, others: Sequence[ProcessNote], runs: Callable[[int], bool] = is_running) -> Place:
-    """`found`, with another name for its job where one of that name is over: `others` trained as the same rank.
+def with_distinct_job(
+    info: RankInfo, others: Sequence[ProcessNote], runs: Callable[[int], bool] = is_running
+) -> RankInfo:
+    """`info`, with a new job name if a job of that name has ended. `others` are processes of the same rank.
 
-    Jobs that a script or a program starts one after the other may be alike in all that launchers set. A process whose
-    rank trains at this moment is a worker of that one. Known limitations: jobs that nothing tells apart while both of
-    them run are taken for one.
+    Jobs that a script starts one after the other may have the same variables. A process whose rank trains at this
+    moment is a worker of that rank. Known limitations: two such jobs that run at the same time count as one.
     """
-    name, number = found.job, 1
+    name, number = info.job, 1
     while any(note.job == name for note in others) and not any(
         note.job == name and not note.ended and runs(note.process) for note in others
     ):
         number += 1
-        name = f"{found.job}#{number}"
-    return found._replace(job=name)
+        name = f"{info.job}#{number}"
+    return info._replace(job=name)
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:
-    told = environ.get(name, "")
-    return int(told) if told.isdigit() else default
+    text = environ.get(name, "")
+    return int(text) if text.isdigit() else default
 
 
-def here() -> Place:
-    """The place of this process."""
+def current_rank_info() -> RankInfo:
+    """The rank of this process, as it is known now."""
     return rank_info_of(os.environ)
 
 
-class Standing:
-    """The place of this process among those that left recordings in the run folder before. It is `settled` from the end
-    of its first window on: where there are ranks, they are known by then."""
+class CurrentRank:
+    """The rank of this process, with a job name that differs from earlier jobs in the run folder.
+
+    It is `settled` from the end of the first window on: by then torch.distributed knows the ranks.
+    """
 
     def __init__(self, folder: RunFolder, process: int) -> None:
         self._folder = folder
         self._process = process
-        self._told = here()
-        self.place = self._among_others()
+        self._launched = current_rank_info()
+        self.info = self._distinct()
         self.settled = False
 
     def settle(self) -> bool:
-        """Find out for good; whether it is another place than it was, whose note is taken back then."""
+        """Determine the rank for good; True if it has changed, in which case the old note is removed."""
         self.settled = True
-        before, self._told = self._told, here()
-        if before == self._told:
+        before, self._launched = self._launched, current_rank_info()
+        if before == self._launched:
             return False
         self._folder.withdraw_note(before.rank, self._process)
-        self.place = self._among_others()
+        self.info = self._distinct()
         return True
 
-    def _among_others(self) -> Place:
-        if self._told.world_size < 2:
-            return self._told
+    def _distinct(self) -> RankInfo:
+        if self._launched.world_size < 2:
+            return self._launched
         try:
-            return told_apart(self._told, self._folder.trained_as(self._told.rank, self._process))
-        except TrainCheckError:  # a folder that was deleted; the writer will say so
-            return self._told
+            return with_distinct_job(self._launched, self._folder.trained_as(self._launched.rank, self._process))
+        except TrainCheckError:  # the folder was deleted, which the writer reports
+            return self._launched

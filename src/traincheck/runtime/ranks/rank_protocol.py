@@ -1,4 +1,7 @@
-"""Lines: what ranks say to the one that compares them, as messages over a socket."""
+"""The messages between ranks and rank 0, and their framing on a socket.
+
+A connection decodes only these messages (never pickle) and rejects longer ones, as any process can connect to the port.
+"""
 
 from __future__ import annotations
 
@@ -13,57 +16,57 @@ import msgspec
 from traincheck.vocab.events import Window
 
 LARGEST = 1 << 30
-"""Bytes of a message; more means that somebody else is talking."""
+"""The largest message in bytes; a longer one comes from another program."""
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
-    """The first message of a rank: who it is, and the word that only ranks of the job know."""
+    """The first message of a rank: its number, and the secret word of the job."""
 
     rank: int
     word: str
 
 
-class Told(msgspec.Struct, tag=True, frozen=True):
+class WindowDigest(msgspec.Struct, tag=True, frozen=True):
     """A lean window (see checking/digests.py)."""
 
     window: Window
 
 
-class Asked(msgspec.Struct, tag=True, frozen=True):
-    """Asks a rank for one of its windows in full."""
+class WindowRequest(msgspec.Struct, tag=True, frozen=True):
+    """Requests a full window from a rank."""
 
     index: int
 
 
-class InFull(msgspec.Struct, tag=True, frozen=True):
-    """The answer; there is no window where it is kept no more. One that comes late is told by its index."""
+class FullWindow(msgspec.Struct, tag=True, frozen=True):
+    """The answer, without a window if the rank keeps it no longer. The index identifies late answers."""
 
     index: int
     window: Window | None
 
 
 class Ended(msgspec.Struct, tag=True, frozen=True):
-    """A rank has told all that it will tell; or the one that compares needs no more."""
+    """A rank has sent all its windows, or rank 0 needs no more."""
 
 
 class Stop(msgspec.Struct, tag=True, frozen=True):
-    """Asks a rank to end its training before the next update."""
+    """Requests that a rank ends its training before the next update."""
 
     title: str
     step: int
 
 
-Message = Hello | Told | Asked | InFull | Ended | Stop
+Message = Hello | WindowDigest | WindowRequest | FullWindow | Ended | Stop
 
 _LENGTH = struct.Struct("!I")
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
 
 
-class Line:
-    """One end of a connection. `send` may be called from several threads, `receive` from one.
+class Connection:
+    """One end of a connection between ranks. Several threads may call `send`, one thread `receive`.
 
-    Both raise OSError when the connection is gone.
+    Both raise OSError when the connection is closed.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -74,7 +77,7 @@ class Line:
         self.sent = self.bytes_sent = 0
 
     def send(self, message: Message) -> None:
-        """Send a message; waits while the other end does not read. Raises ValueError for what cannot be written."""
+        """Send a message; waits while the other end does not read. Raises ValueError if it cannot be encoded."""
         try:
             body = _encoder.encode(message)
         except OverflowError as error:
@@ -85,7 +88,7 @@ class Line:
             self.bytes_sent += _LENGTH.size + len(body)
 
     def receive(self, largest: int = LARGEST, seconds: float | None = None) -> Message:
-        """The next message, of so many bytes at the most; waits for it, so many seconds where they are given."""
+        """Wait for the next message, of at most `largest` bytes, for at most `seconds`."""
         deadline = None if seconds is None else time.monotonic() + seconds
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size, deadline))
         if length > largest:
@@ -94,23 +97,23 @@ class Line:
             message: Message = _decoder.decode(self._exactly(length, deadline))
             return message
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise OSError(f"no message of ours: {error}") from error
+            raise OSError(f"not a message of TrainCheck: {error}") from error
 
     def close(self) -> None:
-        """End the connection; who waits at either end wakes."""
+        """Close the connection; waiting calls at both ends return."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
     def _exactly(self, size: int, deadline: float | None) -> bytes:
-        found = bytearray()
-        while len(found) < size:
+        data = bytearray()
+        while len(data) < size:
             if deadline is not None:
                 self._connection.settimeout(max(deadline - time.monotonic(), 0.001))
-            more = self._connection.recv(min(size - len(found), 1 << 20))
+            more = self._connection.recv(min(size - len(data), 1 << 20))
             if not more:
                 raise ConnectionResetError("the other end has closed the connection")
-            found += more
+            data += more
         if deadline is not None:
             self._connection.settimeout(None)
-        return bytes(found)
+        return bytes(data)

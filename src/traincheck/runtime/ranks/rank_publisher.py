@@ -1,4 +1,4 @@
-"""Telling: what this process tells the other ranks of its job, in a file beside its events, and over the exchange."""
+"""Publishes the windows of this process for the comparison of ranks, in a file and over the network."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from traincheck.checking.digests import lean
-from traincheck.checking.outcome_files import save_compared
-from traincheck.checking.rank_engine import Compared, comparable, told_demand
+from traincheck.checking.outcome_files import save_comparison
+from traincheck.checking.rank_engine import RankComparison, comparable, published_demand
 from traincheck.runtime.ranks.rank_info import RankInfo
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.format import TOLD
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from traincheck.runtime.ranks.rank_client import RankClient
 
 SAVE_EVERY = 500
-"""Windows between two savings of what ranks that tell each other found: what a killed process loses of its counts."""
+"""Windows after which rank 0 saves the comparison; a killed process loses the counts since then."""
 
 
-class Telling:
-    """A stage of the pipeline. What needs a rank is begun with the first window: by then it is known."""
+class RankPublisher:
+    """A stage of the pipeline. It starts with the first window, when the rank is known."""
 
     def __init__(
         self,
         folder: RunFolder,
         process: int,
         rules: Sequence[Invariant],
-        how: str,
+        mode: str,
         *,
         on_decided: Callable[[], None],
         on_finding: Callable[[Finding], None],
@@ -43,96 +43,96 @@ class Telling:
         keep: int = 0,
     ) -> None:
         self._keep = keep
-        if os.environ.get("WORLD_SIZE", "1") != "1":  # a job may be over before it would be imported beside it
+        if os.environ.get("WORLD_SIZE", "1") != "1":  # a short job may end before a later import is done
             import traincheck.runtime.ranks.rank_client  # noqa: F401
         self._folder = folder
         self._process = process
-        self._rules = [] if how == OFF else comparable(rules)
-        self._demand = told_demand(self._rules)
-        self._how = how
+        self._rules = [] if mode == OFF else comparable(rules)
+        self._demand = published_demand(self._rules)
+        self._mode = mode
         self._on_decided = on_decided
         self._on_finding = on_finding
         self._on_stop = on_stop
         self._on_fault = on_fault
         self._writer: RotatingWriter | None = None
-        self._exchange: RankClient | None = None
+        self._client: RankClient | None = None
         self._muted: Mapping[str, str] = {}
         self._windows = 0
         self.exchanging = False
-        """Whether the ranks compare themselves, as far as that is known."""
+        """Whether the ranks compare over the network, as far as it is decided."""
         self.sent: dict[str, int] = {}
-        """Messages, and bytes in them, that went to the first rank; known at the end."""
+        """The number of messages to rank 0, and their bytes; set at the end."""
 
-    def feed(self, window: Window, place: RankInfo) -> None:
-        """Tell a window."""
-        if not self._rules or place.world_size < 2:
+    def feed(self, window: Window, rank_info: RankInfo) -> None:
+        """Publish a window."""
+        if not self._rules or rank_info.world_size < 2:
             return
         if self._writer is None:
             self._writer = RotatingWriter(self._folder.path, window.rank, self._process, self._keep, TOLD)
-            if self._how != FILES:
-                self._begin(place)
-        told = lean(window, self._demand)
-        self._writer.write(told)
-        if self._exchange is not None:
-            self._exchange.tell(window, told)
+            if self._mode != FILES:
+                self._begin(rank_info)
+        digest = lean(window, self._demand)
+        self._writer.write(digest)
+        if self._client is not None:
+            self._client.add_window(window, digest)
             if self.exchanging and self._windows % SAVE_EVERY == 0:
-                self._save(self._exchange.compared())
+                self._save(self._client.compared())
             self._windows += self.exchanging
 
     def close(self) -> None:
-        """Tell what is left, and end. Raises OutputError where it cannot be written."""
-        if self._exchange is not None:
-            self._save(self._exchange.close())
-            self.sent = self._exchange.sent
-            if self.exchanging and self._exchange.left_out:
-                why = "it could not keep up, or they hold numbers of more than 64 bits"
-                told = f"{self._exchange.left_out} windows were not told to the first rank: {why}"
-                self._on_fault("ranks", RuntimeError(told))
+        """Publish the remaining windows, and end. Raises OutputError."""
+        if self._client is not None:
+            self._save(self._client.close())
+            self.sent = self._client.sent
+            if self.exchanging and self._client.dropped:
+                reason = "they came too fast, or hold numbers of more than 64 bits"
+                message = f"{self._client.dropped} windows were not sent to rank 0: {reason}"
+                self._on_fault("ranks", RuntimeError(message))
         if self._writer is not None:
             self._writer.close()
 
-    def by_files(self, place: RankInfo) -> bool:
-        """Whether the ranks are compared by their event files, while these are written, as far as that is known."""
-        return bool(self._rules) and place.world_size > 1 and not self.exchanging
+    def compares_by_files(self, rank_info: RankInfo) -> bool:
+        """Whether `traincheck run` compares the ranks by their files, as far as it is decided."""
+        return bool(self._rules) and rank_info.world_size > 1 and not self.exchanging
 
     def mute(self, muted: Mapping[str, str]) -> None:
-        """From now on these rules are not judged where this process compares the ranks."""
+        """Stop checking these rules, where this process compares the ranks."""
         self._muted = muted
-        if self._exchange is not None:
-            self._exchange.mute(muted)
+        if self._client is not None:
+            self._client.mute(muted)
 
-    def ask_to_stop(self, because: StopAsked) -> None:
-        """Ask the other ranks to stop, where this one compares them."""
-        if self._exchange is not None:
-            self._exchange.stop_all(because)
+    def request_stop(self, because: StopAsked) -> None:
+        """Request a stop of the other ranks, where this process compares them."""
+        if self._client is not None:
+            self._client.broadcast_stop(because)
 
-    def _begin(self, place: RankInfo) -> None:
+    def _begin(self, rank_info: RankInfo) -> None:
         from traincheck.runtime.ranks.rank_client import (
-            RankClient,  # most programs have a single rank, and need none of it
+            RankClient,  # not imported for a single rank
         )
 
-        self._exchange = RankClient(
-            place,
-            "" if self._how == EXCHANGE else self._folder.manifest.id,
+        self._client = RankClient(
+            rank_info,
+            "" if self._mode == EXCHANGE else self._folder.manifest.id,
             self._rules,
             self._demand,
-            on_decided=self._decided,
-            on_finding=self._found,
+            on_decided=self._on_comparison,
+            on_finding=self._on_new_finding,
             on_stop=self._on_stop,
             on_fault=self._on_fault,
         )
-        self._exchange.mute(self._muted)
+        self._client.mute(self._muted)
 
-    def _decided(self) -> None:
+    def _on_comparison(self) -> None:
         self.exchanging = True
         self._on_decided()
 
-    def _found(self, finding: Finding) -> None:
+    def _on_new_finding(self, finding: Finding) -> None:
         self._on_finding(finding)
-        if self._exchange is not None:
-            self._save(self._exchange.compared())
+        if self._client is not None:
+            self._save(self._client.compared())
 
-    def _save(self, compared: Compared | None) -> None:
-        """Store what was found, where this is the rank that compares: a killed process loses what came after it."""
+    def _save(self, compared: RankComparison | None) -> None:
+        """Save the comparison, where this process compares: a killed process loses only later results."""
         if compared is not None:
-            save_compared(self._folder.path, self._process, compared)
+            save_comparison(self._folder.path, self._process, compared)

@@ -1,4 +1,4 @@
-"""Held windows: what a rank keeps of the last steps, to give in full where it is asked for."""
+"""Keeps the last windows of a rank in memory, so that rank 0 can request them in full."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from traincheck.vocab.events import Window
 
 MOST_HELD = 64
 MOST_EVENTS_HELD = 400_000
-"""Windows, and events in them, that a rank keeps to be asked for."""
+"""The largest numbers of windows and of events in them."""
 
 
 class RecentWindows:
-    """The last windows of a rank; of large ones fewer, but always the last. May be used by several threads."""
+    """The last windows of a rank: fewer if they are large, but always the last one. It is thread-safe."""
 
     def __init__(self, most: int = MOST_HELD) -> None:
         self._most = most
@@ -25,25 +25,25 @@ class RecentWindows:
         return len(self._windows)
 
     def add(self, window: Window) -> None:
-        """Keep a window, and let go of the oldest ones where there are too many."""
+        """Add a window, and drop the oldest ones beyond the limits."""
         with self._lock:
             self._windows[window.index] = window
             self._events += _events(window)
             while len(self._windows) > self._most or (len(self._windows) > 1 and self._events > MOST_EVENTS_HELD):
-                self._let_go()
+                self._drop_oldest()
 
     def get(self, index: int) -> Window | None:
-        """The window of this index, if it is still there."""
+        """The window with this index, None if it was dropped."""
         with self._lock:
             return self._windows.get(index)
 
     def release(self, index: int) -> None:
-        """This one, and those before it, are not asked for any more."""
+        """Drop this window and all before it."""
         with self._lock:
             while self._windows and next(iter(self._windows)) <= index:
-                self._let_go()
+                self._drop_oldest()
 
-    def _let_go(self) -> None:
+    def _drop_oldest(self) -> None:
         _, window = self._windows.popitem(last=False)
         self._events -= _events(window)
 
