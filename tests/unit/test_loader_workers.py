@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traincheck.sources.data import loader_workers
-from traincheck.sources.data.loader_workers import MOST_HELD, Message, Rounds
+from traincheck.sources.data.loader_workers import MAX_WAITING_ROUNDS, Message, Rounds
 
 
 def message(worker: int, batch: int, *, workers: int = 2, turn: int = 0) -> Message:
@@ -60,12 +60,12 @@ def test_a_worker_that_ended_is_not_waited_for_at_the_end() -> None:
 def test_a_worker_that_ended_long_ago_is_not_waited_for_either() -> None:
     rounds = Rounds(1, 2, 0)
     complete = []
-    for batch in range(10 * MOST_HELD):
+    for batch in range(10 * MAX_WAITING_ROUNDS):
         rounds.add(message(0, batch))
         complete += positions(rounds.ready(batch + 1, exhausted=False))
-        assert len(rounds._held) <= MOST_HELD
-    complete += positions(rounds.ready(10 * MOST_HELD, exhausted=True))
-    assert complete == [[(0, batch)] for batch in range(10 * MOST_HELD)]
+        assert len(rounds._held) <= MAX_WAITING_ROUNDS
+    complete += positions(rounds.ready(10 * MAX_WAITING_ROUNDS, exhausted=True))
+    assert complete == [[(0, batch)] for batch in range(10 * MAX_WAITING_ROUNDS)]
 
 
 def test_messages_of_an_earlier_epoch_are_ignored() -> None:

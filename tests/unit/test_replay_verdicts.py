@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traincheck.sources.replay.verdicts import (
-    CONFIRMING,
-    HOPELESS,
+    CONFIRMATIONS,
+    MAX_FAILURES,
     PERSISTENT,
     SAME,
     TRANSIENT,
@@ -63,8 +63,8 @@ def test_steps_after_a_difference_are_repeated() -> None:
 def test_a_computation_that_stops_repeating_is_undecided_and_given_up() -> None:
     for odd in (OddOneOut.ORIGINAL, OddOneOut.REPETITION, OddOneOut.ALL):
         history = trusted()
-        verdicts = kinds(verdicts_of(history, *[odd] * (1 + CONFIRMING)))
-        assert verdicts == [""] * CONFIRMING + [UNDECIDED]
+        verdicts = kinds(verdicts_of(history, *[odd] * (1 + CONFIRMATIONS)))
+        assert verdicts == [""] * CONFIRMATIONS + [UNDECIDED]
         assert history.given_up and not history.confirming
 
 
@@ -99,7 +99,7 @@ def test_an_error_needs_trust_before_and_a_step_that_repeats_or_differs_otherwis
 def test_attempts_without_a_result_are_not_made_in_each_step() -> None:
     history = ReplayHistory()
     assert [(history.confirming, history.begin_attempt()) for _ in range(6)] == [
-        *[(True, True)] * HOPELESS,
+        *[(True, True)] * MAX_FAILURES,
         (False, False),  # that is told
         *[(False, True)] * 2,
     ]

@@ -99,7 +99,7 @@ def test_a_snapshot_records_no_event_and_draws_no_random_number(observed: Observ
 
 
 def test_a_large_snapshot_is_not_written(observed: Observed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "MOST_BYTES", 100)
+    monkeypatch.setattr(snapshots, "MAX_BYTES", 100)
     reason = write_snapshot(tmp_path / "one.pt", observed.catalog, 3, 0)
     observed.close()
     assert reason.startswith("a snapshot takes") and list(tmp_path.iterdir()) == []

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from observed_process import Seen, observing
 from small_trainings import Model
-from traincheck.sources.functions.project_functions import MOST_CALLS
+from traincheck.sources.functions.project_functions import MAX_CALLS
 from traincheck.vocab.call_kinds import LAYERED, NORMALISATION, taking
 from traincheck.vocab.demand import ARGUMENTS, TENSOR_VALUES, TENSORS, Demand
 from traincheck.vocab.events import NO_CALL, Call
@@ -225,7 +225,7 @@ def test_project_functions_record_arguments_and_results() -> None:
 
 
 def helper(value: int) -> int:
-    if value == MOST_CALLS + 10:
+    if value == MAX_CALLS + 10:
         raise KeyError(value)
     return int(torch.tensor(value).abs()) + 1
 
@@ -242,13 +242,13 @@ class Own(torch.utils.data.Dataset[int]):
 
 def test_only_the_first_calls_of_a_frequent_function_are_recorded() -> None:
     with observing() as seen:
-        for value in range(MOST_CALLS + 50):
+        for value in range(MAX_CALLS + 50):
             with contextlib.suppress(KeyError):
                 helper(value)
         torch.ones(2).abs()
         nothing(True)
-    assert len(seen.named("test_sources_calls.helper")) == MOST_CALLS
-    assert len(seen.named("torch.Tensor.abs")) == MOST_CALLS + 1, "none of those inside, all of those after"
+    assert len(seen.named("test_sources_calls.helper")) == MAX_CALLS
+    assert len(seen.named("torch.Tensor.abs")) == MAX_CALLS + 1, "none of those inside, all of those after"
     assert only(seen, "test_sources_calls.nothing").end > 0
 
 

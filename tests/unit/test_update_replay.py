@@ -66,7 +66,7 @@ def test_an_update_on_copies_is_the_real_one(cls: type[torch.optim.Optimizer], s
 def test_parameters_of_a_large_model_take_turns(
     cls: type[torch.optim.Optimizer], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(update_replay, "LEAST", 100)
+    monkeypatch.setattr(update_replay, "MIN_BYTES", 100)
     _, optimizer = ready(cls, settings)
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(50))], "lr": 0.2})
     begin, updated = 0, list[str]()
@@ -85,12 +85,12 @@ def test_parameters_of_a_large_model_take_turns(
 
 def test_parameters_that_are_too_large_to_be_copied_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     _, optimizer = ready(torch.optim.SGD, {"lr": 0.1})
-    monkeypatch.setattr(update_replay, "LARGEST", 127)
+    monkeypatch.setattr(update_replay, "MAX_BYTES", 127)
     update = CapturedUpdate("optimizer", optimizer, name_of)
     again = update.execute()
     optimizer.step()
     assert set(again.updates.resolve()) == {"4", "2x4", "2"} and update.real_result().first_difference(again) is None
-    monkeypatch.setattr(update_replay, "LARGEST", 1)
+    monkeypatch.setattr(update_replay, "MAX_BYTES", 1)
     with pytest.raises(CannotReplay, match="too large to be copied"):
         CapturedUpdate("optimizer", optimizer, name_of)
 

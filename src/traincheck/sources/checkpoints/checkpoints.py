@@ -36,7 +36,7 @@ from traincheck.sources.tensors.reading import hidden_from_modes
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import LIFECYCLE, LOADED, SAVED
 
-MOST_STATE_DICT_MODULES = 16
+MAX_STATE_DICT_MODULES = 16
 """Modules remembered for a recent `state_dict` call; more of them are layers of a model saved piece by piece."""
 
 SAVE = ("torch.save",)
@@ -248,7 +248,7 @@ class CheckpointSource:
         """Remember, by weak reference, that `module` returned this state."""
         self._state_dict_modules.pop(id(module), None)
         self._state_dict_modules[id(module)] = weakref.ref(module)
-        if len(self._state_dict_modules) > MOST_STATE_DICT_MODULES:
+        if len(self._state_dict_modules) > MAX_STATE_DICT_MODULES:
             del self._state_dict_modules[next(iter(self._state_dict_modules))]
         self._returned = {
             key: returned for key, returned in list(self._returned.items()) if returned.state() is not None

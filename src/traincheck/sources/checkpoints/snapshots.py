@@ -18,9 +18,9 @@ from traincheck.sources.tensors.reading import hidden_from_modes, local_tensor
 _save = torch.save  # bound before a source wraps it
 
 FORMAT = 1
-MOST_BYTES = 16_000_000_000
+MAX_BYTES = 16_000_000_000
 """Larger snapshots are not written: they would stop training for minutes."""
-MOST_OF_DISK = 0.5
+MAX_DISK_SHARE = 0.5
 """Snapshots that need more than this part of the free space are not written: checkpoints come first."""
 
 
@@ -39,8 +39,8 @@ def write_snapshot(path: Path, catalog: VariableCatalog, step: int, rank: int) -
             needed = sum(_sizes(snapshot))
             path.parent.mkdir(parents=True, exist_ok=True)
             left = shutil.disk_usage(path.parent).free
-            if needed > min(MOST_BYTES, MOST_OF_DISK * left):
-                most = min(MOST_BYTES, MOST_OF_DISK * left) / 1e9
+            if needed > min(MAX_BYTES, MAX_DISK_SHARE * left):
+                most = min(MAX_BYTES, MAX_DISK_SHARE * left) / 1e9
                 return f"a snapshot takes {needed / 1e9:.1f} GB, and at most {most:.1f} GB are written here"
             with unfinished.open("wb") as file:
                 _save(_on_host(snapshot), file)

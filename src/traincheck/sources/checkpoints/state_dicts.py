@@ -23,9 +23,9 @@ from traincheck.sources.tensors.reading import fingerprints, local_tensor, shape
 
 PARAMETER, BUFFER = "parameter", "buffer"
 
-_DEEPEST = 4
+_MAX_DEPTH = 4
 """Search depth for state dicts in a saved object: a checkpoint of partial states is three deep."""
-_LONGEST = 64
+_MAX_LENGTH = 64
 """Longer sequences hold data, not state dicts."""
 _TRIED = 8
 """Names tried to find the common prefix: more than are missing from any mapping worth matching."""
@@ -111,10 +111,10 @@ def state_mappings(saved: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
         entries = list(dict.items(saved))
         if any(isinstance(value, torch.Tensor) and isinstance(key, str) for key, value in entries):
             yield saved
-        if depth < _DEEPEST:
+        if depth < _MAX_DEPTH:
             for _, value in entries:
                 yield from state_mappings(value, depth + 1)
-    elif isinstance(saved, (list, tuple)) and len(saved) <= _LONGEST and depth < _DEEPEST:
+    elif isinstance(saved, (list, tuple)) and len(saved) <= _MAX_LENGTH and depth < _MAX_DEPTH:
         for value in saved:
             yield from state_mappings(value, depth + 1)
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 _CALLS_OF_MODULE = ("__call__", "_wrapped_call_impl", "_call_impl")
-_DEEPEST = 4
+_MAX_DEPTH = 4
 """Wrappers to unwrap: those of torch (for a torch layer, for a scheduler) are two deep."""
 
 
@@ -44,7 +44,7 @@ class CompiledTarget(NamedTuple):
 def identify_target(function: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> CompiledTarget:
     """Identify `function`, which is about to be called with these arguments."""
     name = str(getattr(function, "__qualname__", type(function).__name__)).replace("<locals>.", "")
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         if isinstance(function, nn.Module):
             return CompiledTarget(type(function).__name__, function)
         owner = getattr(function, "__self__", None)

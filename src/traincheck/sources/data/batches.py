@@ -27,7 +27,7 @@ from traincheck.vocab.facts import Facts, facts
 SOURCE = "modules"
 KIND, BATCH, FROZEN = "module", "batch", "frozen"
 
-LEAST_ELEMENTS = 8
+MIN_ELEMENTS = 8
 """Smaller batches may be equal on two ranks by chance."""
 
 _CONTEXT = facts(kind=KIND)
@@ -58,7 +58,7 @@ class BatchReadings:
         """Read all tensors passed to the model in `call`, as one value; skip calls with an unreadable tensor."""
         with hidden_from_modes():
             batch = list(_tensors((*args, *keywords.values())))
-            if sum(tensor.numel() for tensor in batch) < LEAST_ELEMENTS or not all(map(readable, batch)):
+            if sum(tensor.numel() for tensor in batch) < MIN_ELEMENTS or not all(map(readable, batch)):
                 return
             values = deferred_fingerprints(batch)
             if name not in self._models:

@@ -19,9 +19,9 @@ from traincheck.vocab.facts import Facts, FactValue
 UNKNOWN = "DataLoader"
 """The name of a loader whose iterator was built before TrainCheck attached."""
 
-MOST_TENSORS, MOST_NESTED = 64, 4
+MAX_TENSORS, MAX_DEPTH = 64, 4
 """Tensors recorded per batch, and how deep structures are searched: samples of a graph may be thousands."""
-MOST_INDICES = 4096
+MAX_INDICES = 4096
 """Indices of a batch that enter its fingerprint."""
 
 
@@ -184,12 +184,12 @@ def tensors_in(batch: Any, role: str, depth: int = 0) -> Iterator[tuple[str, tor
     """Yield the tensors in a batch with their roles: `result`, `result[0]`, `result[images]`, `result[0][1]`."""
     if isinstance(batch, torch.Tensor):
         yield role, batch
-    elif depth < MOST_NESTED and type(batch) is not str:
+    elif depth < MAX_DEPTH and type(batch) is not str:
         if isinstance(batch, Mapping):
             for key, value in batch.items():
                 yield from tensors_in(value, f"{role}[{key}]", depth + 1)
         elif isinstance(batch, (list, tuple)):
-            for index, value in enumerate(batch[:MOST_TENSORS]):
+            for index, value in enumerate(batch[:MAX_TENSORS]):
                 yield from tensors_in(value, f"{role}[{index}]", depth + 1)
 
 
@@ -207,13 +207,13 @@ def _plain(index: Any, depth: int = 0) -> FactValue | list[Any]:
     if isinstance(index, str):
         return index
     if isinstance(index, (list, tuple)) and depth < 3:
-        return [_plain(entry, depth + 1) for entry in index[:MOST_INDICES]]
+        return [_plain(entry, depth + 1) for entry in index[:MAX_INDICES]]
     return operator.index(index)
 
 
 def order_of_batch(batch: Any) -> int | None:
     """Return a fingerprint of the tensors of a batch; None without readable tensors."""
-    tensors = [tensor for _, tensor in tensors_in(batch, "")][:MOST_TENSORS]
+    tensors = [tensor for _, tensor in tensors_in(batch, "")][:MAX_TENSORS]
     with hidden_from_modes():
         values = [value for value in fingerprints(tensors) if value is not None]
     return combined(values) if values else None

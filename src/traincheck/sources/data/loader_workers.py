@@ -37,9 +37,9 @@ ATTRIBUTES = tuple(f"random.{state}" for state in STATES)
 """Readings of a worker. `random.dataset`: the generators of the data set that were drawn from for this batch."""
 
 _MESSAGE = struct.Struct(f"<6I{len(STATES)}Q")
-MOST_AT_ONCE = 1000
+MAX_MESSAGES_PER_READ = 1000
 """Messages taken from the pipe in one read; a pipe of 64 KiB holds about as many."""
-MOST_HELD = 64
+MAX_WAITING_ROUNDS = 64
 """Rounds that wait for a worker. A loader never fetches this far ahead, so the worker ended or its message was lost."""
 
 
@@ -93,11 +93,11 @@ class Pipe:
                 os.write(self.ends[1], data)
 
     def read(self) -> bytes:
-        """Read the waiting bytes, at most `MOST_AT_ONCE` messages; messages are written and read whole."""
+        """Read the waiting bytes, at most `MAX_MESSAGES_PER_READ` messages; messages are written and read whole."""
         if not self._intact(0):
             return b""
         try:
-            return os.read(self.ends[0], _MESSAGE.size * MOST_AT_ONCE)
+            return os.read(self.ends[0], _MESSAGE.size * MAX_MESSAGES_PER_READ)
         except OSError:
             return b""
 
@@ -137,7 +137,7 @@ class Rounds:
             lost = any(self._next.get(worker, 0) > number for worker in absent)
             if not exhausted and not lost:
                 early = fetched < (number + 1) * self._workers
-                if early if not absent else len(self._held) <= MOST_HELD:
+                if early if not absent else len(self._held) <= MAX_WAITING_ROUNDS:
                     break
             del self._held[number]
             if not lost:

@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from traincheck.sources.base import replace, wrapping
 from traincheck.sources.data.loader_epochs import (
-    MOST_TENSORS,
+    MAX_TENSORS,
     UNKNOWN,
     LoaderEpoch,
     LoaderNames,
@@ -52,7 +52,7 @@ SIZES: dict[str, tuple[str, Callable[[Any], int | None]]] = {
 """Readings of a loader at the beginning of an epoch: the role, and the function that reads it."""
 PROCESS = "process"
 """The variable in readings of the random states of the process."""
-MOST_SUMMARIES = 10_000
+MAX_SUMMARIES = 10_000
 """Summaries cached for reuse, so that batches of ever new shapes do not fill the memory."""
 
 _LAST = {flag: facts(last_batch=flag) for flag in (False, True)}
@@ -289,7 +289,7 @@ class LoaderSource:
 
     def _record_batch(self, call: OpenCall, batch: Any) -> None:
         """Record the tensors of a batch. Without values, equal summaries are the same object."""
-        entries = list(itertools.islice(tensors_in(batch, RESULT), MOST_TENSORS))
+        entries = list(itertools.islice(tensors_in(batch, RESULT), MAX_TENSORS))
         with hidden_from_modes():
             entries = [(role, tensor) for role, tensor in entries if shape_of(tensor) is not None]
             call.tensors = summaries = tuple(self._summary(role, tensor) for role, tensor in entries)
@@ -311,7 +311,7 @@ class LoaderSource:
         key = (role, tensor.dtype, tensor.shape, tensor.requires_grad)
         summary = self._summaries.get(key)
         if summary is None:
-            if len(self._summaries) >= MOST_SUMMARIES:
+            if len(self._summaries) >= MAX_SUMMARIES:
                 self._summaries.clear()
             dtype = str(tensor.dtype).removeprefix("torch.")
             summary = self._summaries[key] = TensorSummary(role, dtype, tuple(tensor.shape), tensor.requires_grad)

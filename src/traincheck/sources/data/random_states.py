@@ -20,7 +20,7 @@ STREAMS = (PYTHON, NUMPY, TORCH)
 
 DEPTH = 3
 """How deep to search for generators: a subset of a data set with a chain of transforms, one of which holds one."""
-MOST_LOOKED_AT, MOST_ENTRIES = 200, 32
+MAX_OBJECTS, MAX_ENTRIES = 200, 32
 """Objects to search, and entries of a list or dict: larger containers hold data, not transforms."""
 
 
@@ -102,7 +102,7 @@ def generators_in(*roots: Any) -> list[Any]:
     for _ in range(DEPTH + 1):
         below: list[Any] = []
         for holder in level:
-            if len(seen) >= MOST_LOOKED_AT:
+            if len(seen) >= MAX_OBJECTS:
                 return list(generators.values())
             if id(holder) not in seen:
                 seen.add(id(holder))
@@ -139,7 +139,7 @@ def _held_by(holder: Any) -> Iterator[Any]:
     if isinstance(holder, FunctionType):
         yield from _held_by_function(holder)
     elif isinstance(holder, (list, tuple, dict)):
-        if len(holder) <= MOST_ENTRIES:
+        if len(holder) <= MAX_ENTRIES:
             yield from holder.values() if isinstance(holder, dict) else holder
     else:
         try:

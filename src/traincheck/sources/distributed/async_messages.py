@@ -29,7 +29,7 @@ from traincheck.vocab.demand import CONTENTS, TENSORS, Demand
 from traincheck.vocab.events import LIFECYCLE, TensorSummary
 from traincheck.vocab.facts import Facts
 
-MOST_PENDING = 4096
+MAX_IN_FLIGHT = 4096
 """Messages followed at once: a program that never waits would fill the memory."""
 
 _LEVELS = (WAIT,)
@@ -83,7 +83,7 @@ class AsyncMessages:
         """Follow a message that `call` started; `read` is True where this call reads values."""
         if self._recorder is None or request is None or not isinstance(tensor, torch.Tensor) or not call.tensors:
             return
-        if len(self._pending) >= MOST_PENDING:
+        if len(self._pending) >= MAX_IN_FLIGHT:
             self._pending.clear()
         key, summary = id(request), call.tensors[0]
         gone = weakref.ref(request, lambda _: self._pending.pop(key, None))

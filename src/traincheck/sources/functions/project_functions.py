@@ -36,7 +36,7 @@ _HIDDEN = ("<module>", "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>", "<l
 _UNKNOWN: Any = object()
 """Stands for code that was not seen before."""
 
-MOST_CALLS = 500
+MAX_CALLS = 500
 """Calls of one function recorded per window. A function called more often is a helper (of a tokenizer, a data set): its
 further calls, and the torch functions in them, add no information."""
 
@@ -63,7 +63,7 @@ class _OpenFunction(NamedTuple):
     """A call under way. `frame_or_code` identifies it: code where frames are not reported. `built` is the module that
     it builds.
 
-    `call` is None beyond `MOST_CALLS`.
+    `call` is None beyond `MAX_CALLS`.
     """
 
     frame_or_code: FrameType | CodeType
@@ -178,12 +178,12 @@ class ProjectFunctionSource(RecorderListener):
         return _OpenFunction(of, call, function, before, built, clipping)
 
     def _exceeds_limit(self, function: _ObservedFunction) -> bool:
-        """Count a call; return whether the current window has more than `MOST_CALLS` of this function."""
+        """Count a call; return whether the current window has more than `MAX_CALLS` of this function."""
         if self._window != self._recorder.window_index:
             self._window = self._recorder.window_index
             self._call_counts.clear()
         self._call_counts[function.levels] += 1
-        return self._call_counts[function.levels] > MOST_CALLS
+        return self._call_counts[function.levels] > MAX_CALLS
 
     def _ends(self, opened: _OpenFunction, result: Any) -> None:
         call, request = opened.call, opened.function.request
@@ -294,7 +294,7 @@ class ProjectFunctionSource(RecorderListener):
             return None
 
         def returned(code: CodeType, offset: int, value: Any) -> Any:
-            if functions.get(id(code), _UNKNOWN) is None:  # what was known may have been let go, see `Kept`
+            if functions.get(id(code), _UNKNOWN) is None:  # an entry may have been evicted, see `BoundedCache`
                 return monitoring.DISABLE
             if not recorder.hooks.thread.suspended and stack.opened and stack.opened[-1].frame_or_code is code:
                 ends(stack.opened.pop(), value)

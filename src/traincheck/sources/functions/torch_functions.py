@@ -222,12 +222,17 @@ def _original(func: Any) -> Any:
     """
     handler = sys._getframe(2)
     caller = handler.f_back
-    if handler.f_code is not _ASKS or caller is None or caller.f_code is func.__code__ or caller.f_code.co_freevars:
+    if (
+        handler.f_code is not _MODE_HANDLER
+        or caller is None
+        or caller.f_code is func.__code__
+        or caller.f_code.co_freevars
+    ):
         return func
     return FunctionType(caller.f_code, caller.f_globals)
 
 
-_ASKS = torch.overrides.handle_torch_function.__code__
+_MODE_HANDLER = torch.overrides.handle_torch_function.__code__
 
 
 class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here

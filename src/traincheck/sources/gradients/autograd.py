@@ -25,7 +25,7 @@ BACKWARD = ("torch.autograd.backward",)
 GRAD = ("torch.autograd.grad",)
 PARAMETER_GRAD = "parameter.grad"
 
-_LONGEST_CHAIN = 4
+_MAX_CHAIN = 4
 """Multiplications and divisions by a number at the end of a loss: one for the scale, others for averaging."""
 
 
@@ -125,7 +125,7 @@ class AutogradSource:
         if self._states:
             with hidden_from_modes():
                 snapshot = self._gradients.read(self._gradients.trainable(), values=True, unreduced=True)
-        half, self._gradients.half = self._gradients.half, False
+        half, self._gradients.float16_called = self._gradients.float16_called, False
         retain_graph, create_graph = _graph_flags(*args, **kwargs)
         context = context_facts_with(
             half=half,
@@ -201,7 +201,7 @@ def is_scaled(tensors: Any = None, *args: Any, **kwargs: Any) -> bool:
     loss = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
     node = loss.grad_fn if isinstance(loss, torch.Tensor) else None
     largest = 0.0
-    for _ in range(_LONGEST_CHAIN):
+    for _ in range(_MAX_CHAIN):
         if node is None or node.name() not in ("MulBackward0", "DivBackward0"):
             break
         if node.name() == "MulBackward0":

@@ -134,8 +134,8 @@ class ClippingSource:
 
             self._recorder.transfers.when_ready(self.name, [norm, *after], conclude, call=call)
         self._recorder.leave(call, call.result)
-        if self._gradients.clipped is not None:
-            self._gradients.clipped()
+        if self._gradients.on_clipped is not None:
+            self._gradients.on_clipped()
 
     def _norms_after(self, opened: _OpenClipping, norm: Any, parameters: list[Any]) -> list[Any]:
         """Return the norm of each gradient after clipping, or one total norm. Each may be pending."""

@@ -43,7 +43,7 @@ LIMITS = frozenset(("max_norm", "max_grad_norm", "max_gradient_norm", "clip_norm
 SLACK = 2e-2
 """Factors that differ by no more than this are equal up to rounding: a bfloat16 has 8 bits."""
 
-MOST_NAMES = 3
+MAX_NAMES = 3
 """Gradients named in a finding."""
 
 _OBJECT = "self"
@@ -158,8 +158,8 @@ def _scaled(opened: OpenCustomClipping, changed: list[bool], after: list[float |
     if max(factors.values()) - min(factors.values()) <= SLACK * max(factors.values()):
         return {"alike": True}
     left_out = [name for name, factor in factors.items() if factor == 1]
-    more = f" and {len(left_out) - MOST_NAMES} more" if len(left_out) > MOST_NAMES else ""
-    return {"alike": False, "left_out": ", ".join(left_out[:MOST_NAMES]) + more}
+    more = f" and {len(left_out) - MAX_NAMES} more" if len(left_out) > MAX_NAMES else ""
+    return {"alike": False, "left_out": ", ".join(left_out[:MAX_NAMES]) + more}
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -50,7 +50,7 @@ SOURCE = "gradients"
 
 UNUSED = "unused"
 
-_MOST_MODULES = 100_000
+_MAX_MODULES = 100_000
 """Modules remembered; a program with more of them builds new modules in each step."""
 
 
@@ -88,9 +88,9 @@ class Gradients:
         self._updates = 0
         self._called: dict[int, int] = {}  # by module with parameters: updates before its last call
         self._last_steps: dict[str, tuple[int, int]] = {}  # by optimizer: backwards and updates up to its last step
-        self.clipped: Callable[[], None] | None = None
+        self.on_clipped: Callable[[], None] | None = None
         """Called after a torch function clipped gradients, see manual_updates.py."""
-        self.half = False
+        self.float16_called = False
         """Whether a module was called under float16 autocast since the last backward."""
         self.fresh: set[Variable] = set()
         """Variables whose gradient a backward made since the last optimizer step; other gradients are older."""
@@ -99,7 +99,7 @@ class Gradients:
     def _forget(self) -> None:
         self._last.clear()
         self.fresh.clear()
-        self.half = False
+        self.float16_called = False
 
     def backward_begins(self) -> None:
         """Count a backward."""
@@ -115,20 +115,20 @@ class Gradients:
 
     def module_called(self, module: nn.Module) -> None:
         """Note a call, with gradients on, of a module that has parameters."""
-        if len(self._called) > _MOST_MODULES:
+        if len(self._called) > _MAX_MODULES:
             self._called.clear()
         thread = threading.get_ident()
         if self._several or thread != self._thread:
             self._note_thread(module, thread)
         self._called[id(module)] = self._updates
-        self.half = self.half or autocast_dtype() == "float16"
+        self.float16_called = self.float16_called or autocast_dtype() == "float16"
 
     def _note_thread(self, module: nn.Module, thread: int) -> None:
         """Note the thread that calls a module, see Note [Threads that train]."""
         self._several = True
         if "_is_replica" in module.__dict__:
             return  # DataParallel builds replicas for every call, in its own threads
-        if len(self._threads) > _MOST_MODULES:
+        if len(self._threads) > _MAX_MODULES:
             self._threads.clear()
         entry = self._threads.get(id(module))
         if entry is None or entry[0]() is not module:
@@ -169,9 +169,8 @@ class Gradients:
         A pending state counts as a gradient that exists.
         """
         backwards, updates = self._last_steps.get(optimizer, (0, 0))
-        others_since = (
-            updates if optimizer in self._last_steps else -1
-        )  # its first step may precede the step of another optimizer
+        # Before its first step, a step of another optimizer counts whenever it was.
+        others_since = updates if optimizer in self._last_steps else -1
         if closure or NONE not in states:
             return list(states)
         own = [state for (variable, _), state in zip(held, states, strict=True) if optimizer in variable.holders]

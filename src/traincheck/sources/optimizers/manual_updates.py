@@ -177,11 +177,11 @@ class ManualUpdates:
 
     def _schedule_check(self, check: _PendingCheck) -> None:
         self._pending_check = check
-        self._gradients.clipped = self._guarded_move_positions
+        self._gradients.on_clipped = self._guarded_move_positions
         self._recorder.steps.before_activity = self._guarded_check
 
     def _cancel_check(self) -> None:
-        self._pending_check = self._gradients.clipped = self._recorder.steps.before_activity = None
+        self._pending_check = self._gradients.on_clipped = self._recorder.steps.before_activity = None
 
     def _check(self, last: bool) -> None:
         """Check at the next activity whether parameters were updated since the backward. If not, and this is not the

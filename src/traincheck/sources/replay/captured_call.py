@@ -262,7 +262,7 @@ class CapturedCall:
                 module._buffers[key] = buffer
 
 
-_MOST_FRAMES = 40
+_MAX_FRAMES = 40
 """Frames between a compiled call and this module."""
 
 
@@ -271,7 +271,7 @@ def _compiled_around(module: nn.Module) -> nn.Module | None:
     if "torch._dynamo.eval_frame" not in sys.modules:
         return None
     frame: FrameType | None = sys._getframe(1)
-    for _ in range(_MOST_FRAMES):
+    for _ in range(_MAX_FRAMES):
         if frame is None:
             return None
         if frame.f_code.co_name == "_call_impl":

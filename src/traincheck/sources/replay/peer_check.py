@@ -26,10 +26,10 @@ from traincheck.sources.distributed.job_store import JobStore, connect
 from traincheck.sources.replay.captured_call import CapturedCall
 from traincheck.sources.replay.fingerprints import CannotReplay, ExecutionResult, PeerCall
 
-CONNECT = 20.0
-LARGEST = 64 << 20
+CONNECT_SECONDS = 20.0
+MAX_CALL_BYTES = 64 << 20
 """Bytes of the largest call to send; larger calls are not compared between ranks."""
-LINGER = 2.0
+JOIN_SECONDS = 2.0
 
 
 class PeerCase(NamedTuple):
@@ -84,8 +84,10 @@ class PeerCheck:
             payload = _bytes({"step": step, "call": call.for_peer()._asdict()})
         except CannotReplay:
             return
-        if len(payload) > LARGEST:
-            self._on_fault(f"a call of {len(payload) >> 20} MB is not sent to other ranks (at most {LARGEST >> 20} MB)")
+        if len(payload) > MAX_CALL_BYTES:
+            self._on_fault(
+                f"a call of {len(payload) >> 20} MB is not sent to other ranks (at most {MAX_CALL_BYTES >> 20} MB)"
+            )
             return
         call.seen = ExecutionResult()  # the payload holds it
         self._retained = {step: (call, [parameter.detach().clone() for parameter in call.module.parameters()])}
@@ -149,13 +151,13 @@ class PeerCheck:
         """Stop, and drop calls under way."""
         self._closing.set()
         self._retained.clear()
-        self._thread.join(LINGER)
+        self._thread.join(JOIN_SECONDS)
 
     # -- on the background thread ----------------------------------------------------------------------------------
 
     def _work(self) -> None:
         try:
-            store = connect(f"replays-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}", CONNECT)
+            store = connect(f"replays-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}", CONNECT_SECONDS)
             waiting: dict[str, int] = {}
             while not self._closing.wait(0.05):
                 with suppress(queue.Empty):

@@ -46,10 +46,10 @@ from traincheck.vocab.events import NO_CALL, Reading
 from traincheck.vocab.facts import facts
 from traincheck.vocab.replayed_computations import BACKWARD, DIFFERS, ELSEWHERE, FORWARD, KIND, SAME, UPDATE
 
-WARMING = 3
+WARM_UP_STEPS = 3
 """First steps that are always replayed, to establish trust before it matters."""
 
-SPACED = 10
+MIN_SPACING = 10
 """Steps at least between two calls sent to another rank. Copies of the parameters are kept until the next one; a call
 that arrives later cannot be judged."""
 
@@ -150,7 +150,7 @@ class ReplaySource(RecorderListener):
         if step == self._step:
             return True
         self._first = self._first or step
-        warms = step < self._first + WARMING
+        warms = step < self._first + WARM_UP_STEPS
         return warms or self._requested or step - self._step >= self._every or self._has_suspicion()
 
     def _history_of(self, name: str, subject: Any) -> ReplayHistory:
@@ -189,7 +189,7 @@ class ReplaySource(RecorderListener):
         self._thread = threading.get_ident()
         if not history.begin_attempt():
             self._recorder.report_unobservable(
-                f"replays: {name} was not executed again, as no backward passed through its result "
+                f"replays: {name} was not replayed, as no backward passed through its result "
                 "before its parameters changed"
             )
         try:
@@ -236,7 +236,7 @@ class ReplaySource(RecorderListener):
             verdict = self._replay(call.name, call.site, call.seen, lambda inside: call.execute(ranks, inside))
         self._record_verdict(call.name, verdict, (FORWARD, BACKWARD) if call.one_backward else (FORWARD,))
         trusted = verdict is not None and verdict.kind == SAME and self._histories[call.name].same >= TRUSTED
-        if ranks and trusted and (not self._last_sent or self._step - self._last_sent >= max(self._every, SPACED)):
+        if ranks and trusted and (not self._last_sent or self._step - self._last_sent >= max(self._every, MIN_SPACING)):
             self._last_sent = self._step
             self._peers = self._peers or PeerCheck(
                 lambda reason: self._recorder.report_unobservable(f"replays: {reason}")
@@ -308,7 +308,7 @@ class ReplaySource(RecorderListener):
 
     def _give_up(self, name: str, reason: str) -> None:
         self._histories[name].given_up = reason
-        self._recorder.report_unobservable(f"replays: {name} cannot be executed again and compared: {reason}")
+        self._recorder.report_unobservable(f"replays: {name} cannot be replayed: {reason}")
 
     def _record_verdict(self, name: str, verdict: Verdict | None, parts: tuple[str, ...]) -> None:
         if verdict is None:

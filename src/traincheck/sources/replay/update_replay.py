@@ -15,7 +15,7 @@ from torch.optim import LBFGS, Optimizer
 from traincheck.sources.replay.fingerprints import CannotReplay, ExecutionResult
 from traincheck.sources.tensors.reading import hidden_from_modes, is_copyable
 
-SHARE, LEAST, LARGEST = 32, 2 << 20, 1 << 30
+SHARE, MIN_BYTES, MAX_BYTES = 32, 2 << 20, 1 << 30
 """One replay copies about a 32nd of the parameters, gradients and state, within these bounds in bytes; the next replays
 copy the rest. Copying everything would double the memory, and slow down steps with small batches several times."""
 
@@ -73,12 +73,12 @@ def _some_of(optimizer: Optimizer, begin: int) -> tuple[list[torch.Tensor], int]
     """Return the parameters for one replay, in their order, and the index after them. Raises CannotReplay."""
     parameters = _parameters_of(optimizer)
     sizes = [_size_of(optimizer, parameter) for parameter in parameters]
-    most = min(max(sum(sizes) // SHARE, LEAST), LARGEST)
+    most = min(max(sum(sizes) // SHARE, MIN_BYTES), MAX_BYTES)
     chosen: list[int] = []
     total = position = 0
     for position in range(begin, begin + len(parameters)):
         size = sizes[position % len(parameters)]
-        if size > LARGEST:
+        if size > MAX_BYTES:
             continue
         if chosen and total + size > most:
             break

@@ -3,7 +3,7 @@
 Note [Program or device]
 Correct hardware repeats a computation bit by bit, and so does software if all its inputs were restored. For a new
 program that is uncertain, so a computation has to earn trust: until it repeated `TRUSTED` times, a difference only
-shows that it cannot be judged. Later a difference is a suspicion, and the next `CONFIRMING` steps are replayed as well.
+shows that it cannot be judged. Later a difference is a suspicion, and the next `CONFIRMATIONS` steps are replayed.
 * If all of them differ, the result is undecided. The program may do something that cannot be repeated (a loss term that
   the model's call does not see), or a unit may be permanently broken.
 * If one of them repeats, the program is not the cause.
@@ -23,8 +23,8 @@ from typing import NamedTuple
 from traincheck.vocab.replayed_computations import PERSISTENT, SAME, TRANSIENT, UNDECIDED
 
 TRUSTED = 2
-CONFIRMING = 3
-HOPELESS = 3
+CONFIRMATIONS = 3
+MAX_FAILURES = 3
 """Differences without trust after which a computation is given up. After as many attempts without a result, it is
 replayed only when due."""
 
@@ -69,12 +69,12 @@ class ReplayHistory:
     @property
     def confirming(self) -> bool:
         """Whether the next step is replayed to confirm a suspicion, or to establish trust."""
-        return not self.given_up and self.attempts < HOPELESS and (bool(self.suspicion) or self.same < TRUSTED)
+        return not self.given_up and self.attempts < MAX_FAILURES and (bool(self.suspicion) or self.same < TRUSTED)
 
     def begin_attempt(self) -> bool:
         """Count an attempt. Returns False once, where no attempt has ever had a result."""
         self.attempts += 1
-        return self.attempts != HOPELESS + 1 or bool(self.same or self.differences)
+        return self.attempts != MAX_FAILURES + 1 or bool(self.same or self.differences)
 
     def judge(self, attempt: Attempt, nondeterministic: Callable[[], str]) -> Verdict | None:
         """Add an attempt; return a verdict where it allows one.
@@ -95,11 +95,11 @@ class ReplayHistory:
             return None
         if self.same < TRUSTED:
             self.differences += 1
-            if self.differences >= HOPELESS:
+            if self.differences >= MAX_FAILURES:
                 self.given_up = f"it never repeated ({attempt.part}: {attempt.first} differed first)"
             return None
         self.suspicion.append(attempt)
-        if len(self.suspicion) <= CONFIRMING:
+        if len(self.suspicion) <= CONFIRMATIONS:
             return None
         first, kinds = self.suspicion[0], {suspect.odd_one_out for suspect in self.suspicion}
         self.suspicion = []
