@@ -239,7 +239,7 @@ def test_a_rule_rests_on_an_argument_only_if_it_varied() -> None:
 
 def test_calls_that_do_nothing_are_dull() -> None:
     book, journal = select_rules([flagged("a.py", True, False, tensors=False)])
-    assert not book.invariants and f"{F} is dull" in only(journal).reason
+    assert not book.invariants and f"{F} is skipped" in only(journal).reason
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""Inference: from occasions to tallies to invariants, with the reason why each candidate lived or died."""
+"""Inference: count occasions in tallies, select rules from them, and record why each candidate was kept or dropped."""

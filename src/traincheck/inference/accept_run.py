@@ -1,4 +1,4 @@
-"""Accepting: a run is taken as known good, and the book of the project's library is learned anew with it."""
+"""Accept a run as known good, and learn the book of the project's library again with it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from traincheck.vocab.events import EVAL
 from traincheck.vocab.invariant import Invariant
 
 MOST_RUNS = 20
-"""Runs of one program that are kept; of more the oldest are let go of, so that what is committed stays small."""
+"""Runs of one program that the library keeps. Older ones are removed, so that the committed files stay small."""
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What came of it: the runs as they were noted, how the book differs now, which runs were let go of, and the muted
-    rules that are no longer in the book."""
+    """The result: the accepted runs, how the book differs now, the removed runs, and the muted rules that the book has
+    no more.
+    """
 
     runs: tuple[AcceptedRun, ...]
     book: Book
@@ -39,10 +40,10 @@ class Acceptance:
 
 
 def accept(folders: Sequence[Path], library: Path, reason: str = "", progress: Progress | None = None) -> Acceptance:
-    """Take the recorded runs in `folders` into the library.
+    """Add the recorded runs in `folders` to the library.
 
     Raises BadOption for a run that was accepted before, RunFolderError for one that cannot be read, LibraryUnreadable,
-    BookError and TallyError where the library cannot be, and OutputError.
+    BookError and TallyError if the library cannot be read, and OutputError.
     """
     record = read_record(library)
     tally_path = library / TALLIES
@@ -97,7 +98,8 @@ def _accepted_run(tally: Tally, run: RunFolder, today: str, reason: str) -> Acce
 
 
 def _newest(runs: Sequence[AcceptedRun]) -> tuple[tuple[AcceptedRun, ...], tuple[AcceptedRun, ...]]:
-    """The last `MOST_RUNS` of each program, and the others; of two of one day the later in the row is the newer."""
+    """The last `MOST_RUNS` of each program, and the others. Of two runs of one day, the later one in the list is
+    newer."""
     count: Counter[str] = Counter()
     kept: list[AcceptedRun] = []
     let_go: list[AcceptedRun] = []
@@ -119,7 +121,7 @@ _APIS_BY_FEATURE = {
 
 
 def never_seen(tallies: Sequence[Tally], ranks: int) -> list[str]:
-    """What programs do and none of the runs did, so that nothing of it is known."""
+    """Features that programs may use and none of the runs used, so that the book says nothing about them."""
     contexts = {context for tally in tallies for cells in tally.cells.values() for context in cells}
     facts = {fact for context in contexts for fact in context}
     apis = {level for tally in tallies for levels in tally.levels for level in levels}

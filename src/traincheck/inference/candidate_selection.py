@@ -1,4 +1,4 @@
-"""Weighing: which of the candidates that tallies hold become invariants, and why the others do not."""
+"""Select the candidates in tallies that become rules, and record why the others do not."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from traincheck.vocab.occasion import Property
 from traincheck.vocab.program import ProgramIdentity, main_of_name
 
 LEAST_RUNS_OF_A_SETTING = 2
-"""A setting that was seen in one run only may be meant to vary from run to run, as a seed is."""
+"""A setting from a single run may be meant to vary from run to run, as a seed is."""
 
 
 def select_rules(tallies: Sequence[Tally]) -> tuple[Book, Journal]:
-    """Judge every candidate that the tallies (one for each run) hold."""
+    """Judge every candidate in the tallies, one for each run."""
     relations = plugins.load("traincheck.relations")
     journal = Journal()
     kept: list[Invariant] = []
@@ -36,11 +36,11 @@ def select_rules(tallies: Sequence[Tally]) -> tuple[Book, Journal]:
     for key, prop in candidates(tallies):
         relation = relations.get(key[0])
         if relation is None:
-            continue  # tallied where another relation was installed; it cannot be described or checked here
+            continue  # counted where another relation was installed; it cannot be described or checked here
         try:
             candidate = _Candidate(key, prop, relation, tallies, journal)
         except UNKNOWN:
-            continue  # the relation here does not know of this
+            continue  # the installed relation does not know this candidate
         rules = list(candidate.settings() if relation.is_setting(prop) else candidate.rules())
         seen.update((rule.id, candidate.bearing_out(rule)) for rule in rules)
         kept.extend(rules)
@@ -56,7 +56,7 @@ def select_rules(tallies: Sequence[Tally]) -> tuple[Book, Journal]:
 
 
 class _Candidate:
-    """A subject with a property, and how it fared in each context of each run."""
+    """A subject with a property, and how often it held and failed in each context of each run."""
 
     def __init__(self, key: Key, prop: Property, relation: Any, tallies: Sequence[Tally], journal: Journal) -> None:
         self.relation, self.subject = key
@@ -74,7 +74,7 @@ class _Candidate:
         ]
 
     def rules(self) -> Iterator[Invariant]:
-        """The rule that the evidence bears out, if any."""
+        """The rule that the evidence supports, if any."""
         if not any(row.held for row in self.evidence):
             self._drop("it never held")
             return
@@ -147,7 +147,7 @@ class _Candidate:
             )
 
     def bearing_out(self, rule: Invariant) -> frozenset[Facts]:
-        """The contexts in which `rule` was seen to hold."""
+        """The contexts in which `rule` held."""
         return frozenset(row.context for row in self.evidence if row.held and rule.precondition.true_in(row.context))
 
     def _support(self, selected: Sequence[Evidence]) -> Support:
@@ -162,7 +162,7 @@ class _Candidate:
         return tuple(sorted({self.tallies[row.run].script for row in selected}))
 
     def _mains(self, selected: Sequence[Evidence]) -> frozenset[str]:
-        """How the entry modules of the programs are called."""
+        """The names of the entry modules of the programs."""
         runs = [self.tallies[run] for run in {row.run for row in selected}]
         return frozenset(ProgramIdentity.parse(run.program).main or main_of_name(run.script) for run in runs)
 
@@ -173,10 +173,10 @@ class _Candidate:
 
 
 def _steps(selected: Sequence[Evidence]) -> int:
-    """Distinct windows behind the evidence, at the least: contexts of one window must not count twice.
+    """Distinct windows of the evidence, at the least: contexts of one window must not count twice.
 
-    Of each run the sketches tell it up to `SKETCH` windows; beyond, or without sketches, which windows two contexts
-    share is not known, so the context with the most windows counts.
+    Sketches show this for each run up to `SKETCH` windows. Beyond that, or without sketches, it is unknown which
+    windows two contexts share, so the context with the most windows counts.
     """
     sketches: dict[int, int] = {}
     most: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Following: one candidate through the engine, from what was counted of it to what became of it."""
+"""Trace one candidate through the inference, from its counts to its outcome."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from traincheck.vocab.occasion import Property, Subject
 
 @dataclass(frozen=True, slots=True)
 class ContextCounts:
-    """How the property fared in one context, in all runs together; `runs` counts those that showed the context."""
+    """The counts of a property in one context, of all runs together; `runs` counts those with this context."""
 
     context: Facts
     held: int
@@ -29,10 +29,9 @@ class ContextCounts:
 
 @dataclass(frozen=True, slots=True)
 class CandidateTrace:
-    """A candidate: its entry in the journal, what was counted in each context, and the rule if it became one.
+    """A candidate: its entry in the journal, its counts in each context, and the rule if it became one.
 
-    `by` is the kept candidate that implies it in the end. Subject and property are None where only the journal is
-    known.
+    `by` is the kept candidate that implies it in the end. Subject and property are None if only the journal is known.
     """
 
     entry: Entry
@@ -44,13 +43,13 @@ class CandidateTrace:
 
 
 def trace_in_journal(text: str, journal: Journal, most: int = 10) -> list[CandidateTrace]:
-    """The candidates that `text` names, best first, as far as the journal knows them."""
+    """The candidates that match `text`, best first, as far as the journal knows them."""
     by_id = {entry.id: entry for entry in journal.entries if entry.id}
     return [CandidateTrace(entry, by=_implying(entry, by_id)) for entry in journal.find(text, most)]
 
 
 def trace_candidates(text: str, learned: Learned, most: int = 10) -> list[CandidateTrace]:
-    """The candidates that `text` names, best first, as `Journal.find` finds them."""
+    """The candidates that match `text`, best first, as `Journal.find` finds them."""
     traces = trace_in_journal(text, learned.journal, most)
     sentences = {(trace.entry.relation, trace.entry.sentence) for trace in traces}
     relations = plugins.load("traincheck.relations")
@@ -68,7 +67,7 @@ def trace_candidates(text: str, learned: Learned, most: int = 10) -> list[Candid
 
 def _counted(trace: CandidateTrace, matching: Sequence[tuple[Key, Property]], learned: Learned) -> CandidateTrace:
     rule = learned.book.by_id(trace.entry.id) if trace.entry.id else None
-    # One sentence may tell two candidates, of two libraries with a class of one name.
+    # Two candidates may have one sentence: two libraries may have classes of the same name.
     for (_, subject), prop in matching:
         if rule is None or (rule.subject, rule.property) == (subject, prop):
             seen = evidence(learned.tallies, (trace.entry.relation, subject), prop)
@@ -77,7 +76,7 @@ def _counted(trace: CandidateTrace, matching: Sequence[tuple[Key, Property]], le
 
 
 def _implying(entry: Entry, by_id: Mapping[str, Entry]) -> Entry | None:
-    """The kept candidate at the end of what implies what."""
+    """The kept candidate at the end of a chain of implications."""
     visited: set[str] = set()
     while (implied := _IMPLIED.match(entry.reason)) and implied[1] in by_id and implied[1] not in visited:
         visited.add(implied[1])
@@ -89,7 +88,7 @@ _IMPLIED = re.compile(r"implied by (\w+)")
 
 
 def evidence(tallies: Sequence[Tally], key: Key, prop: Property) -> list[ContextCounts]:
-    """What was counted of a candidate in each context: those where it failed first, then the most frequent ones."""
+    """The counts of a candidate in each context: those with failures first, then the most frequent ones."""
     counts: dict[Facts, ContextCounts] = {}
     for tally in tallies:
         for context, count in tally.evidence(key, prop):
@@ -101,7 +100,7 @@ def evidence(tallies: Sequence[Tally], key: Key, prop: Property) -> list[Context
 
 
 def arithmetic(rule: Invariant) -> str:
-    """How the confidence of a rule comes about, see Note [Confidence]."""
+    """The calculation of a rule's confidence, see Note [Confidence]."""
     support = rule.support
     if rule.scope == PIPELINE:
         formula = f"{support.runs} / ({support.runs} + 1) for {support.runs} runs of one pipeline"

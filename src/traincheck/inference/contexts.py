@@ -1,7 +1,7 @@
-"""Contexts as the bits of an integer, and what was observed in them.
+"""Contexts as the bits of an integer, and the counts of each set of contexts.
 
-A clause is the set of contexts that it is true in, so a conjunction of two is one `&`, and whether it covers a failure
-is another: hundreds of contexts and thousands of conjunctions are weighed in milliseconds.
+A clause is the set of contexts in which it is true. So a conjunction of two is one `&`, and so is the test whether it
+covers a failure. Hundreds of contexts and thousands of conjunctions take milliseconds.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from traincheck.vocab.facts import JOINED, Facts, FactValue, names_in
 from traincheck.vocab.invariant import Clause
 
 SKETCH = 256
-"""Bits of a sketch: the i-th stands for the windows whose index leaves i when divided by it. From sketches of several
-contexts follows how many distinct windows they have together: exactly up to so many, at the least beyond, and so many
+"""Bits of a sketch: the i-th stands for the windows whose index leaves i when divided by it. Sketches of several
+contexts show how many distinct windows they have together: exactly up to this number, at the least beyond. So many
 prove anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """How a property fared in one context of one run: on how many occasions, and in how many distinct windows.
+    """The counts of a property in one context of one run: occasions and distinct windows.
 
-    `seen` and `missed` are sketches of the windows in which it was judged and in which it failed, 0 where none was
-    kept. `failing` counts the windows with a failure; where that is not known, what it must be at the least when all
+    `seen` and `missed` are sketches of the windows in which it was judged and in which it failed, 0 if none was kept.
+    `failing` counts the windows with a failure. If that is unknown, it is the least number that is possible when all
     windows held as many occasions.
     """
 
@@ -44,7 +44,7 @@ class Evidence:
             object.__setattr__(self, "failing", failing_windows)
 
     def __add__(self, other: Evidence) -> Evidence:
-        """Of the same context and run, but of other windows."""
+        """The sum for the same context and run, over other windows."""
         counts = (self.held + other.held, self.failed + other.failed, self.windows + other.windows)
         sketches = (self.seen | other.seen, self.missed | other.missed)
         return Evidence(self.context, self.run, *counts, *sketches, self.failing + other.failing)
@@ -54,19 +54,19 @@ ClauseOrder = tuple[tuple[bool, bool, str, str], ...]
 
 
 def order_of(clauses: Iterable[Clause]) -> ClauseOrder:
-    """The order of conjunctions by name: a value goes before a name in it, and both before what is negated."""
+    """The order of conjunctions by name: a value goes before a name in it, and both before negated clauses."""
     return tuple((clause.negated, clause.contains, clause.fact, repr(clause.value)) for clause in clauses)
 
 
 Columns = dict[int, dict[str, Clause]]
-"""For each set of contexts the clauses that are true just there, the first by name for each fact."""
+"""For each set of contexts, the clauses that are true exactly there, the first by name for each fact."""
 
 
 class Contexts:
-    """Contexts as bits, and what was observed in them: a mask is a set of contexts.
+    """Contexts as bits, and their counts; a mask is a set of contexts.
 
-    `bad` are the contexts in which the property failed in any run, `good` all others. `facts` tells each context by its
-    bit, `columns` the clauses worth trying, `places` their order by name.
+    `bad` are the contexts in which the property failed in any run, `good` all others. `facts` maps each bit to its
+    context, `columns` holds the clauses worth trying, `clause_orders` their order by name.
     """
 
     def __init__(self, evidence: Iterable[Evidence]) -> None:
@@ -103,7 +103,7 @@ class Contexts:
         return columns
 
     def _clauses(self, fact: str, masks: dict[FactValue, int]) -> Iterator[tuple[Clause, int]]:
-        """Every clause on one fact, given the contexts of each of its values, and where it is true."""
+        """Every clause on one fact, given the contexts of each of its values, with the contexts in which it is true."""
         positive = [(Clause(fact, value), mask) for value, mask in masks.items()]
         if fact in JOINED:
             by_name: dict[str, int] = {}
@@ -112,23 +112,23 @@ class Contexts:
                     by_name[name] = by_name.get(name, 0) | mask
             positive += [(Clause(fact, name, contains=True), mask) for name, mask in by_name.items()]
         yield from positive
-        # Where a fact is not told it is not known either, so nothing is said of what it is not.
+        # If some context lacks the fact, negated clauses on it are left out.
         if sum(masks.values()) == self.all:
             yield from ((~clause, self.all & ~mask) for clause, mask in positive)
 
     def observed(self, mask: int) -> Observed:
-        """What was observed in the contexts of `mask`."""
+        """The counts in the contexts of `mask`."""
         held, failed = self.held(mask), self.failed(mask)
         windows, failing = self.windows(mask), self.failures(mask)
         contexts, bad = mask.bit_count(), (mask & self.bad).bit_count()
         return Observed(held + failed, failed, self.pairs(mask), self.failing(mask), windows, failing, contexts, bad)
 
     def rank(self, mask: int) -> tuple[int, int, int]:
-        """The more runs, contexts and occasions `mask` covers, the lower."""
+        """A sort key: the more runs, contexts and occasions `mask` covers, the lower."""
         return -self.runs_in(mask), -mask.bit_count(), -self.held(mask)
 
     def runs_in(self, mask: int) -> int:
-        """How many runs had one of these contexts."""
+        """The number of runs with one of these contexts."""
         return sum(1 for run in self.runs.values() if run & mask)
 
     def foremost(self, mask: int, measure: Callable[[int], int]) -> int:
@@ -153,7 +153,7 @@ class _Distinct:
             if all(sketch for _, _, count, sketch in of_run if count):
                 for present in _windows(of_run):
                     together[present] = together.get(present, 0) + 1
-            else:  # which windows two contexts share is not known: the one with most windows counts
+            else:  # it is unknown which windows two contexts share, so the one with most windows counts
                 self._largest.append(sorted(((count, bit) for bit, _, count, _ in of_run), reverse=True))
         self._together = tuple(together.items())
 
@@ -163,7 +163,7 @@ class _Distinct:
 
 
 def _windows(rows: Iterable[Row]) -> Iterator[int]:
-    """For each window of a run the contexts that it had."""
+    """For each window of a run, its contexts."""
     present: dict[int, int] = {}
     for bit, _, _, sketch in rows:
         while sketch:

@@ -1,20 +1,20 @@
-"""Generalisation: at which level a rule is kept, and of which programs it speaks.
+"""Generalisation: the level at which a rule is kept, and the programs that it applies to.
 
 Note [Levels]
-A call is an occasion under every class that its method is inherited through: `Adam.step` is also `Optimizer.step`.
-Where the rule holds at a more general level under no stronger condition, the specific one says nothing more and is left
-out; what was learned with Adadelta then speaks of AdamW. Where it does not hold in general (Linear returns what its
-autocast says, a module in general does not), the most general level at which it holds remains by itself. Nor does the
-specific one say more where its condition is weaker only because nothing that would call for a stronger one was ever
-seen of its class: it goes, too, if the general rule speaks on every occasion that bore it out. A call that
-is told to be inside another has several names as well; that `fit` calls an `SGD.step` says more than that it calls an
-`Optimizer.step`, but the latter is what other programs share.
+A call is an occasion under every class that its method is inherited through: `Adam.step` is also `Optimizer.step`. If
+the rule holds at a more general level under no stronger condition, the specific one adds nothing and is left out. A
+rule learned with Adadelta then applies to AdamW. If it does not hold in general (Linear returns the type of its
+autocast, a module in general does not), the most general level at which it holds remains. A specific rule is also left
+out if its condition is weaker only because nothing that requires a stronger one was ever seen of its class. For that,
+the general rule has to apply on every occasion that supported the specific one. A call inside another has several names
+as well. That `fit` calls an `SGD.step` says more than that it calls an `Optimizer.step`, but other programs share the
+latter.
 
 Note [Scope]
-Whether a name means something to other programs is not told by its spelling: it does if several programs used it. A
-rule that rests on one program only is of that program's *pipeline*: it is checked on that program alone, and there
-distinct runs take the place of distinct programs in its confidence. Every other rule is *general*. Programs are told
-apart by the name they were started under: two versions of one script are one program, so different ones should not all
+The spelling of a name does not show whether it means something to other programs: it does if several programs used it.
+A rule that rests on one program belongs to that program's *pipeline*. It is checked on that program alone, and there
+distinct runs take the place of distinct programs in its confidence. Every other rule is *general*. Programs are
+separated by the name of their script: two versions of one script are one program, so different programs should not all
 be called `main.py`.
 """
 
@@ -27,7 +27,7 @@ from traincheck.vocab.invariant import GENERAL, PIPELINE, Invariant, Support
 from traincheck.vocab.occasion import Subject
 
 General = Mapping[str, frozenset[str]]
-"""For each API the more general names of it."""
+"""For each API, its more general names."""
 
 
 def scope_of(support: Support) -> str:
@@ -36,7 +36,7 @@ def scope_of(support: Support) -> str:
 
 
 class Generalisation:
-    """Which rules are told by a more general one, see Note [Levels]. `levels` are names, most specific first."""
+    """The rules that a more general one implies, see Note [Levels]. `levels` are names, most specific first."""
 
     def __init__(self, levels: Iterable[tuple[str, ...]]) -> None:
         self._general = more_general(levels)
@@ -55,17 +55,17 @@ class Generalisation:
         return None
 
     def by_content(self, rule: Invariant, index: RuleIndex) -> Implication | None:
-        """The same rule in which the call inside has its more general name."""
+        """The same rule with a more general name of the call inside."""
         for api in sorted(self._general.get(rule.property.object, ())):
             prop = rule.property._replace(object=api)
             other = first_covering(rule, index.saying(rule.relation, rule.subject, prop))
             if other is not None:
-                return other, "the call inside is told by its more general name, which transfers"
+                return other, "another rule names the call inside by its more general name"
         return None
 
 
 def more_general(levels: Iterable[tuple[str, ...]]) -> General:
-    """For each API in `levels` (most specific first) the names that follow it."""
+    """For each API in `levels` (most specific first), the names that follow it."""
     general: dict[str, set[str]] = {}
     for hierarchy in levels:
         for position, api in enumerate(hierarchy):

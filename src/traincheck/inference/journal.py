@@ -1,4 +1,4 @@
-"""The journal: why each candidate lived or died, for `traincheck explain`."""
+"""The journal: why each candidate was kept or dropped, for `traincheck explain`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KIND = "traincheck journal"
 
 
 class Entry(msgspec.Struct, frozen=True, rename={"outcome": "fate", "reason": "why"}):
-    """One candidate: what it says, what became of it and why."""
+    """One candidate: its sentence, its outcome and the reason. In a file, these two are called `fate` and `why`."""
 
     relation: str
     sentence: str
@@ -85,7 +85,7 @@ class Journal:
     def find(self, text: str, most: int = 10) -> list[Entry]:
         """The entries that share at least half of their words with `text`, best first; kept ones first among equals.
 
-        A word counts the more the fewer entries have it. Forms of a word and a few synonyms are one word (see `words`).
+        A word counts more if fewer entries have it. Forms of a word and a few synonyms are one word (see `words`).
         """
         query = words(text)
         entry_words = [(entry, words(f"{entry.sentence} {entry.id} {entry.relation}")) for entry in self.entries]
@@ -104,7 +104,7 @@ class Journal:
 
 
 def is_journal(path: Path) -> bool:
-    """Whether the file begins as a journal does. Raises JournalUnreadable for one that cannot be read at all."""
+    """Whether the file starts as a journal does. Raises JournalUnreadable for one that cannot be read at all."""
     try:
         with path.open("rb") as file:
             return _is_header(file.readline(1 << 12).rstrip(b"\n"))
@@ -138,7 +138,7 @@ _SYNONYMS = {
     "evaluation": "eval",
     "evaluat": "eval",
 }
-"""Stems of words that people use for what our sentences call otherwise."""
+"""Stems of words that people use in place of those of our sentences."""
 
 
 def words(text: str) -> set[str]:

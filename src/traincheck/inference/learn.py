@@ -1,4 +1,4 @@
-"""Learning: run folders and tally files in, a book of invariants and a journal out."""
+"""Learn a book of invariants and a journal from run folders and tally files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from traincheck.invariants.book import Book
 
 @dataclass(frozen=True)
 class Learned:
-    """The outcome of one inference: what was learned, what from, and what a reader should be told of it."""
+    """The result of one inference: the book, the journal, the tallies, and remarks for the reader."""
 
     book: Book
     journal: Journal
@@ -32,8 +32,8 @@ def learn(
 ) -> Learned:
     """Learn a book from recorded good runs (run folders, or tally files of them), in one streaming pass over each.
 
-    Neither the order of `sources` nor who reads them (`jobs` processes, or a cluster) matters. Raises what `gather`
-    raises.
+    The result depends neither on the order of `sources` nor on who reads them (`jobs` processes, or a cluster). Raises
+    what `gather` raises.
     """
     began = time.perf_counter()
     gathered = gather(sources, progress, jobs, cluster)

@@ -1,13 +1,13 @@
-"""Transfer: what a rule is on programs that it was not learned from, where the user names the book.
+"""How a rule is treated on programs that it was not learned from, if the user names the book.
 
 Note [What a rule speaks of]
-To judge a rule some calls have to be observed: the demand of its relation names them. A rule whose calls are all
-torch's means the same in every program: it is believed as if three programs had borne it out, see Note [Confidence].
-A rule about functions of a package may mean the same: breaking it is a notice. A rule about functions and classes of a
-script cannot speak of other scripts, and a setting is that of its program.
+The demand of a relation names the calls that must be observed to judge a rule. If all of these are torch's, the rule
+means the same in every program: it counts as if three programs had supported it, see Note [Confidence]. A rule about
+functions of a package may mean the same, so a violation is a notice. A rule about functions and classes of a script
+cannot apply to other scripts, and a setting belongs to its program.
 
-A habit stays a notice, and so does a rule with a literal argument, unless the argument is a fact (`training`,
-`set_to_none`): of another value nobody can say whether it is a choice.
+An optional practice stays a notice. So does a rule with a literal argument, unless the argument is a fact (`training`,
+`set_to_none`): another value may be a choice.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from traincheck.vocab.occasion import Property, Subject
 
 TORCH = "torch."
 KINDS = frozenset((LAYERED, NORMALISATION))
-"""Kinds of calls that hold no name of a program."""
+"""Kinds of calls that contain no name of a program."""
 
 
 def elsewhere_of(
     relation: Any, subject: Subject, prop: Property, support: Support, mains: Collection[str], experience: Precondition
 ) -> Elsewhere | None:
-    """What the rule is on other programs, see Note [What a rule speaks of]; None where it says nothing of them.
+    """How the rule is treated on other programs, see Note [What a rule speaks of]; None if it does not apply there.
 
-    `mains` are the names that the entry modules of its programs have, `experience` what it needs there besides its own.
+    `mains` are the names of the entry modules of its programs, `experience` holds the circumstances that it needs there
+    in addition.
     """
     apis = needed(relation, subject, prop).calls
     certainty = of_named(support)
@@ -45,5 +46,5 @@ def elsewhere_of(
 
 
 def _is_literal(prop: Property) -> bool:
-    """Whether the property rests on a literal argument (`reduction=sum`) that is no fact."""
+    """Whether the property depends on a literal argument (`reduction=sum`) that is no fact."""
     return any(word.partition("=")[0] not in FACTS for word in prop.detail.split() if "=" in word)

@@ -1,4 +1,4 @@
-"""Packing: a learned book taken apart into packs by theme, and written with their manifest."""
+"""Split a learned book into packs by theme, and write them with their manifest."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ OPTION = "--themes"
 
 
 class Theme(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What some programs have in common. `programs` are patterns of their names as books tell them (`hf_*.py`,
-    `torchrun *`); the rest is as in `Pack`."""
+    """The common ground of some programs. `programs` are patterns of their names as in books (`hf_*.py`, `torchrun *`);
+    for the other fields see `Pack`.
+    """
 
     about: str = ""
     programs: tuple[str, ...]
@@ -36,7 +37,9 @@ class Theme(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Themes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file that `--themes` names: whose packs these are, the oldest torch they are for, and the themes by name."""
+    """The content of the `--themes` file: the name of the packs, the oldest torch that they support, and the themes by
+    name.
+    """
 
     name: str = "packs"
     about: str = ""
@@ -64,16 +67,16 @@ def read_themes(path: Path) -> Themes:
 
 @dataclass(frozen=True)
 class Packed:
-    """The books to write, by the names of their packs, and what the manifest says of them."""
+    """The books to write, by the names of their packs, and their manifest."""
 
     books: dict[str, Book]
     manifest: Manifest
 
 
 def split_by_theme(book: Book, themes: Themes) -> dict[str, Book]:
-    """The book of each theme that has rules, and of what no theme explains, see Note [Several packs of one book].
+    """The book of each theme that has rules, and the rest, see Note [Several packs of one book].
 
-    Only rules that several programs bear out are packed: what one program did says nothing of others.
+    Packs hold only rules that several programs support: a single program says nothing about others.
     """
     runs = [replace(run, program="") for run in book.runs]  # no rule of a pack belongs to a single program
     scripts = {run.script for run in runs}
@@ -96,7 +99,7 @@ def split_by_theme(book: Book, themes: Themes) -> dict[str, Book]:
 
 
 def build_packs(tallies: Sequence[Tally], themes: Themes, version: str) -> Packed:
-    """Learn a book from all of the tallies and take it apart."""
+    """Learn a book from all of the tallies and split it."""
     books = split_by_theme(select_rules(tallies)[0], themes)
     packs = []
     for name, book in books.items():
@@ -121,7 +124,7 @@ def build_packs(tallies: Sequence[Tally], themes: Themes, version: str) -> Packe
 
 
 def _made_with(themes: Themes) -> Iterator[tuple[str, str]]:
-    """Python and the packages that matter, as they are here."""
+    """The installed versions of Python and of the packages that matter."""
     yield "python", python_version()
     for package in sorted(
         {"torch", *(package_name for theme in themes.themes.values() for package_name in theme.uses)}
@@ -133,9 +136,9 @@ def _made_with(themes: Themes) -> Iterator[tuple[str, str]]:
 
 
 def write_packs(packed: Packed, folder: Path) -> None:
-    """Write them into `folder`; books that older packs had there, and these have not, are removed. Raises OutputError.
+    """Write the packs into `folder`, and remove books of older packs that these replace. Raises OutputError.
 
-    The manifest comes last, so that a reader never finds a book that is not there.
+    The manifest comes last, so that a reader never misses a book.
     """
     for name, book in packed.books.items():
         write_whole(folder / f"{name}.jsonl", bytes_of(book, folder / f"{name}.jsonl"))
@@ -144,6 +147,6 @@ def write_packs(packed: Packed, folder: Path) -> None:
 
 
 def stale_books(folder: Path, packed: Packed) -> list[Path]:
-    """The books of older packs in `folder` that are none of these."""
+    """The books in `folder` that belong to older packs only."""
     kept = {f"{name}.jsonl" for name in packed.books}
     return sorted(path for path in folder.glob("*.jsonl") if path.name not in kept)

@@ -1,18 +1,18 @@
 """Preconditions, learned by contrast.
 
-The weakest small condition on a context that is true on occasions where the property held and on none where it did not.
-How often the property held is no criterion: the rule that would have saved BLOOM-176B held on 1 pair in 39.
+The result is the weakest small condition on a context that is true where the property held and never where it failed.
+The frequency of the property is no criterion: the rule that would have saved BLOOM-176B held on 1 pair in 39.
 
 Note [Search]
-Clauses, and pairs of them, that no failing context satisfies are *pure*; pure ones that chance does not explain are
-*sound*, see Note [False discovery] in chance.py. Of the sound ones that is taken which covers most runs, then most
-contexts, then most occasions, then the first by name. A pair goes before a clause by itself only where what it covers
-beyond that is sound as well. The same is done again for what is not covered yet: each further conjunction is an
-alternative. It has to be sound without what the others cover, and seen in several runs, because on their account it
-will be believed of other programs.
+Clauses, and pairs of them, that no failing context satisfies are *pure*. Pure ones that chance does not explain are
+*sound*, see Note [False discovery] in chance.py. The search takes the sound one that covers most runs, then most
+contexts, then most occasions, then the first by name. It prefers a pair to a single clause only if the pair's
+additional coverage is sound as well. Then it repeats this for what is not covered yet: each further conjunction is an
+alternative. An alternative has to be sound without the coverage of the others, and supported by several runs, because
+it will be applied to other programs.
 
-Where several conditions cover the same, nothing tells which of them is the reason. The rule is to speak only where they
-agree: all of them enter.
+If several conditions cover the same, nothing shows which of them is the reason. The rule applies only where they agree:
+all of them enter.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from traincheck.vocab.facts import Facts
 from traincheck.vocab.invariant import Clause, Conjunction, Precondition
 
 MOST_ALTERNATIVES = 3
-"""A rule with more cases than this is several rules, or none."""
+"""A rule with more alternatives is several rules, or none."""
 
 LEAST_RUNS = 2
-"""Runs that bear out an alternative, where there are as many: see Note [Search]."""
+"""Runs that support an alternative, if there are as many, see Note [Search]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inseparable:
-    """Why there is no precondition: no condition tells a context where the property held from one where it failed."""
+    """There is no precondition: no condition separates a context where the property held from one where it failed."""
 
     good: Facts
     bad: Facts
@@ -48,7 +48,8 @@ class Inseparable:
         differing = [pair for pair in self.good if pair not in self.bad]
         if not differing:
             return f"it both held and failed in the context ({_context_text(self.good)})"
-        return f"no small condition separates ({_context_text(self.good)}) where it held from ({_context_text(self.bad)}) where it failed"
+        good, bad = _context_text(self.good), _context_text(self.bad)
+        return f"no small condition separates ({good}) where it held from ({bad}) where it failed"
 
 
 def _context_text(context: Facts) -> str:
@@ -57,7 +58,7 @@ def _context_text(context: Facts) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Unproven:
-    """Why there is no precondition: the best condition may well separate by chance, see Note [False discovery]."""
+    """There is no precondition: the best condition may separate by chance, see Note [False discovery]."""
 
     condition: Precondition
     everything: Observed
@@ -74,9 +75,9 @@ class Unproven:
 
 
 def learn(evidence: Iterable[Evidence]) -> Precondition | Inseparable | Unproven:
-    """The weakest precondition that `evidence` allows, whatever its order; or why there is none.
+    """The weakest precondition that `evidence` allows, whatever its order, or the reason why there is none.
 
-    See Note [Search]. Equal evidence, as the several levels of one call have it, is judged once.
+    See Note [Search]. Equal evidence, as the several levels of one call have, is judged once.
     """
     merged: dict[tuple[Facts, int], Evidence] = {}
     for row in evidence:
@@ -111,7 +112,7 @@ def _least_runs(contexts: Contexts) -> int:
 
 
 def _nearest(contexts: Contexts) -> Inseparable:
-    """The good context that arose most often, and the failing one that is most like it."""
+    """The most frequent good context, and the failing one that resembles it most."""
     good = contexts.foremost(contexts.good, contexts.pairs)
     facts = set(contexts.facts[good])
     bad = contexts.foremost(contexts.bad, lambda bit: len(facts.intersection(contexts.facts[bit])))
@@ -133,7 +134,7 @@ def _union(chosen: Iterable[_Choice]) -> int:
 
 
 def _needed(chosen: list[_Choice]) -> list[_Choice]:
-    """`chosen` without those of which the others cover everything."""
+    """`chosen` without those that the others cover completely."""
     for choice in sorted(chosen, key=lambda choice: (choice.covered.bit_count(), order_of(choice.clauses))):
         others = [other for other in chosen if other is not choice]
         if not choice.covered & ~_union(others):
@@ -142,11 +143,11 @@ def _needed(chosen: list[_Choice]) -> list[_Choice]:
 
 
 Ties = dict[int, list[tuple[int, ...]]]
-"""For each set of contexts the conjunctions (sets of contexts, to be intersected) that cover just it."""
+"""For each set of contexts, the conjunctions (sets of contexts, to be intersected) that cover exactly this set."""
 
 
 class _Case:
-    """The search for one conjunction that covers most of `rest`, which is good, and nothing that is bad."""
+    """The search for one conjunction that covers most of `rest`, which is good, and nothing bad."""
 
     def __init__(self, contexts: Contexts, rest: int) -> None:
         self._contexts = contexts
@@ -159,7 +160,7 @@ class _Case:
         self._in_contexts = sorted(rival.contexts for rival in rivals)
 
     def solved(self, least: int = 1) -> _Choice | Unproven | None:
-        """The best sound conjunction that was seen in `least` runs; what is nearest to one, if anything, if none is."""
+        """The best sound conjunction with evidence of `least` runs; otherwise the nearest to one, if any."""
         single, pair = self._best(self._singles(), 1, least), self._best(self._pairs(), 2, least)
         if isinstance(single, _Choice) and isinstance(pair, _Choice):
             return pair if self._earned(pair, single) else single
@@ -168,14 +169,14 @@ class _Case:
         return min(filter(None, (single, pair)), key=lambda doubt: doubt.expected, default=None)
 
     def _earned(self, pair: _Choice, single: _Choice) -> bool:
-        """Whether what a pair covers beyond a single clause is worth the second clause."""
+        """Whether the additional coverage of a pair justifies the second clause."""
         left = self._rest & ~single.covered
         beyond = pair.covered & left
         enough = self._contexts.runs_in(beyond) >= _least_runs(self._contexts)
         return bool(beyond) and enough and _Case(self._contexts, left)._doubt(beyond, 2) is None
 
     def _singles(self) -> Ties:
-        """Pure clauses by what they cover."""
+        """Pure clauses by their coverage."""
         ties: Ties = {}
         for mask in self._contexts.columns:
             if not mask & self._contexts.bad and mask & self._rest:
@@ -183,7 +184,7 @@ class _Case:
         return ties
 
     def _pairs(self) -> Ties:
-        """Pure pairs of clauses, none of them pure by itself, by what they cover."""
+        """Pure pairs of clauses, none of them pure by itself, by their coverage."""
         bad, rest = self._contexts.bad, self._rest
         ties: Ties = {}
         impure = [mask for mask in self._contexts.columns if mask & bad and mask & rest]
@@ -194,7 +195,7 @@ class _Case:
         return ties
 
     def _best(self, ties: Ties, size: int, least: int) -> _Choice | Unproven | None:
-        """The first sound one of `found`, or why the first of all is none."""
+        """The first sound conjunction of `ties`, or why the first of all is not sound."""
         first: Unproven | None = None
         fewest = self._fewest_contexts(size)
         for new in self._in_order(ties):
@@ -207,7 +208,8 @@ class _Case:
         return first
 
     def _in_order(self, ties: Ties) -> Iterator[int]:
-        """What is covered, in the order of Note [Search]; the dearer measures only for equals by the cheaper ones."""
+        """The coverages, in the order of Note [Search]. The expensive measures are used only for ties in the cheap
+        ones."""
 
         def roughly(new: int) -> tuple[int, int]:
             return -self._contexts.runs_in(new), -new.bit_count()
@@ -221,7 +223,7 @@ class _Case:
         return tuple(sorted(self._contexts.clause_orders[mask] for mask in masks))
 
     def _agreeing(self, ties: list[tuple[int, ...]]) -> _Choice:
-        """The conditions that cover the same, in one."""
+        """The conditions with the same coverage, as one conjunction."""
         masks = {mask for conjunction in ties for mask in conjunction}
         covered = self._contexts.good
         for mask in masks:
@@ -230,7 +232,7 @@ class _Case:
         return _Choice(covered, tuple(_without_implied(clauses)))
 
     def _doubt(self, new: int, size: int) -> Unproven | None:
-        """Why a condition of `size` clauses that covers `new` is not sound, None where it is."""
+        """Why a condition of `size` clauses that covers `new` is not sound; None if it is."""
         everything, selected = self._everything, self._contexts.observed(new)
         expected = max(
             self._tried(self._occasions, selected.occasions, size) * by_occasion(everything, selected),
@@ -248,7 +250,8 @@ class _Case:
         return comb(len(self._in_contexts), size) * by_context(everything, good) <= ALPHA
 
     def _fewest_contexts(self, size: int) -> int:
-        """How many contexts a sound condition covers, at the least: the fewer, the more do so by chance."""
+        """The least number of contexts that a sound condition covers: smaller conditions appear more often by
+        chance."""
         if not self._provable(size):
             return 0
         everything = self._everything
@@ -259,7 +262,8 @@ class _Case:
 
     @staticmethod
     def _tried(selected: list[int], least: int, size: int) -> int:
-        """Conditions that select as much, at most: a pair selects no more than each of its clauses does."""
+        """The number of conditions that select as much, at most: a pair selects no more than each of its clauses
+        does."""
         return comb(len(selected) - bisect_left(selected, least), size)
 
 
@@ -273,21 +277,22 @@ def _without_implied(clauses: Iterable[Clause]) -> Iterator[Clause]:
 
 
 SYMPTOMS = frozenset(("held", "grads"))
-"""Facts that a defect itself brings about (nobody holds the parameter, there are no gradients): a value of theirs that
-no good run ever showed is no reason to keep quiet."""
+"""Facts that a defect itself causes (no optimizer holds the parameter, there are no gradients). A rule also applies if
+such a fact has a value that no good run showed."""
 
 EXCUSES = (Clause("grads", "zero", negated=True),)
-"""Values of such facts that honest runs may come to (a loss at its floor), unless good runs showed otherwise."""
+"""Values of such facts that honest runs may reach (a loss at its floor), unless good runs showed otherwise."""
 
 
 SYMPTOMS_OF_A_PROGRAM = SYMPTOMS | {"same_before", "same_grad", "kept_same", "all_same", "copies"}
-"""The same where all evidence is of one program: how its ranks share the model is not going to change."""
+"""The same if all evidence is of one program: how its ranks share the model will not change."""
 
 
 def experience(selected: Sequence[Evidence], precondition: Precondition, *, pipeline: bool = False) -> Precondition:
-    """The circumstances that were the same in all evidence that `precondition` selected, less what it says already.
+    """The circumstances that were the same in all evidence that `precondition` selected, without those that it states
+    already.
 
-    A rule learned without autocast, closures or evaluation says nothing of runs with them. `pipeline` is True where the
+    A rule learned without autocast, closures or evaluation does not apply to runs with them. `pipeline` is True if the
     evidence is of one program.
     """
     symptoms = SYMPTOMS_OF_A_PROGRAM if pipeline else SYMPTOMS

@@ -1,8 +1,8 @@
-"""A Ray cluster that tallies: each part of a run is a task, and what they counted is joined in a tree of further tasks.
+"""Count recorded runs on a Ray cluster: each part of a run is a task, and further tasks join the counts in a tree.
 
 Note [Ends of tasks]
-Ray starts a task anew where its worker or its machine was lost, and one that could not read its file, for networks fail
-now and then. A task that is lost time and again is an error that names what it was reading.
+Ray restarts a task if its worker or its machine was lost, and one that could not read its file, because networks fail
+now and then. A task that is lost repeatedly is an error that names what it was reading.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from traincheck.version import __version__
 INSTALL = "pip install 'traincheck[ray]'"
 
 JOINED_AT_ONCE = 8
-"""Tallies that one task joins: the fewer, the deeper the tree and the more often each count is copied; the more, the
-longer one worker joins alone while the others have nothing to do."""
+"""Tallies that one task joins. With fewer, the tree is deeper and each count is copied more often; with more, one
+worker joins alone for longer while the others wait."""
 
 RETRIES = 3
-"""How often a lost task is started anew. A recording that ends its worker each time is too large for it."""
+"""How often a lost task is restarted. A recording that ends its worker each time is too large for it."""
 
 ANSWERS_WITHIN = 10.0
-"""Seconds in which a cluster that is there lets itself be called."""
+"""Seconds to wait for a connection to a cluster."""
 
 AT_HOME = "local"
-"""The address of a Ray of our own, on this machine; it ends with us."""
+"""The address of a Ray of our own, on this machine; it ends with this process."""
 
 ONLY_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""With this switched off, which is read when Ray is imported, its processes listen on the loopback device alone, on
+"""Ray reads this variable when it is imported. Switched off, its processes listen on the loopback device alone, on
 every system: nothing outside this machine has to reach them."""
 
 Installed = tuple[str, tuple[str, ...]]
-"""The version of TrainCheck and the relations: where they differ, counts do."""
+"""The version of TrainCheck and the relations. If they differ, counts do."""
 
 
 class RayCluster:
-    """Tasks on the Ray cluster at `address`, or on a Ray of `workers` processes of this machine where it is empty.
+    """Tasks on the Ray cluster at `address`, or on a Ray of `workers` processes of this machine if it is empty.
 
-    Used as a context. Raises MissingExtra, BadOption for an address where no cluster answers, or one that has another
-    TrainCheck, WorkerLost, and what the work raises.
+    Use it as a context. Raises MissingExtra; BadOption for an address without a cluster, or with another TrainCheck;
+    WorkerLost; and what the work raises.
 
-    Known limitations: in a program that has imported Ray before, what is started here listens as Ray was told to then.
-    A Ray that runs in the program already is used as it is, and goes on.
+    Known limitations: in a program that has imported Ray before, a Ray that starts here listens as Ray was configured
+    then. A Ray that runs in the program already is used as it is, and goes on.
     """
 
     def __init__(self, address: str = "", workers: int = 1) -> None:
@@ -56,7 +56,7 @@ class RayCluster:
         self._ours = False
 
     def __enter__(self) -> RayCluster:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers of each start
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray reports each start to its makers
         if self._address == AT_HOME:
             os.environ.setdefault(ONLY_LOOPBACK, "0")
         try:
@@ -82,13 +82,13 @@ class RayCluster:
         groups: Sequence[Sequence[Any]],
         progress: Callable[[int, int], None],
     ) -> list[Any]:
-        """For each group `work` of each of its members, joined in a tree, in any order and grouping."""
+        """For each group, `work` of each of its members, joined in a tree, in any order and grouping."""
         ray = self._ray
         again = {"max_retries": RETRIES, "retry_exceptions": [TraceOutOfReach]}
         begin = ray.remote(_run_part).options(num_returns=2, **again)
         join = ray.remote(_joined_by_group).options(**again)
         installed = _installed()
-        # What is begun first takes longest, so that no worker is left alone with it at the end.
+        # The largest parts start first, so that no worker is left alone with one at the end.
         parts = [(number, part) for number, group in enumerate(groups) for part in group]
         order = sorted(range(len(parts)), key=lambda index: -getattr(parts[index][1], "size", 0))
         started = {index: begin.remote(work, *parts[index], installed) for index in order}
@@ -111,11 +111,11 @@ class RayCluster:
             self._ray.init(address=self._address, **quiet)
         except Exception as error:  # Ray raises what the layers below it do
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            expected = f"the address of a running Ray cluster, as `ray start --head` tells it ({reason})"
+            expected = f"the address of a running Ray cluster, as `ray start --head` prints it ({reason})"
             raise BadOption("--ray", self._address, expected) from error
 
     def _follow(self, names: dict[Any, str], progress: Callable[[int, int], None]) -> None:
-        """Wait for all parts, and raise what went wrong with one as soon as it does."""
+        """Wait for all parts, and raise the error of one as soon as it fails."""
         waiting = list(names)
         while waiting:
             ready, waiting = self._ray.wait(waiting, num_returns=1)
@@ -136,7 +136,7 @@ class RayCluster:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise OSError where nobody listens at this host and port: Ray would try for minutes, and say so in each."""
+    """Raise OSError if nobody listens at this host and port: Ray would retry for minutes, with a message in each."""
     host, colon, port = address.rpartition("://")[2].rpartition(":")
     if colon and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), ANSWERS_WITHIN).close()
@@ -147,7 +147,7 @@ def _installed() -> Installed:
 
 
 def _run_part(work: Callable[[Any], Any], number: int, part: Any, installed: Installed) -> tuple[dict[int, Any], None]:
-    """`work` of a part by the number of its group, and nothing, which tells by itself that it is done."""
+    """`work` of a part by the number of its group, and None as a second result, which shows that it is done."""
     ours = _installed()
     if ours != installed:
         there, here = (f"TrainCheck {version} with {', '.join(names)}" for version, names in (ours, installed))
@@ -156,7 +156,7 @@ def _run_part(work: Callable[[Any], Any], number: int, part: Any, installed: Ins
 
 
 def _joined_by_group(joined: Callable[[Sequence[Any]], Any], *result_sets: dict[int, Any]) -> dict[int, Any]:
-    """Join what is of the same group."""
+    """Join the results of each group."""
     groups: dict[int, list[Any]] = {}
     for results in result_sets:
         for number, done in results.items():

@@ -1,13 +1,13 @@
-"""Rule index: rules by what they say, and whether what one says is checked wherever another is.
+"""An index of rules by what they say, and the test whether one rule is checked wherever another is.
 
 Note [Covering]
-A rule may be left out for another only where breaking it would break the other and be reported no less severely. So the
-other has to speak wherever it does: its precondition is no stronger, it has experienced what the first has, and it was
-borne out by each program that bore out the first. (Where a program never told the one, the other may not be judged in
-programs like it; and a rule of one pipeline is not checked on others.)
+A rule may be left out for another only if a violation of the rule would violate the other and be reported no less
+severely. So the other has to apply wherever the rule does. Its precondition is no stronger, it has the same experience,
+and each program that supported the rule supported it. (If a program never showed the other rule, that rule may not be
+judged in similar programs. A rule of one pipeline is not checked on others.)
 
-Known limitation: that two rules are judged on the same occasions is taken from the programs that were learned from. In
-a further program of another make, one of them may be judged alone.
+Known limitation: whether two rules are judged on the same occasions is taken from the learned programs. In a further
+program of another kind, one of them may be judged alone.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from traincheck.vocab.invariant import ERROR, Invariant, Precondition
 from traincheck.vocab.occasion import Property, Subject
 
 Implication: TypeAlias = tuple[Invariant, str]
-"""The rule that another follows from, and why it does."""
+"""The rule that implies another, and the reason."""
 
 _Statement = tuple[str, Subject, Property]
 
 
 class RuleIndex:
-    """The rules of a book in the making. `relations` are the classes by name, which tell what properties imply; `seen`
-    are the contexts in which each rule (by its id) was borne out, where they are known."""
+    """The rules of a book that is being learned. `relations` are the classes by name, which know what properties imply;
+    `seen` are the contexts that supported each rule (by its id), if known.
+    """
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class RuleIndex:
 
     @cached_property
     def updates(self) -> tuple[str, ...]:
-        """The calls that change parameters: the heartbeat of a training loop."""
+        """The calls that change parameters, which pace a training loop."""
         grain, changed = "call", "parameter.data"
         matches = (
             member for member in self.rules if member.subject.grain == grain and member.property.object == changed
@@ -59,11 +60,11 @@ class RuleIndex:
         return tuple(sorted({rule.subject.api for rule in matches}))
 
     def saying(self, relation: str, subject: Subject, prop: Property) -> Iterator[Invariant]:
-        """The rules that say just this, by their ids."""
+        """The rules with exactly this statement, by their ids."""
         return iter(self._saying.get((relation, subject, prop), ()))
 
     def implying(self, relation: str, subject: Subject, prop: Property) -> Iterator[Invariant]:
-        """The rules that say more than this, by their ids."""
+        """The rules whose statement implies this one, by their ids."""
         return iter(self._implying.get((relation, subject, prop), ()))
 
     def about(self, relation: str, subject: Subject) -> Iterator[Invariant]:
@@ -71,7 +72,7 @@ class RuleIndex:
         return iter(self._about.get((relation, subject), ()))
 
     def borne_out_under(self, other: Invariant, rule: Invariant) -> bool:
-        """Whether `other` speaks in every context in which `rule` was borne out, of the same programs at least."""
+        """Whether `other` applies in every context that supported `rule`, and to the same programs at least."""
         contexts = self._seen.get(rule.id)
         return (
             bool(contexts)
@@ -82,17 +83,17 @@ class RuleIndex:
 
 
 def first_covering(rule: Invariant, others: Iterable[Invariant]) -> Invariant | None:
-    """The first of `others` that may stand for `rule` if it says as much, see Note [Covering]."""
+    """The first of `others` that may replace `rule` if it says as much, see Note [Covering]."""
     return next((other for other in others if covers(other, rule)), None)
 
 
 def covers(other: Invariant, rule: Invariant) -> bool:
-    """Whether `other` may stand for `rule` if it says as much, see Note [Covering]."""
+    """Whether `other` may replace `rule` if it says as much, see Note [Covering]."""
     return reaches(other, rule) and no_less_severe(other, rule) and _has_experienced(other, rule)
 
 
 def no_less_severe(other: Invariant, rule: Invariant) -> bool:
-    """Whether breaking `other` is reported no less severely than breaking `rule`, also on programs of neither."""
+    """Whether a violation of `other` is reported no less severely than one of `rule`, also on other programs."""
     if other.severity not in (ERROR, rule.severity):
         return False
     if rule.elsewhere is None:
@@ -106,12 +107,12 @@ def reaches(other: Invariant, rule: Invariant) -> bool:
 
 
 def _of_its_programs(other: Invariant, rule: Invariant) -> bool:
-    """Whether `other` was borne out by each program that bore out `rule`, and is checked wherever it is."""
+    """Whether each program that supported `rule` supported `other`, and `other` is checked wherever `rule` is."""
     return other.id != rule.id and other.program in ("", rule.program) and set(rule.origin) <= set(other.origin)
 
 
 def _has_experienced(other: Invariant, rule: Invariant) -> bool:
-    """Whether `other` speaks of all circumstances that `rule` does."""
+    """Whether `other` applies in all circumstances in which `rule` does."""
     clauses = set(rule.experience.clauses)
     return all(
         clause in clauses or rule.precondition.implies(Precondition((clause,))) for clause in other.experience.clauses

@@ -1,14 +1,14 @@
-"""Salience: which candidates are worth a rule at all, whatever the evidence for them.
+"""Salience: which candidates deserve a rule at all, whatever the evidence for them.
 
 Note [Salience]
-Three kinds of truths teach nothing, and each is told by what was observed, never by a list of names:
+Three kinds of true statements teach nothing. Observations reveal each kind, never a list of names:
 
-* *dull calls*: a function that was never seen to return a tensor or to change a state (`is_available`, a logger) does
-  nothing that training could miss;
-* *taste*: an argument that had one value in every call of every run. With nothing to contrast it with, it cannot be
-  told why it has that value, and another program may well choose another;
-* *settings*: what a relation itself calls a matter of configuration. They are no rules about programs in general, but
-  of one program they say what somebody changed, so they are kept for that program alone.
+* *inert calls*: a function that never returned a tensor or changed a state (`is_available`, a logger) does nothing that
+  training could miss;
+* *taste*: an argument with one value in every call of every run. Without a contrast, nothing shows why it has that
+  value, and another program may choose another;
+* *settings*: the configuration, as a relation declares it. These are no rules about programs in general. For one
+  program, they show what somebody changed, so they are kept for that program alone.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from traincheck.vocab.occasion import Property
 
 
 def reason_to_skip(prop: Property, argument: tuple[str, str] | None, tallies: Sequence[Tally]) -> str | None:
-    """Why a candidate is not worth weighing, None when it is; `argument` is what its relation says that it rests on."""
+    """Why a candidate is skipped, None if it is not; `argument` is the one that it depends on according to its
+    relation."""
     if _does_nothing(prop.object, tallies):
-        return f"{prop.object} is dull: it was never seen to return a tensor or to change a state"
+        return f"{prop.object} is skipped: no call of it returned a tensor or changed a state"
     if argument is not None and not any_varied(*argument, tallies):
-        return f"the argument {argument[1]} never had another value: a matter of taste, or a coincidence"
+        return f"the argument {argument[1]} never had another value, so its value may be a coincidence"
     return None
 
 

@@ -1,17 +1,17 @@
-"""Suppression: leave out what other kept invariants imply, so that a book can be read.
+"""Suppression: leave out rules that other kept rules imply, so that people can read a book.
 
 Note [Implied rules]
-Beside the same rule about a more general class (see Note [Levels] in generalisation.py), a rule follows from
+Apart from the same rule about a more general class (see Note [Levels] in generalisation.py), a rule follows from
 
 * the *order* of others: A comes before B and B before C, so A comes before C. An order is judged only in cycles that
   hold both calls, so there has to be a rule that B is in them;
 * the same rule about the *update*: calls that alternate with the update of the parameters (one between two of the
   other, both ways) have the same cycle, and one set of rules about it is enough;
-* a rule that *says more* of the same subject, as its relation tells: a fixed argument, the same shape and not only the
-  same batch.
+* a rule that *says more* about the same subject, as its relation declares: a fixed argument, or the same shape in place
+  of the same batch.
 
-In each case the other rule has to reach as far, see Note [Covering] in rule_index.py. What implies a rule may be left
-out for a third one; being implied passes on, so one that is kept stands at the end.
+In each case the other rule has to apply as widely, see Note [Covering] in rule_index.py. A rule that implies another
+may be left out for a third one. Implication is transitive, so a kept rule stands at the end.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def suppress(
 ) -> tuple[list[Invariant], list[Implied]]:
     """Split `rules` into those to keep and those that others imply.
 
-    `levels` are the names of APIs, most specific first, and `relations` the classes by name; `seen` are the contexts in
-    which rules, by their ids, were borne out. The order of the rules does not matter for what is kept.
+    `levels` are the names of APIs, most specific first, and `relations` the classes by name; `seen` are the contexts
+    that supported each rule, by id. The result does not depend on the order of the rules.
     """
     kept = {rule.id: rule for rule in rules}
     implied: list[Implied] = []
@@ -88,7 +88,7 @@ def _by_order(rule: Invariant, index: RuleIndex) -> Implication | None:
 
 
 def _is_called(api: str, rule: Invariant, index: RuleIndex) -> bool:
-    """Whether a rule says that a call of `api` is in each cycle of which `rule` speaks (a habit at most)."""
+    """Whether a rule (possibly an optional practice) says that each cycle of `rule` contains a call of `api`."""
     statement = (rule.relation, rule.subject, Property(PRECEDED_BY, api))
     return any(
         reaches(other, rule) for rules in (index.saying(*statement), index.implying(*statement)) for other in rules

@@ -1,15 +1,15 @@
 """Tallies: for every subject, context and property, how often the occasion arose and how often the property held.
 
-Counts are sums, so tallies of windows, processes and runs merge by addition, in any order. Memory is bounded by the
-number of distinct contexts, which the closed vocabulary of facts bounds, and not by the length of the run.
+Counts are sums, so tallies of windows, processes and runs merge by addition, in any order. The number of distinct
+contexts bounds the memory. The closed vocabulary of facts bounds that number, whatever the length of the run.
 
 Note [Steps of several processes]
-Support counts distinct training steps, and a step that two ranks take together is one step, not two. Which steps two
-processes share would take a set for each count, which grows with the run. So windows are counted within each process,
-and of the processes of a run the one that saw most is believed. Beside that stands a sketch, a set of windows by what
-their index leaves when divided by `SKETCH`: sketches are joined, so up to so many windows they tell exactly how many
-are distinct, over processes, parts of a run and contexts. Of both the larger is taken: the number of distinct windows
-at the least. A maximum and a union, like a sum, care for neither order nor grouping.
+Support counts distinct training steps, and a step that two ranks take together is one step. An exact count would need a
+set for each number, which grows with the run. So windows are counted within each process, and the process with the most
+of them counts for the run. In addition there is a sketch: the set of windows by the remainder of their index and
+`SKETCH`. Sketches are joined, so up to `SKETCH` windows they show exactly how many are distinct, over processes, parts
+of a run and contexts. The larger of both numbers is used: the distinct windows at the least. A maximum and a union,
+like a sum, depend on neither order nor grouping.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ Key = tuple[str, Subject]
 """A relation's name and one of its subjects."""
 
 MOST_VALUES = 8
-"""Values remembered of an argument. What is asked of them is whether there were several; the rest are for people."""
+"""Stored values of an argument. Inference only needs to know whether there were several; the others are for people."""
 
 
 @dataclass(slots=True)
 class Count:
-    """How often a property held and was said to fail in one context, and in how many distinct windows it was judged.
+    """How often a property held and failed in one context, and in how many distinct windows it was judged.
 
     `closed` counts those of the `held` that came from a closed world (see `Cell`). `seen` is the sketch of the windows
-    in which it was judged, `missed` of those in which it was said to fail.
+    in which the property was judged, `missed` of those in which it failed explicitly.
     """
 
     held: int = 0
@@ -47,7 +47,7 @@ class Count:
     missed: int = 0
 
     def merge(self, other: Count) -> None:
-        """Add what another process counted."""
+        """Add the counts of another process."""
         self.held += other.held
         self.failed += other.failed
         self.closed += other.closed
@@ -58,10 +58,10 @@ class Count:
 
 @dataclass(slots=True)
 class Cell:
-    """One subject in one context: the properties seen on its occasions.
+    """One subject in one context: the properties on its occasions.
 
-    `closed` counts occasions on which every property that was not told has failed, `windows` the windows with such a
-    one, and `seen` is the sketch of these.
+    `closed` counts occasions on which every other property failed, `windows` the windows with such an occasion, and
+    `seen` is the sketch of these.
     """
 
     closed: int = 0
@@ -71,10 +71,10 @@ class Cell:
     properties: dict[Property, Count] = field(default_factory=dict)
 
     def of(self, prop: Property) -> Count | None:
-        """The count of `prop` with what a closed world adds to it; None where it was not judged.
+        """The count of `prop` including the closed world; None if it was not judged.
 
-        That a property was told on some occasions of a window, and on others not, leaves no trace in a sketch: `missed`
-        holds the windows with a failure at the least.
+        A sketch does not show that a property held on some occasions of a window only: `missed` holds the windows with
+        a failure at the least.
         """
         count = self.properties.get(prop, _UNTOLD)
         if count is _UNTOLD and not self.closed:
@@ -86,7 +86,7 @@ class Cell:
         return Count(count.held, failed, windows, count.closed, -1, seen, missed)
 
     def merge(self, other: Cell) -> None:
-        """Add what another process counted."""
+        """Add the counts of another process."""
         self.closed += other.closed
         self.windows = max(self.windows, other.windows)
         self.seen |= other.seen
@@ -95,12 +95,12 @@ class Cell:
 
 
 _UNTOLD = Count()
-"""What was counted of a property that was never told."""
+"""The count of a property that never held or failed explicitly."""
 
 
 @dataclass(slots=True)
 class Reach:
-    """What calls of an API were seen to do: return a tensor, contain a change of state."""
+    """The observed effects of calls of an API: whether they returned a tensor or contained a change of state."""
 
     calls: int = 0
     tensors: int = 0
@@ -108,7 +108,7 @@ class Reach:
     kind: str = ""
 
     def merge(self, other: Reach) -> None:
-        """Add what another process counted."""
+        """Add the counts of another process."""
         self.calls += other.calls
         self.tensors += other.tensors
         self.effects += other.effects
@@ -116,11 +116,11 @@ class Reach:
 
 
 class Tally:
-    """The counts of one run. `script` and `digest` tell which program it was, `run` which run of it; `program` is the
-    identity of the program (see vocab/program.py), empty where it is not known.
+    """The counts of one run. `script` and `digest` identify the program, `run` the run; `program` is the identity of
+    the program (see vocab/program.py), empty if unknown.
 
-    Windows and occasions are added in the order of one process; those of several are tallied each and merged. `run` is
-    empty for a run that nothing is to be compared with.
+    Add windows and occasions in the order of one process. Tally several processes separately and merge them. `run` is
+    empty for a run that is not compared with others.
     """
 
     def __init__(self, script: str, digest: str, run: str = "", program: str = "") -> None:
@@ -134,11 +134,11 @@ class Tally:
         self.reach: dict[str, Reach] = {}
         self.levels: set[tuple[str, ...]] = set()
         self.arguments: dict[tuple[str, str], set[str]] = {}
-        """By API (its own and its most general name, and its kind) and argument: values as `repr` tells them, of which
-        the first `MOST_VALUES` in alphabetical order are kept, so that one of many is known to vary."""
+        """By API (its own and its most general name, and its kind) and argument: values as `repr` writes them. The
+        first `MOST_VALUES` in alphabetical order are kept, which shows whether an argument varies."""
 
     def add_window(self, window: Window) -> None:
-        """Count what does not depend on relations: steps, levels, and what calls do."""
+        """Count what does not depend on relations: steps, levels, and the effects of calls."""
         self.steps = max(self.steps, window.step)
         self.windows += 1
         effective = {change.call for change in window.changes if change.changed}
@@ -148,7 +148,7 @@ class Tally:
             if reach is None:
                 reach = self.reach[call.name] = Reach(kind=call.kind)
                 self.levels.add(call.levels)
-            # Equal arguments of equal calls are mostly one object, and then have been looked at in this window.
+            # Equal arguments of equal calls are mostly one object, which is counted once for each window.
             if call.args and (id(call.levels), id(call.args)) not in counted:
                 counted.add((id(call.levels), id(call.args)))
                 names = {call.levels[0], call.levels[-1]}
@@ -189,7 +189,7 @@ class Tally:
                 count.missed |= bit
 
     def merge(self, other: Tally) -> None:
-        """Add what another process of the same run counted; `other` stays as it is. See Note [Steps of several
+        """Add the counts of another process of the same run; `other` stays as it is. See Note [Steps of several
         processes].
 
         Raises ValueError for a run of another program.
@@ -213,8 +213,8 @@ class Tally:
             self.arguments[argument] = set(sorted(self.arguments.get(argument, set()) | values)[:MOST_VALUES])
 
     def arrange(self) -> Tally:
-        """Put all in an order that depends on what was counted alone, and return it: what is made of it is the same
-        whichever process was read first."""
+        """Sort everything, and return the tally. Its order then depends on the counts alone, whichever process was read
+        first."""
         self.cells = {
             key: {
                 context: _arranged(self.cells[key][context])
@@ -234,13 +234,13 @@ class Tally:
                 yield context, count
 
     def is_inert(self, api: str) -> bool:
-        """Whether calls of `api` were never seen to return a tensor or to change a state (functions only)."""
+        """Whether calls of `api` never returned a tensor or changed a state (functions only)."""
         reach = self.reach.get(api)
         return reach is not None and reach.kind in (FUNCTION, PROJECT) and not reach.tensors and not reach.effects
 
 
 def candidates(tallies: Iterable[Tally]) -> list[tuple[Key, Property]]:
-    """Every subject with every property that was told of it in any of the runs, in a fixed order."""
+    """Every subject with every property that any of the runs recorded, in a fixed order."""
     pairs: set[tuple[Key, Property]] = set()
     for tally in tallies:
         for key, cells in tally.cells.items():
@@ -255,7 +255,7 @@ def _arranged(cell: Cell) -> Cell:
 
 
 def _returned(call: Call) -> bool:
-    """Whether a tensor is among the results, which are told after the arguments."""
+    """Whether a tensor is among the results, which follow the arguments."""
     return bool(call.tensors) and call.tensors[-1].role.startswith(RESULT)
 
 

@@ -1,9 +1,9 @@
-"""Stored tallies: what was counted of some runs, in a file that `infer` takes in their place.
+"""Tally files: the counts of some runs, which `infer` accepts in place of the recordings.
 
 A tally file is JSON Lines under gzip (`zcat FILE | head` shows it): a header, then for each run a line of its own and
-one line for each subject. Contexts, properties and sketches of windows stand once in the line of the run and are named
-by their place after that. The same tallies always give the same bytes, and what is read is what was written: True, 1
-and 1.0 stay three things.
+one line for each subject. The line of the run holds the contexts, properties and sketches of windows once; other lines
+refer to them by index. The same tallies always give the same bytes, and reading restores what was written: True, 1 and
+1.0 stay three values.
 """
 
 from __future__ import annotations
@@ -28,31 +28,32 @@ from traincheck.vocab.occasion import Property, Subject
 PathLike: TypeAlias = str | os.PathLike[str]
 
 FORMAT = 2
-"""Format of a tally file; every change of what a line may say takes the next number.
+"""Format of a tally file; every change of a line takes the next number.
 
 1 (0.1.0): gzip of JSON Lines: header with kind, format, traincheck, runs; `_RunLine` for each run, followed by as many
 `_SubjectLine` as it announces.
-2 (0.1.0): sketches of windows, as hexadecimal numbers in `_RunLine` (the empty one first) and by place at the end of
-each cell and of each property in it. What was written without any has empty ones.
+
+2 (0.1.0): sketches of windows, as hexadecimal numbers in `_RunLine` (the empty one first) and by index at the end of
+each cell and of each property in it. Files without sketches get empty ones.
 """
 
 KIND = "traincheck tally"
 
 _GZIP = b"\x1f\x8b"
 _AS_GZIP = 31
-"""zlib's number for a gzip wrapper with the largest window; the header that it writes tells no time and no name."""
+"""zlib's number for a gzip wrapper with the largest window; its header holds no time and no name."""
 FEW, MOST_PACKED = 1 << 24, 200
-"""Bytes that any file may unpack to, and how many more for each of its own. Tallies pack to a tenth or so; zeros, which
-a stranger may send, to a thousandth."""
+"""Bytes that any file may unpack to, and how many more for each of its own. Tallies pack to a tenth or so; zeros in a
+malicious file pack to a thousandth."""
 _ENOUGH = 1 << 16
-"""Bytes of a file that are sure to hold its first line."""
+"""Bytes of a file that surely hold its first line."""
 
 Number = Annotated[int, msgspec.Meta(ge=0)]
 Sketch = Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{1,{SKETCH // 4}}}$")]
 
 
 class _Header(msgspec.Struct, frozen=True):
-    """The first line. Other fields may be there in a newer format."""
+    """The first line. A newer format may have more fields."""
 
     kind: str
     format: int
@@ -61,7 +62,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 class _RunLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was counted of a run as a whole, and the tables for the lines that follow."""
+    """The counts of a run as a whole, and the tables for the lines that follow."""
 
     run: str
     script: str
@@ -79,7 +80,7 @@ class _RunLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Held(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What was counted of the property at a place, see `Count`."""
+    """The counts of the property at an index, see `Count`."""
 
     property: Number
     held: Number
@@ -91,7 +92,7 @@ class _Held(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class _CellLine(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What was counted in the context at a place, see `Cell`."""
+    """The counts in the context at an index, see `Cell`."""
 
     context: Number
     closed: Number
@@ -117,7 +118,7 @@ def write_tallies(tallies: Sequence[Tally], path: PathLike) -> None:
 
 
 def read_tallies(path: PathLike) -> list[Tally]:
-    """The tallies in the file `path`, in the order in which they stand there.
+    """The tallies in the file `path`, in their order.
 
     Raises TallyTooNew, and TallyUnreadable for a file of another kind or a damaged one.
     """
@@ -130,7 +131,7 @@ def read_tallies(path: PathLike) -> list[Tally]:
 
 
 def is_tally_file(path: PathLike) -> bool:
-    """Whether the file says in its beginning that it holds tallies, whole or damaged, of this format or a newer one.
+    """Whether the beginning of the file declares tallies, whole or damaged, of this format or a newer one.
 
     Raises TallyUnreadable for a file that cannot be read at all.
     """
@@ -182,7 +183,7 @@ def _lines(tallies: Sequence[Tally]) -> Iterator[msgspec.Struct]:
 
 
 def _sketches(tally: Tally) -> set[int]:
-    """Every sketch that is told, the empty one among them."""
+    """Every sketch of the tally, including the empty one."""
     sketches = {0}
     for cells in tally.cells.values():
         for cell in cells.values():
@@ -244,7 +245,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class _Reading:
-    """Takes the lines of a file one by one, and knows which it is at."""
+    """Reads the lines of a file one by one, and knows the current line number."""
 
     def __init__(self, path: PathLike, lines: list[bytes]) -> None:
         self._path = path

@@ -1,9 +1,9 @@
-"""Gathering: the tallies of recorded runs and of tally files, read by one process or by several.
+"""Gather the tallies of recorded runs and of tally files, in one process or several.
 
-Note [One run, told twice]
-A run that is named twice (as a folder and in a tally file, say) must count once. So a run is known by a digest of what
-its run.json says that does not change and of the bytes of its event files; where it was recorded or copied to does not
-matter. A repetition of the same program is another run, for it began at another time.
+Note [A run counts once]
+A run that is named twice (as a folder and in a tally file, say) must count once. So a digest identifies a run: over the
+constant part of its run.json and the bytes of its event files. The place where it was recorded or copied to does not
+matter. A repetition of the same program is another run, because it began at another time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from traincheck.trace.segments import segments
 from traincheck.vocab.events import MISSING, Window
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done and how much there is."""
+"""Called with the current activity, how much of it is done and how much there is."""
 
 WORTH_A_WORKER = 1_000_000
 """Bytes of events that take about as long to read as a further process takes to start: half a second."""
@@ -40,15 +40,15 @@ WORTH_A_WORKER = 1_000_000
 
 @dataclass(frozen=True)
 class Gathered:
-    """The tallies of some runs, each run once, in an order of their own; and what a reader should be told of it."""
+    """The tallies of some runs, each run once, in a fixed order; with remarks for the reader."""
 
     tallies: tuple[Tally, ...]
     remarks: tuple[str, ...] = ()
 
 
 class _TallyPart(NamedTuple):
-    """What is to be tallied in one go, with what run.json says of it: the event file of a process, or those of one
-    process of each rank, which are compared."""
+    """A unit of work, with the program from run.json: the event file of a process, or those of one process of each
+    rank, which are compared."""
 
     files: tuple[Path, ...]
     script: str
@@ -63,7 +63,7 @@ class _TallyPart(NamedTuple):
 
 
 class _Done(NamedTuple):
-    """The tally of some parts of a run, and the name and digest of each file that it was made of (none where ranks were
+    """The tally of some parts of a run, and the name and digest of each file that it was made of (none if ranks were
     compared)."""
 
     tally: Tally
@@ -72,7 +72,7 @@ class _Done(NamedTuple):
 
 @dataclass
 class _Recorded:
-    """A run folder, and what was made of its event files so far."""
+    """A run folder, and the results of its event files so far."""
 
     path: Path
     manifest: Manifest
@@ -82,7 +82,7 @@ class _Recorded:
 
 
 class Cluster(Protocol):
-    """What tallies parts of runs on other machines."""
+    """Tallies parts of runs on other machines."""
 
     def reduced(
         self,
@@ -91,20 +91,20 @@ class Cluster(Protocol):
         groups: Sequence[Sequence[Any]],
         progress: Callable[[int, int], None],
     ) -> list[Any]:
-        """For each group `work` of each of its members, joined in a tree, in any order and grouping."""
+        """For each group, `work` of each of its members, joined in a tree, in any order and grouping."""
 
 
 def gather(
     sources: Sequence[Path], progress: Progress | None = None, jobs: int = 1, cluster: Cluster | None = None
 ) -> Gathered:
-    """The tallies of all runs in `sources`, which are run folders and tally files; event files are read by up to `jobs`
-    processes at a time, or on a cluster.
+    """The tallies of all runs in `sources`, which are run folders and tally files. Up to `jobs` processes at a time, or
+    a cluster, read event files.
 
-    Neither the order of the sources nor who reads them matters. With more than one job, the program that calls this
-    must be one that multiprocessing can start again (`if __name__ == "__main__"`). Raises RunFolderError, TallyError
-    and WorkerLost.
+    The result depends neither on the order of the sources nor on who reads them. With more than one job,
+    multiprocessing must be able to start the calling program again (`if __name__ == "__main__"`). Raises
+    RunFolderError, TallyError and WorkerLost.
     """
-    # All are opened before one is read: whatever is wrong with one of them shall not come out after an hour.
+    # All are opened before one is read, so that errors do not appear after an hour.
     opened = [read_tallies(source) if source.is_file() else _recorded(source) for source in sources]
     recorded = [opened_source for opened_source in opened if isinstance(opened_source, _Recorded)]
     if cluster is None:
@@ -125,8 +125,8 @@ def gather(
 
 
 def each_run_once(tallies_by_source: Iterable[tuple[Path, Tally]]) -> Gathered:
-    """The tallies, each given with the place where it was found: each run once, in an order that does not depend on
-    theirs. Of two tallies of one run, made by different versions perhaps, the one that holds more stays."""
+    """The tallies, each given with its path: each run once, in an order that does not depend on theirs. Of two tallies
+    of one run, perhaps made by different versions, the one that holds more stays."""
     kept: dict[str, tuple[Path, Tally]] = {}
     tallies: list[Tally] = []
     again: Counter[tuple[Path, Path]] = Counter()
@@ -160,7 +160,7 @@ def tally_folder(folder: Path) -> Tally:
 
 
 def tally_windows(windows: Iterable[Window], tally: Tally) -> bool:
-    """Add the windows of one process, in order, to the tally of its run; whether there were any."""
+    """Add the windows of one process, in order, to the tally of its run; return whether there were any."""
     relations = [relation() for relation in plugins.load("traincheck.relations").values()]
     part = Tally(tally.script, tally.digest, tally.run)
     for window in windows:
@@ -174,8 +174,8 @@ def tally_windows(windows: Iterable[Window], tally: Tally) -> bool:
 
 
 def tally_ranks(windows_of: Sequence[Iterable[Window]], tally: Tally) -> None:
-    """Add what relations say of several ranks together to the tally of their run; `windows_of` holds the windows of
-    one process of each rank."""
+    """Add the occasions of several ranks together to the tally of their run; `windows_of` holds the windows of one
+    process of each rank."""
     relations = _comparing()
     part = Tally(tally.script, tally.digest, tally.run)
     for windows in aligned(windows_of):
@@ -187,17 +187,17 @@ def tally_ranks(windows_of: Sequence[Iterable[Window]], tally: Tally) -> None:
 
 
 def _is_incomplete(window: Window) -> bool:
-    """Whether a source was lost or switched off: what is not told then was not left out by the program."""
+    """Whether a source was lost or switched off: then events are missing that the program did produce."""
     return any(reason != MISSING for reason in window.off.values())
 
 
 def _comparing() -> list[Any]:
-    """A new one of each relation that compares ranks."""
+    """A new instance of each relation that compares ranks."""
     return [relation() for relation in plugins.load("traincheck.relations").values() if compares_ranks(relation)]
 
 
 def suitable_jobs(sources: Sequence[Path]) -> int:
-    """As many jobs as there are cores and as the recordings are worth, see `WORTH_A_WORKER`."""
+    """As many jobs as there are cores and as the recordings justify, see `WORTH_A_WORKER`."""
     sizes = [bytes_of(file) for source in sources if source.is_dir() for file in RunFolder(source).event_files()]
     return max(1, min(available_cores(), len(sizes), sum(sizes) // WORTH_A_WORKER))
 
@@ -223,7 +223,7 @@ def _read(folders: Sequence[_Recorded], progress: Progress | None, jobs: int) ->
     for number, (index, done) in enumerate(finished, start=1):
         folder, _ = work[index]
         folder.done.append(done)
-        if progress:  # of what comes next, as far as that is known
+        if progress:  # reports the next item, as far as it is known
             progress(f"reading {work[min(number, len(work) - 1)][0].path}", number, len(work))
 
 
@@ -237,7 +237,7 @@ def _read_on(cluster: Cluster, folders: Sequence[_Recorded], progress: Progress 
 
 
 def _join_done(several: Sequence[_Done]) -> _Done:
-    """What was made of several parts of one run, in one."""
+    """The results of several parts of one run, as one."""
     first = several[0].tally
     whole = Tally(first.script, first.digest)
     for done in several:
@@ -246,7 +246,7 @@ def _join_done(several: Sequence[_Done]) -> _Done:
 
 
 def _tally_part(part: _TallyPart) -> _Done:
-    """The tally of one part. Done in a worker process, where there are several."""
+    """The tally of one part. Runs in a worker process if there are several."""
     tally = Tally(part.script, part.digest)
     if len(part.files) > 1:
         tally_ranks([read_windows(file) for file in part.files], tally)
@@ -268,7 +268,7 @@ def _content(path: Path) -> str:
 
 
 def _merged(folder: _Recorded) -> Tally:
-    """The tally of a run out of those of its processes."""
+    """The tally of a run from those of its processes."""
     manifest = folder.manifest
     contents = [name for done in folder.done for name in done.contents]
     identity = "\x1f".join(

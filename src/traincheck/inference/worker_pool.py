@@ -1,8 +1,8 @@
-"""Workers: one function over many inputs, in several processes, with the results of one.
+"""Run one function over many inputs in several worker processes.
 
 Note [Ends of workers]
-Only the main process hears Ctrl-C: it ends the workers, which have nothing to clean up. A worker that ends by itself
-(for want of memory, mostly) is an error that names what it was reading. What a worker raises is raised here.
+Only the main process receives Ctrl-C: it ends the workers, which have nothing to clean up. A worker that ends by itself
+(mostly for lack of memory) is an error that names what it was reading. Exceptions of a worker are raised here.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def available_cores() -> int:
 
 
 def run_in_workers(work: Callable[[In], Out], inputs: Sequence[In], jobs: int) -> Iterator[tuple[int, Out]]:
-    """`work` of each of the inputs with its place among them, in the order in which they are done.
+    """`work` of each of the inputs with its index, in the order in which they finish.
 
-    With more than one job, `work`, inputs and results must be such as can be pickled; what is begun first should be
-    what takes longest. The text of an input is what an error calls it. Raises WorkerLost, and what `work` raises.
+    With more than one job, `work`, inputs and results must be picklable; the inputs that take longest should come
+    first. Errors name an input by its text. Raises WorkerLost, and what `work` raises.
     """
     if min(jobs, len(inputs)) <= 1:
         for index, item in enumerate(inputs):
@@ -49,7 +49,7 @@ def run_in_workers(work: Callable[[In], Out], inputs: Sequence[In], jobs: int) -
 
 
 class _Crew:
-    """Worker processes, each with the place of the input that it is at."""
+    """Worker processes, each with the index of its current input."""
 
     def __init__(self, work: Callable[[Any], Any], inputs: Sequence[Any], size: int) -> None:
         self._inputs = inputs
@@ -78,7 +78,7 @@ class _Crew:
                 yield index, answer
 
     def _hand(self, connection: Connection) -> None:
-        """Give the next input to the worker, if there is one."""
+        """Send the next input to the worker, if there is one."""
         if self._next == len(self._inputs):
             return
         self._at[connection] = self._next
@@ -110,7 +110,7 @@ class _Crew:
 
 
 def _serve(connection: Connection, work: Callable[[Any], Any]) -> None:
-    """The life of a worker: until nobody asks any more."""
+    """The loop of a worker, until the connection closes."""
     while True:
         try:
             given = connection.recv()
@@ -127,7 +127,7 @@ def _serve(connection: Connection, work: Callable[[Any], Any]) -> None:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Processes started in the block never hear Ctrl-C; one that comes meanwhile is heard here after it."""
+    """Processes started in the block never receive Ctrl-C. An interrupt during the block is delivered here after it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

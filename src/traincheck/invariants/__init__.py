@@ -1,1 +1,1 @@
-"""Invariants at rest: books that people read, compare, mute and merge."""
+"""Stored invariants: books that people read, compare, mute and merge."""

@@ -1,7 +1,7 @@
-"""The book: a file of invariants, one to a line, made to be read, compared and merged.
+"""The book: a file with one invariant to a line, made to be read, compared and merged.
 
-The first line says what the file is; each line after it is one invariant, in an order that depends on the rules alone.
-Nothing in it tells when or where it was written, so that learning the same thing again gives the same bytes.
+The first line identifies the file. Each further line is one invariant, in an order that depends on the rules alone. The
+file records neither time nor place, so that learning the same rules again gives the same bytes.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ def _sort_key(invariant: Invariant) -> tuple[object, ...]:
 def read_book(path: PathLike) -> Book:
     """The book in the file `path`.
 
-    Raises BookNotFound, BookUnrecognised (a folder, an empty or binary file, another kind of file), BookTooNew, and
-    BookUnreadable for a file that is cut short, altered so that an id no longer fits its rule, or wrong in a line.
+    Raises BookNotFound; BookUnrecognised (a folder, an empty or binary file, another kind of file); BookTooNew; and
+    BookUnreadable for a truncated file, an altered rule whose id no longer fits, or an invalid line.
     """
     return book_in(_contents_of(path), path)
 
 
 def book_in(data: bytes, path: PathLike) -> Book:
-    """The book that the bytes of the file `path` are. Raises what `read_book` raises for what is in a file."""
+    """The book in the bytes of the file `path`. Raises what `read_book` raises for the content of a file."""
     lines = _lines_in(data, path)
     header = _read_header(path, lines[0])
     by_id: dict[str, tuple[int, Invariant]] = {}
@@ -99,17 +99,17 @@ def book_in(data: bytes, path: PathLike) -> Book:
 
 
 def read_books(paths: Sequence[PathLike]) -> Book:
-    """One book of all that the books in `paths` say, as `merge_books` joins them. Raises what `read_book` raises."""
+    """All rules of the books in `paths` in one book, as `merge_books` joins them. Raises what `read_book` raises."""
     return merge_books((path, read_book(path)) for path in paths)
 
 
 def merge_books(books: Iterable[tuple[PathLike, Book]]) -> Book:
-    """One book of all the invariants and runs in `books`, each given with the name that an error shall call it by.
+    """All invariants and runs of `books` in one book; each book comes with its name for errors.
 
-    Of a rule that stands in several, the one with the greater support stays; it speaks of the circumstances in which
-    either was seen. A mute stays with it: a reason given once holds for the rule. A run that several books learned from
-    is told once. The order of the books decides only which of two reasons to mute is kept (the first). Raises
-    BookConflict when one id names two rules.
+    Of a rule in several books, the one with the greater support stays. Its experience covers the circumstances of both.
+    A mute stays with it: a reason that was given once holds for the rule. A run that several books learned from appears
+    once. The order of the books decides only which of two reasons to mute is kept (the first). Raises BookConflict if
+    one id names two rules.
     """
     kept: dict[str, tuple[PathLike, Invariant]] = {}
     runs: Counter[LearnedRun] = Counter()
@@ -125,7 +125,8 @@ def merge_books(books: Iterable[tuple[PathLike, Book]]) -> Book:
 
 
 def _of_both(first: Invariant, second: Invariant) -> Precondition:
-    """What was the same on all occasions of both: the conditions of either that the other one implies."""
+    """The circumstances that were the same on all occasions of both: the conditions of either that the other
+    implies."""
     if first.experience == second.experience:
         return first.experience
     pairs = ((first.experience, second.experience), (second.experience, first.experience))
@@ -219,19 +220,19 @@ def _decoded(path: PathLike, line: _Line, kind: type[S]) -> S:
 
 
 def write_book(book: Book, path: PathLike) -> None:
-    """Writes `book` to `path`, whole or not at all; the folder is made where it does not exist. Raises OutputError."""
+    """Write `book` to `path`, whole or not at all; create the folder if necessary. Raises OutputError."""
     write_whole(path, bytes_of(book, path))
 
 
 def bytes_of(book: Book, path: PathLike) -> bytes:
-    """What the file `path` is to hold of `book`. Raises OutputError.
+    """The content of the file `path` for `book`. Raises OutputError.
 
-    The same book always gives the same bytes. Characters of a script's name that UTF-8 cannot hold are written out.
+    The same book always gives the same bytes. Characters of a script's name that UTF-8 cannot hold are escaped.
     """
     for invariant in book.invariants:
         for clause in chain.from_iterable(invariant.precondition.alternatives):
             if isinstance(clause.value, float) and not math.isfinite(clause.value):
-                raise OutputError(path, f"JSON cannot tell the number in the precondition of {invariant.id} ({clause})")
+                raise OutputError(path, f"JSON cannot represent the number in the precondition of {invariant.id} ({clause})")
     header = HeaderLine(
         format=FORMAT,
         kind=KIND,

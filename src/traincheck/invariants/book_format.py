@@ -1,4 +1,4 @@
-"""The lines of a book: what its header and each invariant look like in JSON."""
+"""The lines of a book: its header and its invariants in JSON."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from traincheck.vocab.invariant import Clause, Conjunction, Elsewhere, Invariant
 from traincheck.vocab.occasion import Property, Subject
 
 FORMAT = 3
-"""Format of a book; every change of what a line may say takes the next number.
+"""Format of a book; every change of a line takes the next number.
 
 1 (0.1.0): header with format, kind, traincheck, runs (script, digest, steps) and the number of invariants; a line with
 id, relation, subject, property, precondition, experience, support, confidence, severity, scope, origin, sentence, mute.
-2: `otherwise`, further alternatives of the precondition, and `program`, both left out where there are none; a condition
-may say `contains` or `lacks`.
-3: `program` of a run, the identity of the program that was run, and `elsewhere`, both left out where there are none.
+
+2: `otherwise`, further alternatives of the precondition, and `program`, both omitted if empty; a condition may say
+`contains` or `lacks`.
+
+3: `program` of a run, the identity of the program, and `elsewhere`, both omitted if empty.
 """
 
 KIND = "traincheck book"
@@ -28,7 +30,7 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class KindLine(msgspec.Struct):
-    """As much of a header as tells whether the rest of it can be understood."""
+    """The part of a header that shows whether the rest can be read."""
 
     kind: str = ""
     format: int = 0
@@ -54,14 +56,14 @@ class HeaderLine(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SubjectEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """Whose occasions the rule is about."""
+    """The subject of the rule."""
 
     api: str
     grain: str
 
 
 class PropertyEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """What holds on them."""
+    """The property of the rule."""
 
     verb: str
     object: str
@@ -69,7 +71,7 @@ class PropertyEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ClauseEntry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A condition on a fact, which says one of `is`, `is_not`, `contains` and `lacks`."""
+    """A condition on a fact, with one of `is`, `is_not`, `contains` and `lacks`."""
 
     fact: str
     is_: FactValue | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="is")
@@ -100,12 +102,12 @@ class ClauseEntry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
         return cls(clause.fact, is_not=clause.value) if clause.negated else cls(clause.fact, is_=clause.value)
 
     def clause(self) -> Clause:
-        """The condition that the entry tells."""
+        """The condition of the entry."""
         return next(self._clauses_present())
 
 
 class SupportEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """What the rule rests on."""
+    """The evidence of the rule."""
 
     occasions: Count
     steps: Count
@@ -114,7 +116,7 @@ class SupportEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ElsewhereEntry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What the rule is on programs that it was not learned from."""
+    """How the rule is treated on programs that it was not learned from."""
 
     severity: Literal["error", "notice"]
     confidence: Share
@@ -122,18 +124,18 @@ class ElsewhereEntry(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
 
     @classmethod
     def of(cls, elsewhere: Elsewhere) -> ElsewhereEntry:
-        """The entry for what a rule is elsewhere."""
+        """The entry for the treatment of a rule elsewhere."""
         return cls(elsewhere.severity, elsewhere.confidence, _entries(elsewhere.experience.clauses))  # type: ignore[arg-type]
 
     def elsewhere(self) -> Elsewhere:
-        """What the entry says."""
+        """The treatment that the entry describes."""
         return Elsewhere(self.severity, self.confidence, Precondition(_clauses(self.experience)))
 
 
 class InvariantLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """One invariant. The order of the fields is the order in the file: what a reader of a diff looks for comes first.
+    """One invariant. The order of the fields is the order in the file, with those that a reader of a diff needs first.
 
-    Unknown fields are refused, because they would be lost when the book is written again.
+    Unknown fields are an error, because they would be lost when the book is written again.
     """
 
     id: str
@@ -177,7 +179,7 @@ class InvariantLine(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tr
         )
 
     def invariant(self) -> Invariant:
-        """The invariant that the line tells."""
+        """The invariant of the line."""
         support = self.support
         return Invariant(
             relation=self.relation,
@@ -207,5 +209,5 @@ def _clauses(entries: list[ClauseEntry]) -> Conjunction:
 
 
 def printable(text: str) -> str:
-    """`text` with what UTF-8 cannot hold written out: file names may hold any bytes, and JSON may not."""
+    """`text` with characters escaped that UTF-8 cannot hold: file names may hold any bytes, and JSON may not."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

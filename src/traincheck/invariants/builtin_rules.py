@@ -1,7 +1,7 @@
-"""Standing rules about training: they follow from what training is, so no good run has to show them.
+"""Built-in rules about training. They follow from what training is, so no good run has to show them.
 
-They are deployed with any other rules, kept in the book of the run as others are, and reported only if they are
-violated. (Those about steps that are executed again are in relations/consistent/builtin_rules.py.)
+TrainCheck deploys them with any other rules, keeps them in the book of the run as it does others, and reports them only
+if they are violated. (Those about steps that are executed again are in relations/consistent/builtin_rules.py.)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RELATION = "Periodic"
 
 
 def of_training() -> tuple[Invariant, ...]:
-    """The rules about gradients that are always zero or that no update uses, and about memory that nothing wrote."""
+    """The rules about gradients that are always zero or never used, and about memory that nothing wrote."""
     zeros, idle, unused = Subject(GRAD, STRETCH), Subject(IDLE, USE), Subject(UNUSED, USE)
     return (
         _rule(zeros, NOT_ALL_ZERO, ERROR),
@@ -40,7 +40,7 @@ def of_training() -> tuple[Invariant, ...]:
 
 
 def is_always_deployed(rule: Invariant) -> bool:
-    """Whether a rule is one of those that nobody asked for: it is reported only if it is violated."""
+    """Whether a rule is deployed without a request. Such a rule is reported only if it is violated."""
     return rule.subject.grain in (STRETCH, USE, FIRST_USE) and not rule.support.runs
 
 

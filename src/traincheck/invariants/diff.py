@@ -1,4 +1,4 @@
-"""Differences: what one book says that another does not, and which rules rest on something else."""
+"""Compare two books: the rules that only one of them has, and those that rest on other evidence."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from traincheck.vocab.invariant import Invariant
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A rule of both books that is not the same in them. `what` names what differs.
+    """A rule of both books that differs between them. `fields` names the differences.
 
-    Where only the condition differs, the ids differ too: it is told as one rule, not as one that went and one that
-    came.
+    If only the condition differs, the ids differ too; it still counts as one changed rule, not as one removed and one
+    added.
     """
 
     a: Invariant
@@ -25,7 +25,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Two books compared. All of it is in the order of the books."""
+    """The differences of two books, all in the order of the books."""
 
     only_in_a: tuple[Invariant, ...]
     only_in_b: tuple[Invariant, ...]
@@ -36,7 +36,7 @@ class Difference:
 
     @property
     def empty(self) -> bool:
-        """Whether the books say the same, and rest on the same."""
+        """Whether the books have the same rules, with the same evidence."""
         rules = self.only_in_a or self.only_in_b or self.changed
         return not (rules or self.runs_only_in_a or self.runs_only_in_b)
 
@@ -44,11 +44,11 @@ class Difference:
 CONDITION, EXPERIENCE = "condition", "experience"
 SEVERITY, CONFIDENCE, SCOPE, SUPPORT, ORIGIN, MUTE = "severity", "confidence", "scope", "support", "origin", "mute"
 COMPARED = (SEVERITY, MUTE, SCOPE, CONFIDENCE, SUPPORT, ORIGIN)
-"""Fields that may differ in a rule of one id, the weightiest first; its condition is part of the id."""
+"""Fields that may differ in a rule of one id, the most important first; the condition is part of the id."""
 
 
 def compare(a: Book, b: Book) -> Difference:
-    """What differs between the books."""
+    """The differences between the books."""
     in_a, in_b = ({rule.id: rule for rule in book.invariants} for book in (a, b))
     gone = [rule for rule in a.invariants if rule.id not in in_b]
     new = [rule for rule in b.invariants if rule.id not in in_a]
@@ -77,7 +77,7 @@ def _changed_fields(a: Invariant, b: Invariant) -> tuple[str, ...]:
 
 
 def _reworded(gone: Iterable[Invariant], new: Iterable[Invariant]) -> list[tuple[Invariant, Invariant]]:
-    """Rules that say the same of the same under another condition, where there is one on either side."""
+    """Rules with the same statement under another condition, if there is one on either side."""
     left, right = _by_statement(gone), _by_statement(new)
     return [
         (rules[0], right[statement][0])

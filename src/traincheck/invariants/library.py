@@ -1,7 +1,7 @@
-"""The library of a project: what its own good runs have in common, in a folder that is committed with its code.
+"""The library of a project: the common behaviour of its own good runs, in a folder that is committed with its code.
 
-It holds a book (`book.jsonl`), what was counted of the accepted runs (`accepted.tally`), from which the book is learned
-anew with each further one, and who was accepted when and why (`accepted.json`).
+It holds a book (`book.jsonl`), the counts of the accepted runs (`accepted.tally`), from which each further run learns
+the book again, and a record of who accepted which run when and why (`accepted.json`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class AcceptedRun(msgspec.Struct, frozen=True, kw_only=True, order=True, forbid_unknown_fields=True):
-    """A run that was taken as known good: which (`run` is the digest of its recording), and why."""
+    """A run that was accepted as known good (`run` is the digest of its recording), with the reason."""
 
     script: str
     date: str
@@ -39,7 +39,7 @@ class AcceptedRun(msgspec.Struct, frozen=True, kw_only=True, order=True, forbid_
 
 
 class LastChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the last acceptance did to the book: rules that came, went and changed."""
+    """How the last acceptance changed the book: rules that were added, removed and changed."""
 
     runs: tuple[str, ...] = ()
     came: Count = 0
@@ -48,7 +48,7 @@ class LastChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What accepted.json says: the accepted runs, sorted, and what the last of them changed."""
+    """The content of accepted.json: the accepted runs, sorted, and the change by the last of them."""
 
     format: int = FORMAT
     kind: str = KIND
@@ -57,7 +57,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def find(start: Path) -> Path | None:
-    """The library of the project that the folder `start` belongs to, None where it has none."""
+    """The library of the project that the folder `start` belongs to, None if it has none."""
     for folder in folders_upwards(start):
         if (folder / FOLDER / RECORD).is_file():
             return folder / FOLDER
@@ -65,7 +65,8 @@ def find(start: Path) -> Path | None:
 
 
 def library_path(start: Path) -> Path:
-    """Where the library of that project is, or belongs: beside what marks the project, or in `start` itself."""
+    """The path of that project's library, existing or not: next to the files that mark the project, or in `start`
+    itself."""
     existing = find(start)
     if existing is not None:
         return existing
@@ -73,7 +74,7 @@ def library_path(start: Path) -> Path:
 
 
 def read_record(library: Path) -> Record:
-    """What is known of the accepted runs; of a library that is not there yet, nothing. Raises LibraryUnreadable."""
+    """The record of the accepted runs; an empty one if there is no library yet. Raises LibraryUnreadable."""
     path = library / RECORD
     try:
         data = read_bounded(path)
@@ -91,6 +92,6 @@ def read_record(library: Path) -> Record:
 
 
 def write_record(record: Record, library: Path) -> None:
-    """Write it, with the runs in order. Raises OutputError."""
+    """Write the record, with the runs in order. Raises OutputError."""
     in_order = msgspec.structs.replace(record, runs=tuple(sorted(record.runs)))
     write_whole(library / RECORD, msgspec.json.format(msgspec.json.encode(in_order), indent=2) + b"\n")

@@ -1,4 +1,4 @@
-"""Lookup: the invariant of a book that a person means by an id, or by the first digits of one."""
+"""Find the invariant of a book that a person names by its id, or by the first digits of it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from traincheck.invariants.book import Book
 from traincheck.vocab.invariant import Invariant
 
 MOST_CANDIDATES = 3
-"""Named in an error: a message is no list."""
+"""Candidates that an error names."""
 
 
 def invariant_by_id(book: Book, path: str | os.PathLike[str], name: str) -> Invariant:
     """The one invariant whose id begins with `name`.
 
-    Raises NoSuchInvariant, which names `path` and what may be meant: ids that begin so or look alike, or rules in whose
-    sentence the word occurs.
+    Raises NoSuchInvariant, which names `path` and similar rules: ids with the same start or a similar spelling, or
+    rules whose sentence contains the word.
     """
     matching = [rule for rule in book.invariants if rule.id.startswith(name.strip().lower())] if name.strip() else []
     if len(matching) == 1:

@@ -1,4 +1,4 @@
-"""Muting: a reason, written into a book, why one of its invariants is not to be checked."""
+"""Mute a rule: write a reason into a book why one of its invariants is not checked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from traincheck.vocab.invariant import Invariant
 
 
 def with_mutes(book: Book, reasons: Mapping[str, str]) -> Book:
-    """`book` with these reasons by id; an empty one ends a mute. Raises KeyError for an id that is not in the book."""
+    """`book` with these reasons by id; an empty one unmutes. Raises KeyError for an id that is not in the book."""
     for name in reasons:
         if book.by_id(name) is None:
             raise KeyError(name)
@@ -20,9 +20,9 @@ def with_mutes(book: Book, reasons: Mapping[str, str]) -> Book:
 
 
 def carry_over(book: Book, older: Iterable[Invariant]) -> tuple[Book, list[Invariant], list[Invariant]]:
-    """`book` with the mutes of the rules that it replaces; the muted rules that it has, and those that it has not.
+    """`book` with the mutes of the rules that it replaces; the muted rules that it has, and those that it lacks.
 
-    A reason given once holds for the rule, not for the file that it was written into.
+    A reason that was given once holds for the rule, not for one file.
     """
     muted = {rule.id: rule for rule in older if rule.mute}
     here = {rule.id for rule in book.invariants if rule.id in muted}

@@ -1,10 +1,10 @@
-"""Packs: books for programs that were never seen, in a folder with a manifest that says what they are.
+"""Packs: books for programs that were never seen, in a folder with a manifest.
 
 Note [Several packs of one book]
-All packs of a folder are parts of one book, learned from all of its programs together, so that a rule rests on
-everything that bears it out. A rule stands in the pack of the narrowest theme whose programs are all that it was
-learned from, and in `general` where there is none: what nothing but jobs of several ranks have shown is of no use to
-others, and need not be observed there.
+All packs of a folder are parts of one book, learned from all of its programs together, so that a rule rests on all of
+its evidence. A rule belongs to the pack of the narrowest theme that contains all of its programs, and to `general` if
+there is none. Rules that only jobs of several ranks have shown are of no use to other programs, and need not be
+observed there.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ SHIPPED = Path(__file__).parent.parent / "packs"
 """The packs that come with TrainCheck."""
 
 GENERAL = "general"
-"""The pack of what no single theme explains."""
+"""The pack of rules that no single theme contains."""
 
 ANCHOR = "#sha256="
-"""After the place of packs: what the digest of their manifest must be."""
+"""After the address of packs: the expected digest of their manifest."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -41,11 +41,11 @@ FileName = Annotated[str, msgspec.Meta(pattern=r"^[\w-]+\.jsonl$")]
 
 
 class Pack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A book among the packs: `file` and its SHA-256, `about` in a line, and how much it says.
+    """A book among the packs: `file` and its SHA-256, `about` in a line, and its size.
 
-    It is of use to programs that use one of the packages `uses` (to any, where there are none) and have at least
-    `ranks` ranks. `rules` counts its invariants, `errors` those of that severity; `programs` and `steps` are what
-    these were learned from.
+    It is useful to programs that use one of the packages `uses` (to any, if there are none) and have at least `ranks`
+    ranks. `rules` counts its invariants, `errors` those of that severity; `programs` and `steps` count what these were
+    learned from.
     """
 
     name: str
@@ -61,10 +61,10 @@ class Pack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What packs.json says: whose packs they are, in which version, and with what they were made.
+    """The content of packs.json: the name of the packs, their version, and the versions they were made with.
 
-    `torch` is the oldest release of torch they are for. `made_with` has the versions of Python, torch and the
-    frameworks that the programs ran with.
+    `torch` is the oldest supported release of torch. `made_with` has the versions of Python, torch and the frameworks
+    that the programs ran with.
     """
 
     format: int = FORMAT
@@ -79,8 +79,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @dataclass(frozen=True)
 class Program:
-    """What is known of a program before it runs: the packages that it imports, None where that cannot be told; whether
-    it may have several ranks; and the release of torch, empty where it is not known.
+    """What is known of a program before it runs: the packages that it imports, None if unknown; whether it may have
+    several ranks; and the release of torch, empty if unknown.
     """
 
     packages: frozenset[str] | None = None
@@ -89,12 +89,12 @@ class Program:
 
 
 ANY = Program()
-"""A program of which nothing is known: all packs are of use to it."""
+"""An unknown program: all packs are useful to it."""
 
 
 @dataclass(frozen=True)
 class Packs:
-    """The packs of a folder, or of an address."""
+    """The packs in a folder, or at an address."""
 
     home: Path
     manifest: Manifest
@@ -106,7 +106,7 @@ class Packs:
         return tuple(pack for pack in self.manifest.packs if _is_of_use(pack, program))
 
     def book(self, pack: Pack) -> Book:
-        """The book of one of them. Raises PacksUnreadable, also where the file is not the one that was packed."""
+        """The book of one of them. Raises PacksUnreadable, also if the file is not the packed one."""
         file = self.home / pack.file
         data = _read(file, self.home)
         if hashlib.sha256(data).hexdigest() != pack.sha256:
@@ -120,10 +120,10 @@ class Packs:
 
 
 def read_packs(named: str | Path) -> Packs:
-    """The packs in a folder, or at an address (`s3://team/packs`), `#sha256=...` behind it being what the digest of
-    its manifest must be.
+    """The packs in a folder, or at an address (`s3://team/packs`). A suffix `#sha256=...` gives the expected digest of
+    the manifest.
 
-    Raises PacksUnreadable where there are none, or other ones than that.
+    Raises PacksUnreadable if there are none, or other ones.
     """
     home, anchor, digest = str(named).partition(ANCHOR)
     folder = place(home)
@@ -144,7 +144,7 @@ def read_packs(named: str | Path) -> Packs:
 
 
 def book_of_packs(several: Iterable[Packs], program: Program = ANY) -> Book:
-    """One book of all packs that are of use to `program`. Raises PacksUnreadable, BookConflict."""
+    """One book of all packs that are useful to `program`. Raises PacksUnreadable, BookConflict."""
     return merge_books(
         (packs.home / pack.file, packs.book(pack)) for packs in several for pack in packs.of_use(program)
     )

@@ -1,4 +1,4 @@
-"""Selection: which invariants of a book are deployed on a given program."""
+"""Select the invariants of a book that are deployed on a given program."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from traincheck.vocab.invariant import GENERAL, Invariant
 
 
 def deployable(rules: Iterable[Invariant], script: str) -> tuple[Invariant, ...]:
-    """The rules to check `script` (its name in run.json) with: the general ones, and those learned from it.
+    """The rules for checking `script` (its name in run.json): the general ones, and those learned from it.
 
-    What a single program did says nothing of others, and a setting is that of its program alone.
+    A single program says nothing about others, and a setting belongs to its program alone.
     """
     return tuple(
         rule

@@ -47,7 +47,7 @@ FACTS: dict[str, str] = {
     "replicated": "of a variable on a mesh of ranks: whether it is whole on each of them (no shard of it)",
     "fresh": "whether what is saved was taken from the live state as it is now (and is no older or averaged copy)",
     "gathered": "True for a batch of a model whose parameters FSDP gathers from all ranks for its calls",
-    "splits": "of an exchange among all ranks: whether it was told how much goes to each and comes from each",
+    "splits": "of an exchange among all ranks: whether the call gave the sizes to send and to receive",
     "updated": "of a pass over a data loader: whether parameters were updated in it",
     "by_library": "True where a library's own code, and not the project's, fills memory with random numbers",
     "attributes": "marks that frameworks set on a parameter (tensor_model_parallel ...), joined by +; empty for none",

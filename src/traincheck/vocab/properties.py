@@ -55,7 +55,7 @@ PAST_TENSE = {
 
 
 class Evidence(Enum):
-    """What of the call a report shows beside a violation, apart from the parameters around it."""
+    """The values of the call that a report shows with a violation, in addition to the parameters around it."""
 
     NONE = "none"
     RESULT = "result"

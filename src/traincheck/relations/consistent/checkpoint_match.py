@@ -86,7 +86,7 @@ class CheckpointMatch:
             )
         if prop.verb in (IS_SAVED, IS_LOADED):
             attributes: tuple[str, ...] = (PRESENT,)
-        else:  # whether values can be compared is told by dtype and shape
+        else:  # dtype and shape show whether values can be compared
             attributes = ("data", "dtype", "shape") if prop.object == "data" else (prop.object,)
         return Demand.of_calls(subject.api) | Demand.of_readings(*(f"{kind}.{attribute}" for attribute in attributes))
 

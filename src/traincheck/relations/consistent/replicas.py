@@ -131,7 +131,7 @@ class Replicas:
         classes = classes_of(windows)
         for first, second in sorted(pairs_of(list(classes)) | self._agreed.pairs(classes)):
             agreed = self._agreed.of(first, second, classes)
-            second_observed = observed.get(second, observed[first])  # of those alike, one tells for all
+            second_observed = observed.get(second, observed[first])  # one rank holds the values for all of its class
             yield from _compare_pair(observed[first], second_observed, agreed, windows[0].stage, ranks, sharded)
         yield from _compare_first_values([window for window in windows if window.rank in observed])
         yield from self._of_readings(windows)
