@@ -28,7 +28,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from traincheck import config
-from traincheck.cli.main import SELDOM
+from traincheck.cli.main import RARE_COLLECTION
 from traincheck.runtime.launching import child_processes
 from traincheck.runtime.launching.command_target import Target
 from traincheck.runtime.launching.run_setup import manifest, now_in_words, settings
@@ -59,7 +59,7 @@ def warm_up() -> None:
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # else each fork's collector looks through all of it, and copies its pages by doing so
-    gc.set_threshold(*SELDOM)
+    gc.set_threshold(*RARE_COLLECTION)
 
 
 def warm_pool(jobs: int) -> ProcessPoolExecutor:
