@@ -95,7 +95,7 @@ def test_a_good_case_has_no_shortfall() -> None:
     assert shortfalls(row()) == []
     page = text({"rows": [row()]})
     assert "| step 4 | step 4 | 2.5 s | yes | 0 | a and 1 more | named | silent | Gradients differ |" in page
-    assert "All of them reach" in page
+    assert "All cases reach all goals" in page
 
 
 @pytest.mark.parametrize(
