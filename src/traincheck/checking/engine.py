@@ -18,18 +18,13 @@ from traincheck.vocab.events import Call, Window
 from traincheck.vocab.finding import Site, Violation
 from traincheck.vocab.invariant import Invariant
 from traincheck.vocab.occasion import Occasion
+from traincheck.vocab.properties import Evidence, traits_of
 from traincheck.vocab.ranks import NONE_DIFFER, DifferingRanks
 
 MOST_VIOLATIONS = 200
 MOST_IN_ALL, FEW = 5_000, 10
 """Violations kept for each invariant and process; and in all, before only a few of each are kept. Further violations
 are only counted, so memory is bounded."""
-
-RESULT_VERBS = ("returns size", "returns length", "returns width", "returns more", "gives back")
-"""Verbs of properties about the result of a call. The sizes of the result are evidence for them."""
-
-CLIPPING_VERB = "leaves norm"
-"""The verb of properties about gradients after clipping."""
 
 MOST_ALTERNATIVES = 2
 """Properties that held instead, in the evidence at most: a setting has one, and more would be a list."""
@@ -169,10 +164,11 @@ class Engine:
 
 def _evidence(rule: Invariant, call: Call, window: Window, only: Iterable[str]) -> tuple[str, ...]:
     """Evidence from the call; `only` limits it to these parameters."""
-    if rule.property.verb == CLIPPING_VERB:
+    shown = traits_of(rule.property).evidence
+    if shown is Evidence.CLIPPING:
         return unclipped_gradients(call)
     states = parameter_states(call, window, tuple(only))
-    return states or (arguments_and_result(call) if rule.property.verb in RESULT_VERBS else ())
+    return states or (arguments_and_result(call) if shown is Evidence.RESULT else ())
 
 
 def _violation(

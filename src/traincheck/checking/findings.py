@@ -18,7 +18,7 @@ from traincheck.diagnoses.diagnosis import Diagnosis
 from traincheck.relations.base import short
 from traincheck.vocab.finding import Finding, Violation
 from traincheck.vocab.invariant import ERROR, NOTICE, Invariant
-from traincheck.vocab.properties import PAST_TENSE
+from traincheck.vocab.properties import CHANGES, DOES_NOT_CHANGE, IS_CLEARED, PAST_TENSE, THEN, traits_of
 from traincheck.vocab.ranks import named_ranks
 
 ECHO_STEPS = 1
@@ -167,13 +167,13 @@ def _opposite(violation: Violation) -> str:
         attribute = prop.object.replace(".", " ").replace("_", " ")
         if rule.subject.grain in ("call", "cycle"):
             return f"{scope}, no {attribute} {PAST_TENSE[prop.detail]}"
-        opposite = {"changes": "did not change", "does not change": "changed", "is cleared": "was not cleared"}
+        opposite = {CHANGES: "did not change", DOES_NOT_CHANGE: "changed", IS_CLEARED: "was not cleared"}
         if rule.subject.grain == "step":
             scope = f"by the end of the step of {violation.receiver}"
         return f"{scope}, the {attribute} {opposite.get(prop.detail, 'did not')}"
-    if prop.detail.startswith("then "):
-        return f"{scope}, {short(prop.detail.removeprefix('then '))} came before {short(prop.object)}"
-    if prop.verb in ("contains call", "preceded by"):
+    if prop.detail.startswith(THEN):
+        return f"{scope}, {short(prop.detail.removeprefix(THEN))} came before {short(prop.object)}"
+    if traits_of(prop).expects_call:
         with_argument = f" with {prop.detail}" if prop.detail else ""
         return f"{scope}, {short(prop.object)} was not called{with_argument}"
     return f"not true {scope}" if rule.subject.api.startswith("torch.") or violation.receiver else "not true here"

@@ -14,6 +14,7 @@ from traincheck.trace.run_notes import ProcessNote
 from traincheck.vocab.collectives import COLLECTIVE
 from traincheck.vocab.finding import ELSEWHERE, ENDED, GOING, KILLED, MISSING, STOPPED, Divergence, RankState, Violation
 from traincheck.vocab.invariant import ERROR
+from traincheck.vocab.properties import MESSAGES, expects_difference
 
 WRITING = "trace:"
 """The prefix of the reason in a note if the recording stopped early."""
@@ -102,9 +103,9 @@ def _order(violation: Violation) -> tuple[object, ...]:
 def difference_text(violation: Violation) -> str:
     """The difference between ranks in a few words, such as `gradients differ`."""
     subject, prop = violation.invariant.subject, violation.invariant.property
-    if prop.verb == "messages":
+    if prop.verb == MESSAGES:
         return "messages do not fit"
     kind = subject.api.partition(".")[0]
     other = "collectives" if subject.api.startswith(COLLECTIVE) else f"calls of {short(subject.api)}"
-    to_differ = prop.verb == "differs on ranks" or prop.detail == "all distinct"
-    return f"{QUANTITIES.get(subject.api) or _KINDS.get(kind, other)} {'are the same' if to_differ else 'differ'}"
+    relation = "are the same" if expects_difference(prop) else "differ"
+    return f"{QUANTITIES.get(subject.api) or _KINDS.get(kind, other)} {relation}"

@@ -21,7 +21,7 @@ from traincheck.trace.folder import RunFolder
 from traincheck.vocab.events import EVAL
 from traincheck.vocab.invariant import Invariant
 
-MOST_RUNS = 20
+MAX_RUNS = 20
 """Runs of one program that the library keeps. Older ones are removed, so that the committed files stay small."""
 
 
@@ -98,14 +98,14 @@ def _accepted_run(tally: Tally, run: RunFolder, today: str, reason: str) -> Acce
 
 
 def _newest(runs: Sequence[AcceptedRun]) -> tuple[tuple[AcceptedRun, ...], tuple[AcceptedRun, ...]]:
-    """The last `MOST_RUNS` of each program, and the others. Of two runs of one day, the later one in the list is
+    """The last `MAX_RUNS` of each program, and the others. Of two runs of one day, the later one in the list is
     newer."""
     count: Counter[str] = Counter()
     kept: list[AcceptedRun] = []
     let_go: list[AcceptedRun] = []
     for _, run in sorted(enumerate(runs), key=lambda numbered: (numbered[1].date, numbered[0]), reverse=True):
         count[run.script] += 1
-        (kept if count[run.script] <= MOST_RUNS else let_go).append(run)
+        (kept if count[run.script] <= MAX_RUNS else let_go).append(run)
     return tuple(sorted(kept)), tuple(sorted(let_go))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from traincheck import plugins
-from traincheck.inference.confidence import LEAST_STEPS, of_support, severity
+from traincheck.inference.confidence import MIN_STEPS, of_support, severity
 from traincheck.inference.contexts import Evidence
 from traincheck.inference.generalisation import scope_of
 from traincheck.inference.journal import DROPPED, KEPT, Entry, Journal
@@ -23,7 +23,7 @@ from traincheck.vocab.invariant import ERROR, NOTICE, PIPELINE, Invariant, Preco
 from traincheck.vocab.occasion import Property
 from traincheck.vocab.program import ProgramIdentity, main_of_name
 
-LEAST_RUNS_OF_A_SETTING = 2
+MIN_RUNS_OF_A_SETTING = 2
 """A setting from a single run may be meant to vary from run to run, as a seed is."""
 
 
@@ -88,7 +88,7 @@ class _Candidate:
             return
         selected = [row for row in self.evidence if precondition.true_in(row.context)]
         support = self._support(selected)
-        if support.steps < LEAST_STEPS:
+        if support.steps < MIN_STEPS:
             self._drop("seen in a single training step", str(precondition))
             return
         pipeline = scope_of(support) == PIPELINE
@@ -129,7 +129,7 @@ class _Candidate:
                 self._drop(f"it varied in {script}")
                 continue
             support = self._support(rows)
-            if support.runs < LEAST_RUNS_OF_A_SETTING:
+            if support.runs < MIN_RUNS_OF_A_SETTING:
                 self._drop(f"seen in one run of {script} only: it may be meant to vary")
                 continue
             yield Invariant(

@@ -27,7 +27,7 @@ from traincheck.vocab.invariant import ERROR, NOTICE, Support
 
 ERROR_CONFIDENCE = 0.75
 NAMED_PROGRAMS = 3
-LEAST_STEPS = 2
+MIN_STEPS = 2
 """A rule from a single step is a coincidence: nothing in it was repeated."""
 
 

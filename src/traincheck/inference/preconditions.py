@@ -30,10 +30,10 @@ from traincheck.inference.contexts import ClauseOrder, Contexts, Evidence, order
 from traincheck.vocab.facts import Facts
 from traincheck.vocab.invariant import Clause, Conjunction, Precondition
 
-MOST_ALTERNATIVES = 3
+MAX_ALTERNATIVES = 3
 """A rule with more alternatives is several rules, or none."""
 
-LEAST_RUNS = 2
+MIN_RUNS = 2
 """Runs that support an alternative, if there are as many, see Note [Search]."""
 
 
@@ -98,7 +98,7 @@ def _learn(evidence: frozenset[Evidence]) -> Precondition | Inseparable | Unprov
     if not isinstance(best, _Choice):
         return best or _nearest(contexts)
     chosen = [best]
-    while len(chosen) < MOST_ALTERNATIVES and (rest := contexts.good & ~_union(chosen)):
+    while len(chosen) < MAX_ALTERNATIVES and (rest := contexts.good & ~_union(chosen)):
         best = _Case(contexts, rest).solved(_least_runs(contexts))
         if not isinstance(best, _Choice):
             break
@@ -108,7 +108,7 @@ def _learn(evidence: frozenset[Evidence]) -> Precondition | Inseparable | Unprov
 
 
 def _least_runs(contexts: Contexts) -> int:
-    return min(LEAST_RUNS, contexts.runs_in(contexts.good))
+    return min(MIN_RUNS, contexts.runs_in(contexts.good))
 
 
 def _nearest(contexts: Contexts) -> Inseparable:

@@ -26,7 +26,7 @@ from traincheck.vocab.occasion import Occasion, Property, Subject
 Key = tuple[str, Subject]
 """A relation's name and one of its subjects."""
 
-MOST_VALUES = 8
+MAX_VALUES = 8
 """Stored values of an argument. Inference only needs to know whether there were several; the others are for people."""
 
 
@@ -135,7 +135,7 @@ class Tally:
         self.levels: set[tuple[str, ...]] = set()
         self.arguments: dict[tuple[str, str], set[str]] = {}
         """By API (its own and its most general name, and its kind) and argument: values as `repr` writes them. The
-        first `MOST_VALUES` in alphabetical order are kept, which shows whether an argument varies."""
+        first `MAX_VALUES` in alphabetical order are kept, which shows whether an argument varies."""
 
     def add_window(self, window: Window) -> None:
         """Count what does not depend on relations: steps, levels, and the effects of calls."""
@@ -210,7 +210,7 @@ class Tally:
         for api, reach in other.reach.items():
             self.reach.setdefault(api, Reach()).merge(reach)
         for argument, values in other.arguments.items():
-            self.arguments[argument] = set(sorted(self.arguments.get(argument, set()) | values)[:MOST_VALUES])
+            self.arguments[argument] = set(sorted(self.arguments.get(argument, set()) | values)[:MAX_VALUES])
 
     def arrange(self) -> Tally:
         """Sort everything, and return the tally. Its order then depends on the counts alone, whichever process was read
@@ -261,7 +261,7 @@ def _returned(call: Call) -> bool:
 
 def _remember(values: set[str], value: FactValue) -> None:
     values.add(repr(value))  # True, 1 and 1.0 are equal, and three values
-    if len(values) > MOST_VALUES:
+    if len(values) > MAX_VALUES:
         values.remove(max(values))
 
 

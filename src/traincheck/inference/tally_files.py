@@ -15,7 +15,7 @@ from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
-from traincheck.addresses import place
+from traincheck.addresses import as_path
 from traincheck.errors import TallyTooNew, TallyUnreadable
 from traincheck.files import LARGEST, write_whole
 from traincheck.inference.contexts import SKETCH
@@ -42,7 +42,7 @@ KIND = "traincheck tally"
 _GZIP = b"\x1f\x8b"
 _AS_GZIP = 31
 """zlib's number for a gzip wrapper with the largest window; its header holds no time and no name."""
-FEW, MOST_PACKED = 1 << 24, 200
+FEW, UNPACKED_PER_BYTE = 1 << 24, 200
 """Bytes that any file may unpack to, and how many more for each of its own. Tallies pack to a tenth or so; zeros in a
 malicious file pack to a thousandth."""
 _ENOUGH = 1 << 16
@@ -214,7 +214,7 @@ def _cell_line(context: int, cell: Cell, property_indices: dict[Property, int], 
 
 def _read(path: PathLike, most: int = -1) -> bytes:
     try:
-        with place(path).open("rb") as file:
+        with as_path(path).open("rb") as file:
             return file.read(most)
     except OSError as error:
         raise TallyUnreadable(path, error.strerror or str(error)) from error
@@ -229,13 +229,15 @@ def _unpacked(path: PathLike) -> bytes:
         raise TallyUnreadable(path, "it is a book (`traincheck merge` joins books)" if book else "it is another file")
     packer = zlib.decompressobj(wbits=_AS_GZIP)
     try:
-        text = packer.decompress(data, min(LARGEST, FEW + MOST_PACKED * len(data)))
+        text = packer.decompress(data, min(LARGEST, FEW + UNPACKED_PER_BYTE * len(data)))
     except zlib.error as error:
         if not is_tally_file(path):
             raise TallyUnreadable(path, f"it cannot be decompressed ({error})") from None
         raise TallyUnreadable(path, f"it was damaged ({error})") from None
     if packer.unconsumed_tail:
-        raise TallyUnreadable(path, f"what it unpacks to is more than {MOST_PACKED} times as large, as no tallies are")
+        raise TallyUnreadable(
+            path, f"what it unpacks to is more than {UNPACKED_PER_BYTE} times as large, as no tallies are"
+        )
     if not packer.eof and is_tally_file(path):
         raise TallyUnreadable(path, "the end of the file is missing")
     return text

@@ -232,7 +232,9 @@ def bytes_of(book: Book, path: PathLike) -> bytes:
     for invariant in book.invariants:
         for clause in chain.from_iterable(invariant.precondition.alternatives):
             if isinstance(clause.value, float) and not math.isfinite(clause.value):
-                raise OutputError(path, f"JSON cannot represent the number in the precondition of {invariant.id} ({clause})")
+                raise OutputError(
+                    path, f"JSON cannot represent the number in the precondition of {invariant.id} ({clause})"
+                )
     header = HeaderLine(
         format=FORMAT,
         kind=KIND,

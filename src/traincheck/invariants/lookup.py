@@ -9,7 +9,7 @@ from traincheck.errors import NoSuchInvariant
 from traincheck.invariants.book import Book
 from traincheck.vocab.invariant import Invariant
 
-MOST_CANDIDATES = 3
+MAX_CANDIDATES = 3
 """Candidates that an error names."""
 
 
@@ -25,10 +25,10 @@ def invariant_by_id(book: Book, path: str | os.PathLike[str], name: str) -> Inva
     if matching:
         raise NoSuchInvariant(path, name, len(matching), _ids_and_sentences(matching))
     by_id = {rule.id: rule for rule in book.invariants}
-    close = [by_id[rule_id] for rule_id in difflib.get_close_matches(name.lower(), by_id, MOST_CANDIDATES)]
+    close = [by_id[rule_id] for rule_id in difflib.get_close_matches(name.lower(), by_id, MAX_CANDIDATES)]
     by_word = [rule for rule in book.invariants if name.strip() and name.strip().lower() in rule.sentence.lower()]
     raise NoSuchInvariant(path, name, 0, _ids_and_sentences(close or by_word))
 
 
 def _ids_and_sentences(rules: list[Invariant]) -> list[tuple[str, str]]:
-    return [(rule.id, rule.sentence) for rule in rules[:MOST_CANDIDATES]]
+    return [(rule.id, rule.sentence) for rule in rules[:MAX_CANDIDATES]]

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import msgspec
 
-from traincheck.addresses import contents, place
+from traincheck.addresses import as_path, contents
 from traincheck.errors import BookError, PacksUnreadable, TraceOutOfReach
 from traincheck.invariants.book import Book, book_in, merge_books
 from traincheck.version import __version__
@@ -126,7 +126,7 @@ def read_packs(named: str | Path) -> Packs:
     Raises PacksUnreadable if there are none, or other ones.
     """
     home, anchor, digest = str(named).partition(ANCHOR)
-    folder = place(home)
+    folder = as_path(home)
     data = _read(folder / MANIFEST, folder)
     if anchor and hashlib.sha256(data).hexdigest() != digest.lower():
         raise PacksUnreadable(folder, f"the SHA-256 of {MANIFEST} is not {digest}: these are other packs")

@@ -29,7 +29,7 @@ FIRST = 2
 """Number of consecutive calls whose contents are compared. A full recording reads no more of them in a step
 (`MAX_READ_CALLS` in sources/tensors/call_summaries.py), and a check must judge a rule on the same calls."""
 
-LEAST_ELEMENTS = 8
+MIN_ELEMENTS = 8
 """Tensors with fewer elements may be equal by chance, such as two losses of zero, so distinct ones prove nothing."""
 
 _BETWEEN_RANKS = COLLECTIVES | SENDS | RECEIVES | {WAIT}
@@ -121,7 +121,7 @@ def _is_small(name: str, calls: Sequence[Call]) -> bool:
         )
         for call in calls
     )
-    return min(sizes) < LEAST_ELEMENTS
+    return min(sizes) < MIN_ELEMENTS
 
 
 def _values_of(call: Call) -> Iterator[tuple[str, Hashable]]:

@@ -7,21 +7,21 @@ from typing import Any, TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 
-MOST = 4096
+MAX_ENTRIES = 4096
 """Entries of one cache. A step of a large program needs a fraction of that, and all of them take a few megabytes. A
 program that brings new ones all the time (another number in each step) must not fill the memory."""
 
 
 class BoundedCache(dict[K, V]):
-    """A dict that is emptied before it exceeds `most` entries."""
+    """A dict that is emptied before it exceeds `max_entries` entries."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
         super().__init__()
-        self.most = most
+        self.max_entries = max_entries
 
     def put(self, key: K, value: V) -> V:
         """Store `value`, and return it."""
-        if len(self) >= self.most:
+        if len(self) >= self.max_entries:
             self.clear()
         self[key] = value
         return value
@@ -32,8 +32,8 @@ class ObjectCache(BoundedCache[int, V]):
     that no other object gets the id of a freed one.
     """
 
-    def __init__(self, most: int = MOST) -> None:
-        super().__init__(most)
+    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
+        super().__init__(max_entries)
         self._key_objects: list[Any] = []
 
     def clear(self) -> None:

@@ -44,7 +44,7 @@ def named(word: str) -> str:
 def words_of(name: str) -> tuple[str, ...]:
     """The words in the name of a function (dotted, `with_underscores` or `camelCase`) that describe its purpose."""
     words = _WORD.findall(name.rsplit(".", 1)[-1])
-    return tuple(dict.fromkeys(word.lower() for word in words if len(word) >= LEAST_LETTERS))
+    return tuple(dict.fromkeys(word.lower() for word in words if len(word) >= MIN_LETTERS))
 
 
 def kinds_of_function(name: str, arguments: Iterable[str]) -> tuple[str, ...]:
@@ -74,7 +74,7 @@ def kinds_of(call: Call) -> tuple[str, ...]:
     return kinds_of_function(call.name, names)
 
 
-LEAST_LETTERS = 4
+MIN_LETTERS = 4
 """Shorter words (`get`, `num`, `of`) say little about a function."""
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
-MOST_NAMED = 8
+MAX_NAMED = 8
 """Ranks, or ranges of them, that a text names one by one: a job may have thousands."""
 
 
@@ -44,7 +44,7 @@ def differing_ranks_text(values: Sequence[tuple[int, Hashable]]) -> str:
     if ranks_that_differ(values).is_minority:
         verb = "differs" if len(others) == 1 else "differ"
         return f"{named_ranks(others)} {verb} from {named_ranks(largest)}"
-    return f"{' and '.join(named_ranks(ranks) for ranks in _groups(values)[:MOST_NAMED])} differ"
+    return f"{' and '.join(named_ranks(ranks) for ranks in _groups(values)[:MAX_NAMED])} differ"
 
 
 def _groups(values: Sequence[tuple[int, Hashable]]) -> list[list[int]]:
@@ -70,9 +70,9 @@ def named_ranks(ranks: Iterable[int]) -> str:
 def rank_numbers(ranks: Iterable[int]) -> str:
     """The text of `named_ranks` without the noun."""
     in_order = sorted(ranks)
-    spans = [(rank, rank) for rank in in_order] if len(in_order) <= MOST_NAMED else _spans(in_order)
-    named = [str(first) if first == last else f"{first}-{last}" for first, last in spans[:MOST_NAMED]]
-    beyond = sum(last - first + 1 for first, last in spans[MOST_NAMED:])
+    spans = [(rank, rank) for rank in in_order] if len(in_order) <= MAX_NAMED else _spans(in_order)
+    named = [str(first) if first == last else f"{first}-{last}" for first, last in spans[:MAX_NAMED]]
+    beyond = sum(last - first + 1 for first, last in spans[MAX_NAMED:])
     return ", ".join(named) + (f" and {beyond} more" if beyond else "")
 
 

@@ -37,7 +37,7 @@ _SENTENCES = {
     EVEN: "what two ranks send each other in turn has the same shape",
 }
 
-MOST_PENDING = 10_000
+MAX_PENDING = 10_000
 """Ends of messages that wait for the other end. Beyond this number, all of them are dropped."""
 
 _Route = tuple[int, int, int]
@@ -91,7 +91,7 @@ class Messages:
             )
 
     def _keep(self, key: tuple[_Route, int, bool], message: _Message) -> None:
-        if len(self._pending) >= MOST_PENDING:
+        if len(self._pending) >= MAX_PENDING:
             self._pending.clear()
         self._pending[key] = message
 

@@ -44,7 +44,7 @@ from traincheck.vocab.facts import merged, value_of
 from traincheck.vocab.occasion import RANKS, Occasion, Property, Subject
 from traincheck.vocab.properties import CALLS_ON_RANKS, COMPARES_CALLS, DISTINCT, EQUAL, MESSAGES
 from traincheck.vocab.ranks import (
-    MOST_NAMED,
+    MAX_NAMED,
     DifferingRanks,
     differing_ranks_text,
     named_ranks,
@@ -253,7 +253,7 @@ def _compare_results(api: str, calls: _Calls, ranks: _Ranks, first: Window) -> I
         values = [value_of(call.result, "value") for call in together]
         if all(type(value) is int for value in values):
             occasion = _occasion(api, together, first, _first_seq([together], first))
-            results = ", ".join(map(str, values[:MOST_NAMED]))
+            results = ", ".join(map(str, values[:MAX_NAMED]))
             yield _with_verdict(occasion, SAME_NUMBER, ranks, values, f"what it got: {results}")
 
 

@@ -20,7 +20,7 @@ FRESH = Property(FILLS_MEMORY, "other memory each time")
 
 _INIT = "torch.nn.init"
 
-LEAST = 2
+MIN_STORAGES = 2
 """The least number of different storages that a line has to fill to be judged. A single one may be a tied weight."""
 
 
@@ -34,7 +34,7 @@ class Reinitialization:
     grain = "place"
 
     def occasions(self, window: Window) -> Iterator[Occasion]:
-        """Yield one occasion for each function and line that fills `LEAST` storages or more."""
+        """Yield one occasion for each function and line that fills `MIN_STORAGES` storages or more."""
         if window.stage != SETUP:
             return
         groups: dict[tuple[str, str], list[tuple[Call, str]]] = {}
@@ -47,7 +47,7 @@ class Reinitialization:
             times: dict[str, int] = {}
             for _, memory in filled:
                 times[memory] = times.get(memory, 0) + 1
-            if len(times) < LEAST:
+            if len(times) < MIN_STORAGES:
                 continue
             again = tuple(memory for memory, count in times.items() if count > 1)
             prop, nothing = frozenset((FRESH,)), frozenset[Property]()

@@ -61,7 +61,7 @@ SCALE_BAND = 3.0
 a half as a rule. A norm in place of a root mean square is off by the root of the width, which is four at a width of 16.
 """
 
-LEAST_SCALE = 1e-2
+MIN_SCALE = 1e-2
 """Below this, the safety term that a normalising layer adds to the square of its input may outweigh it."""
 
 CONSTANT = 1e-3
@@ -209,7 +209,7 @@ def _keeps_scale(call: Call) -> bool | None:
     if flow.main is None or not flow.arguments or flow.arguments[0].shape != flow.main.shape:
         return None
     before, after = _scale(flow.arguments[0]), _scale(flow.main)
-    if before is None or after is None or before < LEAST_SCALE or after < CONSTANT * min(scale, shifted):
+    if before is None or after is None or before < MIN_SCALE or after < CONSTANT * min(scale, shifted):
         return None
     return min(scale, shifted) / SCALE_BAND <= after <= max(scale, shifted) * SCALE_BAND
 

@@ -43,10 +43,10 @@ by 0.4 %."""
 UNIT_BAND = (0.5, 2.0)
 """Root mean squares that count as unit scale: training moves the weights of a normalising layer away from one."""
 
-LEAST_SCALE = 1e-2
+MIN_SCALE = 1e-2
 """Below this, the safety term that a normalising layer adds to the square of its input may outweigh it."""
 
-MOST_TENSORS = 4
+MAX_TENSORS = 4
 """Tensors that a result is compared with. The important ones come first, and the length stands for a list."""
 
 FEW = 4
@@ -186,7 +186,7 @@ def values(flow: Flow) -> Judged:
         return
     before, after = _scale(flow.arguments[0]), _scale(main)
     # An input at unit scale leaves most layers at unit scale, so it proves nothing.
-    if before is not None and after is not None and before >= LEAST_SCALE and not _is_unit(before):
+    if before is not None and after is not None and before >= MIN_SCALE and not _is_unit(before):
         yield UNIT._replace(detail=flow.detail), _is_unit(after)
 
 
@@ -208,7 +208,7 @@ def untouched(flow: Flow) -> Judged:
     if flow.call.kind == MODULE or flow.call.name.endswith("_"):
         return  # modules seldom change their inputs, and this would require a fingerprint of every input
     returned = {tensor.storage for tensor in flow.results if tensor.storage}
-    for tensor in flow.arguments[:MOST_TENSORS]:
+    for tensor in flow.arguments[:MAX_TENSORS]:
         changed = value_of(tensor.facts, "changed")
         if isinstance(changed, bool) and tensor.storage not in returned:
             yield Property(LEAVES_ARGUMENT, tensor.role, UNCHANGED), not changed
@@ -216,7 +216,7 @@ def untouched(flow: Flow) -> Judged:
 
 def filled(flow: Flow) -> Judged:
     """Whether a function of the project changes the parameters that it is given, see Note [Filled at the start]."""
-    for tensor in flow.arguments[:MOST_TENSORS]:
+    for tensor in flow.arguments[:MAX_TENSORS]:
         changed = value_of(tensor.facts, "changed")
         if isinstance(changed, bool) and tensor.storage and not tensor.storage.startswith("~"):
             yield Property(LEAVES_ARGUMENT, tensor.role, CHANGED), changed
@@ -240,7 +240,7 @@ def sizes(flow: Flow) -> Judged:
     """
     main = flow.main
     if main is not None:
-        for tensor in flow.arguments[:MOST_TENSORS]:
+        for tensor in flow.arguments[:MAX_TENSORS]:
             if tensor.shape and tensor.shape[0] > 1:
                 yield Property(RETURNS_SIZE, BATCH + tensor.role, flow.detail), main.shape[:1] == tensor.shape[:1]
                 yield Property(RETURNS_SIZE, SHAPE + tensor.role, flow.detail), main.shape == tensor.shape

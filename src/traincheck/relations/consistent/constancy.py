@@ -43,7 +43,7 @@ ESTABLISHED = 3
 """A scheduler may set more than the learning rate (cycle the momentum), from its first step on. A value that so many of
 its steps left alone does not belong to the scheduler."""
 
-MOST_VARIABLES = 100_000
+MAX_VARIABLES = 100_000
 """Beyond this, a program makes parameters in a loop. The state is dropped, which bounds memory."""
 
 
@@ -82,7 +82,7 @@ class _Tracked:
             context = merged(context, requires_grad=reading.value)
         self.values[reading.variable] = _Value(reading.value, context)
         self.groups = None
-        if len(self.values) > MOST_VARIABLES:
+        if len(self.values) > MAX_VARIABLES:
             self.values.clear()
             self.since.clear()
 
@@ -197,7 +197,7 @@ class Constancy:
                     self._tied.discard(change.variable)
             elif tied:
                 self._tied.add(change.variable)
-        if len(self._tied) > MOST_VARIABLES:
+        if len(self._tied) > MAX_VARIABLES:
             self._tied.clear()
         prop = Property(STAYS, TIED)
         for (context, tied), names in outcomes.items():

@@ -30,7 +30,7 @@ GRAIN, START = "schedule", "start"
 FIRST_STEPS = 4
 """Enough steps for a few programs to teach the rule, and few enough that hardly any schedule has its first drop in
 them."""
-LEAST_SHARE = 0.5
+MIN_SHARE = 0.5
 """A linear decay over as few as four steps keeps at least half of the rate from step to step."""
 _FIRST_GROUP = ".param_groups[0]"
 
@@ -77,9 +77,7 @@ class LearningRates:
             return
         group = (optimizer + _FIRST_GROUP,)
         if old_rate is not None and self._from_start and steps <= FIRST_STEPS:
-            yield _occasion(
-                START, Property(DOES_NOT_HALVE, LR), rate_now >= LEAST_SHARE * old_rate, call, window, group
-            )
+            yield _occasion(START, Property(DOES_NOT_HALVE, LR), rate_now >= MIN_SHARE * old_rate, call, window, group)
         if self._announced is not None and len(self._schedulers) == len(self._steps) == 1:
             agrees = math.isclose(rate_now, self._announced, rel_tol=1e-6, abs_tol=1e-12)
             (scheduler,) = self._schedulers

@@ -30,7 +30,7 @@ IN_FORCE = Property(HAS_TAKEN_EFFECT, OWN_TRAIN)
 KEPT = Property(IS_AS_BUILT, ATTRIBUTES)
 FIRST_UPDATED = Property(IS_UPDATED_BEFORE_USE, BUFFER_DATA)
 
-MOST_VARIABLES = 100_000
+MAX_VARIABLES = 100_000
 """Beyond this, a program makes modules in a loop. The state is dropped, which bounds memory."""
 
 
@@ -54,7 +54,7 @@ class Readiness:
                 yield from self._judge_train_methods(call, window)
             if self._random:
                 yield from self._judge_buffers(call, window)
-        if len(self._in_force) + len(self._random) > MOST_VARIABLES:
+        if len(self._in_force) + len(self._random) > MAX_VARIABLES:
             self.forget()
 
     def _judge_attributes(self, call: Call, window: Window) -> Iterator[Occasion]:

@@ -30,7 +30,7 @@ _HYPERPARAMETER = "hyperparameter"
 _OTHER = ("lr", "keys")
 """Entries of a parameter group that have rules of their own."""
 
-MOST_OPTIMIZERS = 256
+MAX_OPTIMIZERS = 256
 """Programs that build an optimizer in each of many rounds have many. Others continue only the latest."""
 
 
@@ -72,7 +72,7 @@ class Restarts:
         for call in calls_of(window, UPDATE):
             optimizer = self._optimizers.get(call.receiver)
             if optimizer is None:
-                if len(self._optimizers) >= MOST_OPTIMIZERS:
+                if len(self._optimizers) >= MAX_OPTIMIZERS:
                     del self._optimizers[next(iter(self._optimizers))]
                 optimizer = self._optimizers[call.receiver] = _Optimizer()
             for reading in window.readings_of.get(call.seq, ()):

@@ -20,7 +20,7 @@ from traincheck.vocab.properties import RESTORES
 TRAINING = "module.training"
 GRAIN = "evaluation"
 
-MOST_MODULES = 100_000
+MAX_MODULES = 100_000
 """Beyond this, a program makes modules in a loop. The state is dropped, which bounds memory."""
 
 
@@ -50,7 +50,7 @@ class TrainModeRestored:
             if trains:
                 self._trained.add(call.receiver)
                 yield from self._judge(call, window)
-        if len(self._flags) > MOST_MODULES:
+        if len(self._flags) > MAX_MODULES:
             self.forget()
 
     def _judge(self, call: Call, window: Window) -> Iterator[Occasion]:

@@ -23,7 +23,7 @@ from traincheck.vocab.properties import LEARNS_FROM
 GRAIN = "lesson"
 LEARNS = Property(LEARNS_FROM, BACKWARD)
 
-MOST_OPTIMIZERS = 10_000
+MAX_OPTIMIZERS = 10_000
 """Beyond this, a program makes optimizers in a loop. The state is dropped, which bounds memory."""
 
 
@@ -58,7 +58,7 @@ class BackwardBeforeStep:
 
     def _judge(self, call: Call, window: Window) -> Iterator[Occasion]:
         counts = self._at_last_update.get(call.receiver, (0, 0) if self._from_start else None)
-        if len(self._at_last_update) >= MOST_OPTIMIZERS:
+        if len(self._at_last_update) >= MAX_OPTIMIZERS:
             self._at_last_update.clear()
             self._from_start = False
         self._at_last_update[call.receiver] = self._backwards, self._forwards

@@ -31,7 +31,7 @@ CLEARED = Property(IS_CLEARED_BEFORE_USE, GRAD, IS_CLEARED)
 _VARIABLE_FACTS = ("attributes", "held", "owned", "precision", "requires_grad", "scalar", "tied")
 """Facts of the variable that may explain an exception."""
 
-MOST_VARIABLES = 100_000
+MAX_VARIABLES = 100_000
 """Beyond this, a program makes parameters in a loop. The state is dropped, which bounds memory."""
 
 
@@ -111,7 +111,7 @@ class ParameterUpdates:
                 used_by_update = variable in self._written or value_of(uses[1], "held") != "none"
                 if used_by_update and state is not None and state & _FILLED and state & (_CLEARED | _ADDED_TO):
                     outcomes.setdefault((CLEARED, *uses, bool(state & _CLEARED)), []).append(variable)
-                if len(used) > MOST_VARIABLES:
+                if len(used) > MAX_VARIABLES:
                     used.clear()
                     self._written.clear()
                 used[variable] = 0
@@ -137,7 +137,7 @@ class ParameterUpdates:
     def _variable_facts(self, context: Facts) -> Facts:
         cached = self._contexts.get(context)
         if cached is None:
-            if len(self._contexts) > MOST_VARIABLES:
+            if len(self._contexts) > MAX_VARIABLES:
                 self._contexts.clear()
             cached = self._contexts[context] = tuple(pair for pair in context if pair[0] in _VARIABLE_FACTS)
         return cached

@@ -39,7 +39,7 @@ CLOSING = (SCHEDULE, "torch.save")
 ESTABLISHED = 2
 """Completed passes before the next one is expected to be complete: one may be chance, and runs have few."""
 
-MOST_LOADERS = 64
+MAX_LOADERS = 64
 """Programs that build a loader for each epoch have many. Only the latest continue."""
 
 
@@ -100,7 +100,7 @@ class LoaderPasses:
     def _loader(self, name: str) -> _Loader:
         loader = self._loaders.get(name)
         if loader is None:
-            if len(self._loaders) >= MOST_LOADERS:
+            if len(self._loaders) >= MAX_LOADERS:
                 del self._loaders[next(iter(self._loaders))]
             loader = self._loaders[name] = _Loader()
         return loader

@@ -22,7 +22,7 @@ from traincheck.vocab.demand import NOTHING, Demand
 from traincheck.vocab.events import TRAIN, Window
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
-MOST_VARIABLES = 100_000
+MAX_VARIABLES = 100_000
 """A program with more makes parameters in a loop; further ones are not followed."""
 
 
@@ -77,7 +77,7 @@ class ZeroGradients:
             names = window.variables_at(positions)
             if change.after == "zero":
                 zero.update(dict.fromkeys(names))
-            elif len(self._alive) < MOST_VARIABLES:
+            elif len(self._alive) < MAX_VARIABLES:
                 self._alive.update(names)
         return [name for name in zero if name not in self._alive]
 
