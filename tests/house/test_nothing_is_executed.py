@@ -54,6 +54,8 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("sdc/workload/workload.py", "exec_module"): "",
     ("sources/replay/peer_check.py", "load"): "tensors, numbers and texts only, of another rank of the same job",
     ("plugins.py", "import_module"): "extensions of installed packages; no name comes from a file that is read",
+    ("testing/sources.py", "import_module"): "the declaration that a test names",
+    ("testing/sources.py", "run"): "imports that declaration in a Python without torch",
     ("cli/main.py", "import_module"): "the modules of commands, by names in the source",
     ("sources/base.py", "import_module"): "modules of torch, by names in the source",
     ("sources/functions/context_managers.py", "import_module"): "",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -232,3 +234,29 @@ def test_a_source_that_fails_later_is_missing_and_the_rest_observes(monkeypatch:
         train()
     (reason,) = seen.missing
     assert reason.startswith("odd: PluginError") and seen.windows[-1].off == {"odd": MISSING}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_library_that_imports_torch_first_is_ready_when_its_import_ends(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As importing torch starts us, a library may be half imported when its source waits for it."""
+    (tmp_path / "half_imported.py").write_text(
+        "from traincheck.runtime.launching import import_hooks\n"
+        "import builtins, sys\n"
+        "ready = lambda: builtins.seen.append(sys.modules['half_imported'].Late)\n"
+        "import_hooks.when_imported('half_imported', ready)\n"
+        f"{'1 / 0' if fails else ''}\n"
+        "class Late: pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    seen: list[type] = []
+    monkeypatch.setattr("builtins.seen", seen, raising=False)
+    if fails:
+        with pytest.raises(ZeroDivisionError):
+            importlib.import_module("half_imported")
+        assert seen == []
+        return
+    module = importlib.import_module("half_imported")
+    assert seen == [module.Late] and type(module.__spec__) is ModuleSpec
+    del sys.modules["half_imported"]

@@ -94,13 +94,18 @@ class PostImport:
 def when_imported(
     name: str, callback: Callable[[], None], around: Callable[[], Callable[[], None]] | None = None
 ) -> Callable[[], None]:
-    """Call `callback` once when the module `name` has been imported: at once if it has. One hook for each name.
+    """Call `callback` once the module `name` has been imported: at once if it has. One hook for each name.
 
-    `around` is called before the module's body runs, and what it returns afterwards. What is returned here takes it all
-    back, if the module was not imported meanwhile.
+    A module that is being imported counts when its import ends: a library may import torch, and so start us, before it
+    defines anything. `around` is called before the body of a later import, and its result afterwards. The returned
+    function removes the hook if the module was not imported meanwhile.
     """
+    module = sys.modules.get(name)
+    spec = getattr(module, "__spec__", None)
+    if getattr(spec, "_initializing", False):
+        return _when_initialized(name, spec, callback)
     hook = PostImport(name, callback, around)
-    if name in sys.modules:
+    if module is not None:
         callback()
     elif not any(isinstance(finder, PostImport) and finder.name == name for finder in sys.meta_path):
         sys.meta_path.insert(0, hook)
@@ -110,3 +115,26 @@ def when_imported(
             sys.meta_path.remove(hook)
 
     return take_back
+
+
+def _when_initialized(name: str, spec: Any, callback: Callable[[], None]) -> Callable[[], None]:
+    """Call `callback` when the import under way ends. Until then the spec of the module has a class of ours.
+
+    The import system sets `_initializing` of the spec to False as its last act.
+    """
+    plain = type(spec)
+
+    def remove() -> None:
+        if type(spec) is awaited:
+            spec.__class__ = plain
+
+    def set_attribute(self: Any, attribute: str, value: Any) -> None:
+        object.__setattr__(self, attribute, value)
+        if attribute == "_initializing" and not value:
+            remove()
+            if name in sys.modules:  # else the import failed
+                callback()
+
+    awaited = type(plain.__name__, (plain,), {"__setattr__": set_attribute})
+    spec.__class__ = awaited
+    return remove
