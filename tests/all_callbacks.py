@@ -1,4 +1,4 @@
-"""A short program that comes through all that is observed, also where something of the program's own fails."""
+"""A short program that reaches every callback of TrainCheck, also where the program itself fails."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def workers(results: Results) -> None:
 
 
 def files(results: Results) -> None:
-    """Saves and loads, into memory that holds nothing yet as well."""
+    """Saves and loads, including into uninitialized memory."""
     torch.manual_seed(1)
     with torch.device("meta"):
         model = nn.Linear(3, 2)
@@ -279,7 +279,7 @@ def errors(results: Results) -> None:
 
 
 def compiles(results: Results) -> None:
-    """What is compiled: a model, an update with its schedule, and a function of which nothing is known."""
+    """Compiles a model, an update with its schedule, and an unknown function."""
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = lr_scheduler.StepLR(optimizer, 1)
@@ -330,7 +330,7 @@ PARTS: tuple[Callable[[Results], None], ...] = (
 
 
 def run() -> Results:
-    """What the program computes: numbers, tensors, names of errors, and its random streams afterwards."""
+    """Return the results of the program: numbers, tensors, names of errors, and its random streams afterwards."""
     random.seed(0)
     np.random.seed(0)
     results: Results = []
@@ -341,7 +341,7 @@ def run() -> Results:
 
 
 def same(first: Results, second: Results) -> bool:
-    """Whether two runs computed the same, to the last bit."""
+    """Whether two runs computed the same bits."""
     return len(first) == len(second) and all(map(_equal, first, second))
 
 
@@ -352,5 +352,5 @@ def _equal(first: object, second: object) -> bool:
 
 
 def differing(first: Results, second: Results) -> Iterator[int]:
-    """The places at which two runs differ."""
+    """The indices at which two runs differ."""
     return (index for index, (a, b) in enumerate(zip(first, second, strict=True)) if not _equal(a, b))

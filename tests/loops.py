@@ -1,4 +1,4 @@
-"""Training loops for the tests of steps and stages, and what is told of their windows."""
+"""Training loops for the tests of steps and stages, and helpers that return their windows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def work(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor | N
 
 
 def windows_of(program: Callable[[], object]) -> list[Window]:
-    """The windows of a program."""
+    """The windows recorded for a program."""
     with observing() as seen:
         program()
     assert seen.faults == []

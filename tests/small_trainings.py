@@ -1,4 +1,4 @@
-"""A short training run that uses all that is observed, and the state of the process that observation may not change."""
+"""A short training run that uses every observed API, and the process state that observation must not change."""
 
 from __future__ import annotations
 

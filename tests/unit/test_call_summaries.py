@@ -1,4 +1,4 @@
-"""What is told of a call's arguments and results: names, memory, changes; how much is read, and when."""
+"""Tests of the summaries of a call's arguments and results: names, memory, changes, and when values are read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def only(seen: Seen, name: str) -> Call:
     return call
 
 
-def tell(tensor: TensorSummary, fact: str) -> object:
+def fact_of(tensor: TensorSummary, fact: str) -> object:
     return value_of(tensor.facts, fact)
 
 
@@ -43,7 +43,7 @@ def test_positional_and_keyword_arguments_have_the_same_names() -> None:
     assert first.tensors == second.tensors[:1] + first.tensors[1:]
 
 
-def test_numbers_that_are_equal_stay_what_they_are() -> None:
+def test_equal_numbers_of_different_types_stay_distinct() -> None:
     with observing() as seen:
         x = torch.ones(2, 2)
         for value in (1, True, 1.0, 0, False, -0.0):
@@ -52,7 +52,7 @@ def test_numbers_that_are_equal_stay_what_they_are() -> None:
     assert [type(value) for value in factors] == [int, bool, float, int, bool, float]
 
 
-def test_sequences_are_told_by_length_and_first_tensors() -> None:
+def test_sequences_are_recorded_by_length_and_first_tensors() -> None:
     many = [torch.ones(2) for _ in range(MAX_NESTED_TENSORS + 3)]
     with observing() as seen:
         torch.cat(many, 0)
@@ -65,7 +65,7 @@ def test_sequences_are_told_by_length_and_first_tensors() -> None:
     assert [tensor.role for tensor in chunk.tensors] == ["input", "result[0]", "result[1]"]
 
 
-def test_what_no_signature_names_has_a_number() -> None:
+def test_arguments_without_a_name_get_a_number() -> None:
     with observing() as seen:
         x = torch.zeros(2, 3)
         x.to("cpu").new_ones(1)
@@ -78,7 +78,7 @@ def test_what_no_signature_names_has_a_number() -> None:
 # -- memory ----------------------------------------------------------------------------------------------------------
 
 
-def test_views_share_memory_and_others_do_not() -> None:
+def test_views_share_a_storage_name_and_other_tensors_do_not() -> None:
     with observing() as seen:
         x = torch.ones(6)
         y = x.view(2, 3)
@@ -90,7 +90,7 @@ def test_views_share_memory_and_others_do_not() -> None:
     assert x.startswith("~") and clone.startswith("~")
 
 
-def test_memory_that_is_used_again_has_another_name() -> None:
+def test_reused_memory_gets_another_name() -> None:
     addresses, held = set(), []
     with observing() as seen:
         for _ in range(50):
@@ -105,7 +105,7 @@ def test_memory_that_is_used_again_has_another_name() -> None:
     assert made == [by_role(call)["self"].storage for call in seen.named("torch.Tensor.view")]
 
 
-def test_parameters_are_known_by_name_and_so_are_views_of_them() -> None:
+def test_parameters_and_their_views_have_the_parameter_name() -> None:
     with observing() as seen:
         model = Model()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -119,7 +119,7 @@ def test_parameters_are_known_by_name_and_so_are_views_of_them() -> None:
     assert [call["self"].storage for call in written] == ["Model.head.weight"] * 2
 
 
-def test_what_is_initialised_has_its_name_before_anybody_asks_for_it() -> None:
+def test_initialised_parameters_get_their_names_during_setup() -> None:
     with observing() as seen:
         model = Model()
         with torch.no_grad():
@@ -132,13 +132,13 @@ def test_what_is_initialised_has_its_name_before_anybody_asks_for_it() -> None:
     assert dict(xavier.args)["gain"] == 2.0 and dict(normal.args)["std"] == 0.02
     filled = by_role(seen.named("torch.Tensor.normal_")[-1])["self"]
     assert by_role(xavier)["tensor"].storage == by_role(normal)["tensor"].storage == "Model.head.weight"
-    assert filled.storage == "Model.head.bias" and tell(filled, "changed") is True
+    assert filled.storage == "Model.head.bias" and fact_of(filled, "changed") is True
     inner = [call for call in seen.named("torch.Tensor.uniform_") if call.parent == xavier.seq]
     assert inner or any(call.parent == xavier.seq for call in seen.named("torch.no_grad"))
 
 
 def turns(number: int) -> None:
-    """Steps of which the end is only known later: two optimizers that take turns, one of them twice."""
+    """A program whose steps have no known end until later: two optimizers take turns, one of them twice."""
     layer, other = nn.Linear(3, 1), nn.Linear(3, 1)
     first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (layer, other))
     held = []
@@ -153,7 +153,7 @@ def turns(number: int) -> None:
             optimizer.step()
 
 
-def test_within_a_window_a_name_stands_for_one_memory() -> None:
+def test_a_name_stands_for_one_storage_within_a_window() -> None:
     with observing() as seen:
         turns(6)
     assert len(seen.windows) > 8
@@ -166,13 +166,13 @@ def test_within_a_window_a_name_stands_for_one_memory() -> None:
             if call.name == "torch.Tensor.square":
                 assert by_role(call)["self"].storage in names
     numbers = [int(t.storage[1:]) for call in seen.calls for t in call.tensors if t.storage.startswith("~")]
-    assert max(numbers) < 40  # they begin anew in each window
+    assert max(numbers) < 40  # they start again in each window
 
 
 # -- changes and values ----------------------------------------------------------------------------------------------
 
 
-def test_whether_a_call_changes_its_arguments() -> None:
+def test_changes_of_arguments_are_recorded() -> None:
     with observing() as seen:
         x, y = torch.ones(3), torch.ones(3)
         x.add_(y)
@@ -181,7 +181,7 @@ def test_whether_a_call_changes_its_arguments() -> None:
             z = torch.ones(3)
             z.sub_(1)
     changed = {
-        call.name.rsplit(".", 1)[1]: [tell(tensor, "changed") for tensor in call.tensors]
+        call.name.rsplit(".", 1)[1]: [fact_of(tensor, "changed") for tensor in call.tensors]
         for call in seen.named("torch.Tensor.add_") + seen.named("torch.Tensor.mul_") + seen.named("torch.Tensor.sub_")
     }
     assert changed == {"add_": [True, False, None], "mul_": [False, None], "sub_": [True, None]}
@@ -192,11 +192,11 @@ def behind_the_back(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def test_a_write_that_torch_does_not_count_is_seen() -> None:
+def test_a_write_that_torch_does_not_count_is_detected() -> None:
     with observing() as seen:
         behind_the_back(torch.ones(3))
     x, result = only(seen, "test_call_summaries.behind_the_back").tensors
-    assert tell(x, "changed") is True and x.fingerprint != result.fingerprint
+    assert fact_of(x, "changed") is True and x.fingerprint != result.fingerprint
 
 
 def test_arguments_are_read_before_the_call_and_results_after() -> None:
@@ -205,12 +205,12 @@ def test_arguments_are_read_before_the_call_and_results_after() -> None:
         x.zero_()
         F.softmax(torch.randn(2, 5), -1)
     x, result = only(seen, "torch.Tensor.zero_").tensors
-    assert (tell(x, "zero"), tell(x, "norm"), tell(result, "zero")) == (False, 2.0, True)
+    assert (fact_of(x, "zero"), fact_of(x, "norm"), fact_of(result, "zero")) == (False, 2.0, True)
     logits, probabilities = only(seen, "torch.nn.functional.softmax").tensors
-    assert (tell(logits, "rows_sum_to_one"), tell(probabilities, "rows_sum_to_one")) == (False, True)
+    assert (fact_of(logits, "rows_sum_to_one"), fact_of(probabilities, "rows_sum_to_one")) == (False, True)
 
 
-def test_values_of_memory_that_nobody_filled_are_not_told() -> None:
+def test_values_of_uninitialized_memory_are_not_recorded() -> None:
     with observing() as seen:
         x = torch.empty(4)
         x.view(2, 2)
@@ -218,8 +218,8 @@ def test_values_of_memory_that_nobody_filled_are_not_told() -> None:
         x.view(2, 2)
     empty, view, fill, again = (by_role(call) for call in seen.calls if call.kind == "function")
     assert not empty["result"].facts and value_of(view["self"].facts, "norm") is None
-    assert tell(fill["self"], "changed") is True and tell(fill["self"], "norm") is None
-    assert tell(fill["result"], "norm") == tell(again["self"], "norm") == 4.0
+    assert fact_of(fill["self"], "changed") is True and fact_of(fill["self"], "norm") is None
+    assert fact_of(fill["result"], "norm") == fact_of(again["self"], "norm") == 4.0
 
 
 def steps(number: int) -> None:
@@ -250,7 +250,7 @@ def test_a_full_collection_reads_a_sample_of_a_fixed_schedule() -> None:
         assert readings == (sampled if step <= FIRST_STEPS or step % READ_INTERVAL == 0 else [False] * 3)
 
 
-def test_evaluation_is_read_whatever_the_step() -> None:
+def test_evaluation_values_are_read_in_every_step() -> None:
     with observing() as seen:
         steps(FIRST_STEPS + 1)
         model = nn.Linear(3, 1).eval()
@@ -260,7 +260,7 @@ def test_evaluation_is_read_whatever_the_step() -> None:
     assert [read(call) for call in window.calls if call.name == LINEAR] == [True]
 
 
-def test_large_tensors_are_told_but_not_read() -> None:
+def test_large_tensors_are_recorded_but_their_values_are_not_read() -> None:
     with observing() as seen:
         torch.zeros((1 << 20) + 1).add_(1)
     x, result = only(seen, "torch.Tensor.add_").tensors
@@ -275,7 +275,7 @@ def demanding(*kinds: ValueKind) -> Demand:
     return Demand.of_calls(LINEAR, values=kinds)
 
 
-def test_only_what_is_demanded_is_told() -> None:
+def test_only_demanded_facts_are_recorded() -> None:
     recorded = {}
     for kinds in ((), (ARGUMENTS,), (TENSORS,), (NUMBERS,), (ROWS,), (CONTENTS,)):
         with observing(demanding(*kinds)) as seen:
@@ -299,7 +299,7 @@ def test_only_what_is_demanded_is_told() -> None:
     }
 
 
-def test_a_selective_run_tells_what_the_full_one_does_and_reads_every_call() -> None:
+def test_a_selective_run_records_the_same_and_reads_every_call() -> None:
     def run(demand: Demand | None) -> list[Call]:
         torch.manual_seed(0)
         with observing(*([demand] if demand else [])) as seen:

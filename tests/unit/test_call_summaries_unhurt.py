@@ -1,4 +1,4 @@
-"""Summaries of what cannot be read as other tensors can, and of a program that looks closely."""
+"""Tests that call summaries handle unusual tensors, and that the program does not notice them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ AWKWARD: dict[str, Callable[[], torch.Tensor]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", AWKWARD)
-def test_no_tensor_is_too_odd(name: str) -> None:
+def test_every_kind_of_tensor_is_summarized_without_a_fault(name: str) -> None:
     tensor = AWKWARD[name]()
     with observing(freeze=False) as seen:
         passes(tensor)
@@ -98,7 +98,7 @@ def passes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def test_inside_transforms_nothing_is_read_and_nothing_hurt() -> None:
+def test_inside_transforms_no_value_is_read_and_results_are_unchanged() -> None:
     def loss(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return (torch.tanh(x * w) ** 2).sum()
 
@@ -134,7 +134,7 @@ class Spy(torch.overrides.TorchFunctionMode):
         return function(*args, **(kwargs or {}))  # type: ignore[operator]
 
 
-def test_a_mode_of_the_program_sees_nothing_of_ours() -> None:
+def test_a_mode_of_the_program_sees_no_operation_of_traincheck() -> None:
     def work() -> None:
         F.softmax(torch.randn(2, 3), -1).sum()
 
@@ -146,7 +146,7 @@ def test_a_mode_of_the_program_sees_nothing_of_ours() -> None:
     assert read(only(seen, "torch.nn.functional.softmax"))
 
 
-def test_a_broken_summary_is_told_once_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_summary_is_reported_once_and_recording_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     with observing() as seen:
         monkeypatch.setattr("traincheck.sources.tensors.call_summaries.value_facts", lambda tensors, read: 1 / 0)
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""What accelerators compute is fetched once a step; tested with tensors of the CPU that are taken for others."""
+"""Tests that values on accelerators are fetched once a step, on CPU tensors that simulate an accelerator."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def _is_fingerprint(value: object) -> bool:
 
 
 def normalized(window: Window) -> Window:
-    """A window but for what may differ: fingerprints (which are computed in another way), the last digits of norms, and
-    the numbers of events (more are set aside than are told)."""
+    """A window without the expected differences: fingerprints (another algorithm), the last digits of norms, and the
+    numbers of events, because more positions are reserved than used."""
     seqs: dict[int, int] = {}
 
     def number(seq: int) -> int:
@@ -148,7 +148,7 @@ def job(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("job")
-def test_the_same_is_seen_of_what_lies_elsewhere() -> None:
+def test_tensors_on_an_accelerator_yield_the_same_events() -> None:
     here, losses, _ = observed(EVERYTHING, elsewhere=False)
     there, same_losses, _ = observed(EVERYTHING, elsewhere=True)
     assert same_losses == losses
@@ -205,7 +205,7 @@ def _noting(looked: Counter[str], function: Callable[..., Any]) -> Callable[...,
 
 
 @pytest.mark.parametrize("watched", [lambda step: step % 3 == 0, lambda step: step > 4])
-def test_steps_that_are_not_watched_leave_nothing_behind(watched: Callable[[int], bool]) -> None:
+def test_steps_outside_the_sample_leave_no_deferred_values(watched: Callable[[int], bool]) -> None:
     with observing(EVERYTHING, watches=watched) as here:
         losses = train()
     with simulated_accelerator(), observing(EVERYTHING, watches=watched) as there:
@@ -269,7 +269,7 @@ def later(value: float) -> DeferredValue:
     return DeferredValue((torch.tensor(value),), lambda number: number)
 
 
-def test_what_is_known_is_concluded_at_once() -> None:
+def test_known_values_are_concluded_at_once() -> None:
     concluded: list[object] = []
     recorder = Recorder()
     transfers = DeviceTransfers(recorder, WindowBuffer())
@@ -278,7 +278,7 @@ def test_what_is_known_is_concluded_at_once() -> None:
     assert not transfers
 
 
-def test_conclusions_keep_their_order_and_their_places() -> None:
+def test_conclusions_keep_their_order_and_their_positions() -> None:
     concluded: list[object] = []
     recorder = Recorder()
     transfers = DeviceTransfers(recorder, WindowBuffer())
@@ -299,7 +299,7 @@ def test_conclusions_keep_their_order_and_their_places() -> None:
     assert not transfers
 
 
-def test_not_everything_is_put_off_for_ever() -> None:
+def test_the_number_of_deferred_values_is_limited() -> None:
     recorder = Recorder()
     transfers = DeviceTransfers(recorder, WindowBuffer())
     counts: list[int] = []
@@ -311,7 +311,7 @@ def test_not_everything_is_put_off_for_ever() -> None:
     assert fetches.count == before + 2
 
 
-def test_nothing_is_waited_for_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_transfer_happens_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
     transfers = DeviceTransfers(recorder, WindowBuffer())
     transfers.when_ready("a", [later(1)], lambda *_: pytest.fail("concluded"))
@@ -323,7 +323,7 @@ def test_nothing_is_waited_for_while_a_graph_is_captured(monkeypatch: pytest.Mon
     assert not transfers
 
 
-def test_what_is_added_to_a_call_late_is_in_its_window() -> None:
+def test_late_facts_of_a_call_are_in_its_window() -> None:
     window = WindowBuffer()
     transfers = DeviceTransfers(Recorder(), window)
     call, other = (OpenCall(seq, -1, "module", ("m",), "", "", (), ()) for seq in (0, 2))
@@ -344,7 +344,7 @@ def test_what_is_added_to_a_call_late_is_in_its_window() -> None:
 
 
 @pytest.mark.parametrize("number", [0.1, -2.5, 1e300, float("inf"), 2**63 - 1, -(2**63), True, 0])
-def test_numbers_come_as_they_are(number: float) -> None:
+def test_numbers_of_every_type_are_fetched_exactly(number: float) -> None:
     tensors = [torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else torch.int64)]
     tensors.append(torch.tensor(1, dtype=torch.int32))
     tensors.append(torch.tensor([0.5], dtype=torch.bfloat16))
@@ -354,7 +354,7 @@ def test_numbers_come_as_they_are(number: float) -> None:
     assert fetched == [5, (number, 1, 0.5, 1), None, 0.25]
 
 
-def test_whether_two_values_differ_may_be_known_later() -> None:
+def test_a_comparison_of_deferred_values_is_deferred() -> None:
     pairs = [(1, 1), (1, 2), (later(1), 1), (later(1), 2), (1, later(1)), (later(1), later(1)), (later(1), later(2))]
     assert fetch_values([not_equal(old, new) for old, new in pairs]) == [False, True, False, True, False, False, True]
     assert not_equal(None, later(1)) is not True

@@ -1,4 +1,4 @@
-"""Fast paths of attention: taken as without us, and what is around them is seen."""
+"""Tests that attention modules take their fast paths under observation, and that calls around them are observed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def evaluated(model: nn.TransformerEncoder) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_fast_path_is_taken_as_without_us_and_what_is_around_it_is_seen() -> None:
+def test_a_fast_path_is_taken_and_calls_around_it_are_observed() -> None:
     model = encoder()
     alone = evaluated(model)
     with observing(EVERYTHING) as seen:
@@ -36,7 +36,7 @@ def test_a_fast_path_is_taken_as_without_us_and_what_is_around_it_is_seen() -> N
     assert [call.parent for call in seen.named("torch.nn.functional.layer_norm")] == [norm.seq]
 
 
-def test_a_mode_of_the_program_sees_the_single_steps_as_without_us() -> None:
+def test_a_mode_of_the_program_sees_the_single_steps() -> None:
     """With a mode of its own the program has no fast path anyway."""
 
     class Mode(torch.overrides.TorchFunctionMode):

@@ -1,4 +1,4 @@
-"""Fingerprints: of the whole tensor, its order, its dtype and its shape; and whether it is zero."""
+"""Tests that a fingerprint covers the whole tensor, its order, dtype and shape, and that zero tensors are detected."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_shape_counts(digest: Digest) -> None:
 
 
 @both
-def test_a_view_has_the_fingerprint_of_what_it_shows(digest: Digest) -> None:
+def test_a_view_has_the_fingerprint_of_its_values(digest: Digest) -> None:
     tensor = torch.arange(24.0).reshape(4, 6)
     views = [
         tensor.T,
@@ -114,7 +114,7 @@ def test_a_view_has_the_fingerprint_of_what_it_shows(digest: Digest) -> None:
 
 
 @both
-def test_one_element_and_none(digest: Digest) -> None:
+def test_tensors_of_one_element_and_of_none(digest: Digest) -> None:
     assert digest(torch.tensor(1.0)) != digest(torch.tensor(2.0))
     assert digest(torch.tensor(1.0)) != digest(torch.tensor([1.0]))
     assert digest(torch.empty(0)) == digest(torch.empty(0))
@@ -128,7 +128,7 @@ def test_bits_count_and_not_values(digest: Digest) -> None:
     assert digest(nan) == digest(nan.clone())
 
 
-def test_what_cannot_be_read_has_none() -> None:
+def test_unreadable_tensors_have_no_fingerprint() -> None:
     dense = torch.ones(3)
     with hidden_from_modes():
         values = fingerprints([torch.empty(3, device="meta"), dense, torch.eye(3).to_sparse(), dense])
@@ -137,7 +137,7 @@ def test_what_cannot_be_read_has_none() -> None:
     assert local_tensor(torch.eye(3).to_sparse()) is None
 
 
-def test_parameters_are_read_without_touching_them() -> None:
+def test_reading_parameters_does_not_change_them() -> None:
     parameter = torch.nn.Parameter(torch.ones(3))
     version = parameter._version
     assert on_cpu(parameter) == on_cpu(torch.ones(3)) is not None
@@ -146,7 +146,7 @@ def test_parameters_are_read_without_touching_them() -> None:
     assert parameter.requires_grad and parameter.grad is None
 
 
-def test_unseen_is_not_seen_and_is_over_afterwards() -> None:
+def test_hidden_from_modes_hides_operations_and_restores_modes() -> None:
     seen = []
 
     class Mode(torch.overrides.TorchFunctionMode):
@@ -181,7 +181,7 @@ def test_zeros_are_zero_and_one_value_is_some(dtype: torch.dtype, size: int) -> 
         assert state(other) == "some"
 
 
-def test_no_gradient_is_none_and_nothing_to_read_is_some() -> None:
+def test_a_missing_gradient_is_none_and_an_unreadable_one_is_some() -> None:
     assert state(None) == "none"
     assert state(torch.empty(0)) == "zero"
     assert state(torch.zeros(3, device="meta")) == "some"
@@ -225,7 +225,7 @@ def test_views_and_huge_zeros() -> None:
     assert state(strided[:, 1::2]) == "some"
 
 
-def test_many_of_several_kinds_at_once() -> None:
+def test_many_tensors_of_several_kinds_at_once() -> None:
     zero, ones = torch.zeros(100), torch.ones(100)
     mixed = [
         None,
@@ -243,7 +243,7 @@ def test_many_of_several_kinds_at_once() -> None:
         assert states([]) == []
 
 
-def test_memory_that_is_freed_for_now_is_not_read() -> None:
+def test_temporarily_freed_memory_is_not_read() -> None:
     """Sharded parameters are kept without memory between their uses."""
     tensor = torch.ones(1000)
     kept = tensor.untyped_storage().nbytes()

@@ -1,4 +1,4 @@
-"""Hashing by several threads gives what one thread gives, and hurts neither forks nor interrupts."""
+"""Tests that hashing on several threads gives the result of one thread, and survives forks and interrupts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_each_is_the_digest_of_its_own_bytes() -> None:
     assert any(thread.name.startswith(f"{NAME}-hashing") for thread in threading.enumerate())
 
 
-def test_two_threads_may_ask_at_a_time() -> None:
+def test_two_threads_may_hash_at_the_same_time() -> None:
     chunks = memories([PARALLEL_BYTES // 8] * 16)
     expected, results = [hashing.digest(chunk) for chunk in chunks], []
 
@@ -54,7 +54,7 @@ def test_two_threads_may_ask_at_a_time() -> None:
     assert results == [True] * 60
 
 
-def test_what_keeps_a_thread_from_it_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     chunks = memories([PARALLEL_BYTES] * 4)
     digest = hashing.digest
 

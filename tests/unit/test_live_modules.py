@@ -1,4 +1,4 @@
-"""Which modules the catalog knows, and that to find them hurts nobody."""
+"""Tests which modules the catalog finds, and that the search does not disturb the program."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def catalog_of(seen: Seen) -> VariableCatalog:
 
 
 def named(catalog: VariableCatalog, model: nn.Module) -> dict[str, str]:
-    """What the catalog calls the parameters of a model."""
+    """The names of a model's parameters in the catalog."""
     catalog.refresh_modules()
     variables = {name: catalog.find(parameter) for name, parameter in model.named_parameters()}
     return {name: variable.name for name, variable in variables.items() if variable is not None}
@@ -69,8 +69,8 @@ def whole(prefix: str) -> dict[str, str]:
 
 
 @contextmanager
-def beside(faults: list[BaseException]) -> Iterator[list[int]]:
-    """Another thread makes tuples of generators all the time; yields a list that it appends to."""
+def with_another_thread(faults: list[BaseException]) -> Iterator[list[int]]:
+    """Another thread builds tuples from generators all the time; yields a list that it appends to."""
     over, made = threading.Event(), [0]
 
     def build() -> None:
@@ -93,10 +93,10 @@ def beside(faults: list[BaseException]) -> Iterator[list[int]]:
         sys.setswitchinterval(interval)
 
 
-def test_what_other_threads_are_building_is_left_alone() -> None:
+def test_objects_that_other_threads_are_building_are_not_referenced() -> None:
     """See Note [No list of all objects]."""
     faults: list[BaseException] = []
-    with beside(faults) as made:
+    with with_another_thread(faults) as made:
         for _ in range(3):
             with observing() as seen:
                 model = Sole()
@@ -124,7 +124,7 @@ def test_a_copied_and_an_unpickled_model_have_names_before_they_are_used() -> No
             assert named(catalog, instance) == expected
 
 
-def test_a_model_that_is_restored_in_its_own_way_gets_its_name_when_it_is_used() -> None:
+def test_a_model_with_custom_restoring_gets_its_name_when_it_is_used() -> None:
     with observing() as seen:
         model = Defiant()
         copied = copy.deepcopy(model)
@@ -138,7 +138,7 @@ def test_a_model_that_is_restored_in_its_own_way_gets_its_name_when_it_is_used()
     assert seen.faults == []
 
 
-def test_all_models_that_exist_already_are_known_where_there_is_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_existing_models_are_found_with_a_single_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         sys, "_current_frames", dict[int, object](((0, None),)).copy
     )  # whatever runs the tests has more
@@ -159,13 +159,13 @@ class Trainer:
 trainer: Trainer | None = None
 
 
-def test_beside_other_threads_those_are_known_that_global_variables_lead_to_and_the_rest_when_used() -> None:
+def test_with_other_threads_models_are_found_through_global_variables_or_when_used() -> None:
     global trainer
     trainer = Trainer()
     model = Sole()
     faults: list[BaseException] = []
     try:
-        with beside(faults), observing() as seen:
+        with with_another_thread(faults), observing() as seen:
             catalog = catalog_of(seen)
             assert named(catalog, trainer.parts["model"]) == whole("Sole")
             assert named(catalog, model) == {}
@@ -176,7 +176,7 @@ def test_beside_other_threads_those_are_known_that_global_variables_lead_to_and_
     assert faults == [] and seen.faults == []
 
 
-def test_a_loss_that_is_made_anew_keeps_its_name_and_two_at_once_have_two() -> None:
+def test_a_loss_built_in_each_step_keeps_its_name_and_two_at_once_have_two() -> None:
     with observing() as seen:
         for _ in range(3):
             Plain()(torch.ones(2))
@@ -202,7 +202,7 @@ def test_lazy_modules_and_changed_classes() -> None:
 # -- nothing is hurt -------------------------------------------------------------------------------------------------
 
 
-def test_no_module_is_kept_alive_and_nothing_is_left_behind() -> None:
+def test_no_module_is_kept_alive_and_all_entries_are_dropped() -> None:
     restore, construct = nn.Module.__setstate__, nn.Module.__init__
     plain = pickle.dumps(Plain())
     with observing() as seen:
@@ -237,7 +237,7 @@ def with_a_parameter(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_compilers_take_what_they_took_before() -> None:
+def test_compilers_accept_the_same_modules_as_without_traincheck() -> None:
     x = torch.ones(2, 3)
     model = Sole()
     with observing() as seen:

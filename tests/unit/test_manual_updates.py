@@ -1,4 +1,4 @@
-"""Updates without an optimizer: each ends a step, and what is no update ends none."""
+"""Tests that each update without an optimizer ends a step, and that no other write does."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_each_update_by_hand_is_a_step(update: Callable[[nn.Module], None]) -> N
         assert changed == {f"Sequential.{name}" for name in ("0.weight", "0.bias", "2.weight", "2.bias")}
 
 
-def test_it_is_the_same_where_values_lie_on_an_accelerator() -> None:
+def test_updates_by_hand_are_recognised_on_an_accelerator() -> None:
     def program() -> None:
         model = net()
         train_by_hand(model, steps=4)
@@ -176,7 +176,7 @@ def test_an_evaluation_follows_the_last_step() -> None:
     assert stages(windows_of(program)) == ["setup 0", *train(2), "eval 2"]
 
 
-def test_steps_that_are_not_watched_are_counted() -> None:
+def test_steps_outside_the_sample_are_counted() -> None:
     model = net()
     with observing(watches=lambda step: step not in (2, 3)) as seen:
         for (x,) in loader(5):
@@ -187,7 +187,7 @@ def test_steps_that_are_not_watched_are_counted() -> None:
     assert [step for stage, step in seen.stages if stage == "train"] == [1, 4, 5]
 
 
-def test_nothing_is_asked_for_and_steps_are_counted_all_the_same() -> None:
+def test_steps_are_counted_without_any_demand() -> None:
     model = net()
     with observing(NOTHING) as seen:
         train_by_hand(model, steps=3)
@@ -236,7 +236,7 @@ def test_an_inner_loop_that_works_on_a_copy_makes_no_steps() -> None:
     assert stages(windows)[-1] == "end 3"
 
 
-def test_what_a_forward_writes_is_no_update() -> None:
+def test_a_write_in_a_forward_is_no_update() -> None:
     def program() -> None:
         model = nn.Embedding(8, 4, max_norm=0.5)
         for _ in range(12):
@@ -275,7 +275,7 @@ def test_a_program_that_names_its_steps_keeps_them() -> None:
 
 
 def cleared(windows: list[Window]) -> tuple[int, int]:
-    """How often a gradient was cleared before its next use, and how often not."""
+    """How often a gradient was cleared before its next use, and how often it was not."""
     progress = ParameterUpdates()
     occasions = [occasion for window in windows for occasion in progress.occasions(window)]
     return sum(CLEARED in occasion.held for occasion in occasions), sum(
@@ -334,7 +334,7 @@ def test_the_program_computes_the_same() -> None:
 
 
 def unused(program: Callable[[], object]) -> list[str]:
-    """What the end of a run reports of gradients that no update used."""
+    """The readings about unused gradients at the end of a run."""
     with observing() as seen:
         program()
     assert seen.faults == []
@@ -349,7 +349,7 @@ def backwards(model: nn.Module, count: int) -> None:
         loss_of(model).backward()
 
 
-def test_an_optimizer_that_never_steps_is_told() -> None:
+def test_an_optimizer_that_never_steps_is_reported() -> None:
     def program() -> None:
         model = net()
         optimizer = sgd(model)
@@ -359,7 +359,7 @@ def test_an_optimizer_that_never_steps_is_told() -> None:
     assert unused(program) == ["idle_optimizer"]
 
 
-def test_gradients_that_nobody_uses_are_told() -> None:
+def test_unused_gradients_are_reported() -> None:
     assert unused(lambda: backwards(net(), 12)) == ["unused_gradients"]
 
 
@@ -405,7 +405,7 @@ def accumulated_updates_beside_an_optimizer() -> None:
     del optimizer
 
 
-def test_what_is_kept_until_the_first_update_is_let_go_of() -> None:
+def test_parameters_kept_until_the_first_update_are_released() -> None:
     with observing(NOTHING) as seen:
         model = net()
         optimizer = sgd(model)
@@ -427,5 +427,5 @@ def test_what_is_kept_until_the_first_update_is_let_go_of() -> None:
         updates_beside_an_optimizer,
     ],
 )
-def test_gradients_that_are_only_looked_at_are_not_told(program: Callable[[], None]) -> None:
+def test_gradients_that_are_only_inspected_are_not_reported(program: Callable[[], None]) -> None:
     assert unused(program) == []

@@ -1,4 +1,4 @@
-"""What optimizers keep: read once a step, whatever is done to it between steps, and of few where few will do."""
+"""Tests that optimizer state is read once a step, even if the program writes to it, and for few parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OF_SOME = Demand.of_calls(STEP, changes=(SOME_STATE,))
 def changes(
     demand: Demand, between: Callable[[torch.optim.Optimizer], object] = lambda optimizer: None
 ) -> list[Change]:
-    """Of what the optimizer keeps, in four steps; `between` is called before the last one."""
+    """The changes of optimizer state in four steps; `between` is called before the last one."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
@@ -38,7 +38,7 @@ def changes(
     return [change for window in seen.windows for change in window.changes if change.kind == "optimizer_state"]
 
 
-def test_few_are_told_where_it_is_asked_whether_any_changes() -> None:
+def test_few_states_are_recorded_if_a_rule_needs_any_change() -> None:
     every, few = changes(EVERYTHING), changes(OF_SOME)
     assert len({change.variable for change in every}) == 6
     assert len({change.variable for change in few}) == 2, "a vector and a matrix"
@@ -57,7 +57,7 @@ def in_place(optimizer: torch.optim.Optimizer) -> None:
 
 
 @pytest.mark.parametrize("between", [other_memory, in_place])
-def test_what_was_written_between_steps_is_read_again(between: Callable[[torch.optim.Optimizer], object]) -> None:
+def test_state_written_between_steps_is_read_again(between: Callable[[torch.optim.Optimizer], object]) -> None:
     """With momentum 0 after the third step, the fourth brings it back to a gradient that is always the same."""
 
     def back_to_the_gradient(optimizer: torch.optim.Optimizer) -> None:
@@ -72,7 +72,7 @@ def test_what_was_written_between_steps_is_read_again(between: Callable[[torch.o
     assert all(change.changed for change in last.values()) is (between is in_place)
 
 
-def test_witnesses_are_small_and_of_each_number_of_dimensions() -> None:
+def test_representatives_are_small_and_cover_each_number_of_dimensions() -> None:
     held = []
     for shape in ((9, 9), (3, 3), (4,), (2,), (1, 1, 1), (), (2, 2)):
         tensor = torch.zeros(shape)
@@ -86,7 +86,7 @@ def test_witnesses_are_small_and_of_each_number_of_dimensions() -> None:
     assert representatives("SGD", optimizer, held, gradients) == [0], "of the others it keeps nothing, here at least"
 
 
-def test_nothing_stays_of_optimizers_that_are_gone() -> None:
+def test_readings_of_deleted_optimizers_are_dropped() -> None:
     model = nn.Linear(4, 2)
     with observing() as seen:
         for _ in range(3):

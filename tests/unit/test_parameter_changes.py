@@ -1,4 +1,4 @@
-"""Large parameters: whether an update changed them is told as of small ones, and few bytes of them are read."""
+"""Tests that changes of large parameters are recorded like those of small ones, from few bytes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Model(nn.Module):
 
 
 def changes(demand: Demand, step: Step = lambda number, model, optimizer: optimizer.step()) -> dict[str, list[bool]]:
-    """By parameter whether each of the steps changed it."""
+    """For each parameter, whether each step changed it."""
     torch.manual_seed(0)
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -55,12 +55,12 @@ def changes(demand: Demand, step: Step = lambda number, model, optimizer: optimi
 
 
 @pytest.mark.parametrize("demand", [EVERYTHING, OF_DATA], ids=["everything", "a rule"])
-def test_rows_frozen_and_dense_parameters_are_told_apart(demand: Demand) -> None:
+def test_sparse_frozen_and_dense_updates_are_distinguished(demand: Demand) -> None:
     assert changes(demand) == {"table": [True] * STEPS, "frozen": [False] * STEPS, "trained": [True] * STEPS}
 
 
 @pytest.mark.parametrize("demand", [EVERYTHING, OF_DATA], ids=["everything", "a rule"])
-def test_an_update_that_does_nothing_is_told_at_once(demand: Demand) -> None:
+def test_an_update_without_effect_is_recorded_at_once(demand: Demand) -> None:
     def step(number: int, model: Model, optimizer: torch.optim.Optimizer) -> None:
         if number == STEPS - 1:
             model.trained.weight.grad, model.table.weight.grad = None, None
@@ -73,7 +73,7 @@ def test_an_update_that_does_nothing_is_told_at_once(demand: Demand) -> None:
 
 
 @pytest.mark.parametrize("demand", [EVERYTHING, OF_DATA], ids=["everything", "a rule"])
-def test_what_is_written_between_updates_is_not_told_of_the_update(demand: Demand) -> None:
+def test_a_write_between_updates_is_not_attributed_to_the_update(demand: Demand) -> None:
     def step(number: int, model: Model, optimizer: torch.optim.Optimizer) -> None:
         model.frozen.weight.data.mul_(2)  # which torch does not count
         optimizer.step()
@@ -81,7 +81,7 @@ def test_what_is_written_between_updates_is_not_told_of_the_update(demand: Deman
     assert changes(demand, step)["frozen"] == [False] * STEPS
 
 
-def test_a_frozen_parameter_that_an_update_changes_is_told() -> None:
+def test_an_update_of_a_frozen_parameter_is_recorded() -> None:
     class Careless(torch.optim.SGD):
         def step(self, closure: object = None) -> None:  # type: ignore[override]
             super().step()

@@ -1,4 +1,4 @@
-"""What is read of tensors of every kind: plain tensors with memory behind each element, or nothing."""
+"""Tests which tensors are read: every tensor with memory for each element, and no other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ READABLE = {"with_memory", "functions", "expanded", "overlapping", "conjugated",
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", sorted(program.KINDS))
-def test_only_what_lies_in_memory_is_read(kind: str) -> None:
+def test_only_tensors_with_memory_are_read(kind: str) -> None:
     torch.manual_seed(0)
     tensor = program.KINDS[kind]()
     with hidden_from_modes():
@@ -50,7 +50,7 @@ def test_a_tensor_without_sizes_has_no_shape() -> None:
     assert shape_of(torch.ones(2, 3)) == (2, 3)
 
 
-def test_the_dispatch_of_a_subclass_is_not_asked_for_what_can_be_read() -> None:
+def test_reading_a_subclass_with_memory_does_not_call_its_dispatch() -> None:
     tensor = program.KINDS["with_memory"]()
     program.WithMemory.dispatches = 0
     with hidden_from_modes():
@@ -58,7 +58,7 @@ def test_the_dispatch_of_a_subclass_is_not_asked_for_what_can_be_read() -> None:
     assert program.WithMemory.dispatches == 0
 
 
-def test_an_operation_on_a_wrapper_reaches_its_own_method_also_where_dispatch_is_off() -> None:
+def test_an_operation_on_a_wrapper_reaches_its_method_even_with_dispatch_disabled() -> None:
     wrapper = program.KINDS["wrapper"]()
     for hidden in (False, True):
         with torch._C._DisableTorchDispatch() if hidden else torch.no_grad(), hidden_from_modes():
@@ -69,7 +69,7 @@ def test_an_operation_on_a_wrapper_reaches_its_own_method_also_where_dispatch_is
         assert torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python)
 
 
-def test_modes_see_nothing_of_it_and_all_behind_it() -> None:
+def test_modes_see_only_the_operations_of_the_program() -> None:
     class Mode(TorchDispatchMode):
         seen = 0
 

@@ -1,4 +1,4 @@
-"""Readings of state: hyperparameters, step counters, schedules, modules, parameters; and clipping in numbers."""
+"""Tests of readings: hyperparameters, step counters, schedules, modules, parameters, and the numbers of clipping."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def values(readings: list[Reading]) -> list[object]:
 # -- hyperparameters -------------------------------------------------------------------------------------------------
 
 
-def test_hyperparameters_are_told_at_the_first_step_and_when_they_change() -> None:
+def test_hyperparameters_are_reported_at_the_first_step_and_when_they_change() -> None:
     with observing() as seen:
         model = Deep()
         groups = [{"params": model.body.parameters(), "weight_decay": 0.5}, {"params": model.head.parameters()}]
@@ -88,7 +88,7 @@ def test_settings_of_other_types() -> None:
     assert "owner" in str(of(seen, "hyperparameter", "keys")[0].value)
 
 
-def test_a_flag_that_becomes_a_number_has_changed() -> None:
+def test_a_flag_that_becomes_a_number_counts_as_changed() -> None:
     with observing() as seen:
         model = Deep()
         optimizer = torch.optim.SGD(model.parameters(), lr=1)
@@ -131,7 +131,7 @@ def test_step_counters() -> None:
 # -- parameters ------------------------------------------------------------------------------------------------------
 
 
-def test_parameters_are_told_at_the_first_step_and_when_they_change() -> None:
+def test_parameters_are_reported_at_the_first_step_and_when_they_change() -> None:
     with observing() as seen:
         model = Deep()
         optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
@@ -179,7 +179,7 @@ def half(step: int, *, num_training_steps: int) -> float:
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of")
-def test_schedulers_tell_their_rate_their_place_and_their_end() -> None:
+def test_schedulers_report_their_rate_progress_and_length() -> None:
     with observing() as seen:
         model = Deep()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.4)
@@ -211,7 +211,7 @@ def test_schedulers_tell_their_rate_their_place_and_their_end() -> None:
 # -- modules ---------------------------------------------------------------------------------------------------------
 
 
-def test_training_flags_are_told_when_they_change() -> None:
+def test_training_flags_are_reported_when_they_change() -> None:
     with observing() as seen:
         model, loss = Deep(), nn.MSELoss()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -298,7 +298,7 @@ def test_clipping_in_numbers() -> None:
 
 
 @pytest.mark.parametrize("way", ["generator", "list", "filter", "values", "one"])
-def test_however_the_parameters_are_handed_over(way: str) -> None:
+def test_clipping_accepts_every_way_of_passing_parameters(way: str) -> None:
     def handed(model: nn.Linear) -> object:
         return {
             "generator": (p for p in model.parameters()),
@@ -319,7 +319,7 @@ def test_however_the_parameters_are_handed_over(way: str) -> None:
     assert value_of(seen.named(CLIP)[0].result, "norm_after") == pytest.approx(2.0, rel=1e-5)
 
 
-def test_clipping_of_what_is_not_finite_or_not_there() -> None:
+def test_clipping_of_nonfinite_and_missing_gradients() -> None:
     with observing() as seen:
         model = with_gradients(math.inf)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -335,7 +335,7 @@ def test_clipping_of_what_is_not_finite_or_not_there() -> None:
     assert value_of(none.result, "norm_after") == value_of(empty.result, "norm_after") == 0.0
 
 
-def test_an_error_in_the_programs_own_generator_is_the_programs() -> None:
+def test_an_error_in_a_generator_of_the_program_reaches_the_program() -> None:
     def broken() -> Iterator[nn.Parameter]:
         yield nn.Parameter(torch.ones(2))
         raise ZeroDivisionError
@@ -371,7 +371,7 @@ def test_norms_are_measured_only_on_demand() -> None:
         ("scheduler", "last_epoch"),
     ],
 )
-def test_only_what_is_demanded_is_read(kind: str, attribute: str) -> None:
+def test_only_demanded_attributes_are_read(kind: str, attribute: str) -> None:
     demand = Demand.of_calls(STEP, SCHEDULE) | Demand.of_readings(f"{kind}.{attribute}")
     with observing(demand) as seen:
         model = Deep()

@@ -1,4 +1,4 @@
-"""What is told of buffers on several ranks: when they are read, and what keeps them together."""
+"""Tests of the readings of buffers on several ranks, and of the rule that compares them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def step(number: int, rank: int, value: int, stage: str = "train") -> Window:
 
 
 def held(*values: Sequence[int], stage: str = "train") -> list[bool]:
-    """By step and pair, where the buffer was kept the same before: whether it is the same."""
+    """For each step and pair of ranks with equal buffers before: whether the buffers are equal."""
     relation, occasions = Consistent(), []
     for number, of_ranks in enumerate(values, start=1):
         windows = [step(number, rank, value, stage) for rank, value in enumerate(of_ranks)]
@@ -31,7 +31,7 @@ def held(*values: Sequence[int], stage: str = "train") -> list[bool]:
     return [bool(occasion.held) for occasion in occasions]
 
 
-def test_a_buffer_that_somebody_keeps_together_is_told_from_one_that_each_rank_has_for_itself() -> None:
+def test_synchronized_buffers_are_distinguished_from_per_rank_buffers() -> None:
     assert held((1, 1), (2, 2), (3, 3), (4, 4)) == [True, True]
     assert held((1, 1), (2, 3), (4, 5)) == [], "the same at first only"
     assert held((1, 1), (2, 2), (3, 4)) == [False]
@@ -83,7 +83,7 @@ def trained() -> list[Reading]:
 
 
 @pytest.mark.usefixtures("job")
-def test_buffers_are_read_once_in_a_step_as_they_are_when_their_owner_is_called() -> None:
+def test_buffers_are_read_once_per_step_at_the_call_of_their_owner() -> None:
     readings = trained()
     assert [reading.variable.rsplit(".", 1)[1] for reading in readings] == [
         "running_mean",
@@ -94,5 +94,5 @@ def test_buffers_are_read_once_in_a_step_as_they_are_when_their_owner_is_called(
     assert len({reading.value for reading in readings if reading.variable == "Wrapped.inner.1.running_var"}) == 3
 
 
-def test_a_single_process_reads_none() -> None:
+def test_a_single_process_reads_no_buffers() -> None:
     assert trained() == []

@@ -1,4 +1,4 @@
-"""What sources record of parameters, gradients and optimizer state, and of the calls that change them."""
+"""Tests of the records of parameters, gradients and optimizer state, and of the calls that change them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_an_optimizer_is_built_steps_and_clears() -> None:
     assert value_of(seen.named(ZERO_GRAD)[0].context, "set_to_none") is True
 
 
-def test_zeroed_gradients_and_those_that_were_never_there() -> None:
+def test_zeroed_gradients_and_missing_gradients() -> None:
     with observing() as seen:
         model = Sole()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -97,7 +97,7 @@ def test_zeroed_gradients_and_those_that_were_never_there() -> None:
     assert value_of(first.context, "grads") == "none"
 
 
-def test_who_holds_and_who_owns_a_parameter() -> None:
+def test_holders_and_owners_of_a_parameter() -> None:
     with observing() as seen:
         model = Sole()
         stray = nn.Parameter(torch.ones(3))
@@ -178,7 +178,7 @@ def test_a_head_that_another_optimizer_updates_is_unused() -> None:
     assert grads == ["unused", "unused", "unused", "none"]
 
 
-def test_an_optimizer_at_the_address_of_one_that_is_gone_is_another_one() -> None:
+def test_an_optimizer_at_the_address_of_a_deleted_one_is_distinct() -> None:
     def some() -> list[torch.optim.SGD]:
         return [torch.optim.SGD([torch.zeros(1)], lr=0.1) for _ in range(100)]
 
@@ -216,7 +216,7 @@ def test_an_optimizer_that_holds_replaced_parameters_is_not_just_unused() -> Non
 
 
 @pytest.mark.parametrize("written", [True, False])
-def test_what_a_program_writes_back_is_told_when_the_step_is_over(written: bool) -> None:
+def test_parameters_written_back_are_recorded_at_the_end_of_the_step(written: bool) -> None:
     with observing() as seen:
         model = Sole()
         masters = [param.detach().clone().requires_grad_() for param in model.parameters()]
@@ -262,7 +262,7 @@ def test_frozen_parameters_learning_rates_and_closures() -> None:
     assert fact(head, "scalar") is True and fact(head, "precision") == "full"
 
 
-def test_what_no_optimizer_changes_is_told_as_unchanged() -> None:
+def test_parameters_that_no_optimizer_changes_are_recorded_as_unchanged() -> None:
     with observing() as seen:
         model = Sole()
         copies = [nn.Parameter(parameter.detach().clone()) for parameter in model.parameters()]
@@ -274,7 +274,7 @@ def test_what_no_optimizer_changes_is_told_as_unchanged() -> None:
     )
 
 
-def test_of_a_parameter_without_elements_there_is_nothing_to_tell() -> None:
+def test_a_parameter_without_elements_is_not_recorded() -> None:
     with observing() as seen:
         model = Sole()
         model.rest = nn.Parameter(torch.empty(0))  # of a parameter in parts, a rank may hold none
@@ -322,7 +322,7 @@ def test_a_group_added_later_is_held() -> None:
 
 
 @pytest.mark.parametrize("scaled", [True, False])
-def test_a_backward_after_float16_autocast_tells_whether_the_loss_was_scaled(scaled: bool) -> None:
+def test_a_backward_after_float16_autocast_records_whether_the_loss_was_scaled(scaled: bool) -> None:
     with observing() as seen:
         model = Sole()
         scaler = torch.amp.GradScaler("cpu", enabled=scaled)
@@ -352,7 +352,9 @@ def scaled_steps(scaler: torch.amp.GradScaler) -> None:
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize(("scale", "changes"), [(1.0, set()), (3.0, {("some", "some", True)})])
-def test_what_is_unscaled_by_one_is_not_told_as_unchanged(scale: float, changes: set[object], elsewhere: bool) -> None:
+def test_gradients_unscaled_by_one_are_not_recorded_as_unchanged(
+    scale: float, changes: set[object], elsewhere: bool
+) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     with simulated_accelerator() if elsewhere else nullcontext(), observing() as seen:
         scaled_steps(scaler)
@@ -450,7 +452,7 @@ def is_too_large(parameters: Iterable[torch.Tensor], max_norm: float) -> bool:
 
 
 @pytest.mark.parametrize("wrongly", [False, True])
-def test_a_function_with_a_max_norm_is_told_as_clipping(wrongly: bool) -> None:
+def test_a_function_with_a_max_norm_is_recorded_as_clipping(wrongly: bool) -> None:
     with observing() as seen:
         model = Sole()
         nn.init.ones_(model.head.bias)
@@ -493,7 +495,7 @@ class Updater:
     ],
     ids=["all", "one is left out", "each by itself", "none"],
 )
-def test_a_method_that_clips_tells_whether_it_scales_all_alike(
+def test_a_clipping_method_records_whether_it_scales_all_gradients_by_one_factor(
     leave_out: int, separately: bool, recorded: list[tuple[bool | None, str | None]]
 ) -> None:
     with observing() as seen:
@@ -508,7 +510,7 @@ def test_a_method_that_clips_tells_whether_it_scales_all_alike(
     assert seen.faults == []
 
 
-def test_a_parameter_on_a_mesh_says_whether_it_is_whole() -> None:
+def test_a_parameter_on_a_mesh_records_whether_it_is_replicated() -> None:
     class Placed:
         def __init__(self, *, whole: bool) -> None:
             self.whole = whole

@@ -1,4 +1,4 @@
-"""Spot checks: a large tensor shows by some elements that it was scaled; where it would not, it is read as a whole."""
+"""Tests that samples of large tensors detect scaling, and that other tensors are read as a whole."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sparse() -> torch.Tensor:
     return matrix
 
 
-def test_a_sample_is_of_few_elements_from_all_over() -> None:
+def test_a_sample_has_few_elements_from_the_whole_tensor() -> None:
     with hidden_from_modes():
         elements = sample(torch.arange(ROWS * COLUMNS, dtype=torch.float32).view(ROWS, COLUMNS))
     assert elements is not None
@@ -46,7 +46,7 @@ def test_a_sample_is_of_few_elements_from_all_over() -> None:
     ],
     ids=["small", "not contiguous", "meta", "complex", "sparse"],
 )
-def test_no_sample_is_taken_of_what_is_small_or_lies_otherwise(tensor: torch.Tensor) -> None:
+def test_small_and_noncontiguous_tensors_have_no_sample(tensor: torch.Tensor) -> None:
     with hidden_from_modes():
         assert sample(tensor) is None
 
@@ -65,7 +65,7 @@ def test_samples_are_compared_by_their_bits(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("make", [dense, sparse, lambda: torch.ones(8), lambda: dense().t()])
 @pytest.mark.parametrize("factor", [0.5, 1 - 2.0**-20, 1.0])
-def test_that_a_tensor_was_scaled_is_seen(make: Callable[[], torch.Tensor], factor: float) -> None:
+def test_scaling_of_a_tensor_is_detected(make: Callable[[], torch.Tensor], factor: float) -> None:
     tensor = make()
     with hidden_from_modes():
         before = probe([tensor])
@@ -73,13 +73,13 @@ def test_that_a_tensor_was_scaled_is_seen(make: Callable[[], torch.Tensor], fact
         assert changed(before, [tensor]) == [factor != 1]
 
 
-def test_a_sample_stands_only_for_what_would_show_it() -> None:
+def test_a_sample_replaces_the_tensor_only_if_it_would_show_scaling() -> None:
     with hidden_from_modes():
         probes = probe([dense(), sparse(), torch.ones(8)])
     assert [isinstance(probe_of_tensor, torch.Tensor) for probe_of_tensor in probes] == [True, False, False]
 
 
-def test_what_became_of_another_kind_has_changed() -> None:
+def test_a_tensor_of_another_kind_counts_as_changed() -> None:
     with hidden_from_modes():
         before = probe([dense(), dense(), dense()])
         assert changed(before, [dense().double(), dense().t(), torch.ones(8)]) == [True, True, True]
@@ -87,7 +87,7 @@ def test_what_became_of_another_kind_has_changed() -> None:
 
 @pytest.mark.parametrize("make", [dense, sparse, lambda: torch.ones(8), lambda: dense().bfloat16()])
 @pytest.mark.parametrize("factor", [0.5, 1 - 2.0**-7, 1.0])
-def test_that_a_tensor_of_a_device_was_scaled_is_seen(make: Callable[[], torch.Tensor], factor: float) -> None:
+def test_scaling_of_a_device_tensor_is_detected(make: Callable[[], torch.Tensor], factor: float) -> None:
     tensor = make()
     with hidden_from_modes(), simulated_accelerator():
         before = probe([tensor, tensor.long()])
@@ -97,7 +97,7 @@ def test_that_a_tensor_of_a_device_was_scaled_is_seen(make: Callable[[], torch.T
         assert fetch_values(results)[0] == (factor != 1)
 
 
-def test_samples_of_a_device_are_compared_there() -> None:
+def test_samples_on_a_device_are_compared_on_the_device() -> None:
     tensor, other = dense(), dense().mul(2)
     with hidden_from_modes(), simulated_accelerator():
         first, second = sample(tensor), sample(other)

@@ -103,7 +103,7 @@ class TensorReading(NamedTuple):
 class _Argument(NamedTuple):
     """A tensor argument before the call; `index` is the position of its summary."""
 
-    index: int
+    position: int
     tensor: weakref.ref[torch.Tensor]
     readable: bool
     version: int | None
@@ -287,7 +287,7 @@ class CallSummaries(RecorderListener):
             readings = (
                 _argument_changes(before.arguments)
                 if compares_contents
-                else [(argument.index, argument.reading) for argument in before.arguments]
+                else [(argument.position, argument.reading) for argument in before.arguments]
             )
         if sampled and not is_async and len(results) == len(tensors) and not request.uninitialized:
             with hidden_from_modes():
@@ -381,14 +381,14 @@ def _argument_changes(before: list[_Argument]) -> list[tuple[int, TensorReading]
         alive = [(argument, argument.tensor()) for argument in before]
         reread = [(a, tensor) for a, tensor in alive if a.readable and tensor is not None and readable(tensor)]
         after = dict(
-            zip((a.index for a, _ in reread), deferred_fingerprints([tensor for _, tensor in reread]), strict=True)
+            zip((a.position for a, _ in reread), deferred_fingerprints([tensor for _, tensor in reread]), strict=True)
         )
         readings = []
         for argument, tensor in alive:
             reading = argument.reading
-            if after.get(argument.index) is not None:
-                reading = reading._replace(changed=not_equal(reading.fingerprint, after[argument.index]))
+            if after.get(argument.position) is not None:
+                reading = reading._replace(changed=not_equal(reading.fingerprint, after[argument.position]))
             elif tensor is not None and argument.version is not None:
                 reading = reading._replace(changed=version_of(tensor) != argument.version)
-            readings.append((argument.index, reading))
+            readings.append((argument.position, reading))
     return readings
