@@ -110,20 +110,20 @@ def load(group: str, only: Iterable[str] | None = None) -> dict[str, Any]:
     """The extensions of a group by name: built-in ones first, then those of installed packages.
 
     They are classes, and declarations in the group of sources. With `only`, those that have one of these names. If all
-    of these are built in, no installed package is looked at. (`check` has found the packages that claim such a name.)
+    of these are built in, no installed package is imported. (`check` finds packages that claim a built-in name.)
 
     Raises PluginError if two extensions claim one name, or one cannot be imported, has another `name`, or lacks a
     method.
     """
-    places = dict(GROUPS[group])
+    targets = dict(GROUPS[group])
     requested = None if only is None else set(only)
-    if requested is not None and requested <= places.keys():
-        return {name: _extension(group, name, place) for name, place in places.items() if name in requested}
-    for name, place in added(group):
-        if name in places:
-            raise PluginError(group, name, f"both {places[name]} and {place} claim it")
-        places[name] = place
-    return {name: _extension(group, name, place) for name, place in places.items() if requested is None or name in requested}
+    if requested is None or not requested <= targets.keys():
+        for name, target in added(group):
+            if name in targets:
+                raise PluginError(group, name, f"both {targets[name]} and {target} claim it")
+            targets[name] = target
+    selected = targets.keys() if requested is None else requested
+    return {name: _extension(group, name, target) for name, target in targets.items() if name in selected}
 
 
 @functools.cache
@@ -142,41 +142,41 @@ def source_class(declaration: SourceDeclaration) -> Any:
     return _checked_class(SOURCE_GROUP, declaration.name, declaration.source)
 
 
-def source_declaration(name: str, place: str) -> SourceDeclaration:
-    """The declaration of a source at `place` (`module:NAME`). Raises PluginError as `load` does."""
-    declaration = _imported(SOURCE_GROUP, name, place)
+def source_declaration(name: str, target: str) -> SourceDeclaration:
+    """The declaration of a source at `target` (`module:NAME`). Raises PluginError as `load` does."""
+    declaration = _imported(SOURCE_GROUP, name, target)
     if not isinstance(declaration, SourceDeclaration):
-        raise PluginError(SOURCE_GROUP, name, f"{place} is no SourceDeclaration but {type(declaration).__name__}")
+        raise PluginError(SOURCE_GROUP, name, f"{target} is no SourceDeclaration but {type(declaration).__name__}")
     if declaration.name != name:
-        raise PluginError(SOURCE_GROUP, name, f"{place} calls itself {declaration.name!r}")
+        raise PluginError(SOURCE_GROUP, name, f"{target} calls itself {declaration.name!r}")
     return declaration
 
 
-def _extension(group: str, name: str, place: str) -> Any:
+def _extension(group: str, name: str, target: str) -> Any:
     if group == DIAGNOSIS_GROUP:
-        return _imported(group, name, place)  # diagnoses/catalogue.py checks it
+        return _imported(group, name, target)  # diagnoses/catalogue.py checks it
     if group == SOURCE_GROUP:
-        return source_declaration(name, place)
-    return _checked_class(group, name, place)
+        return source_declaration(name, target)
+    return _checked_class(group, name, target)
 
 
-def _checked_class(group: str, name: str, place: str) -> Any:
-    extension = _imported(group, name, place)
+def _checked_class(group: str, name: str, target: str) -> Any:
+    extension = _imported(group, name, target)
     if not isinstance(extension, type):
-        raise PluginError(group, name, f"{place} is no class but {type(extension).__name__}")
+        raise PluginError(group, name, f"{target} is no class but {type(extension).__name__}")
     if getattr(extension, "name", None) != name:
-        raise PluginError(group, name, f"{place} calls itself {getattr(extension, 'name', None)!r}")
+        raise PluginError(group, name, f"{target} calls itself {getattr(extension, 'name', None)!r}")
     missing = [member for member in MEMBERS[group] if not callable(getattr(extension, member, None))]
     if missing:
-        raise PluginError(group, name, f"{place} has no {', '.join(missing)}")
+        raise PluginError(group, name, f"{target} has no {', '.join(missing)}")
     return extension
 
 
-def _imported(group: str, name: str, place: str) -> Any:
-    module, _, attribute = place.partition(":")
+def _imported(group: str, name: str, target: str) -> Any:
+    module, _, attribute = target.partition(":")
     if not attribute:
-        raise PluginError(group, name, f"{place!r} names no class; write it as `module:Class`")
+        raise PluginError(group, name, f"{target!r} names no class; write it as `module:Class`")
     try:
         return getattr(importlib.import_module(module), attribute)
     except Exception as error:  # code of another package may raise anything
-        raise PluginError(group, name, f"{place} cannot be imported ({type(error).__name__}: {error})") from error
+        raise PluginError(group, name, f"{target} cannot be imported ({type(error).__name__}: {error})") from error

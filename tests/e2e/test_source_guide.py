@@ -34,7 +34,7 @@ for step in range(5):
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def project(tmp_path: Path) -> Path:
     """A script, and the library and the package of the guide beside the installed ones."""
     site = tmp_path / "site"
     info = site / "my_package-1.0.dist-info"
@@ -52,18 +52,18 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run Python with the package."""
-    path = os.pathsep.join([str(place / "site"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(project / "site"), os.environ.get("PYTHONPATH", "")])
     environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, *words], cwd=place, env=environ, capture_output=True, text=True)
+    return subprocess.run([sys.executable, *words], cwd=project, env=environ, capture_output=True, text=True)
 
 
-def test_guide(place: Path) -> None:
+def test_guide(project: Path) -> None:
     """All blocks run in order, and the test at the end passes."""
     code = "\n".join(text for kind, text in BLOCKS if kind == "python")
-    (place / "guide.py").write_text(f"{code}\ntest_my_source()\n")
-    done = run(place, "guide.py")
+    (project / "guide.py").write_text(f"{code}\ntest_my_source()\n")
+    done = run(project, "guide.py")
     assert done.returncode == 0, done.stderr
 
 
@@ -81,19 +81,19 @@ def test_the_guide_shows_the_template() -> None:
     assert list(statements(SOURCE.partition("DECLARATION =")[2])) == list(statements(body))
 
 
-def test_a_package_brings_a_source(place: Path) -> None:
-    done = run(place, "-m", "traincheck", "collect", "-o", "run", "train.py")
+def test_a_package_brings_a_source(project: Path) -> None:
+    done = run(project, "-m", "traincheck", "collect", "-o", "run", "train.py")
     assert done.returncode == 0 and "recorded 5 steps" in done.stderr + done.stdout, done.stdout + done.stderr
-    windows = [window for _, read in RunFolder.open(place / "run").windows() for window in read]
+    windows = [window for _, read in RunFolder.open(project / "run").windows() for window in read]
     updates = [call for window in windows for call in window.calls if "tiny_optim.SignSGD.step" in call.levels]
     updates = [call for call in updates if "torch.optim.Optimizer.step" in call.levels]
     assert len(updates) == 5
-    doctor = run(place, "-m", "traincheck", "doctor")
+    doctor = run(project, "-m", "traincheck", "doctor")
     assert "tiny_optim" in doctor.stdout, doctor.stdout + doctor.stderr
 
 
-def test_a_package_whose_source_cannot_be_used_stops_the_command(place: Path) -> None:
-    (place / "site" / "my_package" / "tiny_optim_source.py").write_text("DECLARATION = 1\n")
-    done = run(place, "-m", "traincheck", "collect", "-o", "run", "train.py")
+def test_a_package_whose_source_cannot_be_used_stops_the_command(project: Path) -> None:
+    (project / "site" / "my_package" / "tiny_optim_source.py").write_text("DECLARATION = 1\n")
+    done = run(project, "-m", "traincheck", "collect", "-o", "run", "train.py")
     assert done.returncode == 2 and "error [plugin]" in done.stderr, done.stderr
-    assert "is no SourceDeclaration but int" in done.stderr and not (place / "run").exists()
+    assert "is no SourceDeclaration but int" in done.stderr and not (project / "run").exists()

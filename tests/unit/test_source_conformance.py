@@ -61,8 +61,8 @@ def package() -> Iterator[ModuleType]:
 
 
 def broken(package: ModuleType, monkeypatch: pytest.MonkeyPatch, cls: type, **fields: Any) -> str:
-    """The place of a declaration of `cls`, which is importable."""
-    monkeypatch.setattr("traincheck.testing.sources._works_without_torch", lambda declaration, place: None)
+    """The target of a declaration of `cls`, which is importable."""
+    monkeypatch.setattr("traincheck.testing.sources._works_without_torch", lambda declaration, target: None)
     package.Odd = cls  # type: ignore[attr-defined]
     package.DECLARATION = replace(DECLARATION, source="odd_source:Odd", **fields)  # type: ignore[attr-defined]
     return "odd_source:DECLARATION"
@@ -131,10 +131,10 @@ class Raises(TinyOptimSource):
 def test_a_broken_promise_is_found(
     cls: type, message: str, package: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = broken(package, monkeypatch, cls)
+    target = broken(package, monkeypatch, cls)
     try:
         with pytest.raises(NotConforming, match=message):
-            check_source(place, train, TESTS)
+            check_source(target, train, TESTS)
     finally:
         if hasattr(nn.Linear, "left_behind"):
             del nn.Linear.left_behind
@@ -174,10 +174,10 @@ def test_every_built_source_is_declared() -> None:
     assert set(offered) == set(plugins.SOURCES) - {"replays", "summaries"}
 
 
-def adding(monkeypatch: pytest.MonkeyPatch, **places: str) -> None:
+def adding(monkeypatch: pytest.MonkeyPatch, **targets: str) -> None:
     """Have packages add sources."""
     added = plugins.added
-    extensions = tuple(places.items())
+    extensions = tuple(targets.items())
     monkeypatch.setattr(plugins, "added", lambda group: extensions if group == plugins.SOURCE_GROUP else added(group))
 
 
@@ -217,13 +217,13 @@ def test_an_update_that_raises_is_not_counted(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_source_that_cannot_be_used_stops_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, place, message in (
+    for name, target, message in (
         ("functions", "traincheck.sources.template:DECLARATION", "both traincheck.sources.functions.*claim it"),
         ("tiny_optim", "traincheck.sources.template:TinyOptimSource", "is no SourceDeclaration"),
         ("other", "traincheck.sources.template:DECLARATION", "calls itself 'tiny_optim'"),
         ("tiny_optim", "nowhere:DECLARATION", "cannot be imported"),
     ):
-        adding(monkeypatch, **{name: place})
+        adding(monkeypatch, **{name: target})
         with pytest.raises(PluginError, match=message):
             plugins.check(plugins.SOURCE_GROUP)
 

@@ -40,7 +40,7 @@ def learn(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def told(changes: list[Change], attribute: str) -> dict[str, tuple[str, str, bool]]:
+def transitions(changes: list[Change], attribute: str) -> dict[str, tuple[str, str, bool]]:
     """Before, after and changed by variable."""
     return {change.variable: change[5:8] for change in changes if f"{change.kind}.{change.attribute}" == attribute}
 
@@ -265,13 +265,13 @@ def everything_happens() -> None:
 
 DEMANDS = {
     "nothing": NOTHING,
-    "a function": Demand(frozenset(("torch.Tensor.add",))),
-    "a level": Demand(frozenset((FORWARD,))),
-    "a class": Demand(frozenset(("torch.nn.Linear.forward",))),
-    "clearing": Demand(frozenset((ZERO_GRAD,))),
-    "project": Demand(frozenset(("test_sources.project_function",))),
-    "update": Demand(frozenset((STEP,)), frozenset(((STEP, "parameter.data"),))),
-    "batches": Demand(frozenset((NEXT, CLIP))),
+    "a function": Demand.of_calls("torch.Tensor.add"),
+    "a level": Demand.of_calls(FORWARD),
+    "a class": Demand.of_calls("torch.nn.Linear.forward"),
+    "clearing": Demand.of_calls(ZERO_GRAD),
+    "project": Demand.of_calls("test_sources.project_function"),
+    "update": Demand.of_calls(STEP, changes=("parameter.data",)),
+    "batches": Demand.of_calls(NEXT, CLIP),
 }
 
 
@@ -281,13 +281,13 @@ def test_only_what_is_demanded_is_recorded(name: str) -> None:
     with observing(demand) as seen:
         everything_happens()
     assert seen.faults == []
-    found = {level for call in seen.calls for level in call.levels}
-    assert demand.apis <= found
+    levels = {level for call in seen.calls for level in call.levels}
+    assert demand.calls <= levels
     always = {STEP, BACKWARD}  # steps are counted by them
     for call in seen.calls:
-        assert demand.wants_call(call.levels) or always & set(call.levels)
+        assert demand.records_call(call.levels) or always & set(call.levels)
     attributes = {f"{change.kind}.{change.attribute}" for change in seen.around(STEP)}
-    assert attributes == {attribute for api, attribute in demand.states if api == STEP}
+    assert attributes == {attribute for api, attribute in demand.state_changes if api == STEP}
     assert [window.stage for window in seen.windows] == ["setup", "train", "train", "end"]
 
 

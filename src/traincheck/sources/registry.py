@@ -107,7 +107,7 @@ def build_all(
 
         toolkit = SourceToolkit(catalog, gradients, may_step, when_imported)
         sources += installed_sources(toolkit) if installed else []
-        sources += [InstalledSource(each, plugins.source_class(each)(toolkit)) for each in extra]
+        sources += [InstalledSource(declaration, plugins.source_class(declaration)(toolkit)) for declaration in extra]
     return Built(sources, catalog, call_context)
 
 

@@ -190,8 +190,8 @@ class _Updates:
         facts_of = [variable.facts(tensor, update.name) for variable, tensor in update.held]
 
         def conclude(fetched: list[Any], next_seq: NextSeq) -> None:
-            due = [state == SOME and rate not in (0, None) for state in gradients]
-            outcomes = parameter_changes.conclude(variables, before, after, fetched, due)
+            should_change = [state == SOME and rate not in (0, None) for state in gradients]
+            outcomes = parameter_changes.conclude(variables, before, after, fetched, should_change)
             changes = []
             states = set()
             for variable, facts, state, (changed, fingerprint) in zip(

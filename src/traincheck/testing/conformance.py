@@ -1,4 +1,4 @@
-"""Conformance: proves that a relation keeps the promises of `relations.base.Relation`.
+"""Proves that a relation keeps the promises of `relations.base.Relation`.
 
 For the tests of a package that brings its own relation::
 
@@ -8,8 +8,7 @@ For the tests of a package that brings its own relation::
     def test_my_relation() -> None:
         check_relation(MyRelation, from_text(TRACE))
 
-The windows are to be of one process, without gaps and with occasions of the relation; a few steps of a small program
-suffice.
+Give windows of one process, without gaps and with occasions of the relation. A few steps of a small program suffice.
 """
 
 from __future__ import annotations
@@ -26,44 +25,44 @@ from traincheck.vocab.events import NO_CALL, Window
 from traincheck.vocab.facts import FACTS, Facts
 from traincheck.vocab.occasion import Occasion, Property, Subject
 
-METHODS = ("occasions", "needs", "is_habit", "is_setting", "argument_of", "implied", "describe")
+METHODS = ("occasions", "needs", "is_optional_practice", "is_setting", "argument_of", "implied", "describe")
 
 MOST_TRIED = 24
-"""Subjects, and places for a gap, that are tried one by one; of more an even choice is taken."""
+"""Subjects, and positions of a gap, to try one by one. Of more, every n-th is tried."""
 
 
 class NotConforming(AssertionError):
-    """A relation breaks a promise. The message says which, on what occasion, and what to do."""
+    """A relation breaks a promise. The message names it, an occasion, and the cure."""
 
 
 def check_relation(relation: Any, windows: Sequence[Window]) -> int:
-    """Check every promise of the class `relation` on `windows`; the number of occasions it was checked on.
+    """Check every promise of the class `relation` on `windows`; returns the number of checked occasions.
 
     Raises NotConforming for the first promise that is broken, and ValueError for windows that prove nothing.
     """
     if [window.index for window in windows] != list(range(len(windows))):
         raise ValueError("the windows must be of one process, numbered from 0 without gaps")
     _is_a_relation(relation)
-    by_window = _told(relation, windows)
-    found = [occasion for told in by_window for occasion in told]
-    if not found:
+    by_window = _occasions(relation, windows)
+    occasions = [occasion for of_window in by_window for occasion in of_window]
+    if not occasions:
         raise ValueError(
             f"{relation.name} finds no occasion in these windows, so nothing is proven: give it windows that it "
-            "speaks of"
+            "applies to"
         )
-    for window, told in zip(windows, by_window, strict=True):
-        for occasion in told:
+    for window, of_window in zip(windows, by_window, strict=True):
+        for occasion in of_window:
             _is_an_occasion(occasion, window)
     _is_deterministic(relation, windows, by_window)
     _only_filters(relation, windows, by_window)
     _forgets(relation, windows)
-    _is_implied(relation, found)
-    for subject, prop in sorted({(one.subject, prop) for one in found for prop in _judged(one)}):
+    _is_implied(relation, occasions)
+    for subject, prop in sorted({(occasion.subject, prop) for occasion in occasions for prop in _judged(occasion)}):
         _is_explained(relation, subject, prop)
         _is_judged_alike_selectively(relation, windows, subject, prop)
     if hasattr(relation, "across"):
         _compares_ranks(relation, windows)
-    return len(found)
+    return len(occasions)
 
 
 def _fail(promise: str, cure: str) -> NotConforming:
@@ -96,8 +95,8 @@ def _is_a_relation(relation: Any) -> None:
 # -- occasions -----------------------------------------------------------------------------------------------------
 
 
-def _told(relation: Any, windows: Iterable[Window], interest: Set[Subject] | None = None) -> list[list[Occasion]]:
-    """What a new instance says of each window."""
+def _occasions(relation: Any, windows: Iterable[Window], interest: Set[Subject] | None = None) -> list[list[Occasion]]:
+    """The occasions that a new instance finds in each window."""
     instance = relation(interest)
     return [list(instance.occasions(window)) for window in windows]
 
@@ -144,29 +143,29 @@ def _is_a_context(context: Facts, where: str) -> None:
 
 
 def _is_deterministic(relation: Any, windows: Sequence[Window], expected: list[list[Occasion]]) -> None:
-    again = _told(relation, windows)
-    if again != expected:
+    repeated = _occasions(relation, windows)
+    if repeated != expected:
         raise _fail(
             f"two instances of {relation.name} say different things of the same windows",
             "Use no clocks, random numbers, object ids or orders of sets, and keep nothing on the class",
         )
-    # Another process is followed in turn: an instance that shares its state with others shows now.
-    one, other = relation(), relation()
+    # Follow another process in turn, which reveals instances that share state.
+    first, other = relation(), relation()
     turns = []
     for window, later in zip(windows, [*windows[1:], windows[-1]], strict=True):
-        turns.append(list(one.occasions(window)))
+        turns.append(list(first.occasions(window)))
         list(other.occasions(later))
     if turns != expected:
         raise _fail(f"instances of {relation.name} disturb each other", "Keep what you know on `self` only")
 
 
 def _only_filters(relation: Any, windows: Sequence[Window], by_window: list[list[Occasion]]) -> None:
-    subjects = sorted({occasion.subject for told in by_window for occasion in told})
+    subjects = sorted({occasion.subject for of_window in by_window for occasion in of_window})
     interests = [frozenset((subject,)) for subject in _choice(subjects)]
     for interest in (*interests, frozenset(subjects[::2]), frozenset(subjects), frozenset[Subject]()):
-        told = _told(relation, windows, interest)
-        wanted = [[occasion for occasion in all_told if occasion.subject in interest] for all_told in by_window]
-        if told != wanted:
+        filtered = _occasions(relation, windows, interest)
+        expected = [[occasion for occasion in of_window if occasion.subject in interest] for of_window in by_window]
+        if filtered != expected:
             raise _fail(
                 f"asked for {sorted(interest)[:3]} only, {relation.name} says something else of them than when asked "
                 "for all",
@@ -176,21 +175,21 @@ def _only_filters(relation: Any, windows: Sequence[Window], by_window: list[list
 
 
 def _forgets(relation: Any, windows: Sequence[Window]) -> None:
-    for place in _choice(list(range(1, len(windows) - 1))):
-        rest = windows[place + 1 :]
-        if _told(relation, [*windows[:place], *rest])[place:] != _told(relation, rest):
+    for index in _choice(list(range(1, len(windows) - 1))):
+        rest = windows[index + 1 :]
+        if _occasions(relation, [*windows[:index], *rest])[index:] != _occasions(relation, rest):
             raise _fail(
-                f"after window {place} was dropped, {relation.name} still says things that rest on the windows before",
+                f"after window {index} was dropped, {relation.name} still says things that rest on the windows before",
                 "When `window.index` is not the one that follows the last, forget everything",
             )
 
 
-def _choice(things: Sequence[Any]) -> Sequence[Any]:
-    return things[:: math.ceil(len(things) / MOST_TRIED)] if things else things
+def _choice(items: Sequence[Any]) -> Sequence[Any]:
+    return items[:: math.ceil(len(items) / MOST_TRIED)] if items else items
 
 
-def _is_implied(relation: Any, found: Iterable[Occasion]) -> None:
-    for occasion in found:
+def _is_implied(relation: Any, occasions: Iterable[Occasion]) -> None:
+    for occasion in occasions:
         for prop in occasion.held:
             for other in relation.implied(prop):
                 if other == prop or not isinstance(other, Property):
@@ -213,21 +212,21 @@ def _judged(occasion: Occasion) -> Set[Property]:
 
 
 def _is_explained(relation: Any, subject: Subject, prop: Property) -> None:
-    what = f"{prop!r} of {subject!r}"
+    rule = f"{prop!r} of {subject!r}"
     sentence = relation.describe(subject, prop)
     if not isinstance(sentence, str) or not sentence.strip() or "\n" in sentence or sentence.endswith("."):
         raise _fail(
-            f"{relation.name}.describe says {sentence!r} for {what}",
+            f"{relation.name}.describe says {sentence!r} for {rule}",
             "Give one sentence in the present tense on one line, without a full stop: it is put together with others",
         )
-    for method in ("is_habit", "is_setting"):
+    for method in ("is_optional_practice", "is_setting"):
         answer = getattr(relation, method)(prop)
         if not isinstance(answer, bool):
             raise _fail(f"{relation.name}.{method} says {answer!r} for {prop!r}", "Say True or False")
     demand = relation.needs(subject, prop)
-    if not isinstance(demand, Demand) or not (demand.everything or demand.apis or demand.states):
+    if not isinstance(demand, Demand) or demand.is_empty:
         raise _fail(
-            f"{relation.name}.needs asks for nothing for {what}",
+            f"{relation.name}.needs asks for nothing for {rule}",
             "Name the calls, states and readings without which it cannot be judged",
         )
 
@@ -235,29 +234,29 @@ def _is_explained(relation: Any, subject: Subject, prop: Property) -> None:
 def _is_judged_alike_selectively(relation: Any, windows: Sequence[Window], subject: Subject, prop: Property) -> None:
     interest = frozenset((subject,))
     demand = relation.needs(subject, prop)
-    in_full = _verdicts(_told(relation, windows, interest), prop)
-    selective = _verdicts(_told(relation, [observed(window, demand) for window in windows], interest), prop)
+    in_full = _verdicts(_occasions(relation, windows, interest), prop)
+    selective = _verdicts(_occasions(relation, [observed(window, demand) for window in windows], interest), prop)
     if selective != in_full:
         raise _fail(
-            f"with what {relation.name}.needs asks for, {prop!r} of {subject!r} is judged {_said(selective)}; with all "
-            f"that could be observed, {_said(in_full)}",
+            f"with what {relation.name}.needs asks for, {prop!r} of {subject!r} is judged {_summary(selective)}; with "
+            f"all that could be observed, {_summary(in_full)}",
             "Ask in `needs` for every call, state and reading that the verdict rests on, those that only tell what was "
             "expected included",
         )
 
 
-def _verdicts(told: list[list[Occasion]], prop: Property) -> Counter[tuple[int, Facts, bool, int]]:
+def _verdicts(by_window: list[list[Occasion]], prop: Property) -> Counter[tuple[int, Facts, bool, int]]:
     """How often the property was judged in each window and context, and whether it held."""
-    found: Counter[tuple[int, Facts, bool, int]] = Counter()
-    for number, occasions in enumerate(told):
-        for one in occasions:
-            if prop in one.held or one.failed is None or prop in one.failed:
-                found[number, one.context, prop in one.held, len(one.variables)] += 1
-    return found
+    verdicts: Counter[tuple[int, Facts, bool, int]] = Counter()
+    for number, occasions in enumerate(by_window):
+        for occasion in occasions:
+            if prop in occasion.held or occasion.failed is None or prop in occasion.failed:
+                verdicts[number, occasion.context, prop in occasion.held, len(occasion.variables)] += 1
+    return verdicts
 
 
-def _said(verdicts: Counter[tuple[int, Facts, bool, int]]) -> str:
-    held = sum(times for (_, _, so, _), times in verdicts.items() if so)
+def _summary(verdicts: Counter[tuple[int, Facts, bool, int]]) -> str:
+    held = sum(times for (_, _, holds, _), times in verdicts.items() if holds)
     return f"{verdicts.total()} times (held {held} times)"
 
 
@@ -267,19 +266,19 @@ def _said(verdicts: Counter[tuple[int, Facts, bool, int]]) -> str:
 def _compares_ranks(relation: Any, windows: Sequence[Window]) -> None:
     ranks = [[replace(window, rank=rank) for rank in (0, 1)] for window in windows]
 
-    def told(interest: Set[Subject] | None = None) -> list[list[Occasion]]:
+    def across(interest: Set[Subject] | None = None) -> list[list[Occasion]]:
         instance = relation(interest)
         return [list(instance.across(aligned)) for aligned in ranks]
 
-    found = told()
-    for window, occasions in zip(windows, found, strict=True):
+    by_window = across()
+    for window, occasions in zip(windows, by_window, strict=True):
         for occasion in occasions:
             _is_an_occasion(occasion, window)
             for prop in _judged(occasion):
                 _is_explained(relation, occasion.subject, prop)
-    if told() != found:
+    if across() != by_window:
         raise _fail(f"{relation.name}.across says different things of the same windows", "Keep what you know on `self`")
-    for subject in _choice(sorted({one.subject for occasions in found for one in occasions})):
-        wanted = [[one for one in occasions if one.subject == subject] for occasions in found]
-        if told(frozenset((subject,))) != wanted:
+    for subject in _choice(sorted({occasion.subject for occasions in by_window for occasion in occasions})):
+        expected = [[occasion for occasion in of_window if occasion.subject == subject] for of_window in by_window]
+        if across(frozenset((subject,))) != expected:
             raise _fail(f"an interest in {subject!r} changes what {relation.name}.across says", "Only filter by it")

@@ -49,15 +49,15 @@ class NotConforming(AssertionError):
     """A source breaks a promise. The message says which one, and what to do."""
 
 
-def check_source(location: str, program: Program, project: str | None = None) -> int:
-    """Check every promise of the source whose declaration is at `location` (`module:NAME`), as in its entry point.
+def check_source(target: str, program: Program, project: str | None = None) -> int:
+    """Check every promise of the source whose declaration is at `target` (`module:NAME`), as in its entry point.
 
     Returns the number of kinds of events that only this source reports. `project` is the folder of the program's own
     code (the working directory by default). Raises NotConforming for the first broken promise, and ValueError for a
     program that proves nothing.
     """
-    declaration = _declaration(location)
-    _works_without_torch(declaration, location)
+    declaration = _declaration(target)
+    _works_without_torch(declaration, target)
     return _Check(declaration, program, project or str(Path.cwd())).run()
 
 
@@ -68,15 +68,15 @@ def _fail(promise: str, cure: str) -> NotConforming:
 # -- the declaration -----------------------------------------------------------------------------------------------
 
 
-def _declaration(location: str) -> SourceDeclaration:
-    module, _, attribute = location.partition(":")
+def _declaration(target: str) -> SourceDeclaration:
+    module, _, attribute = target.partition(":")
     declaration = getattr(importlib.import_module(module), attribute, None)
     if not isinstance(declaration, SourceDeclaration):
-        raise _fail(f"{location} is no SourceDeclaration", "Make one, as in sources/template.py")
+        raise _fail(f"{target} is no SourceDeclaration", "Make one, as in sources/template.py")
     if declaration.name in plugins.SOURCES:
         raise _fail(f"the name {declaration.name!r} belongs to a source of TrainCheck", "Take another name")
     try:
-        plugins.source_declaration(declaration.name, location)
+        plugins.source_declaration(declaration.name, target)
         plugins.source_class(declaration)
     except PluginError as error:
         raise _fail(
@@ -89,8 +89,8 @@ def _declaration(location: str) -> SourceDeclaration:
     return declaration
 
 
-def _works_without_torch(declaration: SourceDeclaration, location: str) -> None:
-    module, _, attribute = location.partition(":")
+def _works_without_torch(declaration: SourceDeclaration, target: str) -> None:
+    module, _, attribute = target.partition(":")
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT_TORCH, module, attribute],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
