@@ -22,12 +22,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from observed_process import observing
 from traincheck.checking.engine import Engine, Outcome, demand_of
-from traincheck.inference.candidate_selection import weigh
+from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.learn import tally_windows
 from traincheck.inference.tally import Tally
 from traincheck.trace.reader import read_windows
 from traincheck.trace.writer import TraceWriter
-from traincheck.vocab.demand import EVERYTHING, VALUES, Demand
+from traincheck.vocab.demand import EVERYTHING, TENSOR_VALUES, Demand
 from traincheck.vocab.events import Window
 from traincheck.vocab.invariant import Invariant
 
@@ -155,7 +155,7 @@ def rules() -> tuple[Invariant, ...]:
         tally = Tally(name, name)
         assert tally_windows(in_full(name), tally)
         tallies.append(tally)
-    return weigh(tallies)[0].invariants
+    return select_rules(tallies)[0].invariants
 
 
 def judged(deployed: Sequence[Invariant], windows: Sequence[Window]) -> Outcome:
@@ -168,7 +168,7 @@ def judged(deployed: Sequence[Invariant], windows: Sequence[Window]) -> Outcome:
 @functools.cache
 def of_values() -> frozenset[str]:
     """The ids of the rules that ask for the values of tensors."""
-    return frozenset(rule.id for rule in rules() if any(what in VALUES for _, what in demand_of([rule]).states))
+    return frozenset(rule.id for rule in rules() if any(what in TENSOR_VALUES for _, what in demand_of([rule]).call_values))
 
 
 def told(outcome: Outcome) -> object:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from traincheck.vocab.demand import ARGUMENTS, EVERYTHING, NOTHING, NUMBERS, VALUE_KINDS, Demand, union_of
 
