@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from repository import SRC, told, tree
 
+from traincheck.diagnoses.catalogue import catalogue
+from traincheck.diagnoses.diagnosis import fits
 from traincheck.vocab.properties import VERBS
 
 RELATIONS = [path for path in sorted((SRC / "relations").rglob("*.py")) if path.name != "template.py"]
@@ -74,3 +76,15 @@ def test_every_declared_verb_is_used() -> None:
         for name in declared_names(path)
     }
     assert imported >= VERBS.keys()
+
+
+def test_every_verb_of_a_diagnosis_is_declared() -> None:
+    patterns = {
+        (slug, pattern)
+        for slug, diagnosis in catalogue().items()
+        for match in diagnosis.explains
+        for pattern in ((match.verb,) if isinstance(match.verb, str) else match.verb)
+        if pattern
+    }
+    unknown = {entry for entry in patterns if not any(fits(entry[1], verb) for verb in VERBS)}
+    assert len(patterns) > 20 and not unknown

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traincheck.inference.candidate_selection import select_rules
-from traincheck.inference.tally import MOST_VALUES, Tally
+from traincheck.inference.tally import MAX_VALUES, Tally
 from traincheck.inference.tally_files import read_tallies, write_tallies
 from traincheck.inference.tally_runs import each_run_once, tally_windows
 from traincheck.invariants.book import write_book
@@ -243,5 +243,5 @@ def test_of_many_values_the_same_few_are_remembered(value_lists: list[list[objec
     for counted in reversed(parts):
         backwards.merge(counted)
     every = sorted({repr(value) for values in value_lists for value in values})
-    expected = {("f", "x"): set(every[:MOST_VALUES])} if every else {}
+    expected = {("f", "x"): set(every[:MAX_VALUES])} if every else {}
     assert whole.arguments == backwards.arguments == expected

@@ -6,7 +6,7 @@ import pytest
 
 from recorded_runs import training
 from traincheck.inference.contexts import SKETCH
-from traincheck.inference.tally import MOST_VALUES, Count, Tally, candidates
+from traincheck.inference.tally import MAX_VALUES, Count, Tally, candidates
 from traincheck.inference.tally_runs import tally_windows
 from traincheck.vocab.events import FUNCTION, NO_CALL, TRAIN, Call, Window
 from traincheck.vocab.facts import facts
@@ -142,7 +142,7 @@ def test_arguments_are_told_apart_by_type_and_forgotten_beyond_a_few() -> None:
         Call(index, index, NO_CALL, FUNCTION, ("f",), args=facts(x=value)) for index, value in enumerate(given)
     )
     tally.add_window(Window(0, 1, TRAIN, calls))
-    assert len(tally.arguments["f", "x"]) == MOST_VALUES
+    assert len(tally.arguments["f", "x"]) == MAX_VALUES
     few = Tally("a.py", "")
     few.add_window(Window(0, 1, TRAIN, calls[:5]))
     assert few.arguments["f", "x"] == {"True", "1", "1.0", "'1'", "None"}
