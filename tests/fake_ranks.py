@@ -18,13 +18,13 @@ from traincheck.inference.tally import Tally
 from traincheck.inference.tally_runs import tally_ranks
 from traincheck.invariants.book import Book
 from traincheck.runtime.ranks.rank_protocol import (
-    WindowRequest,
-    Ended,
-    Hello,
-    FullWindow,
     Connection,
+    Ended,
+    FullWindow,
+    Hello,
     Message,
     WindowDigest,
+    WindowRequest,
 )
 from traincheck.trace.folder import RunFolder
 from traincheck.trace.run_notes import Manifest, ProcessNote

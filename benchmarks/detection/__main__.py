@@ -30,7 +30,7 @@ from benchmarks.detection.runs import Learned, Place, Run, recorded_example, run
 from benchmarks.detection.warm import warm_pool
 from benchmarks.machine import machine
 from benchmarks.page import write_page
-from traincheck.inference.candidate_selection import weigh
+from traincheck.inference.candidate_selection import select_rules
 from traincheck.invariants.book import Book, write_book
 
 RESULTS = ROOT / "benchmarks" / "results" / "detection.json"
@@ -52,7 +52,7 @@ def main() -> int:
     try:
         with warm_pool(chosen.jobs) as pool:
             learned = spread(pool, recorded_example, [(each, place) for each in example_programs(place.runs)])
-            book, _ = weigh([one.tally for one in learned])
+            book, _ = select_rules([one.tally for one in learned])
             write_book(book, book_file)
             print(
                 f"{len(learned)} examples, {len(book.invariants)} rules, {time.perf_counter() - began:.0f} s",

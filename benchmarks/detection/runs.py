@@ -15,7 +15,7 @@ from benchmarks.detection.judging import judge
 from benchmarks.detection.recordings import Program, Recording, programs_of, record
 from benchmarks.verdicts import fared
 from traincheck.checking.offline import check_folder_against
-from traincheck.inference.candidate_selection import weigh
+from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.learn import tally_folder
 from traincheck.inference.tally import Tally
 from traincheck.invariants.book import Book, read_book
@@ -98,5 +98,5 @@ def recordings_of(case: Case, programs: Mapping[str, Program], place: Place) -> 
 
 def twin_book(recordings: Mapping[str, Recording]) -> Book:
     """The book of those recordings of a case that are of its twins."""
-    book, _ = weigh([tally_folder(one.folder) for which, one in recordings.items() if which.startswith(TWIN)])
+    book, _ = select_rules([tally_folder(one.folder) for which, one in recordings.items() if which.startswith(TWIN)])
     return book

@@ -17,7 +17,7 @@ from benchmarks.page import write_page
 from benchmarks.pipeline.variations import FIRST, SECOND, VARIATIONS, Variation
 from benchmarks.recorded import ROOT, record
 from traincheck.checking.offline import check_folder
-from traincheck.inference.candidate_selection import weigh
+from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.learn import tally_folder
 from traincheck.vocab.finding import VIOLATED
 from traincheck.vocab.invariant import ERROR
@@ -40,7 +40,7 @@ def main() -> None:
 
 def check(name: str, runs: Path) -> list[dict[str, Any]]:
     """One row for each variation of the example that was not learned from."""
-    book, _ = weigh([tally_folder(recorded(name, which, runs)) for which in (FIRST, SECOND)])
+    book, _ = select_rules([tally_folder(recorded(name, which, runs)) for which in (FIRST, SECOND)])
     rows = []
     for which in VARIATIONS[name]:
         if which not in (FIRST, SECOND):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import xxhash
 
 from traincheck.checking.digests import full, lean, section_of
-from traincheck.inference.candidate_selection import weigh
+from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.tally import Tally
 from traincheck.inference.tally_runs import tally_ranks
 from traincheck.vocab.demand import EVERYTHING
@@ -104,4 +104,4 @@ def rules() -> list[Invariant]:
         tally_ranks([[job.window(rank, step) for step in range(1, 13)] for rank in (0, 1, TENSOR_PARALLEL)], tally)
         tally.steps = 12
         tallies.append(tally)
-    return list(weigh(tallies)[0].invariants)
+    return list(select_rules(tallies)[0].invariants)

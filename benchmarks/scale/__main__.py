@@ -23,7 +23,7 @@ from benchmarks.recorded import ROOT
 from benchmarks.repeated import Long, events_in, write_long
 from traincheck.inference.ray_cluster import RayCluster
 from traincheck.inference.tally_runs import gather
-from traincheck.inference.worker_pool import spread
+from traincheck.inference.worker_pool import run_in_workers
 from traincheck.trace.folder import RunFolder
 
 RESULTS = ROOT / "benchmarks" / "results" / "scale.json"
@@ -64,7 +64,7 @@ def write_all(source: Path, home: Path, events: int, folders: int) -> dict[Path,
     steps = (window for window in windows if window.step and window.stage != "end")  # what is repeated
     times = math.ceil(events / folders / sum(map(events_in, steps)))
     longs = [Long(home / f"run{number}", source, times, number) for number in range(folders)]
-    counts = dict(spread(write_long, longs, os.cpu_count() or 1))
+    counts = dict(run_in_workers(write_long, longs, os.cpu_count() or 1))
     return {long.folder: counts[place] for place, long in enumerate(longs)}
 
 

@@ -21,7 +21,7 @@ from benchmarks.page import write_page
 from benchmarks.recorded import EXAMPLES, ROOT, record
 from benchmarks.verdicts import fared
 from traincheck.checking.offline import check_folder
-from traincheck.inference.candidate_selection import weigh
+from traincheck.inference.candidate_selection import select_rules
 from traincheck.inference.learn import tally_folder
 from traincheck.inference.tally import Tally
 from traincheck.invariants.book import Book
@@ -65,7 +65,7 @@ def check_all(subsets: Sequence[tuple[str, ...]], tallies: dict[str, Tally], fol
     """One row for each choice and each other example."""
     rows = []
     for number, subset in enumerate(subsets):
-        book, _ = weigh([tallies[name] for name in subset])
+        book, _ = select_rules([tallies[name] for name in subset])
         rows.extend(row(subset, name, book, tallies[name]) for name in tallies if name not in subset)
         if number < COMPARED and rows:
             compare(rows[-1], book, folders[rows[-1]["checked"]])

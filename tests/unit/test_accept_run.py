@@ -11,7 +11,7 @@ import pytest
 from recorded_runs import STEP, training, write_run
 from traincheck.cli.main import main
 from traincheck.errors import LibraryUnreadable
-from traincheck.inference.accept_run import MOST_RUNS, accept
+from traincheck.inference.accept_run import MAX_RUNS, accept
 from traincheck.invariants.book import read_book
 from traincheck.invariants.library import BOOK, FOLDER, RECORD, TALLIES, find, library_path, read_record
 from traincheck.testing.readable_traces import from_text
@@ -115,11 +115,11 @@ def test_mutes_stay_and_old_runs_go(project: Path, capsys: pytest.CaptureFixture
     book = project / FOLDER / BOOK
     rule = next(rule for rule in read_book(book).invariants if rule.severity == ERROR)
     assert main(["mute", str(book), rule.id, "--reason", "on purpose"]) == 0
-    more = [good(project / "more" / str(place), 20 + place) for place in range(MOST_RUNS)]
+    more = [good(project / "more" / str(place), 20 + place) for place in range(MAX_RUNS)]
     done = accept(more, project / FOLDER)
-    assert len(done.let_go) == 3 and len(read_record(project / FOLDER).runs) == MOST_RUNS
+    assert len(done.let_go) == 3 and len(read_record(project / FOLDER).runs) == MAX_RUNS
     kept = read_book(book).by_id(rule.id)
-    assert kept is not None and kept.mute == "on purpose" and kept.support.runs == MOST_RUNS
+    assert kept is not None and kept.mute == "on purpose" and kept.support.runs == MAX_RUNS
     assert main(["status"]) == 0 and "1 muted" in capsys.readouterr().out
 
 

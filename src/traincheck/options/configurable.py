@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from traincheck.options.row import CHECKED, ON_FINDINGS, RANKS, RECORDING, Option
-from traincheck.vocab.option_values import ALL, AUTO, EXCHANGE, FILES, AROUND_FINDINGS, OFF
+from traincheck.vocab.option_values import ALL, AROUND_FINDINGS, AUTO, EXCHANGE, FILES, OFF
 
 CONFIGURABLE = (
     Option(

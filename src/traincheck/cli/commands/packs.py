@@ -79,7 +79,7 @@ def _configured(options: Mapping[str, Any]) -> list[Packs]:
 
     config = configs.load(options, os.environ, Path.cwd())
     # With a configured book no pack is used; show the shipped ones all the same.
-    return [read_packs(place) for place in packs_of(config) or [str(SHIPPED)]]
+    return [read_packs(address) for address in packs_of(config) or [str(SHIPPED)]]
 
 
 @app.command("list", cls=PlainCommand, epilog=LIST_EPILOG)
@@ -154,12 +154,12 @@ def build_command(
 
 def build(names: Sequence[str], folder: Path, themes: Path | None, release: str, jobs: int | None) -> int:
     """Learn, write the packs into `folder`, and print their sizes."""
-    from traincheck.addresses import readable_place
+    from traincheck.addresses import readable_path
     from traincheck.inference.pack_building import Themes, build_packs, read_themes, stale_books, write_packs
     from traincheck.inference.tally_runs import gather
 
     assignment = read_themes(themes) if themes is not None else Themes()
-    runs = [readable_place(name, "packs build") for name in names]
+    runs = [readable_path(name, "packs build") for name in names]
     output_files.may_hold_packs(folder)
     with Progress() as progress:
         gathered = gather(runs, progress, infer.checked_jobs(jobs, runs))
