@@ -11,8 +11,8 @@ from traincheck.sources.data import loader_workers
 from traincheck.sources.data.loader_workers import MAX_WAITING_ROUNDS, Message, Rounds
 
 
-def message(worker: int, batch: int, *, workers: int = 2, turn: int = 0) -> Message:
-    return Message(1, turn, worker, workers, batch, 0b0001, (100 * worker + batch, 0, 0, 0))
+def message(worker: int, batch: int, *, workers: int = 2, epoch_index: int = 0) -> Message:
+    return Message(1, epoch_index, worker, workers, batch, 0b0001, (100 * worker + batch, 0, 0, 0))
 
 
 def positions(rounds: list[list[Message]]) -> list[list[tuple[int, int]]]:
@@ -63,14 +63,14 @@ def test_a_worker_that_ended_long_ago_is_not_waited_for_either() -> None:
     for batch in range(10 * MAX_WAITING_ROUNDS):
         rounds.add(message(0, batch))
         complete += positions(rounds.ready(batch + 1, exhausted=False))
-        assert len(rounds._held) <= MAX_WAITING_ROUNDS
+        assert len(rounds._waiting) <= MAX_WAITING_ROUNDS
     complete += positions(rounds.ready(10 * MAX_WAITING_ROUNDS, exhausted=True))
     assert complete == [[(0, batch)] for batch in range(10 * MAX_WAITING_ROUNDS)]
 
 
 def test_messages_of_an_earlier_epoch_are_ignored() -> None:
-    rounds = Rounds(1, 2, turn=1)
-    for entry in (message(0, 5), message(0, 0, turn=1), message(1, 0, turn=1)):
+    rounds = Rounds(1, 2, epoch_index=1)
+    for entry in (message(0, 5), message(0, 0, epoch_index=1), message(1, 0, epoch_index=1)):
         rounds.add(entry)
     assert positions(rounds.ready(2, exhausted=False)) == [[(0, 0), (1, 0)]]
     assert rounds.lost == 0

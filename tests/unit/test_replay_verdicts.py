@@ -65,7 +65,7 @@ def test_a_computation_that_stops_repeating_is_undecided_and_given_up() -> None:
         history = trusted()
         verdicts = kinds(verdicts_of(history, *[odd] * (1 + CONFIRMATIONS)))
         assert verdicts == [""] * CONFIRMATIONS + [UNDECIDED]
-        assert history.given_up and not history.confirming
+        assert history.disabled_reason and not history.confirming
 
 
 def test_several_kinds_in_a_row_are_of_the_machine() -> None:
@@ -78,13 +78,13 @@ def test_several_kinds_in_a_row_are_of_the_machine() -> None:
 def test_differences_before_trust_give_no_verdict() -> None:
     history = ReplayHistory()
     assert kinds(verdicts_of(history, OddOneOut.ALL, OddOneOut.ALL, OddOneOut.ALL)) == ["", "", ""]
-    assert "layer differed first" in history.given_up
+    assert "layer differed first" in history.disabled_reason
 
 
 def test_an_operation_that_is_not_deterministic_is_software() -> None:
     history = trusted()
     assert history.judge(Attempt(9, OddOneOut.ALL, "backward", "weight"), lambda: "put_") is None
-    assert history.given_up == "put_ is not deterministic"
+    assert history.disabled_reason == "put_ is not deterministic"
 
 
 @given(st.lists(st.sampled_from(list(OddOneOut)), max_size=30))

@@ -80,8 +80,8 @@ class SavedStateReadings:
         for index, pair in enumerate(pairs):
             variable = self._name(matched, pair)
             context = self._context(pair.member, held[index], fresh if role == SAVED else None)
-            there = pair.other is not None or (missing is not None and not set(pair.member.names) & set(missing))
-            for attribute, value, reading_role in _readings(pair, values[index], role, present=there):
+            is_present = pair.other is not None or (missing is not None and not set(pair.member.names) & set(missing))
+            for attribute, value, reading_role in _readings(pair, values[index], role, present=is_present):
                 if attribute in self._attributes[pair.member.kind]:
                     self._recorder.record_reading(
                         Reading(

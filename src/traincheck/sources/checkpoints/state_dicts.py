@@ -259,14 +259,14 @@ def fingerprint_pairs(pairs: Sequence[Pair]) -> list[tuple[int | None, int | Non
             prints[index] = (live_value, other_value)
         else:
             together.append(index)
-    lives = fingerprints([pairs[index].member.tensor for index in together])
+    live_prints = fingerprints([pairs[index].member.tensor for index in together])
     separate = [
         index
         for index in together
         if pairs[index].other is not None and not same_memory(pairs[index].member.tensor, pairs[index].other)
     ]
     others = dict(zip(separate, fingerprints([pairs[index].other for index in separate]), strict=True))
-    for index, live_print in zip(together, lives, strict=True):
+    for index, live_print in zip(together, live_prints, strict=True):
         missing = pairs[index].other is None
         prints[index] = (live_print, None if missing else others.get(index, live_print))
     return prints

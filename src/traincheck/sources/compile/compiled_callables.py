@@ -72,8 +72,8 @@ def identify_target(function: Any, args: Sequence[Any], keywords: Mapping[str, A
 def _model_of(function: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> nn.Module | None:
     """Return the first model among the arguments of a function and the values it refers to."""
     function = getattr(function, "__func__", function)
-    led_to = _referred_to(function) if isinstance(function, FunctionType) else iter(())
-    for value in (*args, *keywords.values(), *led_to):
+    referred = _referred_to(function) if isinstance(function, FunctionType) else iter(())
+    for value in (*args, *keywords.values(), *referred):
         if isinstance(value, nn.Module) and (model := _model(value)) is not None:
             return model
     return None

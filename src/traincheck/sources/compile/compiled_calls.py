@@ -124,7 +124,7 @@ class CompiledCallSource:
         self._recorder = recorder
         self._undo = undo = UndoStack()
         guarded = functools.partial(recorder.guarded, self.name, always=True)  # steps are always counted
-        self._look, self._begin, self._end = guarded(self._find), guarded(self._begins), guarded(self._ends)
+        self._find_call, self._begin, self._end = guarded(self._find), guarded(self._begins), guarded(self._ends)
         undo.callback(self._forget)
         undo.callback(self._when_imported(COMPILER, _no_op, functools.partial(self._suspend_hooks, methods=True)))
         for home in {EVAL_FRAME, RULES, *(home for home, _ in CAPTURES)}:
@@ -149,9 +149,9 @@ class CompiledCallSource:
         if context is None:
             self._recorder.report_unobservable(f"{self.name}: this version of torch has no {EVAL_FRAME}.{CONTEXT}")
             return
-        made = wrapping(lambda me, *args, **kwargs: me, lambda me, _: self._watch(me), lambda me: None)
-        replace(self._undo, context, "__init__", made)
-        replace(self._undo, torch_modules, "_has_any_global_hook", self._has_hooks_of_others)
+        init_wrapper = wrapping(lambda me, *args, **kwargs: me, lambda me, _: self._watch(me), lambda me: None)
+        replace(self._undo, context, "__init__", init_wrapper)
+        replace(self._undo, torch_modules, "_has_any_global_hook", self._has_program_hooks)
         skip_own_code(getattr(module, "skip_code", None))
         replace(
             self._undo, module, CALL_HOOK, wrapping(lambda: True, lambda *_: self._watch_late(), lambda token: None)
@@ -241,7 +241,7 @@ class CompiledCallSource:
 
     # -- hooks of the program ---------------------------------------------------------------------------------------
 
-    def _has_hooks_of_others(self, original: Callable[[], bool]) -> Callable[[], bool]:
+    def _has_program_hooks(self, original: Callable[[], bool]) -> Callable[[], bool]:
         """Replace torch's `_has_any_global_hook`, which warns the user of hooks for all modules."""
         return lambda: not self._recorder.hooks.are_only_module_hooks()
 
@@ -254,7 +254,7 @@ class CompiledCallSource:
             return _no_op
         self._watch_compiling()
         recorder.hooks.resume_mode()  # when several threads compile, torch notifies only one of the end
-        compiled_call = self._look()
+        compiled_call = self._find_call()
         if compiled_call is _EAGER:
             return _no_op
         if compiled_call is not None and compiled_call.target.optimizer is not None:

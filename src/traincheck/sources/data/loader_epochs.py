@@ -30,13 +30,14 @@ class LoaderEpoch:
 
     `batches` counts the fetched batches, `order` is a fingerprint of the first of them. `args` holds the batch size.
     `from_start` says that TrainCheck saw the epoch from its beginning. `torch_only` says that no code of the program
-    runs while the loader fetches. `turn` counts earlier epochs of the same iterator.
+    runs while the loader fetches. `epoch_index` counts earlier epochs of the same iterator.
     """
 
     __slots__ = (
         "__weakref__",
         "args",
         "batches",
+        "epoch_index",
         "exhausted",
         "from_start",
         "number",
@@ -44,7 +45,6 @@ class LoaderEpoch:
         "receiver",
         "rounds",
         "torch_only",
-        "turn",
         "workers",
     )
 
@@ -64,14 +64,14 @@ class LoaderEpoch:
         self.args: Facts = () if size is None else (("batch_size", size),)
         self.from_start = from_start
         self.torch_only = torch_only
-        self.turn = 0
+        self.epoch_index = 0
         self.rounds: Rounds | None = None
         self.restart()
-        self.turn = 0
+        self.epoch_index = 0
 
     def restart(self) -> None:
         """Begin another epoch with the same iterator (with persistent workers)."""
-        self.turn += 1
+        self.epoch_index += 1
         self.batches = 0
         self.order: int | None = None
         self.exhausted = False
@@ -94,7 +94,7 @@ class _NamedLoader(NamedTuple):
     name: str
     loader: weakref.ref[Any]
     dataset: weakref.ref[Any] | None
-    made_of: tuple[int | str | None, ...]
+    settings: tuple[int | str | None, ...]
 
 
 class LoaderNames:
@@ -114,7 +114,7 @@ class LoaderNames:
         for entry in self._entries:
             if entry.loader() is loader:
                 return entry.name
-        made_of = (
+        settings = (
             loader.batch_size,
             loader.drop_last,
             *map(_type_name, (type(loader), type(loader.sampler), type(loader.batch_sampler), loader.collate_fn)),
@@ -123,15 +123,15 @@ class LoaderNames:
         for entry in list(self._entries):
             if entry.loader() is not None:
                 continue
-            gone = entry.dataset is None or entry.dataset() is None
-            if entry.dataset is not None and entry.dataset() is loader.dataset and entry.made_of == made_of:
-                name, gone = name or entry.name, True
-            if gone:
+            is_deleted = entry.dataset is None or entry.dataset() is None
+            if entry.dataset is not None and entry.dataset() is loader.dataset and entry.settings == settings:
+                name, is_deleted = name or entry.name, True
+            if is_deleted:
                 self._entries.remove(entry)
         if not name:
             self._count += 1
             name = f"DataLoader#{self._count}"
-        self._entries.append(_NamedLoader(name, weakref.ref(loader), _weak_reference(loader.dataset), made_of))
+        self._entries.append(_NamedLoader(name, weakref.ref(loader), _weak_reference(loader.dataset), settings))
         return name
 
 

@@ -47,7 +47,7 @@ class Message(NamedTuple):
     """A worker began the `batch`-th batch of an epoch. `mask` has a bit for each of `STATES` that follows."""
 
     iterator: int
-    turn: int
+    epoch_index: int
     worker: int
     workers: int
     batch: int
@@ -59,8 +59,8 @@ class Message(NamedTuple):
 
     @classmethod
     def unpack(cls, values: tuple[int, ...]) -> Message:
-        iterator, turn, worker, workers, batch, mask, *states = values
-        return cls(iterator, turn, worker, workers, batch, mask, tuple(states))
+        iterator, epoch_index, worker, workers, batch, mask, *states = values
+        return cls(iterator, epoch_index, worker, workers, batch, mask, tuple(states))
 
 
 class Pipe:
@@ -110,18 +110,18 @@ class Pipe:
 class Rounds:
     """The messages of the workers of one epoch, grouped into rounds."""
 
-    def __init__(self, iterator: int, workers: int, turn: int) -> None:
+    def __init__(self, iterator: int, workers: int, epoch_index: int) -> None:
         self.iterator = iterator
-        self.turn = turn
+        self.epoch_index = epoch_index
         self.lost = 0
         self._workers = workers
-        self._held: dict[int, dict[int, Message]] = {}
+        self._waiting: dict[int, dict[int, Message]] = {}
         self._next: dict[int, int] = {}
 
     def add(self, message: Message) -> None:
         """Add a message, unless it belongs to an earlier epoch of the same iterator."""
-        if message.turn == self.turn and message.workers == self._workers:
-            self._held.setdefault(message.batch, {})[message.worker] = message
+        if message.epoch_index == self.epoch_index and message.workers == self._workers:
+            self._waiting.setdefault(message.batch, {})[message.worker] = message
             self.lost += message.batch - self._next.get(message.worker, 0)
             self._next[message.worker] = message.batch + 1
 
@@ -131,15 +131,15 @@ class Rounds:
         A round omits workers that ended before. A round with a lost message is dropped.
         """
         complete = []
-        for number in sorted(self._held):
-            messages = self._held[number]
+        for number in sorted(self._waiting):
+            messages = self._waiting[number]
             absent = set(range(self._workers)) - messages.keys()
             lost = any(self._next.get(worker, 0) > number for worker in absent)
             if not exhausted and not lost:
                 early = fetched < (number + 1) * self._workers
-                if early if not absent else len(self._held) <= MAX_WAITING_ROUNDS:
+                if early if not absent else len(self._waiting) <= MAX_WAITING_ROUNDS:
                     break
-            del self._held[number]
+            del self._waiting[number]
             if not lost:
                 complete.append([messages[worker] for worker in sorted(messages)])
         return complete
@@ -150,7 +150,7 @@ class _InWorker(threading.local):
 
     iterator = 0  # set by the main process right before the fork
     fetcher: weakref.ref[Any] | None = None
-    turn = -1
+    epoch_index = -1
     batch = 0
     busy = False
 
@@ -182,8 +182,8 @@ class LoaderWorkers:
 
     # -- in the main process ---------------------------------------------------------------------------------------
 
-    def about_to_fork(self, iterator: int, turn: int, workers: int, context: Any) -> Rounds | None:
-        """Note that an iterator starts its workers, or reuses them for a new epoch (`turn`); return None if
+    def about_to_fork(self, iterator: int, epoch_index: int, workers: int, context: Any) -> Rounds | None:
+        """Note that an iterator starts its workers, or reuses them for a new epoch (`epoch_index`); return None if
         unobserved."""
         if not self._states:
             return None
@@ -194,7 +194,7 @@ class LoaderWorkers:
         if self._pipe is None:
             self._pipe = Pipe()
         self._me.iterator = iterator
-        rounds = self._rounds[iterator] = Rounds(iterator, workers, turn)
+        rounds = self._rounds[iterator] = Rounds(iterator, workers, epoch_index)
         return rounds
 
     def record(self, rounds: Rounds, name: str, fetched: int, exhausted: bool, call: int) -> None:
@@ -265,7 +265,7 @@ class LoaderWorkers:
         if me.busy or fetcher.dataset is not info.dataset:
             return None  # a loader nested in the data set
         if me.fetcher is None or me.fetcher() is not fetcher:  # each epoch has a new fetcher
-            me.fetcher, me.turn, me.batch = weakref.ref(fetcher), me.turn + 1, 0
+            me.fetcher, me.epoch_index, me.batch = weakref.ref(fetcher), me.epoch_index + 1, 0
         me.busy = True
         streams = {}
         for stream in STREAMS:
@@ -285,7 +285,7 @@ class LoaderWorkers:
         mask = sum(1 << bit for bit, state in enumerate(STATES) if state in states)
         if pipe is not None and info is not None:
             values = tuple(states.get(state, 0) for state in STATES)
-            pipe.write(Message(me.iterator, me.turn, info.id, info.num_workers, me.batch, mask, values).pack())
+            pipe.write(Message(me.iterator, me.epoch_index, info.id, info.num_workers, me.batch, mask, values).pack())
         me.batch += 1
         me.busy = False
 

@@ -107,8 +107,8 @@ class LoaderSource:
         self._reads = ValueRequest.of(demand, NEXT)
         self._tensors = bool(self._reads) or demand.reads_values(NEXT, TENSORS)
         read_at_next = self._results or self._tensors or demand.takes_readings(WORKER)
-        self._next_wanted = demand.records_call(NEXT) or bool(read_at_next)
-        self._iter_wanted = demand.records_call(ITER) or bool(self._sizes or self._streams)
+        self._records_next = demand.records_call(NEXT) or bool(read_at_next)
+        self._records_iter = demand.records_call(ITER) or bool(self._sizes or self._streams)
         undo = UndoStack()
         undo.enter_context(self._workers.attach(demand, recorder))
         # TrainCheck follows an epoch from beginning to end, through watched and unwatched steps.
@@ -152,7 +152,7 @@ class LoaderSource:
     # -- an epoch begins -------------------------------------------------------------------------------------------
 
     def _iter_begins(self, loader: Any) -> OpenCall | None:
-        if not self._iter_wanted:
+        if not self._records_iter:
             return None
         call = self._recorder.enter(LIFECYCLE, ITER, self._name(loader), context_facts())
         self._opened.call = call
@@ -176,14 +176,14 @@ class LoaderSource:
             number, torch_only = next(self._numbers), is_torch_only(loader)
             epoch = LoaderEpoch(receiver, number, loader.num_workers, batch_size(loader), torch_only=torch_only)
         key = id(iterator)
-        gone = self._recorder.guarded(self.name, lambda _: self._iterator_deleted(key), always=True)
-        self._epochs[key] = weakref.ref(iterator, gone), epoch
+        on_deleted = self._recorder.guarded(self.name, lambda _: self._iterator_deleted(key), always=True)
+        self._epochs[key] = weakref.ref(iterator, on_deleted), epoch
         return (loader.multiprocessing_context, epoch) if epoch.workers else None
 
     def _about_to_fork(self, token: tuple[Any, LoaderEpoch], result: Any) -> None:
         """Note that the base class has built the iterator; its workers start next."""
         context, epoch = token
-        epoch.rounds = self._workers.about_to_fork(epoch.number, epoch.turn, epoch.workers, context)
+        epoch.rounds = self._workers.about_to_fork(epoch.number, epoch.epoch_index, epoch.workers, context)
 
     def _epoch_restarts(self, iterator: Any, loader: Any = None, first_iter: bool = False) -> None:
         """Note that an iterator begins another epoch (or, during its construction, its first)."""
@@ -195,7 +195,7 @@ class LoaderSource:
         epoch.restart()
         if epoch.rounds is not None:
             context = loader.multiprocessing_context
-            epoch.rounds = self._workers.about_to_fork(epoch.number, epoch.turn, epoch.workers, context)
+            epoch.rounds = self._workers.about_to_fork(epoch.number, epoch.epoch_index, epoch.workers, context)
 
     def _read_loader(self, loader: Any, receiver: str) -> None:
         if not self._recorder.watching:
@@ -239,7 +239,7 @@ class LoaderSource:
         if not recorder.watching:
             return _Fetch(began, None, epoch, None, watched=False)
         call = (
-            recorder.enter(LIFECYCLE, NEXT, epoch.receiver, context_facts(), epoch.args) if self._next_wanted else None
+            recorder.enter(LIFECYCLE, NEXT, epoch.receiver, context_facts(), epoch.args) if self._records_next else None
         )
         outer, recorder.fetch_site = recorder.fetch_site, recorder.sites.here()
         if epoch.torch_only:

@@ -106,10 +106,10 @@ def generators_in(*roots: Any) -> list[Any]:
                 return list(generators.values())
             if id(holder) not in seen:
                 seen.add(id(holder))
-                for value in _held_by(holder):
+                for value in _referenced_by(holder):
                     if is_generator(value):
                         generators.setdefault(id(value), value)
-                    elif _may_hold(value):
+                    elif _may_refer(value):
                         below.append(value)
         level = below
     return list(generators.values())
@@ -127,17 +127,17 @@ _PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), type, Mo
 _METHODS = ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__")
 
 
-def _may_hold(value: Any) -> bool:
+def _may_refer(value: Any) -> bool:
     return not isinstance(value, _PLAIN)
 
 
-def _held_by(holder: Any) -> Iterator[Any]:
+def _referenced_by(holder: Any) -> Iterator[Any]:
     """Yield the objects that a holder refers to, as far as possible without running code of the program."""
     if isinstance(holder, MethodType):
         yield holder.__self__
         holder = holder.__func__
     if isinstance(holder, FunctionType):
-        yield from _held_by_function(holder)
+        yield from _referenced_by_function(holder)
     elif isinstance(holder, (list, tuple, dict)):
         if len(holder) <= MAX_ENTRIES:
             yield from holder.values() if isinstance(holder, dict) else holder
@@ -150,10 +150,10 @@ def _held_by(holder: Any) -> Iterator[Any]:
         for name in _METHODS:
             method = next((vars(cls)[name] for cls in type(holder).__mro__ if name in vars(cls)), None)
             if isinstance(method, FunctionType) and not str(method.__module__).startswith("torch."):
-                yield from _held_by_function(method)
+                yield from _referenced_by_function(method)
 
 
-def _held_by_function(function: FunctionType) -> Iterator[Any]:
+def _referenced_by_function(function: FunctionType) -> Iterator[Any]:
     """Yield the closure of a function, and generators among the globals that it names (not via modules or classes)."""
     is_generator = _generator_test()
     for cell in function.__closure__ or ():

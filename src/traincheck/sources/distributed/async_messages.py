@@ -35,7 +35,7 @@ MAX_IN_FLIGHT = 4096
 _LEVELS = (WAIT,)
 
 
-class _Pending(NamedTuple):
+class _MessageInFlight(NamedTuple):
     """A message in flight. `started` is the call that started it; the tensor is its first one."""
 
     request: weakref.ref[Any]
@@ -57,7 +57,7 @@ class AsyncMessages:
 
     def __init__(self, call_context: CallContext) -> None:
         self._call_context = call_context
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, _MessageInFlight] = {}
         self._recorder: Recorder | None = None
 
     def attach(self, demand: Demand, recorder: Recorder, undo: UndoStack) -> None:
@@ -86,20 +86,20 @@ class AsyncMessages:
         if len(self._pending) >= MAX_IN_FLIGHT:
             self._pending.clear()
         key, summary = id(request), call.tensors[0]
-        gone = weakref.ref(request, lambda _: self._pending.pop(key, None))
-        self._pending[key] = _Pending(gone, weakref.ref(tensor), summary, sends, read, call)
+        reference = weakref.ref(request, lambda _: self._pending.pop(key, None))
+        self._pending[key] = _MessageInFlight(reference, weakref.ref(tensor), summary, sends, read, call)
 
-    def _pending_of(self, request: Any) -> _Pending | None:
+    def _pending_of(self, request: Any) -> _MessageInFlight | None:
         pending = self._pending.get(id(request))
         return pending if pending is not None and pending.request() is request else None
 
-    def _polled(self, pending: _Pending, ended: object) -> None:
+    def _polled(self, pending: _MessageInFlight, ended: object) -> None:
         request = pending.request()
         if ended is True and request is not None:
             # From now on the program may reuse the memory.
             self._pending[id(request)] = pending._replace(read=False)
 
-    def _wait_begins(self, request: Any, *_: Any, **__: Any) -> tuple[OpenCall, _Pending] | None:
+    def _wait_begins(self, request: Any, *_: Any, **__: Any) -> tuple[OpenCall, _MessageInFlight] | None:
         pending = self._pending_of(request)
         if pending is None or self._recorder is None:
             return None
@@ -107,7 +107,7 @@ class AsyncMessages:
         call = self._recorder.enter(LIFECYCLE, _LEVELS, "", call_context_facts(self._call_context))
         return call, pending
 
-    def _wait_ends(self, call: OpenCall, pending: _Pending) -> None:
+    def _wait_ends(self, call: OpenCall, pending: _MessageInFlight) -> None:
         if self._recorder is None:
             return
         tensor = pending.tensor()

@@ -31,7 +31,7 @@ from traincheck.vocab.facts import Facts, merged
 
 HOME = "torch.distributed"
 
-WRITTEN: dict[str, str] = {
+RESULT_PARAMETERS: dict[str, str] = {
     "all_reduce": "tensor",
     "all_reduce_coalesced": "tensors",
     "reduce": "tensor",
@@ -118,7 +118,7 @@ class CollectiveSource:
         undo = UndoStack()
         # The compiler looks up collectives by identity, so its table has to hold the originals.
         importlib.import_module(f"{HOME}._functional_collectives")
-        for name in WRITTEN:
+        for name in RESULT_PARAMETERS:
             function = getattr(torch.distributed, name, None)
             if function is not None and demand.records_call((f"{HOME}.{name}",)):
                 replace_everywhere(undo, HOME, name, self._wrap_collective(demand, recorder, name, function))
@@ -148,13 +148,13 @@ class CollectiveSource:
 
         @functools.wraps(function)
         def wrapper(join: Any, *args: Any, **kwargs: Any) -> Any:
-            join_state.here, join_state.rounds = True, 0
+            join_state.inside, join_state.rounds = True, 0
             suspended = hooks.suspend(methods=False)  # `_count_rounds` stays in place
             try:
                 result = function(join, *args, **kwargs)
             finally:
                 hooks.resume(suspended)
-                join_state.here = False
+                join_state.inside = False
             counts()
             return result
 
@@ -167,7 +167,7 @@ class CollectiveSource:
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             training = function(*args, **kwargs)
-            if training > 0 and getattr(join_state, "here", False):
+            if training > 0 and getattr(join_state, "inside", False):
                 join_state.rounds += 1
             return training
 
@@ -201,7 +201,9 @@ class CollectiveSource:
             message = None
             if name in ("isend", "irecv") and not nested:
                 message = _argument("tensor", names, args, kwargs)
-            return _OpenCollective(call, before, _argument(WRITTEN[name], names, args, kwargs), peer_facts, message)
+            return _OpenCollective(
+                call, before, _argument(RESULT_PARAMETERS[name], names, args, kwargs), peer_facts, message
+            )
 
         def ends(opened: _OpenCollective, result: Any) -> None:
             call, before, written, peer_facts, message = opened

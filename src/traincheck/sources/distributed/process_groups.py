@@ -31,13 +31,13 @@ def destroy_without_gil(source: str, recorder: Recorder, undo: UndoStack) -> Non
 
     Known limitations: models built before this call, and reducers that a program builds itself, are not covered.
     """
-    keeps = recorder.guarded(source, _keep_group, always=True)
+    keep_group = recorder.guarded(source, _keep_group, always=True)
 
     def keeping(function: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(function)
         def wrapper(model: Any, *args: Any, **kwargs: Any) -> None:
             function(model, *args, **kwargs)
-            keeps(model)
+            keep_group(model)
 
         return wrapper
 

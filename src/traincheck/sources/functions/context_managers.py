@@ -83,13 +83,13 @@ class ContextManagerSource:
     def _watching_generator(self, recorder: Recorder, label: str) -> Callable[[Any], Any]:
         around = self._call_context
 
-        def made(manager: Any) -> None:
+        def wrap_generator(manager: Any) -> None:
             inner = getattr(manager, "gen", None)
             if inner is not None:
                 manager.gen = _watched(inner, around, label)
 
-        safe_made = recorder.guarded(self.name, made, always=True)  # a region may outlast its step
-        watching = wrapping(lambda *args, **kwargs: True, lambda token, manager: safe_made(manager), lambda token: None)
+        safe_wrap = recorder.guarded(self.name, wrap_generator, always=True)  # a region may outlast its step
+        watching = wrapping(lambda *args, **kwargs: True, lambda token, manager: safe_wrap(manager), lambda token: None)
 
         def decorate(function: Any) -> Any:
             wrapped = watching(function)

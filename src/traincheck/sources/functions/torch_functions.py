@@ -166,7 +166,7 @@ def _with_mode_on(mode: _RecordingMode, backward: Any) -> Any:
             or mode in _get_current_function_mode_stack()
         ):
             return backward(*args, **kwargs)
-        with mode, mode.kept_on():
+        with mode, mode.suspension_blocked():
             return backward(*args, **kwargs)
 
     return wrapper
@@ -284,7 +284,7 @@ class _RecordingMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not t
         return self.off or self._below is not None
 
     @contextmanager
-    def kept_on(self) -> Iterator[None]:
+    def suspension_blocked(self) -> Iterator[None]:
         """Prevent suspension inside the block."""
         self._backwards += 1
         try:

@@ -40,7 +40,7 @@ CLIP = f"{HOME}.clip_grad_norm_"
 LIMITS = frozenset(("max_norm", "max_grad_norm", "max_gradient_norm", "clip_norm", "grad_clip_norm"))
 """Names of the limit in such functions."""
 
-SLACK = 2e-2
+TOLERANCE = 2e-2
 """Factors that differ by no more than this are equal up to rounding: a bfloat16 has 8 bits."""
 
 MAX_NAMES = 3
@@ -116,7 +116,7 @@ class CustomClipping:
                 return  # the call does more than clip
             after = fetch_values(gradient_norms(now, 2.0))
             changes = zip(fetch_values(changed(opened.before, now)), opened.norms, after, strict=True)
-            different = [is_changed or _is_other(old, new) for is_changed, old, new in changes]
+            different = [is_changed or _norm_changed(old, new) for is_changed, old, new in changes]
             clipped = [index for index, is_changed in enumerate(different) if is_changed or opened.from_arguments]
             shards = any(hasattr(now[index], "_local_tensor") for index in clipped)
             norm = total_norm([after[index] for index in clipped], 2.0) if clipped and not shards else None
@@ -129,7 +129,7 @@ class CustomClipping:
         recorder.leave(call, facts(finite=True, norm_after=norm, **scaled) if finite else facts(finite=False))
 
 
-def _is_other(old: float | None, new: float | None) -> bool:
+def _norm_changed(old: float | None, new: float | None) -> bool:
     """Return whether a norm changed: a function of the program may bound only a few elements."""
     return old is not None and new is not None and abs(new - old) > 0
 
@@ -153,9 +153,9 @@ def _scaled(opened: OpenCustomClipping, changed: list[bool], after: list[float |
         for (variable, _), old, new, _ in gradients
         if variable.holders & optimizers and old and new is not None
     }
-    if not factors or all(abs(new - opened.limit) <= SLACK * opened.limit for new in bounded):
+    if not factors or all(abs(new - opened.limit) <= TOLERANCE * opened.limit for new in bounded):
         return {}
-    if max(factors.values()) - min(factors.values()) <= SLACK * max(factors.values()):
+    if max(factors.values()) - min(factors.values()) <= TOLERANCE * max(factors.values()):
         return {"alike": True}
     left_out = [name for name, factor in factors.items() if factor == 1]
     more = f" and {len(left_out) - MAX_NAMES} more" if len(left_out) > MAX_NAMES else ""

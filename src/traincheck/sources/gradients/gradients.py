@@ -295,13 +295,13 @@ class Gradients:
         contexts = [variable.facts(tensor, viewer or variable.owner) for variable, tensor in held]
 
         def conclude(resolved: list[Any], next_seq: NextSeq) -> None:
-            by_one = resolved.pop() == 1
+            scale_is_one = resolved.pop() == 1
             differs = dict(zip(places, resolved[len(variables) :], strict=True))
             changes = []
             for index, variable in enumerate(variables):
                 old, new = str(states[index]), resolved[index]
                 is_changed = old != new or (new == SOME and differs.get(index, False))
-                if is_changed or not by_one:
+                if is_changed or not scale_is_one:
                     changes.append(_change(next_seq(), call, variable, old, new, is_changed, contexts[index]))
                 self._last[variable] = new
                 if backward and is_changed and new == SOME:

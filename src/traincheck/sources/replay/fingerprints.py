@@ -25,7 +25,7 @@ class Fingerprints:
     """
 
     def __init__(self) -> None:
-        self._held: dict[str, torch.Tensor] = {}
+        self._tensors: dict[str, torch.Tensor] = {}
         self._prints: dict[str, Fingerprint] = {}
         self._last: tuple[weakref.ref[torch.Tensor], int, str] | None = None
         """The last tensor added, by weak reference: autograd copies gradients that others hold."""
@@ -49,7 +49,7 @@ class Fingerprints:
         """Hold a tensor that nobody writes to before the comparison."""
         name = self._unique_name(name)
         self._prints[name] = None
-        self._held[name] = tensor
+        self._tensors[name] = tensor
 
     def _unique_name(self, name: str) -> str:
         count, key = 1, name
@@ -65,21 +65,21 @@ class Fingerprints:
     def resolve(self, but: Collection[str] = ()) -> dict[str, int | None]:
         """Return the fingerprints, without the names in `but`."""
         names = [name for name in self._prints if name not in but]
-        held = [name for name in names if name in self._held and self._prints[name] is None]
+        held = [name for name in names if name in self._tensors and self._prints[name] is None]
         with hidden_from_modes():
-            self._prints.update(zip(held, deferred_fingerprints([self._held[name] for name in held]), strict=True))
+            self._prints.update(zip(held, deferred_fingerprints([self._tensors[name] for name in held]), strict=True))
             resolved = dict(zip(names, fetch_values([self._prints[name] for name in names]), strict=True))
         self._prints.update(resolved)
         return resolved
 
     def first_mismatch(self, other: Fingerprints) -> str | None:
         """Return the first name whose bits differ, among names in both."""
-        held = self._held.keys() & other._held.keys()
+        held = self._tensors.keys() & other._tensors.keys()
         mine, theirs = self.resolve(but=held), other.resolve(but=held)
         with hidden_from_modes():
             for name in self._prints:
                 if name in held:
-                    if not same_bits(self._held[name], other._held[name]):
+                    if not same_bits(self._tensors[name], other._tensors[name]):
                         return name
                 elif name in theirs and mine[name] != theirs[name]:
                     return name

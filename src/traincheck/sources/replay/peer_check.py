@@ -63,7 +63,7 @@ class PeerCheck:
     def __init__(self, on_fault: Callable[[str], None]) -> None:
         self._on_fault = on_fault
         self._rank, self._ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        self._out: queue.Queue[tuple[str, bytes]] = queue.Queue(8)
+        self._outbox: queue.Queue[tuple[str, bytes]] = queue.Queue(8)
         self._expected: queue.Queue[tuple[str, int]] = queue.Queue(8)
         self._cases: queue.Queue[PeerCase] = queue.Queue(8)
         self._retained: dict[int, tuple[CapturedCall, list[torch.Tensor]]] = {}
@@ -92,7 +92,7 @@ class PeerCheck:
         call.seen = ExecutionResult()  # the payload holds it
         self._retained = {step: (call, [parameter.detach().clone() for parameter in call.module.parameters()])}
         with suppress(queue.Full):
-            self._out.put_nowait((f"call/{step}/{self._rank}", payload))
+            self._outbox.put_nowait((f"call/{step}/{self._rank}", payload))
             self._expected.put_nowait((f"call/{step}/{(self._rank - 1) % self._ranks}", (self._rank - 1) % self._ranks))
         if self._ranks > 2:
             before = (self._rank - 2) % self._ranks
@@ -117,17 +117,17 @@ class PeerCheck:
             differs = theirs.first_difference(mine)
             if case.judge < 0 and differs is None:
                 return PeerResult(case.step, call.name)
-            again = call.execute_peer_call(case.call, parameters)
+            second = call.execute_peer_call(case.call, parameters)
         except CannotReplay:
             return None
-        if again is None or mine.first_difference(again) is not None:
+        if second is None or mine.first_difference(second) is not None:
             return None  # the rank of the call finds out that it does not repeat
         if case.judge < 0 and differs is not None:
             if self._ranks > 2:
                 appeal = {"step": case.step, "call": case.call._asdict(), "judge": self._rank}
                 payload = _bytes({**appeal, "other": mine.prints()})
                 with suppress(queue.Full):
-                    self._out.put_nowait((f"appeal/{case.step}/{case.origin}", payload))
+                    self._outbox.put_nowait((f"appeal/{case.step}/{case.origin}", payload))
                 return None  # the third rank decides
             return _disagreement(case, call.name, self._rank, differs)
         return self._arbitrate(case, call.name, theirs, mine)
@@ -162,7 +162,7 @@ class PeerCheck:
             while not self._closing.wait(0.05):
                 with suppress(queue.Empty):
                     while True:
-                        store.put(*self._out.get_nowait())
+                        store.put(*self._outbox.get_nowait())
                 with suppress(queue.Empty):
                     while True:
                         key, origin = self._expected.get_nowait()

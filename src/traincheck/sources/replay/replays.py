@@ -68,7 +68,7 @@ class ReplaySource(RecorderListener):
         self._histories: dict[str, ReplayHistory] = {}
         self._subjects: dict[str, weakref.ref[Any]] = {}
         self._step = 0  # the last replayed step
-        self._done: set[str] = set()  # models and optimizers replayed in it
+        self._replayed: set[str] = set()  # models and optimizers replayed in it
         self._first = 0
         self._requested = False
         self._captured: list[CapturedCall] = []  # calls without a backward so far; the last may be under way
@@ -113,9 +113,11 @@ class ReplaySource(RecorderListener):
                 returned(module, output)
 
         self._calls.add_listener(begins, ends)
-        over = guarded(self.name, self._backward_over)
+        on_backward_end = guarded(self.name, self._backward_over)
         follow: Callable[..., Any] = lambda *args, **kwargs: self._needs_backward_end()  # noqa: E731
-        replace(undo, torch.autograd, "backward", wrapping(follow, lambda token, _: over(), lambda token: None))
+        replace(
+            undo, torch.autograd, "backward", wrapping(follow, lambda token, _: on_backward_end(), lambda token: None)
+        )
         begin, end = guarded(self.name, self._update_begins), guarded(self.name, self._update_ends)
 
         def update_begins(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -182,10 +184,10 @@ class ReplaySource(RecorderListener):
         history = self._history_of(name, module)
         if step != self._step:
             self._step, self._requested = step, False
-            self._done.clear()
-        if history.given_up or name in self._done:
+            self._replayed.clear()
+        if history.disabled_reason or name in self._replayed:
             return
-        self._done.add(name)
+        self._replayed.add(name)
         self._thread = threading.get_ident()
         if not history.begin_attempt():
             self._recorder.report_unobservable(
@@ -258,9 +260,9 @@ class ReplaySource(RecorderListener):
             return
         name = self._catalog.add_optimizer(optimizer)
         history = self._history_of(name, optimizer)
-        if history.given_up or name in self._done:
+        if history.disabled_reason or name in self._replayed:
             return
-        self._done.add(name)
+        self._replayed.add(name)
         history.begin_attempt()
         self._update = None
         try:
@@ -276,11 +278,11 @@ class ReplaySource(RecorderListener):
         update, self._update = self._update, None
         if update is None or not update.is_of(optimizer):
             return
-        made = iter(self._repetition)
+        results = iter(self._repetition)
         self._repetition = []
         with self._silent():
             verdict = self._replay(
-                update.name, update.site, update.real_result(), lambda _: next(made, None) or update.execute()
+                update.name, update.site, update.real_result(), lambda _: next(results, None) or update.execute()
             )
         if not self._histories[update.name].suspicion:  # otherwise the same parameters are replayed again
             self._next_index[update.name] = update.next
@@ -302,12 +304,12 @@ class ReplaySource(RecorderListener):
         except CannotReplay as error:
             self._give_up(name, str(error))
             return None
-        if history.given_up:
-            self._give_up(name, history.given_up)
+        if history.disabled_reason:
+            self._give_up(name, history.disabled_reason)
         return verdict
 
     def _give_up(self, name: str, reason: str) -> None:
-        self._histories[name].given_up = reason
+        self._histories[name].disabled_reason = reason
         self._recorder.report_unobservable(f"replays: {name} cannot be replayed: {reason}")
 
     def _record_verdict(self, name: str, verdict: Verdict | None, parts: tuple[str, ...]) -> None:
@@ -363,12 +365,12 @@ def _compare_executions(
 
     Modules are observed only after a difference, because it is expensive.
     """
-    again = execute(False)
-    differs = original.first_difference(again)
+    second = execute(False)
+    differs = original.first_difference(second)
     if differs is None:
         return Attempt(step, OddOneOut.NONE, site=site)
     third = execute(True)
-    same = again.first_difference(third) is None
+    same = second.first_difference(third) is None
     inside = original.first_difference(third)
     if inside is None:
         return Attempt(step, OddOneOut.REPETITION, *differs, site)

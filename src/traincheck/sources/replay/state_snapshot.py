@@ -123,13 +123,13 @@ def without_hooks(modules: Sequence[nn.Module], parameters: Iterable[torch.Tenso
 def without_modes() -> Iterator[None]:
     """Remove modes of the program inside the block, because they may count; modes that select a device stay."""
     stack = overrides._get_current_function_mode_stack()
-    kept = [mode for mode in stack if isinstance(mode, DeviceContext)]
-    _swap_modes(stack, kept)
+    device_modes = [mode for mode in stack if isinstance(mode, DeviceContext)]
+    _swap_modes(stack, device_modes)
     try:
         with _disable_current_modes():
             yield
     finally:
-        _swap_modes(kept, stack)
+        _swap_modes(device_modes, stack)
 
 
 def _swap_modes(old: Sequence[Any], new: Sequence[Any]) -> None:

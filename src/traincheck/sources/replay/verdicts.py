@@ -61,7 +61,7 @@ class ReplayHistory:
 
     same: int = 0
     differences: int = 0
-    given_up: str = ""
+    disabled_reason: str = ""
     attempts: int = 0
     """Attempts without a result since the last judgement."""
     suspicion: list[Attempt] = field(default_factory=list)
@@ -69,7 +69,9 @@ class ReplayHistory:
     @property
     def confirming(self) -> bool:
         """Whether the next step is replayed to confirm a suspicion, or to establish trust."""
-        return not self.given_up and self.attempts < MAX_FAILURES and (bool(self.suspicion) or self.same < TRUSTED)
+        return (
+            not self.disabled_reason and self.attempts < MAX_FAILURES and (bool(self.suspicion) or self.same < TRUSTED)
+        )
 
     def begin_attempt(self) -> bool:
         """Count an attempt. Returns False once, where no attempt has ever had a result."""
@@ -91,12 +93,12 @@ class ReplayHistory:
             return Verdict(SAME, attempt)
         name = nondeterministic()
         if name:
-            self.given_up = f"{name} is not deterministic"
+            self.disabled_reason = f"{name} is not deterministic"
             return None
         if self.same < TRUSTED:
             self.differences += 1
             if self.differences >= MAX_FAILURES:
-                self.given_up = f"it never repeated ({attempt.part}: {attempt.first} differed first)"
+                self.disabled_reason = f"it never repeated ({attempt.part}: {attempt.first} differed first)"
             return None
         self.suspicion.append(attempt)
         if len(self.suspicion) <= CONFIRMATIONS:
@@ -104,6 +106,6 @@ class ReplayHistory:
         first, kinds = self.suspicion[0], {suspect.odd_one_out for suspect in self.suspicion}
         self.suspicion = []
         if len(kinds) == 1:
-            self.given_up = f"since step {first.step} its result differs each time ({first.first} differs first)"
+            self.disabled_reason = f"since step {first.step} its result differs each time ({first.first} differs first)"
             return Verdict(UNDECIDED, first)
         return Verdict(PERSISTENT, first)
