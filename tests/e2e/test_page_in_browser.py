@@ -19,7 +19,7 @@ from sample_report import exhibit
 from sample_rules import make_invariant
 from sample_studies import study
 from traincheck.cli.main import main
-from traincheck.reporting.html.run_section import Told
+from traincheck.reporting.html.run_section import PageRun
 from traincheck.reporting.html.sink import page_of
 from traincheck.reporting.json_report import write_json
 from traincheck.reporting.study.page import study_page
@@ -128,9 +128,9 @@ def pages(tmp_path: Path, some_report: Report, clean_report: Report, judged: lis
     odd = replace(some_report.findings[0], title=HOSTILE, variables=(long, HOSTILE), observed=long)
     other = replace(some_report, findings=(odd, *some_report.findings))
     parts = [
-        Told(some_report, judged, [exhibit()], "monday"),
-        Told(clean_report, judged, (), "tuesday"),
-        Told(other, judged, [exhibit(HOSTILE), exhibit(long)], "a-name-that-is-very-long-" * 4),
+        PageRun(some_report, judged, [exhibit()], "monday"),
+        PageRun(clean_report, judged, (), "tuesday"),
+        PageRun(other, judged, [exhibit(HOSTILE), exhibit(long)], "a-name-that-is-very-long-" * 4),
     ]
     path = tmp_path / "page.html"
     path.write_text(page_of(parts), encoding="utf-8")

@@ -16,7 +16,7 @@ from sample_report import exhibit
 from traincheck.cli.main import main
 from traincheck.cli.report_output import names_of
 from traincheck.reporting.html.charts import HEIGHT, WIDTH, axis, cost_bars, line, matrix, track
-from traincheck.reporting.html.run_section import Told
+from traincheck.reporting.html.run_section import PageRun
 from traincheck.reporting.html.side_by_side import shared
 from traincheck.reporting.html.sink import TEMPLATES, html_of, page_of
 from traincheck.reporting.json_report import write_json
@@ -70,7 +70,7 @@ def test_only_what_agrees_as_a_whole_looks_so() -> None:
 
 def test_what_watching_took_is_told_by_its_parts() -> None:
     bars = cost_bars(Cost(10, 10, 100.0, {"modules": 2.0, "loaders": 0.0}, {"trace": 4.0}))
-    assert [(bar.name, bar.share, bar.width, bar.beside) for bar in bars] == [
+    assert [(bar.name, bar.share, bar.width, bar.in_background) for bar in bars] == [
         ("trace", 0.04, 100, True),
         ("modules", 0.02, 50, False),
     ]
@@ -123,14 +123,14 @@ def test_findings_of_several_runs_are_lined_up(some_report: Report, clean_report
     )
     rows = shared([some_report, clean_report, other])
     assert [(row.title, row.times) for row in rows] == [(error.title, 2), ("another", 1), (notice.title, 1)]
-    assert [seen and (seen.place, seen.finding.step) for seen in rows[0].runs] == [(1, 3), None, (1, 9)]
+    assert [seen and (seen.number, seen.finding.step) for seen in rows[0].runs] == [(1, 3), None, (1, 9)]
     graver = replace(some_report, findings=(replace(notice, severity="error"),))
     assert [row.severity for row in shared([some_report, graver])] == ["error", "error"]
 
 
 def test_several_runs_stand_side_by_side(some_report: Report, clean_report: Report, some_invariants: object) -> None:
     judged = [(rule, PASSED) for rule in some_invariants]  # type: ignore[attr-defined]
-    page = Page(page_of([Told(some_report, judged, [exhibit()], "one"), Told(clean_report, judged, (), "two")]))
+    page = Page(page_of([PageRun(some_report, judged, [exhibit()], "one"), PageRun(clean_report, judged, (), "two")]))
     assert "2 runs side by side" in page.text and "not seen" in page.text
     ids = [told["id"] for _, told in page.elements if told.get("id")]
     assert len(ids) == len(set(ids))
@@ -146,9 +146,9 @@ def test_several_runs_stand_side_by_side(some_report: Report, clean_report: Repo
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_names_of_runs_do_not_become_part_of_the_page(attack: str, some_report: Report) -> None:
-    fine = Page(page_of([Told(some_report, name="a"), Told(some_report, name="b")]))
+    fine = Page(page_of([PageRun(some_report, name="a"), PageRun(some_report, name="b")]))
     hostile = replace(some_report, run={"script": attack, "started": attack})
-    attacked = Page(page_of([Told(hostile, name=attack), Told(hostile, name="b")]))
+    attacked = Page(page_of([PageRun(hostile, name=attack), PageRun(hostile, name="b")]))
     assert attacked.raw == fine.raw
     assert {tag for tag, _ in attacked.elements} <= {tag for tag, _ in fine.elements} | {"wbr"}
 

@@ -38,11 +38,11 @@ def broken(**members: Any) -> type[Kept]:
 
 
 def written(self: Kept, report: Report) -> None:
-    (Path(self._place).parent / "other.txt").write_text("")
+    (Path(self._target).parent / "other.txt").write_text("")
 
 
 def silently(self: Kept, report: Report) -> None:
-    if not Path(self._place).is_dir():
+    if not Path(self._target).is_dir():
         Kept.close(self, report)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from traincheck.cli.console import remark
 
 if TYPE_CHECKING:
-    from traincheck.reporting.html.run_section import Told
+    from traincheck.reporting.html.run_section import PageRun
     from traincheck.trace.folder import RunFolder
     from traincheck.vocab.finding import Report
     from traincheck.vocab.invariant import Invariant
@@ -67,15 +67,15 @@ def write_reports(
             write_page([part], path)
 
 
-def part_of_page(folder: Path, report: Report, verdicts: Sequence[tuple[Invariant, str]], name: str = "") -> Told:
+def part_of_page(folder: Path, report: Report, verdicts: Sequence[tuple[Invariant, str]], name: str = "") -> PageRun:
     """The part of the page about one run, with the details of its findings that the folder holds."""
     from traincheck.checking.finding_details import exhibits
-    from traincheck.reporting.html.run_section import Told
+    from traincheck.reporting.html.run_section import PageRun
 
-    return Told(report, verdicts, exhibits(folder, report, [rule for rule, _ in verdicts]), name)
+    return PageRun(report, verdicts, exhibits(folder, report, [rule for rule, _ in verdicts]), name)
 
 
-def write_page(parts: Sequence[Told], path: Path) -> None:
+def write_page(parts: Sequence[PageRun], path: Path) -> None:
     """Write the page of one or several runs. Raises OutputError."""
     from traincheck.reporting.html.sink import render_page
 

@@ -33,26 +33,26 @@ def book_data(invariants: Iterable[Invariant]) -> list[dict[str, object]]:
     """The invariants as plain data, with the names that the lines of a book have."""
     return [
         {
-            "id": told.id,
-            "relation": told.relation,
-            "subject": told.subject._asdict(),
-            "property": told.property._asdict(),
-            "precondition": _conjunction_data(told.precondition.clauses),
-            "otherwise": [_conjunction_data(clauses) for clauses in told.precondition.otherwise],
+            "id": rule.id,
+            "relation": rule.relation,
+            "subject": rule.subject._asdict(),
+            "property": rule.property._asdict(),
+            "precondition": _conjunction_data(rule.precondition.clauses),
+            "otherwise": [_conjunction_data(clauses) for clauses in rule.precondition.otherwise],
             "support": {
-                "occasions": told.support.occasions,
-                "steps": told.support.steps,
-                "runs": told.support.runs,
-                "scripts": told.support.scripts,
+                "occasions": rule.support.occasions,
+                "steps": rule.support.steps,
+                "runs": rule.support.runs,
+                "scripts": rule.support.scripts,
             },
-            "confidence": told.confidence,
-            "severity": told.severity,
-            "scope": told.scope,
-            "origin": list(told.origin),
-            "sentence": told.sentence,
-            "mute": told.mute,
+            "confidence": rule.confidence,
+            "severity": rule.severity,
+            "scope": rule.scope,
+            "origin": list(rule.origin),
+            "sentence": rule.sentence,
+            "mute": rule.mute,
         }
-        for told in invariants
+        for rule in invariants
     ]
 
 
@@ -65,12 +65,12 @@ def book_view(invariants: Sequence[Invariant]) -> RenderableType:
     if not invariants:
         return Text("No invariant fits.", "yellow")
     parts: list[RenderableType] = []
-    ordered = sorted(invariants, key=lambda told: (told.relation, told.subject))
-    for relation, of_relation in groupby(ordered, key=lambda told: told.relation):
+    ordered = sorted(invariants, key=lambda rule: (rule.relation, rule.subject))
+    for relation, of_relation in groupby(ordered, key=lambda rule: rule.relation):
         group = list(of_relation)
         count = phrases.number(len(group), "invariant")
         parts.append(Text.assemble((phrases.plain(relation), "bold underline"), (f"  {count}", "dim")))
-        for subject, of_subject in groupby(group, key=lambda told: told.subject):
+        for subject, of_subject in groupby(group, key=lambda rule: rule.subject):
             grain = "" if subject.grain == "call" else f", each {subject.grain}"
             parts.append(Padding(Text(phrases.plain(subject.api + grain), "bold cyan"), (1, 0, 0, 2)))
             parts.append(Padding(_entries(list(of_subject)), (0, 0, 0, 4)))
@@ -83,26 +83,26 @@ def _entries(invariants: Sequence[Invariant]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for told in invariants:
-        style = "dim" if told.mute else "bold red" if told.severity == ERROR else "yellow"
-        table.add_row(Text(told.id, "dim"), Text("muted" if told.mute else told.severity, style), _entry(told))
+    for rule in invariants:
+        style = "dim" if rule.mute else "bold red" if rule.severity == ERROR else "yellow"
+        table.add_row(Text(rule.id, "dim"), Text("muted" if rule.mute else rule.severity, style), _entry(rule))
     return table
 
 
-def _entry(told: Invariant) -> Text:
-    lines = [Text(phrases.plain(told.sentence))]
-    if told.precondition.clauses:
-        lines.append(Text(phrases.plain(f"when {told.precondition}")))
-    rests = f"{told.scope}, {phrases.support(told.support)}, confidence {phrases.confidence(told.confidence)}"
+def _entry(rule: Invariant) -> Text:
+    lines = [Text(phrases.plain(rule.sentence))]
+    if rule.precondition.clauses:
+        lines.append(Text(phrases.plain(f"when {rule.precondition}")))
+    rests = f"{rule.scope}, {phrases.support(rule.support)}, confidence {phrases.confidence(rule.confidence)}"
     lines.append(Text(rests, "dim"))
-    if told.mute:
-        lines.append(Text(phrases.plain(f"muted: {told.mute}"), "italic"))
+    if rule.mute:
+        lines.append(Text(phrases.plain(f"muted: {rule.mute}"), "italic"))
     return Text("\n").join(lines)
 
 
 def _total(invariants: Sequence[Invariant]) -> Text:
-    errors = sum(told.severity == ERROR for told in invariants)
-    muted = sum(bool(told.mute) for told in invariants)
-    said = [phrases.number(len(invariants), "invariant"), phrases.number(errors, "error")]
-    said += [phrases.number(len(invariants) - errors, "notice"), *([f"{muted:,} muted"] if muted else [])]
-    return Text(", ".join(said), "dim")
+    errors = sum(rule.severity == ERROR for rule in invariants)
+    muted = sum(bool(rule.mute) for rule in invariants)
+    parts = [phrases.number(len(invariants), "invariant"), phrases.number(errors, "error")]
+    parts += [phrases.number(len(invariants) - errors, "notice"), *([f"{muted:,} muted"] if muted else [])]
+    return Text(", ".join(parts), "dim")

@@ -35,10 +35,10 @@ class GitHubSink:
     name = "github"
     file = ""
 
-    def __init__(self, place: PathLike = "", judged: Judging = tuple) -> None:
-        if place not in ("", STDOUT):
+    def __init__(self, target: PathLike = "", judged: Judging = tuple) -> None:
+        if target not in ("", STDOUT):
             raise ValueError(f"github, or github={STDOUT} for standard output")
-        self._place = place
+        self._target = target
 
     def open(self, run: Mapping[str, object]) -> None:
         """See to it that the summary can be written. Raises OutputError."""
@@ -50,7 +50,7 @@ class GitHubSink:
 
     def close(self, report: Report) -> None:
         """Write the commands, and append to the summary. Raises OutputError."""
-        stream = sys.stdout if self._place == STDOUT else sys.stderr
+        stream = sys.stdout if self._target == STDOUT else sys.stderr
         stream.writelines(f"{line}\n" for line in commands(report))
         stream.flush()
         if summary := os.environ.get(SUMMARY):
@@ -78,9 +78,9 @@ def _command(finding: Finding) -> str:
     if finding.site is not None:
         where = {"file": in_repository(phrases.plain(finding.site.file)), "line": str(finding.site.line)}
     properties = {**where, "title": f"TrainCheck: {phrases.plain(phrases.titled(finding))}"}
-    told = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
+    fields = ",".join(f"{name}={_property(value)}" for name, value in properties.items())
     level = "error" if finding.severity == ERROR else "notice"
-    return f"::{level} {told}::{_data(chr(10).join(phrases.in_lines(finding)))}"
+    return f"::{level} {fields}::{_data(chr(10).join(phrases.in_lines(finding)))}"
 
 
 def _data(text: str) -> str:

@@ -101,13 +101,24 @@ def read_json(path: PathLike) -> Report:
         version = msgspec.json.decode(data, type=_Version).version
         if version > REPORT_VERSION:
             raise ReportTooNew(path, version, REPORT_VERSION)
-        told = msgspec.json.decode(data, type=_Document)
+        document = msgspec.json.decode(data, type=_Document)
     except msgspec.ValidationError as error:
         raise ReportUnreadable(path, str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ReportUnreadable(path, f"it is not JSON ({error})") from None
-    ranks, partings = told.ranks, told.partings
-    report = Report(told.findings, told.counts, told.not_observed, told.run, told.version, ranks, partings, told.cost)
-    if report.verdict != told.verdict:
-        raise ReportUnreadable(path, f"its verdict is {told.verdict!r} and its findings amount to {report.verdict!r}")
+    ranks, partings = document.ranks, document.partings
+    report = Report(
+        document.findings,
+        document.counts,
+        document.not_observed,
+        document.run,
+        document.version,
+        ranks,
+        partings,
+        document.cost,
+    )
+    if report.verdict != document.verdict:
+        raise ReportUnreadable(
+            path, f"its verdict is {document.verdict!r} and its findings amount to {report.verdict!r}"
+        )
     return report

@@ -58,7 +58,7 @@ class JUnitSink(Document):
         properties = suite.add("properties")
         for fact, value in (("verdict", report.verdict), *_facts(report)):
             properties.add("property", name=_plain(fact), value=_plain(value))
-        cases = [_of_invariants(report), *(_case(one, name, report, failing) for name, one in _named(report))]
+        cases = [_of_invariants(report), *(_case(finding, name, report, failing) for name, finding in _named(report))]
         suite.children += cases
         fared = Counter(child.tag for case in cases for child in case.children)
         counts = {
@@ -87,10 +87,10 @@ def _case(finding: Finding, name: str, report: Report, failing: tuple[str, ...])
     case = Element("testcase", {"classname": _classname(report), "name": _plain(name)})
     if finding.site is not None:
         case.attrib |= {"file": _plain(finding.site.file), "line": str(finding.site.line)}
-    told = "\n".join(phrases.in_lines(finding))
+    text = "\n".join(phrases.in_lines(finding))
     message = f"{finding.severity} at step {finding.step}: {finding.observed}"
     kind = "failure" if finding.severity in failing else "skipped"
-    case.add(kind, told, type=_plain(finding.diagnosis or finding.severity), message=_plain(message))
+    case.add(kind, text, type=_plain(finding.diagnosis or finding.severity), message=_plain(message))
     return case
 
 

@@ -42,31 +42,31 @@ def _lines(report: Report) -> Iterator[str]:
     if report.findings:
         yield "| # | severity | steps | ranks | finding | where |"
         yield "| ---: | --- | --- | --- | --- | --- |"
-        for place, finding in enumerate(report.findings[:ROWS], 1):
-            yield _row(place, finding)
+        for number, finding in enumerate(report.findings[:ROWS], 1):
+            yield _row(number, finding)
         yield ""
         if len(report.findings) > ROWS:
             yield f"and {len(report.findings) - ROWS:,} more findings in the JSON report"
             yield ""
-    for place, finding in enumerate(report.findings[:AT_LENGTH], 1):
-        yield f"### {place}. {escaped(phrases.titled(finding))}"
+    for number, finding in enumerate(report.findings[:AT_LENGTH], 1):
+        yield f"### {number}. {escaped(phrases.titled(finding))}"
         yield ""
         yield from (f"* {escaped(line)}" for line in phrases.in_lines(finding))
         yield ""
     facts = [("invariants", phrases.judged(report.counts)), ("seen", phrases.seen(report.counts))]
-    facts += [("recorded", told)] if (told := phrases.recorded(report)) else []
+    facts += [("recorded", recorded_text)] if (recorded_text := phrases.recorded(report)) else []
     facts += [("cost", phrases.cost(report.cost))] if report.cost is not None else []
     reasons = Counter(report.not_observed).most_common()
     facts += [("not observed", reason) for reason, _ in reasons[:REASONS]]
-    yield from (f"* **{name}**: {escaped(told)}" for name, told in facts)
+    yield from (f"* **{name}**: {escaped(recorded_text)}" for name, recorded_text in facts)
     if len(reasons) > REASONS:
         yield f"* and {len(reasons) - REASONS:,} more reasons in the JSON report"
 
 
-def _row(place: int, finding: Finding) -> str:
+def _row(number: int, finding: Finding) -> str:
     severity = f"**{escaped(finding.severity)}**" if finding.severity == ERROR else escaped(finding.severity)
     where = _code(f"{finding.site.file}:{finding.site.line}") if finding.site else ""
-    cells = (str(place), severity, phrases.steps(finding), phrases.ranks_of(finding), escaped(finding.title), where)
+    cells = (str(number), severity, phrases.steps(finding), phrases.ranks_of(finding), escaped(finding.title), where)
     return f"| {' | '.join(cells)} |"
 
 
@@ -80,10 +80,10 @@ def escaped(text: str) -> str:
     A backslash before a punctuation mark makes it one in CommonMark; what is meant for HTML is written as an entity,
     for a viewer that knows no backslashes.
     """
-    told = phrases.plain(text)
-    if len(told) > LONGEST:
-        told = told[:LONGEST] + " ..."
-    return "".join(_HTML.get(one, one) for one in _MEANS_SOMETHING.sub(r"\\\g<0>", told))
+    text = phrases.plain(text)
+    if len(text) > LONGEST:
+        text = text[:LONGEST] + " ..."
+    return "".join(_HTML.get(character, character) for character in _MEANS_SOMETHING.sub(r"\\\g<0>", text))
 
 
 def _code(text: str) -> str:

@@ -44,48 +44,48 @@ def headline(report: Report) -> str:
 
 def judged(counts: Counts) -> str:
     """How many invariants were checked, and how they fared."""
-    said = [
+    parts = [
         f"{counts.passed + counts.violated:,} checked ({counts.passed:,} passed, {counts.violated:,} violated)",
         f"{counts.not_triggered:,} never triggered",
         f"{counts.not_observed:,} could not be observed",
     ]
     if counts.muted:
-        said.append(f"{counts.muted:,} muted")
-    return ", ".join(said)
+        parts.append(f"{counts.muted:,} muted")
+    return ", ".join(parts)
 
 
 def seen(counts: Counts) -> str:
     """How much of the run was looked at."""
-    said = (
+    text = (
         f"{number(counts.steps, 'step')} in {number(counts.windows, 'window')} of {number(counts.processes, 'process')}"
     )
     if counts.windows_dropped:
-        said += f"; {number(counts.windows_dropped, 'window')} dropped, and not checked"
-    return said
+        text += f"; {number(counts.windows_dropped, 'window')} dropped, and not checked"
+    return text
 
 
 MOST_SOURCES = 3
 """Sources that are named among those that watching took the time for."""
 
 
-def cost(told: Cost) -> str:
+def cost(record: Cost) -> str:
     """How many steps were watched, and which share of the run that took, on the program's threads and beside them."""
-    said = f"watched {told.watched:,} of {number(told.steps, 'step')}"
-    most = sorted(told.sources.items(), key=lambda entry: -entry[1])[:MOST_SOURCES]
-    by_source = ", ".join(f"{source} {percent(told.share(seconds))}" for source, seconds in most)
-    beside = percent(told.share(sum(told.background.values())))
-    took = f"it took {percent(told.whole)} of the run{f' ({by_source})' if by_source else ''}"
-    return f"{said}; {took}, and {beside} beside it"
+    text = f"watched {record.watched:,} of {number(record.steps, 'step')}"
+    most = sorted(record.sources.items(), key=lambda entry: -entry[1])[:MOST_SOURCES]
+    by_source = ", ".join(f"{source} {percent(record.share(seconds))}" for source, seconds in most)
+    in_background = percent(record.share(sum(record.background.values())))
+    took = f"it took {percent(record.whole)} of the run{f' ({by_source})' if by_source else ''}"
+    return f"{text}; {took}, and {in_background} beside it"
 
 
-def cost_share(told: Cost) -> str:
+def cost_share(record: Cost) -> str:
     """What watching took of the run, in a few words."""
-    return f"watching took {percent(told.whole)} of the run"
+    return f"watching took {percent(record.whole)} of the run"
 
 
-def moment(told: object) -> str:
+def moment(value: object) -> str:
     """A time in ISO 8601 to the minute, as people write it; any other text as it is."""
-    text = str(told or "")
+    text = str(value or "")
     return text[:16].replace("T", " ") if re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", text) else text
 
 
@@ -107,39 +107,40 @@ def steps(finding: Finding) -> str:
 
 def ranks_of(finding: Finding) -> str:
     """The ranks that a finding is about, as a column of a table has them: `1`, `0, 1`, `1 of 4`."""
-    found = rank_numbers(finding.ranks or (finding.rank,))
-    return f"{found} of {finding.compared:,}" if finding.differing.is_minority else found
+    numbers = rank_numbers(finding.ranks or (finding.rank,))
+    return f"{numbers} of {finding.compared:,}" if finding.differing.is_minority else numbers
 
 
 def about_ranks(finding: Finding) -> str:
     """The same in words: `rank 1`, `between ranks 0, 1`, `rank 1 of 4 deviates`."""
-    return apart(finding.differing) if finding.compared else named_ranks(finding.ranks or (finding.rank,))
+    return differing_text(finding.differing) if finding.compared else named_ranks(finding.ranks or (finding.rank,))
 
 
-def apart(told: DifferingRanks) -> str:
+def differing_text(differing: DifferingRanks) -> str:
     """Which ranks differ; where most do, it is told between which."""
-    if told.is_minority:
-        return f"{named_ranks(told.ranks)} of {told.compared:,} deviate{'s' * (len(told.ranks) == 1)}"
-    return f"between {named_ranks(told.ranks)}"
+    if differing.is_minority:
+        return f"{named_ranks(differing.ranks)} of {differing.compared:,} deviate{'s' * (len(differing.ranks) == 1)}"
+    return f"between {named_ranks(differing.ranks)}"
 
 
-def parting(told: Divergence) -> str:
-    """Where the ranks of a job first were not as they should be."""
-    return f"since step {told.step:,}, {told.what}{':' * told.differing.is_minority} {apart(told.differing)}"
+def divergence_text(divergence: Divergence) -> str:
+    """The first divergence of the ranks of a job."""
+    differing = divergence.differing
+    return f"since step {divergence.step:,}, {divergence.what}{':' * differing.is_minority} {differing_text(differing)}"
 
 
-def recording(told: RankState) -> str:
+def recording(state: RankState) -> str:
     """How the recording of a rank came to its end."""
-    return f"{told.end} at step {told.recorded:,}" if told.end == STOPPED else told.end
+    return f"{state.end} at step {state.recorded:,}" if state.end == STOPPED else state.end
 
 
-def beside_others(told: RankState) -> str:
+def beside_others(state: RankState) -> str:
     """What was found of a rank and the others side by side."""
-    if told.apart is not None:
-        return f"{told.what} since step {told.apart:,}"
-    if told.compared is None:
+    if state.apart is not None:
+        return f"{state.what} since step {state.apart:,}"
+    if state.compared is None:
         return "not compared"
-    return "agrees" if told.compared >= told.recorded else f"agrees to step {told.compared:,}"
+    return "agrees" if state.compared >= state.recorded else f"agrees to step {state.compared:,}"
 
 
 def titled(finding: Finding) -> str:
@@ -164,17 +165,17 @@ def listed(items: Sequence[str], most: int) -> str:
     return ", ".join(items[:shown]) + (f" and {beyond:,} more" if beyond > 0 else "")
 
 
-def support(told: Support) -> str:
+def support(evidence: Support) -> str:
     """What an invariant rests on."""
     return (
-        f"{number(told.occasions, 'occasion')} in {number(told.steps, 'step')}, "
-        f"{number(told.runs, 'run')}, {number(told.scripts, 'script')}"
+        f"{number(evidence.occasions, 'occasion')} in {number(evidence.steps, 'step')}, "
+        f"{number(evidence.runs, 'run')}, {number(evidence.scripts, 'script')}"
     )
 
 
-def confidence(told: float) -> str:
+def confidence(value: float) -> str:
     """Three digits, cut and not rounded: what is not certain never reads 1.000."""
-    return f"{math.floor(told * 1000) / 1000:.3f}"
+    return f"{math.floor(value * 1000) / 1000:.3f}"
 
 
 def shortened(path: str, most: int) -> str:
@@ -189,30 +190,30 @@ def shortened(path: str, most: int) -> str:
 
 def in_full(report: Report) -> str:
     """`steps 11-15 were recorded in full`, empty where nothing was told beyond what was asked for."""
-    told: Any = report.run.get("full", ())
-    spans = [f"{first}-{last}" if first != last else str(first) for first, last in told]
+    full: Any = report.run.get("full", ())
+    spans = [f"{first}-{last}" if first != last else str(first) for first, last in full]
     return f"steps {', '.join(spans)} were recorded in full" if spans else ""
 
 
 def recorded(report: Report) -> str:
     """`the recording holds 74 of 10,000 steps`, empty where it holds all that were watched."""
-    told: Any = report.run.get("recorded", ())
-    if not told:
+    steps_kept: Any = report.run.get("recorded", ())
+    if not steps_kept:
         return ""
-    held, watched = told
+    held, watched = steps_kept
     return f"the recording holds {held:,} of {number(watched, 'step')} (--record all keeps each of them)"
 
 
 def in_lines(finding: Finding) -> list[str]:
     """All that there is to say about a finding beside its title, a line each."""
     where = steps(finding)
-    told = [f"step{'s' * ('-' in where)} {where}, {about_ranks(finding)}"]
-    told += [finding.cause] if finding.cause else []
-    told += [f"where: {finding.site}"] if finding.site else []
-    told += [f"variables: {listed(finding.variables, MOST_VARIABLES)}"] if finding.variables else []
-    told += [f"expected: {finding.expected}", f"observed: {finding.observed}"]
-    told += [f"look at: {place}. {advice}" for place, advice in enumerate(finding.advice, 1)]
-    return [plain(line) for line in told]
+    lines = [f"step{'s' * ('-' in where)} {where}, {about_ranks(finding)}"]
+    lines += [finding.cause] if finding.cause else []
+    lines += [f"where: {finding.site}"] if finding.site else []
+    lines += [f"variables: {listed(finding.variables, MOST_VARIABLES)}"] if finding.variables else []
+    lines += [f"expected: {finding.expected}", f"observed: {finding.observed}"]
+    lines += [f"look at: {number}. {advice}" for number, advice in enumerate(finding.advice, 1)]
+    return [plain(line) for line in lines]
 
 
 MOST_VARIABLES = 8

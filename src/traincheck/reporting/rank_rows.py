@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from traincheck.vocab.finding import RankState
-from traincheck.vocab.ranks import MOST_NAMED, rank_numbers
+from traincheck.vocab.ranks import MAX_NAMED, rank_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,15 +18,15 @@ class RankRow:
 
 
 def rank_rows(states: Sequence[RankState]) -> tuple[RankRow, ...]:
-    """A row for each rank; of jobs with more than `MOST_NAMED` ranks, one for all that differ in nothing."""
+    """A row for each rank; of jobs with more than `MAX_NAMED` ranks, one for all that differ in nothing."""
     sizes: dict[str, int] = {}
     for state in states:
         sizes[state.job] = sizes.get(state.job, 0) + 1
     rows: dict[tuple[RankState, int], list[RankState]] = {}
     for state in states:
-        alone = state.rank if sizes[state.job] <= MOST_NAMED else -1
+        alone = state.rank if sizes[state.job] <= MAX_NAMED else -1
         rows.setdefault((replace(state, rank=-1), alone), []).append(state)
-    return tuple(RankRow(rank_numbers(state.rank for state in alike), alike[0]) for alike in rows.values())
+    return tuple(RankRow(rank_numbers(state.rank for state in group), group[0]) for group in rows.values())
 
 
 def job_names(states: Sequence[RankState]) -> dict[str, str]:
@@ -36,6 +36,6 @@ def job_names(states: Sequence[RankState]) -> dict[str, str]:
         return {}
     words = [name.split("-") for name in names]
     same = 0
-    while all(len(each) > same + 1 and each[same] == words[0][same] for each in words):
+    while all(len(parts) > same + 1 and parts[same] == words[0][same] for parts in words):
         same += 1
-    return {name: "-".join(each[same:]) or "-" for name, each in zip(names, words, strict=True)}
+    return {name: "-".join(parts[same:]) or "-" for name, parts in zip(names, words, strict=True)}

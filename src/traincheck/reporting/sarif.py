@@ -134,13 +134,13 @@ def _physical(file: str, line: int) -> dict[str, Any]:
 
 def _invocation(report: Report) -> dict[str, Any]:
     """That TrainCheck did its work, and what it could not see."""
-    told: list[dict[str, Any]] = [
+    notes: list[dict[str, Any]] = [
         {"level": "note", "message": _message(f"not observed: {reason}{_times(times)}")}
         for reason, times in Counter(report.not_observed).most_common()
     ]
     if report.unjudged:
-        told.insert(0, {"level": "warning", "message": _message(phrases.headline(report))})
-    return {"executionSuccessful": True, "toolExecutionNotifications": told}
+        notes.insert(0, {"level": "warning", "message": _message(phrases.headline(report))})
+    return {"executionSuccessful": True, "toolExecutionNotifications": notes}
 
 
 _MEANS_SOMETHING = str.maketrans({"\\": "\\\\", "[": "\\[", "]": "\\]", "{": "{{", "}": "}}"})

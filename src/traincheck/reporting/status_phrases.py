@@ -24,26 +24,26 @@ def lasting(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
-def speed(told: float | None) -> str:
+def speed(value: float | None) -> str:
     """`12.5 steps/s`; of slow ones `3.2 s/step`."""
-    if told is None:
+    if value is None:
         return ""
-    return f"{told:.1f} steps/s" if told >= 1 or told <= 0 else f"{1 / told:.1f} s/step"
+    return f"{value:.1f} steps/s" if value >= 1 or value <= 0 else f"{1 / value:.1f} s/step"
 
 
-def share(told: float | None) -> str:
+def share(value: float | None) -> str:
     """`0.8 %`."""
-    return "" if told is None else f"{100 * told:.1f} %"
+    return "" if value is None else f"{100 * value:.1f} %"
 
 
-def found(status: RunStatus) -> str:
+def findings_text(status: RunStatus) -> str:
     """`2 errors, 1 notice`, or `nothing found`; of a run that is recorded only, that."""
     if status.mode == "collect":
         return "recorded, not checked"
-    told = [
+    counts = [
         phrases.number(count, noun) for count, noun in ((status.errors, "error"), (status.notices, "notice")) if count
     ]
-    return ", ".join(told) or "nothing found"
+    return ", ".join(counts) or "nothing found"
 
 
 def line(status: RunStatus) -> str:
@@ -52,17 +52,17 @@ def line(status: RunStatus) -> str:
         return f"{phrases.plain(status.folder)} is not there yet, or empty"
     if not status.ranks:
         return f"no training was seen{'' if status.over else ' yet'}"
-    said = [f"step {status.steps:,}", speed(status.steps_per_second)]
+    parts = [f"step {status.steps:,}", speed(status.steps_per_second)]
     if len(status.ranks) > 1:
-        said.append(f"{len(status.ranks):,} ranks")
-    said.append(found(status))
+        parts.append(f"{len(status.ranks):,} ranks")
+    parts.append(findings_text(status))
     if status.rules:
-        said.append(f"{status.checked:,} of {phrases.number(status.rules, 'rule')} checked")
+        parts.append(f"{status.checked:,} of {phrases.number(status.rules, 'rule')} checked")
     if status.cost is not None:
-        said.append(f"observing takes {share(status.cost)}")
+        parts.append(f"observing takes {share(status.cost)}")
     if status.dropped:
-        said.append(f"{phrases.number(status.dropped, 'window')} dropped")
-    return ", ".join(part for part in said if part)
+        parts.append(f"{phrases.number(status.dropped, 'window')} dropped")
+    return ", ".join(part for part in parts if part)
 
 
 def silence(ranks: tuple[RankStatus, ...]) -> str:

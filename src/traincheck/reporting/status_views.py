@@ -39,23 +39,23 @@ class JsonLines:
     def __init__(self, put: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
         self._put = put
         self._now = now
-        self._due = 0.0
-        self._standing: object = None
+        self._next_line = 0.0
+        self._notable_state: object = None
 
     def look(self, findings: Sequence[Finding], status: RunStatus) -> None:
         """Tell what is new."""
         for finding in findings:
-            self._tell("finding", {"finding": tellable(finding)})
-        standing = _standing(status)
-        if standing != self._standing or self._now() >= self._due:
-            self._standing, self._due = standing, self._now() + JSON_EVERY
-            self._tell("status", tellable(status))
+            self._put_line("finding", {"finding": tellable(finding)})
+        notable = _notable_state(status)
+        if notable != self._notable_state or self._now() >= self._next_line:
+            self._notable_state, self._next_line = notable, self._now() + JSON_EVERY
+            self._put_line("status", tellable(status))
 
     def close(self) -> None:
         """Nothing: every line stands by itself."""
 
-    def _tell(self, kind: str, told: dict[str, object]) -> None:
-        self._put(json_text(json.dumps({"kind": kind, **told}, ensure_ascii=False)))
+    def _put_line(self, kind: str, fields: dict[str, object]) -> None:
+        self._put(json_text(json.dumps({"kind": kind, **fields}, ensure_ascii=False)))
 
 
 class PlainLines:
@@ -65,17 +65,17 @@ class PlainLines:
         self._console = console or Console(highlight=False)
         self._sink = TerminalSink(self._console)
         self._now = now
-        self._due = 0.0
+        self._next_line = 0.0
         self._pause = PLAIN_FIRST
-        self._standing: object = None
+        self._notable_state: object = None
 
     def look(self, findings: Sequence[Finding], status: RunStatus) -> None:
         """Tell what is new."""
         for finding in findings:
             self._sink.show(finding)
-        standing = _standing(status)
-        if standing != self._standing or (self._now() >= self._due and status.ranks):
-            self._standing, self._due = standing, self._now() + self._pause
+        notable = _notable_state(status)
+        if notable != self._notable_state or (self._now() >= self._next_line and status.ranks):
+            self._notable_state, self._next_line = notable, self._now() + self._pause
             self._pause = min(2 * self._pause, PLAIN_EVERY)
             for line in _lines(status):
                 self._console.print(Text(line), soft_wrap=True)
@@ -110,20 +110,22 @@ class LiveView:
         self._live.stop()
 
 
-def _standing(status: RunStatus) -> object:
+def _notable_state(status: RunStatus) -> object:
     """What is told at once when it changes."""
     odd = tuple((rank.rank, rank.process, rank.state) for rank in status.ranks if rank.state in (SILENT, RESTING))
     return status.state, bool(status.ranks), odd, status.unread
 
 
 def _lines(status: RunStatus) -> list[str]:
-    told = [f"{status.script or 'run'}: {status_phrases.line(status)}" if status.ranks else status_phrases.line(status)]
+    lines = [
+        f"{status.script or 'run'}: {status_phrases.line(status)}" if status.ranks else status_phrases.line(status)
+    ]
     if status.silent:
-        told.append(status_phrases.silence(status.silent))
-    told += [f"not read: {reason}" for reason in status.unread]
+        lines.append(status_phrases.silence(status.silent))
+    lines += [f"not read: {reason}" for reason in status.unread]
     if status.over:
-        told.append(status_phrases.ending(status))
-    return [phrases.plain(line) for line in told]
+        lines.append(status_phrases.ending(status))
+    return [phrases.plain(line) for line in lines]
 
 
 def _table(status: RunStatus) -> Table:

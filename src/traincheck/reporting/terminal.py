@@ -71,8 +71,8 @@ class TerminalSink:
         if report.ranks:
             self._console.print()
             self._console.print(Padding(_ranks_table(report), (0, 0, 0, 2)), width=width)
-            for parting in report.partings:
-                self._print(_first_apart(parting, report, width))
+            for divergence in report.partings:
+                self._print(_first_apart(divergence, report, width))
         self._console.print()
         self._print(_facts(report, self._reports, width))
 
@@ -92,8 +92,8 @@ def finding_block(finding: Finding, width: int = WIDEST) -> Text:
     if finding.variables:
         rows.append(("variables", _wrapped(phrases.listed(finding.variables, NAMES), width)))
     rows += [("expected", _wrapped(finding.expected, width)), ("observed", _wrapped(finding.observed, width))]
-    for place, advice in enumerate(finding.advice, 1):
-        rows.append(("look at" if place == 1 else "", _wrapped(f"{place}. {advice}", width)))
+    for number, advice in enumerate(finding.advice, 1):
+        rows.append(("look at" if number == 1 else "", _wrapped(f"{number}. {advice}", width)))
     rows.append(("read more", _wrapped(phrases.read_more(finding), width)))
     if finding.invariants:
         rows.append(("invariants", _wrapped(phrases.listed(finding.invariants, NAMES), width)))
@@ -155,12 +155,12 @@ def _findings_table(findings: Sequence[Finding]) -> Table:
         table.add_column("ranks", max_width=_NUMBERS, overflow="fold")
     table.add_column("finding", ratio=1, overflow="fold")
     table.add_column("where", overflow="fold")
-    for place, finding in enumerate(findings[:ROWS], 1):
+    for number, finding in enumerate(findings[:ROWS], 1):
         severity = Text(finding.severity, _STYLES.get(finding.severity, ""))
         rank = [phrases.ranks_of(finding)] if ranks else []
         where = phrases.shortened(f"{finding.site.file}:{finding.site.line}", _WHERE) if finding.site else ""
         title = Text(phrases.plain(finding.title))
-        table.add_row(str(place), severity, phrases.steps(finding), *rank, title, Text(phrases.plain(where)))
+        table.add_row(str(number), severity, phrases.steps(finding), *rank, title, Text(phrases.plain(where)))
     return table
 
 
@@ -186,11 +186,11 @@ def _ranks_table(report: Report) -> Table:
     return table
 
 
-def _first_apart(parting: Divergence, report: Report, width: int) -> Text:
+def _first_apart(divergence: Divergence, report: Report, width: int) -> Text:
     jobs = job_names(report.ranks)
-    of_job = f"job {jobs[parting.job]}: " if parting.job in jobs else ""
+    of_job = f"job {jobs[divergence.job]}: " if divergence.job in jobs else ""
     lines = textwrap.wrap(
-        phrases.plain(of_job + phrases.parting(parting)), width, initial_indent="  ", subsequent_indent="  "
+        phrases.plain(of_job + phrases.divergence_text(divergence)), width, initial_indent="  ", subsequent_indent="  "
     )
     return Text("\n".join(lines))
 
@@ -209,6 +209,6 @@ def _facts(report: Report, reports: Sequence[PathLike], width: int) -> Text:
         label = ""
     if len(reasons) > REASONS:
         rows.append(("", _wrapped(f"and {len(reasons) - REASONS:,} more reasons", width)))
-    for place, path in enumerate(reports):
-        rows.append(("reports" if place == 0 else "", Text(phrases.plain(str(path)))))
+    for index, path in enumerate(reports):
+        rows.append(("reports" if index == 0 else "", Text(phrases.plain(str(path)))))
     return Text("\n").join(_lines(rows))

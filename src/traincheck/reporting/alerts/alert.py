@@ -49,18 +49,18 @@ def of_finding(finding: Finding, status: RunStatus) -> Alert:
     """A finding was made."""
     on = f" on rank {finding.rank}" if finding.rank or len(status.ranks) > 1 else ""
     ranks = f", {phrases.about_ranks(finding)}" if finding.compared else on
-    said = [f"TrainCheck {finding.severity.upper()} at step {finding.step}{ranks}: {phrases.titled(finding)}"]
-    said += [finding.cause] if finding.cause else []
-    said += [f"where: {finding.site}"] if finding.site else []
-    said += [f"look at: {finding.advice[0]}"] if finding.advice else []
-    told = (finding.severity, finding.step, finding.rank, finding.title, *finding.invariants[:1])
-    return _alert("finding", told, said, status, finding)
+    lines = [f"TrainCheck {finding.severity.upper()} at step {finding.step}{ranks}: {phrases.titled(finding)}"]
+    lines += [finding.cause] if finding.cause else []
+    lines += [f"where: {finding.site}"] if finding.site else []
+    lines += [f"look at: {finding.advice[0]}"] if finding.advice else []
+    identity = (finding.severity, finding.step, finding.rank, finding.identity, *finding.invariants[:1])
+    return _alert("finding", identity, lines, status, finding)
 
 
 def of_silence(status: RunStatus, time: int = 1) -> Alert:
     """Processes have given no sign of life for long, for the `time`th time."""
-    told = (time, *(f"{rank.rank}-{rank.process}" for rank in status.silent))
-    return _alert("silent", told, [f"TrainCheck: {status_phrases.silence(status.silent)}"], status)
+    identity = (time, *(f"{rank.rank}-{rank.process}" for rank in status.silent))
+    return _alert("silent", identity, [f"TrainCheck: {status_phrases.silence(status.silent)}"], status)
 
 
 def of_end(status: RunStatus) -> Alert:
@@ -74,10 +74,10 @@ def of_end(status: RunStatus) -> Alert:
 
 
 def _alert(
-    kind: Kind, told: tuple[object, ...], said: list[str], status: RunStatus, finding: Finding | None = None
+    kind: Kind, identity: tuple[object, ...], lines: list[str], status: RunStatus, finding: Finding | None = None
 ) -> Alert:
     host = platform.node()
-    said.append(f"run: {status.script or 'unnamed'} in {status.folder}{f' on {host}' if host else ''}")
+    lines.append(f"run: {status.script or 'unnamed'} in {status.folder}{f' on {host}' if host else ''}")
     run = {
         "folder": status.folder,
         "script": status.script,
@@ -88,8 +88,8 @@ def _alert(
         "errors": status.errors,
         "notices": status.notices,
     }
-    number = hashlib.sha256(repr((status.run or status.folder, kind, *told)).encode()).hexdigest()[:16]
-    return Alert(number, kind, "\n".join(_harmless(line) for line in said), run, finding)
+    number = hashlib.sha256(repr((status.run or status.folder, kind, *identity)).encode()).hexdigest()[:16]
+    return Alert(number, kind, "\n".join(_harmless(line) for line in lines), run, finding)
 
 
 def _harmless(text: str) -> str:

@@ -32,8 +32,8 @@ LAST_DELAY = 0.5
 class Undelivered(Exception):
     """An alert was not taken. `final`: it would not be the next time either; `after`: seconds that were asked for."""
 
-    def __init__(self, why: str, *, final: bool = False, after: float = 0.0) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, *, final: bool = False, after: float = 0.0) -> None:
+        super().__init__(reason)
         self.final = final
         self.after = after
 
@@ -91,8 +91,8 @@ class Courier:
             lost = len(self._waiting) + self._left_out - (self._under_way and self._carrier.finishes)
             self._waiting.clear()
         if lost:
-            why = f": {self._trouble}" if self._trouble else ""
-            self._tell(f"{lost} alert{'s' * (lost > 1)} could not be delivered to {self._carrier.name}{why}")
+            reason = f": {self._trouble}" if self._trouble else ""
+            self._tell(f"{lost} alert{'s' * (lost > 1)} could not be delivered to {self._carrier.name}{reason}")
 
     # -- on the thread ---------------------------------------------------------------------------------------------
 
@@ -145,8 +145,8 @@ class Courier:
                     self._waiting.append(first)  # behind the others: it may be this one that is not taken
             later = min(max(self._delay * 2, self._first_delay, error.after), LONGEST_DELAY)
             self._delay = 0.0 if error.final else later
-            told, self._trouble = self._trouble, str(error)
+            reported, self._trouble = self._trouble, str(error)
         if given_up:
             self._tell(f"an alert was not taken by {self._carrier.name} and is given up: {error}")
-        elif not told:
+        elif not reported:
             self._tell(f"an alert was not taken by {self._carrier.name}: {error}; it is tried again")

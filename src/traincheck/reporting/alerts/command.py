@@ -43,13 +43,13 @@ class Command:
 
         At the end of the run it is not waited for longer than `seconds`, by the one who waits; it is left to finish.
         """
-        with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as said:
-            told.write(alert.encoded())
-            told.seek(0)
+        with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as errors:
+            request.write(alert.encoded())
+            request.seek(0)
             try:
                 # In a session of its own: a Ctrl-C is not meant for it, and what it started can be ended with it.
                 process = subprocess.Popen(
-                    self._words, stdin=told, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
+                    self._words, stdin=request, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
                 )
             except OSError as error:
                 raise Undelivered(error.strerror or str(error), final=True) from error
@@ -61,8 +61,8 @@ class Command:
                 process.wait()
                 raise Undelivered(f"it took longer than {LIMIT:.0f} s", final=True) from None
             if code:
-                size = said.seek(0, os.SEEK_END)
-                said.seek(max(0, size - MOST_TOLD))
-                last = " ".join(said.read().decode("utf-8", "replace").split())
+                size = errors.seek(0, os.SEEK_END)
+                errors.seek(max(0, size - MOST_TOLD))
+                last = " ".join(errors.read().decode("utf-8", "replace").split())
                 how = f"it was ended by signal {-code}" if code < 0 else f"it ended with exit code {code}"
                 raise Undelivered(f"{how}{f' ({last})' if last else ''}", final=True)

@@ -71,8 +71,8 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def _seconds(headers: Message) -> float:
-    told = headers.get("Retry-After", "") if headers is not None else ""
-    return float(told) if told.isdecimal() else 0.0
+    delay = headers.get("Retry-After", "") if headers is not None else ""
+    return float(delay) if delay.isdecimal() else 0.0
 
 
 def _reason(error: Exception) -> str:

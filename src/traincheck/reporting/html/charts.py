@@ -60,19 +60,19 @@ def axis(history: History) -> Axis:
 
 def track(strip: Strip, aspect: Aspect, steps: Sequence[int]) -> Track:
     """The blocks of a strip; what is not known is left blank."""
-    blocks, words, place = [], [], 0
+    blocks, words, position = [], [], 0
     for state, group in groupby(strip.states):
         length = len(list(group))
-        first, last = steps[place], steps[place + length - 1]
+        first, last = steps[position], steps[position + length - 1]
         span = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
         if state == UNKNOWN:
             words.append(f"not recorded in {span}")
         else:
-            known = aspect.states[state]
-            words.append(f"{known.words} in {span}")
-            left, width = 100 * place / len(steps), 100 * length / len(steps)
-            blocks.append(Block(round(left, 3), round(width, 3), known.tone))
-        place += length
+            kind = aspect.states[state]
+            words.append(f"{kind.words} in {span}")
+            left, width = 100 * position / len(steps), 100 * length / len(steps)
+            blocks.append(Block(round(left, 3), round(width, 3), kind.tone))
+        position += length
     return Track(tuple(blocks), f"{aspect.title}: {', '.join(words)}")
 
 
@@ -115,11 +115,11 @@ def line(curve: Curve) -> Line:
         dots.append(f"M{x(step)} {y(value)}h0")
         before = step
     lost = tuple(x(step) for step, value in curve.points if not math.isfinite(value))
-    said = f"{curve.title}: from {_number(low)} to {_number(high)} in steps {first:,} to {last:,}"
-    said += f", not finite in {len(lost)} of them" if lost else ""
+    words = f"{curve.title}: from {_number(low)} to {_number(high)} in steps {first:,} to {last:,}"
+    words += f", not finite in {len(lost)} of them" if lost else ""
     mark = x(curve.mark) if first <= curve.mark <= last else None
     ends = _number(low), _number(high)
-    return Line(curve.title, "".join(path), "".join(dots), mark, lost, *ends, first, last, said)
+    return Line(curve.title, "".join(path), "".join(dots), mark, lost, *ends, first, last, words)
 
 
 def _number(value: float) -> str:
@@ -139,14 +139,14 @@ def matrix(agreement: Agreement) -> tuple[tuple[str, tuple[Cell, ...]], ...]:
     """The rows of the matrix: the label, and a cell for each column."""
     few = len(agreement.labels) <= MOST_NUMBERS
     rows = []
-    for label, alike in zip(agreement.labels, agreement.alike, strict=True):
+    for label, counts in zip(agreement.labels, agreement.agreeing, strict=True):
         cells = tuple(
             Cell(
                 _shade(count, agreement.values),
                 f"{count:,}" if few else "",
                 f"rank {label} and {other}: {count:,} of {agreement.values:,} the same",
             )
-            for other, count in zip(agreement.labels, alike, strict=True)
+            for other, count in zip(agreement.labels, counts, strict=True)
         )
         rows.append((label, cells))
     return tuple(rows)
@@ -168,7 +168,7 @@ class Bar:
     name: str
     share: float
     width: float
-    beside: bool
+    in_background: bool
 
 
 MOST_BARS = 8
@@ -182,4 +182,6 @@ def cost_bars(cost: Cost | None) -> tuple[Bar, ...]:
     parts = [(name, cost.share(seconds), False) for name, seconds in cost.sources.items()]
     parts += [(name, cost.share(seconds), True) for name, seconds in cost.background.items()]
     parts = sorted((part for part in parts if part[1] > 0), key=lambda part: -part[1])[:MOST_BARS]
-    return tuple(Bar(name, share, round(100 * share / parts[0][1], 2), beside) for name, share, beside in parts)
+    return tuple(
+        Bar(name, share, round(100 * share / parts[0][1], 2), in_background) for name, share, in_background in parts
+    )

@@ -1,4 +1,4 @@
-"""Part: all that the page tells of one run, put into the form in which the templates show it."""
+"""Prepares one run for the templates of the HTML report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from traincheck.reporting.html.charts import Bar, cost_bars
 from traincheck.reporting.html.timeline import Timeline, timeline
 from traincheck.reporting.rank_rows import RankRow, job_names, rank_rows
 from traincheck.vocab.finding import NOT_OBSERVED, NOT_TRIGGERED, PASSED, VIOLATED, Counts, Finding, Report
-from traincheck.vocab.finding_details import Exhibit
+from traincheck.vocab.finding_details import FindingDetails
 from traincheck.vocab.invariant import Invariant
 
 ORDER = (VIOLATED, PASSED, NOT_TRIGGERED, NOT_OBSERVED)
@@ -24,13 +24,15 @@ TOLD_ELSEWHERE = ("full", "recorded", "files")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A run as the page is handed it: its report, the invariants that were deployed with their verdicts, and what each
-    finding is shown with (none of these need be there). `name` tells it from the others on the page."""
+class PageRun:
+    """One run of the page: its report, the deployed invariants with their verdicts, and the details of each finding.
+
+    Invariants and details are optional. `name` distinguishes the run from the others on the page.
+    """
 
     report: Report
     invariants: Sequence[Judged] = ()
-    exhibits: Sequence[Exhibit] = ()
+    exhibits: Sequence[FindingDetails] = ()
     name: str = ""
 
 
@@ -55,10 +57,10 @@ class Part:
     program: str
     unjudged: bool
     timeline: Timeline
-    findings: tuple[tuple[int, Finding, Exhibit], ...]
+    findings: tuple[tuple[int, Finding, FindingDetails], ...]
     shares: tuple[Share, ...]
     rows: tuple[Judged, ...]
-    known: Mapping[str, Invariant]
+    by_id: Mapping[str, Invariant]
     tally: tuple[tuple[str, int], ...]
     ranks: tuple[RankRow, ...]
     jobs: Mapping[str, str]
@@ -67,26 +69,26 @@ class Part:
     run: tuple[tuple[str, list[str]], ...]
 
 
-def part(told: Told, prefix: str = "") -> Part:
+def part(run: PageRun, prefix: str = "") -> Part:
     """The run in the form in which it is shown."""
-    report = told.report
-    rows = sorted(told.invariants, key=lambda one: (_place(one[1]), one[0].relation, one[0].subject, one[0].id))
+    report = run.report
+    rows = sorted(run.invariants, key=lambda row: (_order(row[1]), row[0].relation, row[0].subject, row[0].id))
     tally = Counter(verdict for _, verdict in rows)
-    shown = zip_longest(report.findings, told.exhibits[: len(report.findings)], fillvalue=Exhibit())
+    shown = zip_longest(report.findings, run.exhibits[: len(report.findings)], fillvalue=FindingDetails())
     facts = ((name, value) for name, value in report.run.items() if name not in TOLD_ELSEWHERE)
     return Part(
         prefix=prefix,
-        name=told.name,
+        name=run.name,
         report=report,
         headline=phrases.headline(report),
         program=str(report.run.get("script") or ""),
         unjudged=report.unjudged,
         timeline=timeline(report.findings, report.counts.steps),
-        findings=tuple((place, *one) for place, one in enumerate(shown, 1)),  # type: ignore[misc]
+        findings=tuple((number, *pair) for number, pair in enumerate(shown, 1)),  # type: ignore[misc]
         shares=tuple(_shares(report.counts)),
         rows=tuple(rows),
-        known={invariant.id: invariant for invariant, _ in rows},
-        tally=tuple((verdict, tally[verdict]) for verdict in sorted(tally, key=_place)),
+        by_id={invariant.id: invariant for invariant, _ in rows},
+        tally=tuple((verdict, tally[verdict]) for verdict in sorted(tally, key=_order)),
         ranks=rank_rows(report.ranks),
         jobs=job_names(report.ranks),
         bars=cost_bars(report.cost),
@@ -95,16 +97,16 @@ def part(told: Told, prefix: str = "") -> Part:
     )
 
 
-def _place(verdict: str) -> int:
+def _order(verdict: str) -> int:
     """What calls for attention comes first; a verdict of another name comes last."""
     return ORDER.index(verdict) if verdict in ORDER else len(ORDER)
 
 
 def _shares(counts: Counts) -> list[Share]:
-    fared = zip(ORDER, (counts.violated, counts.passed, counts.not_triggered, counts.not_observed), strict=True)
+    by_verdict = zip(ORDER, (counts.violated, counts.passed, counts.not_triggered, counts.not_observed), strict=True)
     total = max(counts.violated + counts.passed + counts.not_triggered + counts.not_observed, 1)
     shares, left = [], 0.0
-    for verdict, count in fared:
+    for verdict, count in by_verdict:
         width = 100 * count / total
         shares.append(Share(verdict, count, round(left, 3), round(width, 3)))
         left += width

@@ -1,4 +1,4 @@
-"""Side by side: the findings of several runs lined up, so that what several of them have stands in one row."""
+"""Lines up the findings of several runs: a finding that several runs have is one row."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from traincheck.vocab.invariant import ERROR
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A finding in one of the runs; `place` is its number there, from 1."""
+    """A finding in one of the runs; `number` counts the findings there, from 1."""
 
-    place: int
+    number: int
     finding: Finding
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A finding, and for each run when it was seen there; None where it was not."""
+    """A finding, and where it is in each run; None in a run without it."""
 
     severity: str
     title: str
@@ -27,27 +27,27 @@ class Shared:
 
     @property
     def times(self) -> int:
-        """In how many of the runs it was seen."""
+        """The number of runs with this finding."""
         return sum(seen is not None for seen in self.runs)
 
 
 def shared(reports: Sequence[Report]) -> tuple[Shared, ...]:
-    """The findings of all runs: errors first, then what most of them have, then what came first.
+    """The findings of all runs: errors first, then findings of most runs, then the earliest.
 
-    Findings with one diagnosis share a row: the rule (a parameter, a call) has another name in another program. An
-    error in one run may be a notice in another; it is told as an error.
+    Findings with one diagnosis share a row, because the names of parameters and calls differ between programs. A row
+    with an error in one run and a notice in another is an error.
     """
-    found: dict[str, dict[int, Seen]] = {}  # by identity
-    for number, report in enumerate(reports):
-        for place, finding in enumerate(report.findings, 1):
-            found.setdefault(finding.identity, {}).setdefault(number, Seen(place, finding))
+    by_identity: dict[str, dict[int, Seen]] = {}
+    for run, report in enumerate(reports):
+        for number, finding in enumerate(report.findings, 1):
+            by_identity.setdefault(finding.identity, {}).setdefault(run, Seen(number, finding))
     rows = [
         Shared(
-            min((seen.finding.severity for seen in of.values()), key=lambda severity: severity != ERROR),
-            next(iter(of.values())).finding.title,
-            tuple(of.get(number) for number in range(len(reports))),
+            min((seen.finding.severity for seen in by_run.values()), key=lambda severity: severity != ERROR),
+            next(iter(by_run.values())).finding.title,
+            tuple(by_run.get(run) for run in range(len(reports))),
         )
-        for of in found.values()
+        for by_run in by_identity.values()
     ]
     return tuple(sorted(rows, key=lambda row: (row.severity != ERROR, -row.times, _first(row))))
 

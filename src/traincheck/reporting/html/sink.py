@@ -11,7 +11,7 @@ from traincheck.files import PathLike, write_whole
 from traincheck.reporting.base import Document, Judged
 from traincheck.reporting.html import charts
 from traincheck.reporting.html.document import assets_of, environment, policy
-from traincheck.reporting.html.run_section import Told, part
+from traincheck.reporting.html.run_section import PageRun, part
 from traincheck.reporting.html.side_by_side import shared
 from traincheck.version import __version__
 from traincheck.vocab.finding import REPORT_VERSION, Report
@@ -45,22 +45,24 @@ class HtmlSink(Document):
         return html_of(report, self._judged(), self.exhibits)
 
 
-def render_html(report: Report, invariants: Sequence[Judged], path: PathLike, exhibits: Sequence[FindingDetails] = ()) -> None:
+def render_html(
+    report: Report, invariants: Sequence[Judged], path: PathLike, exhibits: Sequence[FindingDetails] = ()
+) -> None:
     """Writes the report with the invariants that were deployed to `path`, whole or not at all. Raises OutputError."""
-    render_page([Told(report, invariants, exhibits)], path)
+    render_page([PageRun(report, invariants, exhibits)], path)
 
 
-def render_page(runs: Sequence[Told], path: PathLike) -> None:
+def render_page(runs: Sequence[PageRun], path: PathLike) -> None:
     """Writes the page of one or several runs to `path`, whole or not at all. Raises OutputError."""
     write_whole(path, page_of(runs).encode("utf-8", "backslashreplace"))
 
 
 def html_of(report: Report, invariants: Sequence[Judged], exhibits: Sequence[FindingDetails] = ()) -> str:
     """The report of one run as one HTML document, see `page_of`."""
-    return page_of([Told(report, invariants, exhibits)])
+    return page_of([PageRun(report, invariants, exhibits)])
 
 
-def page_of(runs: Sequence[Told]) -> str:
+def page_of(runs: Sequence[PageRun]) -> str:
     """The reports as one HTML document that loads nothing; several runs stand side by side before each has its part.
 
     All text of the reports is escaped. Besides, the policy in the head of the document admits our own style and script
@@ -69,11 +71,11 @@ def page_of(runs: Sequence[Told]) -> str:
     asset = assets_of(__package__)
     style, script = asset("report.css"), asset("report.js")
     several = len(runs) > 1
-    parts = [part(told, f"run{number}-" if several else "") for number, told in enumerate(runs, 1)]
+    parts = [part(run, f"run{number}-" if several else "") for number, run in enumerate(runs, 1)]
     return template().render(
         parts=parts,
         several=several,
-        shared=shared([told.report for told in runs]) if several else (),
+        shared=shared([run.report for run in runs]) if several else (),
         top=_TOP,
         version=__version__,
         report_version=REPORT_VERSION,
@@ -87,7 +89,7 @@ def page_of(runs: Sequence[Told]) -> str:
 def template() -> jinja2.Template:
     """The page with all that it is made of, compiled when it is first asked for: that takes longer than to write a
     short report."""
-    made = environment(assets_of(__package__), charts=charts)
+    jinja = environment(assets_of(__package__), charts=charts)
     for name in TEMPLATES:
-        page = made.get_template(name)
+        page = jinja.get_template(name)
     return page

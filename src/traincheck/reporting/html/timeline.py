@@ -18,7 +18,7 @@ LANES = 40
 class Lane:
     """A finding on the axis; `place` is its number among the findings, from 1."""
 
-    place: int
+    number: int
     finding: Finding
     left: float
     width: float
@@ -50,18 +50,18 @@ def timeline(findings: Sequence[Finding], steps: int) -> Timeline:
         return round(100 * max(step, 0) / last, 3)
 
     lanes = tuple(
-        Lane(place, finding, left(finding.step), round(max(left(finding.last_step) - left(finding.step), 0), 3))
-        for place, finding in enumerate(findings[:LANES], 1)
+        Lane(number, finding, left(finding.step), round(max(left(finding.last_step) - left(finding.step), 0), 3))
+        for number, finding in enumerate(findings[:LANES], 1)
     )
-    ticks = tuple(Tick(step, left(step)) for step in range(0, last + 1, _apart(last)))
+    ticks = tuple(Tick(step, left(step)) for step in range(0, last + 1, _tick_distance(last)))
     return Timeline(last, lanes, ticks, max(len(findings) - LANES, 0))
 
 
-def _apart(last: int) -> int:
+def _tick_distance(last: int) -> int:
     """The smallest of 1, 2, 5, 10, 20, 50 ... that gives no more than `TICKS` ticks after the first."""
     power = 1
     while True:
-        for apart in (power, 2 * power, 5 * power):
-            if last <= apart * TICKS:
-                return apart
+        for distance in (power, 2 * power, 5 * power):
+            if last <= distance * TICKS:
+                return distance
         power *= 10

@@ -81,7 +81,7 @@ class Otlp:
         return observe
 
 
-_WHY = re.compile(r"\[Errno -?\d+\] ([\w ]+)|(code: \d+)")
+_REASON = re.compile(r"\[Errno -?\d+\] ([\w ]+)|(code: \d+)")
 """What of a message is told: the rest may repeat the address, which may hold a secret."""
 
 
@@ -92,12 +92,12 @@ class _Complaints(logging.Handler):
         super().__init__(logging.WARNING)
         self._where = where
         self._tell = tell
-        self._told = False
+        self._reported = False
 
     def emit(self, record: logging.LogRecord) -> None:
         """Tell the first one."""
-        if not self._told:
-            self._told = True
-            why = _WHY.search(record.getMessage())
-            reason = next((part for part in why.groups() if part), "") if why else "no answer"
+        if not self._reported:
+            self._reported = True
+            match = _REASON.search(record.getMessage())
+            reason = next((part for part in match.groups() if part), "") if match else "no answer"
             self._tell(f"metrics could not be sent to {self._where} ({reason}); it is tried again")

@@ -22,8 +22,8 @@ PATIENCE = 10.0
 
 def is_loopback(host: str) -> bool:
     """Whether only this host can reach what is served at `host`. Raises OSError for a name that nobody knows."""
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return all(ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
+    addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return all(ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in addresses)
 
 
 class Prometheus:
@@ -46,8 +46,8 @@ class Prometheus:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         kind = type("Server", (_Server,), {"address_family": family})
         self._server: _Server = kind(address[:2], handler)
-        told = f"[{host}]" if ":" in host else host
-        self.address = f"http://{told}:{self._server.server_address[1]}/metrics"
+        named_host = f"[{host}]" if ":" in host else host
+        self.address = f"http://{named_host}:{self._server.server_address[1]}/metrics"
         self._thread = threading.Thread(target=self._server.serve_forever, name="traincheck-metrics", daemon=True)
         self._thread.start()
 

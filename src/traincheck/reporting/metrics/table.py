@@ -25,15 +25,15 @@ class Metric:
     unit: str = "1"
 
 
-def _one(number: float | None) -> list[Sample]:
+def _sample_of(number: float | None) -> list[Sample]:
     return [] if number is None else [({}, float(number))]
 
 
 def _by_rank(number: str) -> Callable[[RunStatus], list[Sample]]:
     def samples(status: RunStatus) -> list[Sample]:
         # Of two processes of one rank (two programs in one run) the later one is told: a series has one number.
-        found = {rank.rank: getattr(rank, number) for rank in status.ranks}
-        return [({"rank": str(rank)}, float(value)) for rank, value in found.items() if value is not None]
+        by_rank = {rank.rank: getattr(rank, number) for rank in status.ranks}
+        return [({"rank": str(rank)}, float(value)) for rank, value in by_rank.items() if value is not None]
 
     return samples
 
@@ -46,8 +46,8 @@ METRICS = (
         _by_rank("steps_per_second"),
         ("rank",),
     ),
-    Metric("traincheck_rules", "Rules that are checked on this run.", lambda status: _one(status.rules)),
-    Metric("traincheck_rules_checked", "Rules that have come up so far.", lambda status: _one(status.checked)),
+    Metric("traincheck_rules", "Rules that are checked on this run.", lambda status: _sample_of(status.rules)),
+    Metric("traincheck_rules_checked", "Rules that have come up so far.", lambda status: _sample_of(status.checked)),
     Metric(
         "traincheck_findings",
         "Findings so far, by severity.",
@@ -74,5 +74,7 @@ METRICS = (
         ("rank",),
         unit="s",
     ),
-    Metric("traincheck_run_over", "1 when the run is over, 0 while it goes on.", lambda status: _one(status.over)),
+    Metric(
+        "traincheck_run_over", "1 when the run is over, 0 while it goes on.", lambda status: _sample_of(status.over)
+    ),
 )

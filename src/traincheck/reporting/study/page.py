@@ -26,7 +26,7 @@ TITLES = {
     "step": ("2", "One optimizer step, then parameters are copied"),
     "period": ("3", "A period of training, nothing copied"),
 }
-TOLD = {
+MEANINGS = {
     "submodule": "After each submodule, in the forward and the backward, the suspect worker goes on with the trusted "
     "one's result. So errors do not add up: each is of the submodule that it is told of.",
     "step": "Errors add up within one step, and their noise stands beside the signal of the gradients.",
@@ -51,7 +51,7 @@ class Part:
     name: str
     number: str
     title: str
-    told: str
+    meaning: str
     data: Mapping[str, Any]
     of_ranks: bool
     modules: Sequence[Mapping[str, Any]]
@@ -60,21 +60,21 @@ class Part:
     plots: Sequence[Plot]
 
 
-def render_study(found: Mapping[str, Any], differs: bool, path: PathLike) -> None:
+def render_study(study: Mapping[str, Any], differs: bool, path: PathLike) -> None:
     """Writes the page of what a study has found, whole or not at all. Raises OutputError."""
-    write_whole(path, study_page(found, differs).encode("utf-8", "backslashreplace"))
+    write_whole(path, study_page(study, differs).encode("utf-8", "backslashreplace"))
 
 
-def study_page(found: Mapping[str, Any], differs: bool) -> str:
+def study_page(study: Mapping[str, Any], differs: bool) -> str:
     """One HTML document that loads nothing. All text of the study is escaped, and only our own style and script run."""
     own = assets_of(__package__)
     style, script = assets_of(html.__name__)("report.css") + own("study.css"), own("study.js")
-    parts = [part(name, level) for name, level in found["levels"].items()]
+    parts = [part(name, level) for name, level in study["levels"].items()]
     return template().render(
-        found=found,
+        study=study,
         differs=differs,
         parts=parts,
-        places=places(found["levels"].get("submodule")),
+        places=places(study["levels"].get("submodule")),
         version=__version__,
         policy=policy(style, script),
         style=style,
@@ -91,50 +91,51 @@ def template() -> jinja2.Template:
 def places(level: Mapping[str, Any] | None) -> list[str]:
     """Where errors came in, as the first level tells: kinds of submodules, with their directions."""
     rows = level["by_kind"] if level is not None else ()
-    found: dict[str, list[str]] = {}
-    for one in rows:
-        if one["different"]:
-            found.setdefault(one["kind"], []).append(one["direction"])
-    return [f"{kind} ({', '.join(ways)})" for kind, ways in found.items()]
+    directions: dict[str, list[str]] = {}
+    for row in rows:
+        if row["different"]:
+            directions.setdefault(row["kind"], []).append(row["direction"])
+    return [f"{kind} ({', '.join(ways)})" for kind, ways in directions.items()]
 
 
 def part(name: str, level: Mapping[str, Any]) -> Part:
     """A level in the form in which it is shown."""
-    odd = [one for one in level["by_module"] if one["different"]]
-    odd.sort(key=lambda one: -one["different"])
+    modules = [module for module in level["by_module"] if module["different"]]
+    modules.sort(key=lambda module: -module["different"])
     ranks = level.get("by_rank", ())
     return Part(
         name=name,
         number=TITLES[name][0],
         title=TITLES[name][1],
-        told=TOLD[name],
+        meaning=MEANINGS[name],
         data=level,
         of_ranks=bool(ranks),
-        modules=odd[:MOST_MODULES],
-        beyond=max(len(odd) - MOST_MODULES, 0),
-        ranks=[_rank(one) for one in ranks],
+        modules=modules[:MOST_MODULES],
+        beyond=max(len(modules) - MOST_MODULES, 0),
+        ranks=[_rank(rank) for rank in ranks],
         plots=_PLOTS[name](level["series"]),
     )
 
 
 def _rank(level: Mapping[str, Any]) -> RankRow:
-    elements, different = (sum(one[name] for one in level["by_kind"]) for name in ("elements", "different"))
-    return RankRow(level["rank"], elements, different, next(filter(None, map(_apart, level["series"])), None))
+    elements, different = (sum(row[name] for row in level["by_kind"]) for name in ("elements", "different"))
+    first = next(filter(None, map(_step_of_difference, level["series"])), None)
+    return RankRow(level["rank"], elements, different, first)
 
 
-def _apart(one: Mapping[str, Any]) -> int | None:
-    """The step of a row in which anything differs, None for another."""
-    shares = any(one.get(way, 0) != 0 for way in DIRECTIONS)
-    losses = one["loss"] != one["suspect_loss"] or one.get("relative_distance", 0) != 0
-    return one["step"] if shares or losses else None
+def _step_of_difference(row: Mapping[str, Any]) -> int | None:
+    """The step of a row in which anything differs, None for other rows."""
+    shares = any(row.get(way, 0) != 0 for way in DIRECTIONS)
+    losses = row["loss"] != row["suspect_loss"] or row.get("relative_distance", 0) != 0
+    return row["step"] if shares or losses else None
 
 
 Series = Sequence[Mapping[str, Any]]
 
 
 def _of_submodules(series: Series) -> list[Plot]:
-    ways = [way for way in DIRECTIONS if any(way in one for one in series)]
-    lines = [(way, 2 + DIRECTIONS.index(way), [one.get(way, 0.0) for one in series]) for way in ways]
+    ways = [way for way in DIRECTIONS if any(way in row for row in series)]
+    lines = [(way, 2 + DIRECTIONS.index(way), [row.get(way, 0.0) for row in series]) for way in ways]
     return [plot("Share of elements that differ", _steps(series), lines, logarithmic=True)] if series and ways else []
 
 
@@ -142,8 +143,8 @@ def _of_steps(series: Series) -> list[Plot]:
     if not series:
         return []
     lines = [
-        ("all gradients", 1, [one["noise_to_signal"] for one in series]),
-        ("the loudest gradient", 4, [one["worst_noise_to_signal"] for one in series]),
+        ("all gradients", 1, [row["noise_to_signal"] for row in series]),
+        ("the loudest gradient", 4, [row["worst_noise_to_signal"] for row in series]),
     ]
     return [plot("Noise to signal of the gradients", _steps(series), lines, logarithmic=True), *_losses(series)]
 
@@ -152,7 +153,7 @@ def _of_period(series: Series) -> list[Plot]:
     if not series:
         return []
     steps = _steps(series)
-    relative = [("distance", 1, [one["relative_distance"] for one in series])]
+    relative = [("distance", 1, [row["relative_distance"] for row in series])]
     title = "Distance of the parameters, relative to their norm"
     return [*_losses(series), plot(title, steps, relative, logarithmic=True)]
 
@@ -160,22 +161,22 @@ def _of_period(series: Series) -> list[Plot]:
 def _losses(series: Series) -> list[Plot]:
     steps = _steps(series)
     both = [
-        ("trusted", 0, [one["loss"] for one in series]),
-        ("suspect", 1, [one["suspect_loss"] for one in series]),
+        ("trusted", 0, [row["loss"] for row in series]),
+        ("suspect", 1, [row["suspect_loss"] for row in series]),
     ]
-    apart = [("suspect - trusted", 1, [_difference(one["suspect_loss"], one["loss"]) for one in series])]
+    differences = [("suspect - trusted", 1, [_difference(row["suspect_loss"], row["loss"]) for row in series])]
     return [
         plot("Loss", steps, both),
-        plot("Difference of the losses", steps, apart),
+        plot("Difference of the losses", steps, differences),
     ]
 
 
-def _difference(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one - other
+def _difference(value: float | None, other: float | None) -> float | None:
+    return None if value is None or other is None else value - other
 
 
 def _steps(series: Series) -> list[int]:
-    return [one["step"] for one in series]
+    return [row["step"] for row in series]
 
 
 _PLOTS = {"submodule": _of_submodules, "step": _of_steps, "period": _of_period}

@@ -76,17 +76,21 @@ def plot(title: str, steps: Sequence[int], lines: Sequence[tuple[str, int, Value
 
     On a logarithmic axis zeros lie below it, beside a 0; there are to be no negative numbers then.
     """
-    kept = _kept(len(steps), [values for _, _, values in lines])
-    own_steps = [steps[place] for place in kept]
-    thin = [(name, tone, [values[place] for place in kept]) for name, tone, values in lines]
+    indices = _kept(len(steps), [values for _, _, values in lines])
+    own_steps = [steps[index] for index in indices]
+    thin = [(name, tone, [values[index] for index in indices]) for name, tone, values in lines]
     finite = [value for _, _, values in thin for value in values if value is not None]
     axis, ticks = _logarithmic(finite) if logarithmic else _linear(finite)
     first, last = (steps[0], steps[-1]) if steps else (0, 0)
-    places = [round(LEFT + (RIGHT - LEFT) * (step - first) / max(last - first, 1), 2) for step in own_steps]
-    drawn = tuple(_line(name, tone, values, places, axis) for name, tone, values in thin)
-    points = {"at": places, "steps": own_steps, "lines": [{"name": name, "values": values} for name, _, values in thin]}
+    positions = [round(LEFT + (RIGHT - LEFT) * (step - first) / max(last - first, 1), 2) for step in own_steps]
+    drawn = tuple(_line(name, tone, values, positions, axis) for name, tone, values in thin)
+    points = {
+        "at": positions,
+        "steps": own_steps,
+        "lines": [{"name": name, "values": values} for name, _, values in thin],
+    }
     words = f"{title}, steps {first:,} to {last:,}: {'; '.join(_in_words(name, values) for name, _, values in lines)}"
-    lost = sum(any(values[place] is None for _, _, values in lines) for place in range(len(steps)))
+    lost = sum(any(values[index] is None for _, _, values in lines) for index in range(len(steps)))
     return Plot(title, words, drawn, ticks, first, last, lost, json.dumps(points))
 
 
@@ -108,26 +112,26 @@ def _kept(count: int, lines: Sequence[Values]) -> list[int]:
         return list(range(count))
     kept = {0, count - 1}
     for part in range(MOST_POINTS):
-        places = range(part * count // MOST_POINTS, (part + 1) * count // MOST_POINTS)
+        indices = range(part * count // MOST_POINTS, (part + 1) * count // MOST_POINTS)
         for values in lines:
-            finite = [(value, place) for place in places if (value := values[place]) is not None]
+            finite = [(value, index) for index in indices if (value := values[index]) is not None]
             if finite:
                 kept |= {min(finite)[1], max(finite)[1]}
-            kept.update([place for place in places if values[place] is None][:1])
+            kept.update([index for index in indices if values[index] is None][:1])
     return sorted(kept)
 
 
-def _line(name: str, tone: int, values: Values, places: Sequence[float], axis: _Axis) -> Line:
+def _line(name: str, tone: int, values: Values, positions: Sequence[float], axis: _Axis) -> Line:
     path, dots, joined = [], [], False
-    for place, value in zip(places, values, strict=True):
+    for position, value in zip(positions, values, strict=True):
         if value is None:
             joined = False
             continue
-        at = f"{place} {axis.at(value)}"
+        at = f"{position} {axis.at(value)}"
         path.append(f"{'L' if joined else 'M'}{at}")
         dots.append(f"M{at}h0")
         joined = True
-    lost = tuple(place for place, value in zip(places, values, strict=True) if value is None)
+    lost = tuple(position for position, value in zip(positions, values, strict=True) if value is None)
     return Line(name, tone, "".join(path), "".join(dots), lost)
 
 
@@ -139,22 +143,22 @@ def _linear(values: Sequence[float]) -> tuple[_Axis, tuple[Tick, ...]]:
         room = abs(high) / 10 or 1.0
         low, high = low - room, high + room
     axis = _Axis(low, high, logarithmic=False)
-    apart = _apart(high - low)
-    if not (apart > 0 and math.isfinite(low / apart)):
+    distance = _tick_distance(high - low)
+    if not (distance > 0 and math.isfinite(low / distance)):
         return axis, ()
-    first = math.ceil(low / apart)
-    digits = max(0, -math.floor(math.log10(apart) + 1e-9))
-    numbers = [place * apart for place in range(first, first + TICKS + 1) if place * apart <= high]
-    few = apart >= 1e-4 and max(abs(low), abs(high)) < 1e6
-    told = [(f"{value:.{digits}f}" if few else f"{value:.3g}") if value else "0" for value in numbers]
-    return axis, tuple(Tick(label, axis.at(value)) for label, value in zip(told, numbers, strict=True))
+    first = math.ceil(low / distance)
+    digits = max(0, -math.floor(math.log10(distance) + 1e-9))
+    numbers = [multiple * distance for multiple in range(first, first + TICKS + 1) if multiple * distance <= high]
+    few = distance >= 1e-4 and max(abs(low), abs(high)) < 1e6
+    labels = [(f"{value:.{digits}f}" if few else f"{value:.3g}") if value else "0" for value in numbers]
+    return axis, tuple(Tick(label, axis.at(value)) for label, value in zip(labels, numbers, strict=True))
 
 
-def _apart(span: float) -> float:
+def _tick_distance(span: float) -> float:
     """The smallest of 1, 2 and 5 times a power of ten of which `TICKS` make the span."""
     least = span / TICKS
     power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 0.0
-    return next((power * one for one in (1, 2, 5) if power * one >= least), power * 10)
+    return next((power * factor for factor in (1, 2, 5) if power * factor >= least), power * 10)
 
 
 def _logarithmic(values: Sequence[float]) -> tuple[_Axis, tuple[Tick, ...]]:

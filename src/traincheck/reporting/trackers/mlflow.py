@@ -33,9 +33,9 @@ class MLflow:
 
     name = "mlflow"
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, experiment: str) -> None:
         needs(self.name, "mlflow")
-        self._place = place
+        self._experiment_name = experiment
         self._shown = 0
         self._step = 0
 
@@ -47,18 +47,18 @@ class MLflow:
         self._own = not self._id
         if self._own:
             tags = {f"{FOLDER}.{name}": value[:LONGEST] for name, value in run.items() if value}
-            made = self._client.create_run(self._experiment(), run_name=name_of(run), tags=tags)
-            self._id = made.info.run_id
-        found = self._client.get_run(self._id)
-        return f"MLflow run {self._id} ({found.info.run_name}) of experiment {found.info.experiment_id}"
+            created = self._client.create_run(self._experiment(), run_name=name_of(run), tags=tags)
+            self._id = created.info.run_id
+        run_record = self._client.get_run(self._id)
+        return f"MLflow run {self._id} ({run_record.info.run_name}) of experiment {run_record.info.experiment_id}"
 
     def _experiment(self) -> str:
         """Its id; an experiment that is not there yet is made."""
-        name = self._place or os.environ.get("MLFLOW_EXPERIMENT_NAME", "")
+        name = self._experiment_name or os.environ.get("MLFLOW_EXPERIMENT_NAME", "")
         if not name:
             return os.environ.get("MLFLOW_EXPERIMENT_ID") or "0"
-        known = self._client.get_experiment_by_name(name)
-        return str(known.experiment_id if known else self._client.create_experiment(name))
+        existing = self._client.get_experiment_by_name(name)
+        return str(existing.experiment_id if existing else self._client.create_experiment(name))
 
     def show(self, finding: Finding) -> None:
         self._shown += 1
@@ -82,9 +82,9 @@ class MLflow:
             failed = report is not None and report.verdict == "errors"
             self._client.set_terminated(self._id, "FAILED" if failed else "FINISHED")
 
-    def _log(self, told: Mapping[str, float]) -> None:
+    def _log(self, numbers: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        metrics: list[Any] = [Metric(name, number, now, self._step) for name, number in told.items()]
+        metrics: list[Any] = [Metric(name, number, now, self._step) for name, number in numbers.items()]
         self._client.log_batch(self._id, metrics=metrics)

@@ -26,17 +26,17 @@ class TensorBoard:
 
     name = "tensorboard"
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, folder: str) -> None:
         needs(self.name, "tensorboard")
-        if place:
-            may_write(Path(place) / "events")
-        self._place = place
+        if folder:
+            may_write(Path(folder) / "events")
+        self._folder = folder
         self._step = 0
 
     def open(self, run: Mapping[str, str]) -> str:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        folder = Path(self._place) if self._place else Path(run["folder"]) / FOLDER
+        folder = Path(self._folder) if self._folder else Path(run["folder"]) / FOLDER
         self._writer = EventFileWriter(str(folder), filename_suffix=".traincheck")
         return f"tensorboard --logdir {folder}"
 
@@ -56,10 +56,12 @@ class TensorBoard:
             self._text("report", markdown_of(report), self._step)
         self._writer.close()
 
-    def _scalars(self, told: Mapping[str, float]) -> None:
+    def _scalars(self, values: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        self._add(Summary(value=[Summary.Value(tag=tag, simple_value=one) for tag, one in told.items()]), self._step)
+        self._add(
+            Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]), self._step
+        )
         self._writer.flush()
 
     def _text(self, tag: str, text: str, step: int) -> None:
@@ -70,9 +72,9 @@ class TensorBoard:
         from tensorboard.plugins.text.metadata import create_summary_metadata
 
         shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
-        told = TensorProto(dtype=DT_STRING, string_val=[text.encode("utf-8", "backslashreplace")], tensor_shape=shape)
+        tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode("utf-8", "backslashreplace")], tensor_shape=shape)
         metadata = create_summary_metadata(display_name="", description="")
-        self._add(Summary(value=[Summary.Value(tag=PREFIX + tag, metadata=metadata, tensor=told)]), step)
+        self._add(Summary(value=[Summary.Value(tag=PREFIX + tag, metadata=metadata, tensor=tensor)]), step)
 
     def _add(self, summary: Any, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event

@@ -54,7 +54,7 @@ def needs(name: str, package: str) -> None:
 
 def curves(status: RunStatus) -> dict[str, float]:
     """Name and number of each curve, as far as it is known."""
-    told = {
+    values = {
         "errors": status.errors,
         "notices": status.notices,
         "rules_checked": status.checked,
@@ -62,18 +62,18 @@ def curves(status: RunStatus) -> dict[str, float]:
         "steps_per_second": status.steps_per_second,
         "cost": status.cost,
     }
-    return {PREFIX + name: float(number) for name, number in told.items() if number is not None}
+    return {PREFIX + name: float(number) for name, number in values.items() if number is not None}
 
 
 def last_numbers(report: Report) -> dict[str, float]:
     """What is known at the end only."""
     counts = report.counts
-    told = {"errors": counts.errors, "notices": counts.notices, "steps": counts.steps, "rules_held": counts.passed}
-    found = {PREFIX + name: float(number) for name, number in told.items()}
+    values = {"errors": counts.errors, "notices": counts.notices, "steps": counts.steps, "rules_held": counts.passed}
+    curves = {PREFIX + name: float(number) for name, number in values.items()}
     if report.cost is not None:
-        found[PREFIX + "steps_watched"] = float(report.cost.watched)
-        found[PREFIX + "cost"] = report.cost.share(sum(report.cost.sources.values()))
-    return found
+        curves[PREFIX + "steps_watched"] = float(report.cost.watched)
+        curves[PREFIX + "cost"] = report.cost.share(sum(report.cost.sources.values()))
+    return curves
 
 
 def name_of(run: Mapping[str, str]) -> str:

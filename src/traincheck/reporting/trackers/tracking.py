@@ -51,16 +51,16 @@ class Tracking:
     `finish` which files hold the report.
     """
 
-    def __init__(self, name: str, target: str, place: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, name: str, target: str, target_place: str, notify: Callable[[str], None]) -> None:
         self.name = name
-        self._tell = tell
-        self._words = [sys.executable, "-c", _CODE, target, place]
+        self._notify = notify
+        self._words = [sys.executable, "-c", _CODE, target, target_place]
         self._waiting: deque[Message] = deque()
         self._news = threading.Condition()
-        self._told = False
+        self._failed = False
         self._files: tuple[str, ...] = ()
-        self._due = 0.0
-        self._found: object = None
+        self._next_point = 0.0
+        self._last_counts: object = None
         self._ends: float | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
@@ -86,9 +86,9 @@ class Tracking:
         """Tell what is new."""
         for finding in findings:
             self._put(Message(SHOW, finding=finding))
-        found, now = (status.errors, status.notices, status.over), time.monotonic()
-        if status.ranks and (found != self._found or now >= self._due):
-            self._found, self._due = found, now + EVERY
+        counts, now = (status.errors, status.notices, status.over), time.monotonic()
+        if status.ranks and (counts != self._last_counts or now >= self._next_point):
+            self._last_counts, self._next_point = counts, now + EVERY
             self._put(Message(MEASURE, status=status))
 
     def finish(self, files: Sequence[Path]) -> None:
@@ -104,23 +104,23 @@ class Tracking:
         self._put(Message(CLOSE, files=self._files))
         self._thread.join(min(PATIENCE, AT_THE_END))
         if self._thread.is_alive():
-            self._tell(f"waiting for {self.name} to take the report, {AT_THE_END:.0f} s at most")
+            self._notify(f"waiting for {self.name} to take the report, {AT_THE_END:.0f} s at most")
             self._thread.join(AT_THE_END - PATIENCE + 1)
         self._end()
 
     def _put(self, message: Message) -> None:
         with self._news:
             if message.kind == MEASURE:  # only the last numbers matter
-                for older in [one for one in self._waiting if one.kind == MEASURE]:
+                for older in [message for message in self._waiting if message.kind == MEASURE]:
                     self._waiting.remove(older)
             if len(self._waiting) < MOST_WAITING or message.kind == CLOSE:
                 self._waiting.append(message)
                 self._news.notify()
 
-    def _trouble(self, why: str) -> None:
-        if not self._told:
-            self._told = True
-            self._tell(f"--track {self.name}: {why} (told once; the run is not concerned)")
+    def _trouble(self, reason: str) -> None:
+        if not self._failed:
+            self._failed = True
+            self._notify(f"--track {self.name}: {reason} (told once; the run is not concerned)")
 
     # -- on the thread ---------------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class Tracking:
                     self._news.wait()
                 message = self._waiting.popleft()
             try:
-                answer = self._asked(message)
+                answer = self._answer_to(message)
             except (OSError, ValueError, msgspec.MsgspecError) as error:  # it has ended, or says what is no answer
                 self._trouble(str(error))
                 self._end()
@@ -139,14 +139,14 @@ class Tracking:
             if answer.trouble:
                 self._trouble(answer.trouble)
             if answer.where:
-                self._tell(f"tracked by {self.name}: {answer.where}")
+                self._notify(f"tracked by {self.name}: {answer.where}")
             if message.kind == OPEN and answer.trouble:
                 self._end()
                 return
             if message.kind == CLOSE:
                 return
 
-    def _asked(self, message: Message) -> Answer:
+    def _answer_to(self, message: Message) -> Answer:
         """What the tracker answers. Raises OSError where it does not."""
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
@@ -174,7 +174,7 @@ class Tracking:
             if process.stdin is not None:
                 process.stdin.close()
         try:
-            process.wait(0 if self._told else 5.0)
+            process.wait(0 if self._failed else 5.0)
         except subprocess.TimeoutExpired:
             with suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -33,18 +33,18 @@ class WeightsAndBiases:
 
     name = "wandb"
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, project: str) -> None:
         needs(self.name, "wandb")
-        if place.count("/") > 1:
+        if project.count("/") > 1:
             raise ValueError("wandb=PROJECT or wandb=ENTITY/PROJECT")
-        self._place = place
+        self._project = project
         self._findings: list[list[Any]] = []
         self._step = 0
 
     def open(self, run: Mapping[str, str]) -> str:
         import wandb
 
-        entity, _, project = self._place.rpartition("/")
+        entity, _, project = self._project.rpartition("/")
         theirs = os.environ.pop("WANDB_RUN_ID", "")  # of the program: it must not decide over ours
         shared = bool(theirs) and os.environ.get("WANDB_MODE") == "shared"
         # Nothing is told of the machine, of the code and of what else the process prints, unless it is asked for.

@@ -31,11 +31,11 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # libraries print, and what they print is no answer
     os.environ.update(NO_TELEMETRY)
-    target, place = sys.argv[1:]
-    serve(target, place, sys.stdin.buffer, answers.write)
+    target, target_place = sys.argv[1:]
+    serve(target, target_place, sys.stdin.buffer, answers.write)
 
 
-def serve(target: str, place: str, lines: Iterable[bytes], answer: Callable[[bytes], object]) -> None:
+def serve(target: str, target_place: str, lines: Iterable[bytes], answer: Callable[[bytes], object]) -> None:
     """Hand each message to the tracker, and answer it. A run whose command was killed is closed without a report; one
     that could not be opened is not closed."""
     tracker: Any = None
@@ -45,23 +45,23 @@ def serve(target: str, place: str, lines: Iterable[bytes], answer: Callable[[byt
             message = msgspec.json.decode(line, type=Message)
             if message.kind == OPEN:
                 module, _, name = target.partition(":")
-                made = getattr(importlib.import_module(module), name)(place)
-                where = made.open(message.run)
-                tracker = made  # one that was not opened is not closed
+                opened = getattr(importlib.import_module(module), name)(target_place)
+                where = opened.open(message.run)
+                tracker = opened  # one that was not opened is not closed
             else:
                 where = ""
-                _tell(tracker, message)
+                _forward(tracker, message)
                 closed = closed or message.kind == CLOSE
-            told = Answer(where=plain(str(where)))
+            reply = Answer(where=plain(str(where)))
         except Exception as error:  # the library's, whatever it is
-            told = Answer(trouble=_in_words(error))
-        answer(msgspec.json.encode(told) + b"\n")
+            reply = Answer(trouble=_in_words(error))
+        answer(msgspec.json.encode(reply) + b"\n")
     if tracker is not None and not closed:
         with suppress(Exception):
             tracker.close(None, ())
 
 
-def _tell(tracker: Any, message: Message) -> None:
+def _forward(tracker: Any, message: Message) -> None:
     if message.kind == SHOW:
         tracker.show(message.finding)
     elif message.kind == MEASURE:
@@ -73,8 +73,8 @@ def _tell(tracker: Any, message: Message) -> None:
 
 
 def _in_words(error: Exception) -> str:
-    told = plain(" ".join(str(error).split()))
-    return told if isinstance(error, TrainCheckError) else f"{type(error).__name__}: {told}"[:LONGEST]
+    text = plain(" ".join(str(error).split()))
+    return text if isinstance(error, TrainCheckError) else f"{type(error).__name__}: {text}"[:LONGEST]
 
 
 if __name__ == "__main__":
