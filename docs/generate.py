@@ -364,7 +364,7 @@ def python() -> Iterator[str]:
     yield (
         "These names come with `import traincheck`, which does not import torch. If you can change the launch command, "
         "`traincheck run` does the same without a line of code. Use `traincheck.testing` to "
-        "[test your extensions](../extend/relations.md#test-your-relation). All other modules are private.\n\n"
+        "[test your extensions](../extend/relations.md#testing-it). All other modules are private.\n\n"
     )
     for name in traincheck.__all__:
         thing = getattr(traincheck, name)
