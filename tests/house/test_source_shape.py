@@ -73,7 +73,7 @@ def test_torch_is_pinned_in_one_place() -> None:
         *ROOT.glob("*.md"),
     ]
     for path in elsewhere:
-        assert not re.search(r"torch\s*==", path.read_text(encoding="utf-8")), f"{told(path)} pins torch, too"
+        assert not re.search(r"torch\s*==\s*\d", path.read_text(encoding="utf-8")), f"{told(path)} pins torch, too"
 
 
 def test_requirements_are_not_pinned() -> None:
