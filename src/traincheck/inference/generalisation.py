@@ -7,7 +7,7 @@ rule learned with Adadelta then applies to AdamW. If it does not hold in general
 autocast, a module in general does not), the most general level at which it holds remains. A specific rule is also left
 out if its condition is weaker only because nothing that requires a stronger one was ever seen of its class. For that,
 the general rule has to apply on every occasion that supported the specific one. A call inside another has several names
-as well. That `fit` calls an `SGD.step` says more than that it calls an `Optimizer.step`, but other programs share the
+as well. A call of `SGD.step` inside `fit` says more than one of `Optimizer.step`, but other programs share the
 latter.
 
 Note [Scope]

@@ -179,7 +179,7 @@ def possible(before: str) -> tuple[str, ...]:
 
 
 UNKNOWN = (LookupError, ValueError, TypeError)
-"""What a relation raises for a subject or property that it does not know, from a newer version or an edited book."""
+"""Errors of a relation for an unknown subject or property, from a newer version or an edited book."""
 
 
 def needed(relation: Any, subject: Subject, prop: Property) -> Demand:

@@ -125,7 +125,7 @@ def _is_small(name: str, calls: Sequence[Call]) -> bool:
 
 
 def _values_of(call: Call) -> Iterator[tuple[str, Hashable]]:
-    # Of a text or a None it is a matter of meaning whether it should be the same; numbers and flags can be compared.
+    # Numbers and flags can be compared. Whether a text or None should be the same depends on its meaning.
     for name, value in call.args:
         if isinstance(value, (bool, int, float)) and not is_mode(name, call):
             yield VALUE + name, value
@@ -139,7 +139,7 @@ def _values_of(call: Call) -> Iterator[tuple[str, Hashable]]:
             yield from (pair for pair in of_call if not (to_fill and pair[0].startswith(DATA)))
     if results:
         # A batch is one thing: its labels alone may well be equal by chance.
-        # What each rank gets as a part of its own is equal by chance only.
+        # Each rank gets a part of its own, and such parts are equal by chance only.
         dealt = call.name in DEALS
         yield from (pair for pair in _of_tensors(RESULT, results) if not (dealt and pair[0].startswith(DATA)))
 
@@ -188,7 +188,7 @@ def common(calls: Iterable[Call], stage: str) -> Facts:
 
 
 def data_needed(prop: Property) -> ValueKind:
-    """What sources must read of the calls to judge a property of `compare`."""
+    """The values that sources must read of the calls to judge a property of `compare`."""
     aspect = _aspect_of(prop.object)
     return ARGUMENTS if aspect == VALUE else CONTENTS if aspect == DATA else TENSORS
 
@@ -199,12 +199,12 @@ def value_in_call(call: Call, name: str) -> Hashable:
 
 
 def phrase_for(prop: Property) -> str:
-    """What the calls share, or have each for themselves: `the same dtype of input`."""
+    """The shared or individual quality of the calls: `the same dtype of input`."""
     return f"the same {compared_phrase(prop)}" if prop.detail == EQUAL else f"each another {compared_phrase(prop)}"
 
 
 def compared_phrase(prop: Property) -> str:
-    """What is compared, in words: `dtype of input`."""
+    """The compared quality in words: `dtype of input`."""
     phrase = prop.object if prop.object != SHAPE + RESULT else "sizes of the result"
     phrase = phrase.replace(DATA, "contents of ").replace(f"of {RESULT}", "of the result")
     return phrase.replace(VALUE, "value of ").replace(STORAGE, "memory of ")

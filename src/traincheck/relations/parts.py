@@ -143,7 +143,7 @@ def outermost(call: Call, window: Window) -> bool:
 
 
 def named(reading: Reading) -> str:
-    """What a reading measures, as subjects write it: `hyperparameter.lr`."""
+    """The quantity of a reading, as subjects write it: `hyperparameter.lr`."""
     return f"{reading.kind}.{reading.attribute}"
 
 

@@ -13,7 +13,7 @@ RANKS = "ranks"
 
 
 class Subject(NamedTuple):
-    """What a rule is about: an API at one level, with the grain of its occasions.
+    """The API that a rule is about, at one level, with the grain of its occasions.
 
     The grain is `call`, or the attribute of the variables around the call, such as `parameter.grad`. Relations add
     further grains.

@@ -55,7 +55,7 @@ def judge_arguments(call: Call, api: str) -> tuple[Judged, ...]:
 
 
 def argument_data_needed(prop: Property) -> set[ValueKind]:
-    """What sources must read of the calls to judge a property of `judge_arguments`."""
+    """The values that sources must read of the calls to judge a property of `judge_arguments`."""
     if prop == SCALED:
         return {SCALE}
     if prop.verb == ARGUMENT_SIZE:

@@ -5,7 +5,7 @@ Calls of one API are paired by their number within the step, never by clocks.
 Note [Which calls ranks make together]
 All ranks of a group make a collective, so collectives are compared group by group. Functions of the project are
 compared as well: rules show which of them all ranks call alike. Other calls that drive training (the first rank writes
-a checkpoint, a pipeline stage has a loss) may occur on one rank only. Of such calls only contents are compared, and
+a checkpoint, a pipeline stage has a loss) may occur on one rank only. For such calls, only contents are compared, and
 only if all ranks have them. messages.py pairs messages.
 
 Note [Purpose]
@@ -61,7 +61,7 @@ VERBS = frozenset((CALLS_ON_RANKS, MESSAGES))
 NONE: frozenset[Property] = frozenset()
 
 _SENT, _EXPECTED = "input_tensor_list", "output_tensor_list"
-"""What `all_to_all` calls the parts that go to each rank and those that come from each."""
+"""The arguments of `all_to_all` for the parts that go to each rank, and for those that come from each."""
 _SPLITS = ("len(input_split_sizes)", "len(output_split_sizes)")
 
 _Calls = Sequence[Sequence[Call]]

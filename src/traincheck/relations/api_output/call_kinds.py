@@ -69,7 +69,7 @@ CONSTANT = 1e-3
 no deviation to divide by. (A norm in place of a root mean square falls that low at a width of 1e6.)"""
 
 _VALUES_NEEDED: dict[str, tuple[ValueKind, ...]] = {NORMALISATION: (TENSORS, NUMBERS), NEXT: (TENSORS,)}
-"""What is read of the calls of a kind; of others, `ARGUMENTS` and `TENSORS`."""
+"""The values that sources read of the calls of a kind; for other kinds, `ARGUMENTS` and `TENSORS`."""
 
 
 class CallKinds:

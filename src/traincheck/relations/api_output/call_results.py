@@ -72,7 +72,7 @@ class Flow(NamedTuple):
         arguments: list[TensorSummary] = []
         for tensor in call.tensors:
             (results if is_result(tensor) else arguments).append(tensor)
-        # Of a loss with what it was computed from, the loss says least.
+        # If a call returns a loss and the tensors behind it, the loss says least.
         main = next((tensor for tensor in results if tensor.shape), results[0] if results else None)
         return cls(call, tuple(arguments), tuple(results), main)
 

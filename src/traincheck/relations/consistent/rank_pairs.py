@@ -28,7 +28,7 @@ def classes_of(windows: Sequence[Window]) -> Classes:
 
 
 def pairs_of(ranks: Sequence[int]) -> set[tuple[int, int]]:
-    """Each rank with each other. Of many ranks, each with the first and with the next: a rank that differs appears in
+    """Each rank with each other. With many ranks, each with the first and with the next: a rank that differs appears in
     three pairs."""
     if len(ranks) <= FEW:
         return set(combinations(ranks, 2))
@@ -43,7 +43,7 @@ class AgreedVariables:
         self._last: dict[int, frozenset[int]] = {}
 
     def pairs(self, classes: Classes) -> set[tuple[int, int]]:
-        """The first two ranks of each class. Of a class of the last step that was split, each rank with the next: only
+        """The first two ranks of each class. If a class of the last step was split, each rank with the next: only
         their own windows hold their values."""
         pairs = {(leader, min(ranks - {leader})) for leader, ranks in classes.items() if len(ranks) > 1}
         split_classes = {ranks for leader in classes if len(ranks := self._last.get(leader, frozenset())) > 1}

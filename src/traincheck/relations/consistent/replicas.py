@@ -2,7 +2,7 @@
 
 Fingerprints are compared in windows of the same step: the gradients and parameters that an update uses, the parameters
 that it leaves, and the gradients that a backward leaves. Readings that steer an update (learning rates, step counts)
-are compared, too. Of ranks that are known to be the same (`Window.shared`), one is compared for all. Buffers: see
+are compared, too. If ranks are known to be the same (`Window.shared`), one is compared for all. Buffers: see
 buffers.py.
 
 Note [Replicas and shards]

@@ -167,7 +167,7 @@ class EventContain:
     def needs(subject: Subject, prop: Property) -> Demand:
         if prop.verb == CONTAINS_CALL:
             return Demand.of_calls(subject.api, prop.object) | argument_demand(prop.object, prop.detail)
-        # What changes inside a block or a function changes in the calls that it makes.
+        # Changes inside a region or a function occur in the calls that it makes.
         around = (subject.api, *CHANGERS) if subject.grain == "call" else (subject.api,)
         state = SOME_STATE if prop.object == STATE else prop.object  # that something of it changes is all that is said
         return Demand.of_calls(subject.api) | Demand.of_changes(*((api, state) for api in around))
@@ -297,7 +297,7 @@ _ChangeShape = tuple[str, str, str, str, bool]
 
 
 def _shape_of(change: Change) -> _ChangeShape:
-    """What kind of change it is, whatever its variable. Of some hundred changes in a step, few differ."""
+    """The kind of a change, without its variable. Hundreds of changes in a step share few kinds."""
     return change.kind, change.attribute, change.before, change.after, change.changed
 
 

@@ -36,7 +36,7 @@ MAX_VARIABLES = 100_000
 
 
 _CLEARED, _FILLED, _ADDED_TO = 1, 2, 4
-"""What happened to a gradient since an update used it, as flags in one number, because there is one for each
+"""The history of a gradient since an update used it, as flags in one number, because there is one for each
 parameter."""
 
 _MAY_HOLD = ("this", "none")
