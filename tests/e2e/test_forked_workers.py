@@ -379,7 +379,7 @@ def test_batches_are_the_same_to_the_last_bit(arguments: dict[str, Any]) -> None
 
 
 def test_a_full_pipe_loses_messages_and_makes_nobody_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_workers.Workers, "_receive", lambda self: None)
+    monkeypatch.setattr(loader_workers.LoaderWorkers, "_receive", lambda self: None)
     with observing(DEMAND) as seen:
         count = 80_000 // loader_workers._MESSAGE.size  # more than the 65,536 bytes that a pipe holds
         assert sum(1 for _ in DataLoader(Noise(count), batch_size=1, num_workers=1)) == count
