@@ -10,7 +10,7 @@ from observed_process import Seen, observing
 from small_trainings import process_state, same, train
 from traincheck.sources.data.loaders import LoaderSource
 from traincheck.sources.functions.lifecycle import LifecycleSource
-from traincheck.sources.functions.project_functions import ProjectSource
+from traincheck.sources.functions.project_functions import ProjectFunctionSource
 from traincheck.sources.gradients.autograd import AutogradSource
 from traincheck.sources.modules.modules import ModuleSource
 from traincheck.sources.optimizers.optimizers import OptimizerSource
@@ -28,7 +28,7 @@ def broken(*args: object, **kwargs: object) -> None:
 FAULTS: list[tuple[type, str, str]] = [
     (OptimizerSource, "_step_begins", "optimizers"),
     (OptimizerSource, "_step_ends", "optimizers"),
-    (OptimizerSource, "_tell_data", "optimizers"),
+    (OptimizerSource, "_record_parameters", "optimizers"),
     (OptimizerSource, "_built", "optimizers"),
     (OptimizerSource, "_clear_begins", "optimizers"),
     (OptimizerSource, "_clear_ends", "optimizers"),
@@ -41,13 +41,13 @@ FAULTS: list[tuple[type, str, str]] = [
     (AutogradSource, "_ends", "autograd"),
     (LifecycleSource, "_name_of", "lifecycle"),
     (LoaderSource, "_name", "loaders"),
-    (LoaderSource, "_pass_begins", "loaders"),
+    (LoaderSource, "_epoch_begins", "loaders"),
     (LoaderSource, "_index_ends", "loaders"),
     (LoaderSource, "_next_begins", "loaders"),
     (LoaderSource, "_next_ends", "loaders"),
-    (LoaderSource, "_tell_pass", "loaders"),
+    (LoaderSource, "_record_epoch", "loaders"),
     (LoaderSource, "_at_end", "loaders"),
-    (ProjectSource, "_begins", "project"),
+    (ProjectFunctionSource, "_begins", "project"),
 ]
 
 
