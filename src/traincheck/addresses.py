@@ -1,4 +1,4 @@
-"""Addresses: files and folders that fsspec reads (`s3://bucket/runs/monday`), where a path is expected otherwise."""
+"""Reads remote files and folders by their address (`s3://bucket/runs/monday`), through fsspec."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _BETWEEN = "://"
 
 @dataclass(frozen=True, order=True)
 class Address:
-    """What of `pathlib.Path` reading takes, for a file or folder that has an address. It is read only.
+    """A remote file or folder with the part of the interface of `pathlib.Path` that reading needs.
 
-    Whatever goes wrong is raised as TraceOutOfReach. Where the folder was listed, `size` is known.
+    Every error is raised as TraceOutOfReach. `size` is known for a file that `iterdir` has listed.
     """
 
     url: str
@@ -58,68 +58,68 @@ class Address:
         return self.parent / f"{self.stem}{suffix}"
 
     def is_dir(self) -> bool:
-        with self._reached() as (system, path):
+        with self._connected() as (system, path):
             return bool(system.isdir(path))
 
     def is_file(self) -> bool:
-        with self._reached() as (system, path):
+        with self._connected() as (system, path):
             return bool(system.isfile(path))
 
     def exists(self) -> bool:
-        with self._reached() as (system, path):
+        with self._connected() as (system, path):
             return bool(system.exists(path))
 
     def iterdir(self) -> Iterator[Address]:
-        """What is in the folder now, with sizes."""
-        with self._reached() as (system, path):
+        """The current contents of the folder, with sizes."""
+        with self._connected() as (system, path):
             system.invalidate_cache(path)
-            found = system.ls(path, detail=True)
-        names = ((one["name"].rstrip("/").rpartition("/")[2], one.get("size")) for one in found)
+            entries = system.ls(path, detail=True)
+        names = ((entry["name"].rstrip("/").rpartition("/")[2], entry.get("size")) for entry in entries)
         yield from (Address(f"{self.url}/{name}", size) for name, size in names if name and name != self.name)
 
     def stat(self) -> SimpleNamespace:
         """The size alone, as `st_size`."""
         if self.size is not None:
             return SimpleNamespace(st_size=self.size)
-        with self._reached() as (system, path):
+        with self._connected() as (system, path):
             return SimpleNamespace(st_size=system.size(path))
 
     @contextmanager
     def open(self, mode: str = "rb") -> Iterator[IO[bytes]]:
-        """The file, to be read within the block, in which nothing else should be able to go wrong."""
-        with self._reached() as (system, path), system.open(path, mode) as file:
+        """Open the file for the block. Every error in the block counts as an error of the file."""
+        with self._connected() as (system, path), system.open(path, mode) as file:
             yield file
 
     def fetch(self, to: Path) -> None:
-        """Copy the file to a path of this machine."""
-        with self._reached() as (system, path):
+        """Copy the file to a local path."""
+        with self._connected() as (system, path):
             system.get_file(path, str(to))
 
     def read_bytes(self) -> bytes:
-        with self._reached() as (system, path):
+        with self._connected() as (system, path):
             return bytes(system.cat_file(path))
 
     @contextmanager
-    def _reached(self) -> Iterator[tuple[Any, str]]:
+    def _connected(self) -> Iterator[tuple[Any, str]]:
         """The file system and the path in it."""
         from fsspec.core import url_to_fs
 
-        with _told(self.url):
+        with _as_out_of_reach(self.url):
             yield url_to_fs(self.url)
 
 
 @contextmanager
-def _told(url: str) -> Iterator[None]:
-    """Whatever goes wrong in the block is raised as TraceOutOfReach."""
+def _as_out_of_reach(url: str) -> Iterator[None]:
+    """Raise every error in the block as TraceOutOfReach."""
     try:
         yield
-    except Exception as error:  # the drivers are others' code, and raise what the libraries below them do
+    except Exception as error:  # drivers of fsspec raise the errors of many libraries
         kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
         raise TraceOutOfReach(url, f"{kind}{error}") from error
 
 
-def place(of: Any) -> Path:
-    """`of` as a path, or as the `Address` that it is or tells: that stands in for a path wherever files are read."""
+def as_path(of: Any) -> Path:
+    """`of` as a path, or as an `Address`, which has the interface of a path for reading."""
     if isinstance(of, Address):
         return cast(Path, of)
     if isinstance(of, str) and _BETWEEN in of:
@@ -128,11 +128,9 @@ def place(of: Any) -> Path:
 
 
 @contextmanager
-def at_hand(path: Path) -> Iterator[Path]:
-    """Within the block, a file of this machine: `path` itself, or a copy of what is at the address. Raises
-    TraceOutOfReach.
-    """
-    file = place(path)
+def local_copy(path: Path) -> Iterator[Path]:
+    """A local file for the block: `path` itself, or a copy of the remote file. Raises TraceOutOfReach."""
+    file = as_path(path)
     if not isinstance(file, Address):
         yield file
         return
@@ -143,8 +141,8 @@ def at_hand(path: Path) -> Iterator[Path]:
 
 
 def contents(path: str | os.PathLike[str]) -> bytes:
-    """All of a file of a run folder that has a bounded size (see `read_bounded`). Raises OSError, TraceOutOfReach."""
-    file: Any = place(path)
+    """Read a file of a run folder, of bounded size (see `read_bounded`). Raises OSError and TraceOutOfReach."""
+    file: Any = as_path(path)
     if not isinstance(file, Address):
         return read_bounded(file)
     if file.stat().st_size > LARGEST:
@@ -152,10 +150,10 @@ def contents(path: str | os.PathLike[str]) -> bytes:
     return file.read_bytes()
 
 
-def readable_place(text: str, option: str = "infer") -> Path:
-    """The place that a user named with `option`: a path, or an address of a protocol that can be read here.
+def readable_path(text: str, option: str = "infer") -> Path:
+    """The path or address that the user gave for `option`.
 
-    Raises MissingExtra, and BadOption for a protocol that nobody knows.
+    Raises MissingExtra, and BadOption for an unknown protocol.
     """
     if _BETWEEN not in text:
         return Path(text)
@@ -167,11 +165,11 @@ def readable_place(text: str, option: str = "infer") -> Path:
     try:
         get_filesystem_class(protocol)
     except ValueError:
-        known = "a path, or an address by a protocol that fsspec knows (s3, gs, abfs, sftp ...)"
-        raise BadOption(option, text, known) from None
+        expected = "a path, or an address by a protocol that fsspec knows (s3, gs, abfs, sftp ...)"
+        raise BadOption(option, text, expected) from None
     except ImportError as error:
         package = known_implementations.get(protocol, {}).get("class", "").partition(".")[0]
         missing = package if package not in ("", "fsspec") else error.name or protocol
         command = INSTALL if protocol in ("s3", "s3a") else f"pip install {missing}"
         raise MissingExtra(f"'{text}'", missing, command) from None
-    return place(text)
+    return as_path(text)

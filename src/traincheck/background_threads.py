@@ -1,9 +1,9 @@
-"""Background: the threads of ours beside the program, to which the system hands none of the program's signals.
+"""Starts TrainCheck's background threads, which never receive a signal meant for the program.
 
 Note [Signals belong to the program]
-The system hands a signal that is sent to a process to any of its threads that does not block it. A program that blocks
-one in order to ask or to wait for it (`sigpending`, `sigwait`) would lose it to a thread of ours, or be ended by it.
-So our threads block all signals but those that tell of a fault in the thread itself.
+The system delivers a signal for a process to any thread that does not block it. A program that blocks a signal to wait
+for it (`sigpending`, `sigwait`) would lose it to a background thread, or be ended by it. So TrainCheck's threads block
+all signals except those that report a fault of the thread itself.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ import threading
 from collections.abc import Callable
 
 NAME = "traincheck"
-"""How the names of our threads begin."""
+"""The prefix of the names of TrainCheck's threads."""
 
 _OF_A_THREAD = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS")
 
 
 def background(target: Callable[..., object], name: str, *args: object) -> threading.Thread:
-    """Start a thread that never keeps the program from ending. Raises RuntimeError where there can be no more threads.
+    """Start a daemon thread. Raises RuntimeError where the system allows no more threads.
 
-    A thread starts with the mask of the one that starts it, so this one takes on the mask for that moment.
+    A thread inherits the signal mask of its creator, so this thread changes its own mask for that moment.
     """
     thread = threading.Thread(target=target, name=name, args=args, daemon=True)
     mask = getattr(signal, "pthread_sigmask", None)
     if mask is None:
         thread.start()
         return thread
-    before = mask(signal.SIG_BLOCK, ())  # asked first: a handler of the program's may raise out of the next line
+    faults = {getattr(signal, fault, signal.SIGSEGV) for fault in _OF_A_THREAD}
+    before = mask(signal.SIG_BLOCK, ())  # read first: a signal handler of the program may raise in the next line
     try:
-        mask(signal.SIG_BLOCK, signal.valid_signals() - {getattr(signal, one, signal.SIGSEGV) for one in _OF_A_THREAD})
+        mask(signal.SIG_BLOCK, signal.valid_signals() - faults)
         thread.start()
     finally:
         mask(signal.SIG_SETMASK, before)
@@ -38,6 +39,6 @@ def background(target: Callable[..., object], name: str, *args: object) -> threa
 
 
 def others() -> list[threading.Thread]:
-    """The threads of the program that run beside this one."""
+    """The other running threads of the program."""
     mine = threading.current_thread()
-    return [one for one in threading.enumerate() if one is not mine and not one.name.startswith(NAME)]
+    return [thread for thread in threading.enumerate() if thread is not mine and not thread.name.startswith(NAME)]

@@ -175,7 +175,7 @@ def _checked(option: Option, value: object, origin: str) -> Any:
 def _text(value: object) -> str | None:
     """The value as a text; a file may hold a number, such as a port or seconds."""
     if isinstance(value, os.PathLike):
-        return os.fspath(value)
+        return str(os.fspath(value))
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return str(value) if isinstance(value, str) or is_number else None
 

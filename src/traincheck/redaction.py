@@ -1,11 +1,11 @@
-"""Redaction: what is secret in the words of a program is left out of all that is written down of it.
+"""Removes secrets from command lines, windows and messages before TrainCheck writes them.
 
 Note [What is secret]
-A value is secret by its name (`--api-key x`, `token="x"`, `{"password": "x"}`), by its shape (`hf_...`, a key of a
-cloud, a private key, the password in a URL, a webhook), or because it is the value of a secret name in the environment
-or on the command line of this process, wherever it turns up. Names are read word by word, so `tokenizer`, `max_tokens`,
-`eos_token` and `key_dim` are none. Text is redacted where it comes in (windows in runtime/recording/redaction.py, notes
-in trace/run_notes.py, what we say on stderr), not where it is read.
+A value is secret by its name (`--api-key x`, `token="x"`, `{"password": "x"}`), by its shape (`hf_...`, a cloud key, a
+private key, the password in a URL, a webhook), or as the value of a secret name in the environment or on the command
+line of this process, wherever it occurs. Names are read word by word, so `tokenizer`, `max_tokens`, `eos_token` and
+`key_dim` are not secret. TrainCheck redacts text when it arrives (windows in runtime/recording/redaction.py, notes in
+trace/run_notes.py, messages on stderr), not when it is read.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import TypeVar
 MARK = "[redacted]"
 
 LEAST = 6
-"""Characters of a secret that is looked for everywhere: shorter ones would be found where they are none."""
+"""The shortest secret that is searched everywhere; shorter ones would match harmless text."""
 
 EVERY = 1.0
-"""Seconds between two looks at the environment, which a program may change."""
+"""Seconds between two reads of the environment, which a program may change."""
 
 
-def _names(told: str) -> frozenset[str]:
-    return frozenset(told.split())
+def _names(words: str) -> frozenset[str]:
+    return frozenset(words.split())
 
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -48,19 +48,19 @@ _OF_LANGUAGE = _names(
     "assistant system speaker speech latent query memory num max min n multi single predict input output "
     "decoder encoder added additional extra forced suppress"
 )
-"""What stands before `token` where that is one of a language."""
+"""Words before `token` that mean a token of a language."""
 _PASS_OF = _names("db user smtp imap mysql pg postgres redis ftp mail root admin proxy sql mongo http")
 
 _HARMLESS = re.compile(
     r"(?i)true|false|yes|no|on|off|none|null|auto|basic|bearer|digest|required|optional|\d?|<[^<>]*>"
 )
-"""Values that say nothing, whatever they are of."""
+"""Values that are never secret."""
 _NUMBER = re.compile(r"-?\d{1,7}")
 
 
 @lru_cache(maxsize=10_000)
 def is_secret(name: str) -> bool:
-    """Whether the value of what has this name (an option, a variable, an argument, a key) is a secret."""
+    """Whether the value under this name (an option, a variable, an argument, a key) is a secret."""
     words = [word.lower() for word in _WORDS.findall(name)]
     if not words:
         return False
@@ -81,7 +81,7 @@ def is_secret(name: str) -> bool:
 
 
 def _harmless(name: str, value: str) -> bool:
-    """Whether the value of a secret name tells nothing: a switch, or the number of a token."""
+    """Whether the value under a secret name is harmless: a switch, or the number of a token."""
     return (
         not value
         or MARK in value
@@ -114,30 +114,30 @@ _PAIR = re.compile(
 )
 """A name and its value: `name=value`, `name: 'value'`, `"name": "value"`, also where quotes are escaped."""
 _OPTION = re.compile(r"((?<!\S)--?([A-Za-z][\w.-]*)\s+)(?!-)(?:\"([^\"]*)\"|'([^']*)'|(\S+))")
-"""An option and its value, in a command line told as one text."""
+"""An option and its value, in a command line as one text."""
 _PROSE = _names("was were is are has have needs need and or for in to with without beside must may can cannot takes of")
-"""What stands behind an option where a sentence speaks of it."""
+"""Words after an option in a sentence about it."""
 
 
-def _of_user(found: re.Match[str]) -> str:
-    scheme, user, password = found.groups()
+def _of_user(match: re.Match[str]) -> str:
+    scheme, user, password = match.groups()
     if password is not None:
         return f"{scheme}{user}:{MARK}@" if user else f"{scheme}{MARK}@"
-    return f"{scheme}{MARK}@" if scheme.lower().startswith("http") and user else found[0]
+    return f"{scheme}{MARK}@" if scheme.lower().startswith("http") and user else match[0]
 
 
-def _of_pair(found: re.Match[str]) -> str:
-    name, between, quote, quoted, bare = found.groups()
+def _of_pair(match: re.Match[str]) -> str:
+    name, between, quote, quoted, bare = match.groups()
     value = bare if quoted is None else quoted
     if not is_secret(name) or _harmless(name, value):
-        return found[0]
+        return match[0]
     return f"{name}{between}{quote or ''}{MARK}{quote or ''}"
 
 
-def _of_option(found: re.Match[str]) -> str:
-    value = found[3] or found[4] or found[5] or ""
-    prose = value in _PROSE or _harmless(found[2], value)
-    return found[0] if prose or not is_secret(found[2]) else f"{found[1]}{MARK}"
+def _of_option(match: re.Match[str]) -> str:
+    value = match[3] or match[4] or match[5] or ""
+    prose = value in _PROSE or _harmless(match[2], value)
+    return match[0] if prose or not is_secret(match[2]) else f"{match[1]}{MARK}"
 
 
 def _by_shape(text: str) -> str:
@@ -148,13 +148,15 @@ def _by_shape(text: str) -> str:
 
 
 def _pairs(text: str) -> str:
-    """Pairs may stand in the value of another one (`config: {"token": "x"}`): after one that stays, it is looked on
-    from the end of its name."""
+    """Redact pairs, also inside the value of another pair (`config: {"token": "x"}`).
+
+    After a pair without a secret the search goes on from the end of its name.
+    """
     parts, at = [], 0
-    while (found := _PAIR.search(text, at)) is not None:
-        told = _of_pair(found)
-        end = found.end() if told != found[0] else found.end(2)
-        parts += [text[at : found.start()], told if told != found[0] else text[found.start() : end]]
+    while (match := _PAIR.search(text, at)) is not None:
+        replacement = _of_pair(match)
+        end = match.end() if replacement != match[0] else match.end(2)
+        parts += [text[at : match.start()], replacement if replacement != match[0] else text[match.start() : end]]
         at = end
     return "".join([*parts, text[at:]])
 
@@ -162,8 +164,8 @@ def _pairs(text: str) -> str:
 # -- by value ----------------------------------------------------------------------------------------------------------
 
 
-def _telling(value: str) -> bool:
-    """Whether a secret is looked for everywhere: it is no path, and no word that may be there for another reason."""
+def _is_distinctive(value: str) -> bool:
+    """Whether to search for a secret everywhere: not for a path or a common word."""
     if len(value) < LEAST or (value.isdecimal() and len(value) < 2 * LEAST):
         return False
     if re.fullmatch(r"[a-z_.-]+|[A-Z][a-z]+|[A-Z_]+", value) and len(value) < 20:
@@ -172,21 +174,21 @@ def _telling(value: str) -> bool:
 
 
 def _pairs_of(words: Sequence[str]) -> Iterator[tuple[int, str, str]]:
-    """Place, name and value of the words of a command line that are the value of a secret option."""
+    """Index, name and value of the words of a command line that are values of secret options."""
     option = ""
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         assigned = re.fullmatch(r"[-+~]*([A-Za-z][\w./@-]*)=(.*)", word, re.DOTALL)
         if assigned is not None:
             if is_secret(assigned[1]) and not _harmless(assigned[1], assigned[2]):
-                yield place, assigned[1], assigned[2]
+                yield index, assigned[1], assigned[2]
         elif option and not word.startswith("--") and is_secret(option) and not _harmless(option, word):
-            yield place, option, word
+            yield index, option, word
         named = assigned is None and re.fullmatch(r"--?([A-Za-z][\w.-]*)", word)
         option = named[1] if named else ""
 
 
-class _Known:
-    """The secrets that this process was given, looked for anew now and then."""
+class _ProcessSecrets:
+    """The secrets in the environment and on the command line of this process, read again from time to time."""
 
     def __init__(self) -> None:
         self.values: tuple[str, ...] = ()
@@ -195,20 +197,19 @@ class _Known:
         self._seen: tuple[object, ...] = ()
 
     def renew(self) -> int:
-        """The number of the present set of secrets; it grows when others are found."""
+        """The generation of the current set of secrets; it grows when the set changes."""
         now = time.monotonic()
         if now - self._looked >= EVERY:
             self._looked = now
             try:
                 seen = (tuple(os.environ.items()), tuple(sys.argv), tuple(sys.orig_argv))
-            except (
-                RuntimeError,
-                AttributeError,
-            ):  # another thread changes it, or it is not there yet
+            except (RuntimeError, AttributeError):  # another thread changes it, or it does not exist yet
                 return self.number
             if seen != self._seen:
                 self._seen = seen
-                values = tuple(sorted({value for value in _given(*seen) if _telling(value)}, key=len, reverse=True))
+                values = tuple(
+                    sorted({value for value in _given(*seen) if _is_distinctive(value)}, key=len, reverse=True)
+                )
                 if values != self.values:
                     self.values = values
                     self.number += 1
@@ -216,7 +217,7 @@ class _Known:
 
 
 def _given(environ: Iterable[tuple[str, str]], *lines: Sequence[str]) -> Iterator[str]:
-    """Values of secret names in the environment and on the command lines, and passwords in URLs there."""
+    """Values of secret names in the environment and on the command lines, and passwords in URLs."""
     texts = []
     for name, value in environ:
         if is_secret(name) and not _harmless(name, value):
@@ -227,60 +228,60 @@ def _given(environ: Iterable[tuple[str, str]], *lines: Sequence[str]) -> Iterato
         texts += [word for word in words if isinstance(word, str)]
     for text in texts:
         if "@" in text:
-            yield from (found[3][1:] for found in _USER.finditer(text) if found[3])
+            yield from (match[3][1:] for match in _USER.finditer(text) if match[3])
 
 
-_known = _Known()
+_process_secrets = _ProcessSecrets()
 
 
 def renewed() -> int:
-    """A number that is another one when secrets became known that were not; whoever keeps redacted text looks at it."""
-    return _known.renew()
+    """The generation of the secrets. Redacted text that is kept is valid for one generation."""
+    return _process_secrets.renew()
 
 
 @lru_cache(maxsize=20_000)
-def _redacted(text: str, known: int) -> str:
-    for value in _known.values:
+def _redacted(text: str, generation: int) -> str:
+    for value in _process_secrets.values:
         if value in text:
             text = text.replace(value, MARK)
     return _by_shape(text)
 
 
-def text(told: str) -> str:
-    """`told` without what is secret in it.
+def text(original: str) -> str:
+    """`original` without secrets.
 
-    Known limitations: a secret that is a plain word, or shorter than `LEAST`, is known by its name only; one that the
-    program was not given in its environment or on its command line, and that has no shape of its own, likewise.
+    Known limitations: TrainCheck recognises a secret by its name alone if it is a plain word, is shorter than `LEAST`,
+    or has no known shape and is not in the environment or on the command line.
     """
-    return told if len(told) < LEAST else _redacted(told, _known.renew())
+    return original if len(original) < LEAST else _redacted(original, _process_secrets.renew())
 
 
 Value = TypeVar("Value")
 
 
-def value(name: str, told: Value) -> Value:
-    """The value of what has this name, without what is secret in it; what is no text is no secret."""
-    if not isinstance(told, str):
-        return told
-    secret = is_secret(name) and not _harmless(name, told)
-    return MARK if secret else text(told)  # type: ignore[return-value]
+def value(name: str, original: Value) -> Value:
+    """The value under this name without secrets; only texts are secrets."""
+    if not isinstance(original, str):
+        return original
+    secret = is_secret(name) and not _harmless(name, original)
+    return MARK if secret else text(original)  # type: ignore[return-value]
 
 
 def arguments(words: Sequence[str]) -> tuple[str, ...]:
-    """The words of a command line, without the values of secret options and what else is secret in them."""
-    found = list(words)
-    for place, _, secret in _pairs_of(words):
-        word = found[place]
-        found[place] = word[: len(word) - len(secret)] + MARK if word.endswith(secret) else MARK
-    return tuple(map(text, found))
+    """The words of a command line without secrets."""
+    clean = list(words)
+    for index, _, secret in _pairs_of(words):
+        word = clean[index]
+        clean[index] = word[: len(word) - len(secret)] + MARK if word.endswith(secret) else MARK
+    return tuple(map(text, clean))
 
 
-def everything(told: object) -> object:
-    """Plain data (dicts, lists, texts, numbers) without what is secret in it."""
-    if isinstance(told, str):
-        return text(told)
-    if isinstance(told, dict):
-        return {key: value(str(key), item) if isinstance(item, str) else everything(item) for key, item in told.items()}
-    if isinstance(told, (list, tuple)):
-        return [everything(item) for item in told]
-    return told
+def everything(data: object) -> object:
+    """Plain data (dicts, lists, texts, numbers) without secrets."""
+    if isinstance(data, str):
+        return text(data)
+    if isinstance(data, dict):
+        return {key: value(str(key), item) if isinstance(item, str) else everything(item) for key, item in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [everything(item) for item in data]
+    return data

@@ -1,8 +1,7 @@
-"""Printable: text that others have written, as it may be shown on a terminal without steering it.
+"""Escapes foreign text for a terminal.
 
-Characters that steer (escape sequences, those that turn the direction of writing, those that cannot be seen) are
-written out instead. So a book or a trace of a stranger cannot change a title, hide a line or pass one thing for
-another.
+It writes out control characters: escape sequences, changes of the writing direction, invisible characters. So a foreign
+book or trace cannot change a title, hide a line or imitate other text.
 """
 
 from __future__ import annotations
@@ -11,26 +10,26 @@ import re
 
 
 def plain(text: str) -> str:
-    """`text` on one line, without characters that would steer a terminal: those are written out instead."""
+    """`text` on one line, with control characters written out."""
     if text.isprintable():
         return text
     return "".join(map(_harmless, text))
 
 
 def lines(text: str) -> str:
-    """The same of a text of several lines, which stay lines."""
+    """`plain` for each line of a text."""
     if text.isprintable():
         return text
     return "\n".join("\t".join(map(plain, line.split("\t"))) for line in text.split("\n"))
 
 
 def json_text(text: str) -> str:
-    """JSON in which such characters are escaped, so that it means the same and can be printed."""
-    return text if text.isascii() else _UNSEEN.sub(lambda found: _escaped(found[0]), text)
+    """JSON with control characters escaped, so that it has the same meaning and can be printed."""
+    return text if text.isascii() else _UNSEEN.sub(lambda match: _escaped(match[0]), text)
 
 
 _UNSEEN = re.compile(r"[^\x00-\x7e\u00a0-\U0010ffff]|[\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
-"""Control characters beyond ASCII, and those that format: none of them stands in JSON but inside a text."""
+"""Control and formatting characters beyond ASCII, which JSON has only inside texts."""
 
 
 def _escaped(character: str) -> str:

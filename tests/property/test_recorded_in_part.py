@@ -17,7 +17,7 @@ from observed_process import observing
 from traincheck.checking.engine import demand_of
 from traincheck.runtime.recording import retention
 from traincheck.runtime.recording.retention import Retention
-from traincheck.runtime.recording.window_recorder import Keeping
+from traincheck.runtime.recording.window_recorder import WindowRecorder
 from traincheck.sources.recording.listener import RecorderListener
 from traincheck.trace.reader import read_windows
 from traincheck.vocab.demand import EVERYTHING, Demand
@@ -60,9 +60,9 @@ def recorded(windows: Iterable[Window], begins: frozenset[int], found: set[int],
         if window.index > last:
             return kept
         if window.index in found:
-            chosen.around(window.index)
+            chosen.record_around(window.index)
         kept += chosen.feed(window, begins=window.index in begins)
-    return [*kept, *chosen.all()]
+    return [*kept, *chosen.flush()]
 
 
 LENGTHS = st.integers(2, 4)
@@ -99,7 +99,7 @@ def test_something_is_left_out() -> None:
 def test_what_is_written_is_what_was_chosen_and_can_be_read(name: str) -> None:
     windows, _ = told(name, EVERYTHING, 2)
     with tempfile.TemporaryDirectory() as folder:
-        keeping = Keeping(Path(folder), 1, 0, lambda: None, lambda: False)
+        keeping = WindowRecorder(Path(folder), 1, 0, lambda: None, lambda: False)
         for window in windows:
             keeping.feed(window)
         keeping.close()

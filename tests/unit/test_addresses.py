@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recorded_runs import training, write_run
-from traincheck.addresses import Address, place, readable_place
+from traincheck.addresses import Address, as_path, readable_path
 from traincheck.errors import BadOption, MissingExtra, RunFolderNotFound, TallyUnreadable, TraceOutOfReach
 from traincheck.inference.ray_cluster import RayCluster
 from traincheck.inference.tally_files import write_tallies
@@ -32,7 +32,7 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_run_is_the_same_wherever_it_is(memory: Path, tmp_path: Path) -> None:
-    there, here = readable_place("memory://lab/run/"), memory / "run"
+    there, here = readable_path("memory://lab/run/"), memory / "run"
     assert str(there) == "memory://lab/run"
     assert [file.name for file in RunFolder.open(there).event_files()] == ["events-0-1.arrows", "events-1-1.arrows"]
     assert suitable_jobs([there]) == suitable_jobs([here])
@@ -43,17 +43,17 @@ def test_a_run_is_the_same_wherever_it_is(memory: Path, tmp_path: Path) -> None:
         written.append((tmp_path / f"{number}.tally").read_bytes())
     assert written[0] == written[1]
     fsspec.filesystem("memory").put(str(tmp_path / "0.tally"), "/lab/0.tally")
-    again = gather([readable_place("memory://lab/0.tally"), here])
+    again = gather([readable_path("memory://lab/0.tally"), here])
     assert len(again.tallies) == 1 and "counts once" in again.remarks[0]
 
 
 def test_what_is_not_there_or_something_else(memory: Path) -> None:
     with pytest.raises(RunFolderNotFound, match="memory://lab/absent"):
-        gather([readable_place("memory://lab/absent")])
+        gather([readable_path("memory://lab/absent")])
     with pytest.raises(TallyUnreadable, match=r"memory://lab/other\.tally"):
-        gather([readable_place("memory://lab/other.tally")])
+        gather([readable_path("memory://lab/other.tally")])
     with pytest.raises(TraceOutOfReach, match="absent"):
-        place("memory://lab/absent").read_bytes()
+        as_path("memory://lab/absent").read_bytes()
 
 
 def test_a_driver_that_fails_is_told_with_the_address(monkeypatch: pytest.MonkeyPatch, memory: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_driver_that_fails_is_told_with_the_address(monkeypatch: pytest.Monkey
         with monkeypatch.context() as broken:
             broken.setattr(type(fsspec.filesystem("memory")), name, refused)
             with pytest.raises(TraceOutOfReach, match=r"memory://lab/run.*RuntimeError: no credentials"):
-                gather([readable_place("memory://lab/run")])
+                gather([readable_path("memory://lab/run")])
 
 
 def test_a_read_that_fails_on_the_way_is_no_garbled_file(monkeypatch: pytest.MonkeyPatch, memory: Path) -> None:
@@ -75,17 +75,17 @@ def test_a_read_that_fails_on_the_way_is_no_garbled_file(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(MemoryFile, "read", broken)
     with pytest.raises(TraceOutOfReach, match=r"events-0-1\.arrows.*connection reset"):
-        gather([readable_place("memory://lab/run")])
+        gather([readable_path("memory://lab/run")])
 
 
 def test_a_path_stays_a_path() -> None:
-    assert readable_place("runs/monday") == Path("runs/monday")
-    assert isinstance(place("memory://lab/run"), Address)
+    assert readable_path("runs/monday") == Path("runs/monday")
+    assert isinstance(as_path("memory://lab/run"), Address)
 
 
 def test_a_protocol_that_nobody_knows() -> None:
     with pytest.raises(BadOption, match="gopher://x"):
-        readable_place("gopher://x")
+        readable_path("gopher://x")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch, absent: str,
         monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, name, raising=False)
     monkeypatch.setitem(sys.modules, absent, None)
     with pytest.raises(MissingExtra) as caught:
-        readable_place(address)
+        readable_path(address)
     assert cure in str(caught.value) and address in str(caught.value)
 
 

@@ -45,8 +45,8 @@ def test_snapshot_then_callbacks_then_the_stop_with_its_own_callbacks_first() ->
     traincheck.on_violation(lambda finding: update.log.append(f"finding: {finding.title}"))
     traincheck.before_stop(lambda: update.log.append("save"))
     update.before.stop(StopAsked(title="enough", step=4))
-    update.before.tell(FINDING)
-    update.before.ask_snapshot()
+    update.before.report(FINDING)
+    update.before.request_snapshot()
     with pytest.raises(StopTraining, match="after step 4: enough"):
         update.before()
     assert update.log == ["snapshot", "finding: Gradients stay", "save", "told"]
@@ -55,8 +55,8 @@ def test_snapshot_then_callbacks_then_the_stop_with_its_own_callbacks_first() ->
 def test_each_finding_and_snapshot_is_told_once() -> None:
     update = Update()
     traincheck.on_violation(lambda finding: update.log.append("finding"))
-    update.before.tell(FINDING)
-    update.before.ask_snapshot()
+    update.before.report(FINDING)
+    update.before.request_snapshot()
     update.before()
     update.before()
     assert update.log == ["snapshot", "finding"]
@@ -70,7 +70,7 @@ def test_an_error_in_a_callback_is_told_and_the_others_are_called(capsys: pytest
         raise LookupError("mine")
 
     traincheck.on_violation(lambda finding: update.log.append("second"))
-    update.before.tell(FINDING)
+    update.before.report(FINDING)
     update.before()
     assert update.log == ["second"]
     assert "broken, called for a finding, raised LookupError: mine" in capsys.readouterr().err
@@ -84,7 +84,7 @@ def test_a_callback_may_stop_the_training() -> None:
 
     traincheck.on_violation(stops)
     traincheck.before_stop(lambda: update.log.append("save"))
-    update.before.tell(FINDING)
+    update.before.report(FINDING)
     with pytest.raises(StopTraining, match="stopped the training as asked: that is enough: Gradients stay"):
         update.before()
     assert update.log == ["save", "told"]
@@ -117,7 +117,7 @@ def test_a_stop_may_be_for_a_later_step() -> None:
 def test_a_function_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     update = Update("traincheck.runtime.callbacks:named")
     monkeypatch.setattr(callbacks, "named", lambda finding: update.log.append(finding.title), raising=False)
-    update.before.tell(FINDING)
+    update.before.report(FINDING)
     update.before()
     assert update.log == ["Gradients stay"]
 
@@ -133,7 +133,7 @@ def test_a_name_that_leads_nowhere_is_told_before_the_first_update(
     update.before()
     told = capsys.readouterr().err
     assert f"--on-violation {place} cannot be used, findings are only reported" in told and why in told
-    update.before.tell(FINDING)
+    update.before.report(FINDING)
     update.before()
 
 

@@ -99,7 +99,7 @@ class Obeying:
     def __init__(self) -> None:
         self.done: list[tuple[object, ...]] = []
 
-    def found(self, finding: Finding) -> None:
+    def report_finding(self, finding: Finding) -> None:
         self.done.append(("found", finding.title))
 
     def mute(self, muted: Mapping[str, str]) -> None:

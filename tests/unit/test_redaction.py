@@ -25,7 +25,7 @@ def known_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(redaction, "EVERY", 0.0)
     yield
     monkeypatch.undo()
-    redaction._known._looked = float("-inf")
+    redaction._process_secrets._looked = float("-inf")
     redaction.renewed()
 
 

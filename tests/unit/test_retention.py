@@ -19,7 +19,7 @@ from traincheck.runtime.recording.retention import (
     IN_A_ROW,
     LENGTH,
     MOST_NEW,
-    Stretches,
+    Retention,
 )
 from traincheck.vocab.events import END, EVAL, FUNCTION, SETUP, TRAIN, Call, Reading, Window
 
@@ -48,17 +48,17 @@ class Recorded:
 
     told: list[Window]
     begins: set[int]
-    stretches: Stretches
+    stretches: Retention
 
     @property
     def steps(self) -> list[int]:
         return [each.step for each in self.told if each.stage == TRAIN]
 
 
-def record(windows: Sequence[Window], found: Iterable[int] = (), stretches: Stretches | None = None) -> Recorded:
+def record(windows: Sequence[Window], found: Iterable[int] = (), stretches: Retention | None = None) -> Recorded:
     """Record a run in which something was found in some windows (by index), which is known when they are fed. Stretches
     begin as `Keeping` has them begin."""
-    stretches, found, begins = stretches or Stretches(), set(found), {0}
+    stretches, found, begins = stretches or Retention(), set(found), {0}
     told: list[Window] = []
     follows = length = 0
     for each in windows:
@@ -68,9 +68,9 @@ def record(windows: Sequence[Window], found: Iterable[int] = (), stretches: Stre
             begins.add(each.index)
         follows = each.index + 1
         if each.index in found:
-            stretches.around(each.index)
+            stretches.record_around(each.index)
         told += stretches.feed(each, begins=begin)
-    return Recorded([*told, *stretches.all()], begins, stretches)
+    return Recorded([*told, *stretches.flush()], begins, stretches)
 
 
 def is_readable(recorded: Recorded) -> None:
@@ -97,7 +97,7 @@ def test_the_beginning_the_end_and_pairs_between_are_recorded() -> None:
     ]
     assert all(second >= first - LENGTH for first, second in pairwise(distances))
     assert abs(distances[-1] - FARTHEST) < LENGTH and distances[0] < 2 * LENGTH
-    assert recorded.stretches.left_out == 10_000 - len(steps)
+    assert recorded.stretches.skipped_steps == 10_000 - len(steps)
 
 
 @given(st.integers(1, 400), st.sets(st.integers(1, 400), max_size=4), st.integers(0, 30), st.sets(st.integers(0, 450)))
@@ -114,16 +114,16 @@ def test_what_was_found_is_recorded_with_its_neighbours(
         assert kept >= set(there[max(0, place - BEFORE) : place + 1])
         assert kept >= {each for each in there if index <= each <= index + AFTER}
     trained = sum(each.stage == TRAIN for each in windows)
-    assert recorded.stretches.left_out == trained - len(recorded.steps)
+    assert recorded.stretches.skipped_steps == trained - len(recorded.steps)
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=200), st.sets(st.integers(0, 200), max_size=3), st.booleans())
 def test_memory_is_bounded_whatever_comes(sizes: list[int], found: set[int], begins: bool) -> None:
     most = 100
-    stretches, told = Stretches(most), []
+    stretches, told = Retention(most), []
     for index, size in enumerate(sizes, FIRST_STEPS + 1):
         if index in found:
-            stretches.around(index)
+            stretches.record_around(index)
         told += stretches.feed(window(index, index, events=size), begins=begins and index % LENGTH == 0)
         held = stretches.waiting
         assert sum(len(each.calls) for each in held) <= most or len(held) == 1
@@ -134,18 +134,18 @@ def test_memory_is_bounded_whatever_comes(sizes: list[int], found: set[int], beg
 
 
 def test_of_large_windows_the_last_one_is_there_in_the_end() -> None:
-    stretches = Stretches(10)
+    stretches = Retention(10)
     for index in range(30, 60):
         list(stretches.feed(window(index, index, events=50), begins=True))
         assert len(stretches.waiting) <= 1
-    assert [each.index for each in stretches.all()] == [59]
+    assert [each.index for each in stretches.flush()] == [59]
 
 
 def test_a_stretch_that_was_let_go_of_is_not_recorded_further_on() -> None:
-    stretches, told = Stretches(10), []
+    stretches, told = Retention(10), []
     for index in range(100, 120):  # without a beginning, so that it grows too large
         told += stretches.feed(window(index, 21 + index, events=3), begins=False)
-    stretches.around(119)
+    stretches.record_around(119)
     told += stretches.feed(window(120, 141, events=3), begins=False)
     assert [each.index for each in told] == [100, 101]  # the pair with which it began
     told += stretches.feed(window(121, 142, events=3), begins=True)
@@ -181,10 +181,10 @@ def test_names_without_end_do_not_have_everything_recorded() -> None:
 
 
 def test_all_is_recorded_where_that_is_asked_for() -> None:
-    stretches, windows = Stretches(), run(100)
+    stretches, windows = Retention(), run(100)
     for each in windows:
         assert list(stretches.feed(each, begins=False, chosen=True)) == [each] and not stretches.waiting
-    assert stretches.left_out == 0
+    assert stretches.skipped_steps == 0
 
 
 @pytest.mark.parametrize("step", [1, 40, 399])
@@ -196,12 +196,12 @@ def test_what_is_found_twice_is_written_once(step: int) -> None:
 
 @pytest.mark.parametrize("until", [30, 333, 1000])
 def test_ranks_record_the_same_also_where_one_of_them_did_not_know_at_first(until: int) -> None:
-    windows, late, begins = run(6000), Stretches(), set()
+    windows, late, begins = run(6000), Retention(), set()
     told = [each for window in windows[:until] for each in late.feed(window, begins=False, chosen=True)]
     for each in windows[until:]:
         begins |= {each.index} if each.step % LENGTH == 0 else set()
         told += late.feed(each, begins=each.index in begins)
-    steps = [each.step for each in (*told, *late.all()) if each.stage == TRAIN]
+    steps = [each.step for each in (*told, *late.flush()) if each.stage == TRAIN]
     assert steps[:until] == [*range(1, until), *steps[until - 1 : until]]
     behind = until + 2 * LENGTH
     assert [step for step in steps if step > behind] == [step for step in record(windows).steps if step > behind]

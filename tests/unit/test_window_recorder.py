@@ -10,7 +10,7 @@ import pytest
 from recorded_runs import training
 from traincheck.errors import OutputError
 from traincheck.runtime.recording.retention import AFTER, BEFORE, FIRST_STEPS, LENGTH
-from traincheck.runtime.recording.window_recorder import Keeping
+from traincheck.runtime.recording.window_recorder import WindowRecorder
 from traincheck.trace.reader import read_windows, removed_steps
 from traincheck.trace.rotation import SEGMENTS
 from traincheck.trace.segments import segments
@@ -27,7 +27,7 @@ class Run:
         self.folder = folder
         self.anew: list[int] = []
         self.in_full = in_full
-        self.keeping = Keeping(folder, 1, most, lambda: self.anew.append(self.at + 1), lambda: self.in_full)
+        self.keeping = WindowRecorder(folder, 1, most, lambda: self.anew.append(self.at + 1), lambda: self.in_full)
         self.windows = training(STEPS)
         self.behind = behind
         self.at = self.fed = -1
@@ -36,7 +36,7 @@ class Run:
         """Windows are handed on, and fed in the background."""
         for _ in range(steps):
             self.at += 1
-            self.keeping.closed(self.window(self.at), looks_closer=looks_closer)
+            self.keeping.window_closed(self.window(self.at), is_burst=looks_closer)
             self.feed(self.at - self.behind)
 
     def feed(self, last: int) -> None:
@@ -62,7 +62,7 @@ def test_the_first_steps_are_there_at_once_and_the_last_at_the_end(tmp_path: Pat
     assert run.steps[-1] < STEPS - BEFORE
     run.keeping.close()
     assert run.steps[-BEFORE:] == list(range(STEPS - BEFORE + 1, STEPS + 1)) and len(run.steps) < 80
-    assert run.keeping.left_out == STEPS - len(run.steps)
+    assert run.keeping.skipped_steps == STEPS - len(run.steps)
 
 
 @pytest.mark.parametrize("behind", [0, 3, 40])
@@ -70,8 +70,8 @@ def test_what_is_found_is_on_disk_when_its_window_was_fed(behind: int, tmp_path:
     run = Run(tmp_path, behind=behind)
     run.train(300)
     run.at += 1
-    run.keeping.closed(run.window(run.at))
-    run.keeping.around()  # the check is a stage before this one
+    run.keeping.window_closed(run.window(run.at))
+    run.keeping.record_around()  # the check is a stage before this one
     run.feed(run.at - behind)
     found = run.fed + 1
     assert run.steps[-BEFORE - 1 :] == list(range(found - BEFORE, found + 1))
@@ -90,7 +90,7 @@ def test_all_is_told_anew_in_the_same_steps_on_all_ranks(tmp_path: Path) -> None
 def test_steps_that_are_looked_at_more_closely_are_recorded(tmp_path: Path) -> None:
     run = Run(tmp_path, behind=2)
     run.train(200)
-    run.train(30, looks_closer=True)
+    run.train(30, is_burst=True)
     run.train(100)
     assert set(range(201, 231)) < set(run.steps)
 
@@ -103,7 +103,7 @@ def test_who_is_read_while_the_run_goes_on_is_recorded_in_full(tmp_path: Path) -
     run.train(300)
     run.keeping.close()
     assert run.steps[:200] == list(range(1, 201)) and len(run.steps) < 300 and run.steps[-1] == 500
-    assert run.keeping.left_out == 500 - len(run.steps)
+    assert run.keeping.skipped_steps == 500 - len(run.steps)
 
 
 def test_a_program_that_hangs_has_its_last_windows_on_disk(tmp_path: Path) -> None:
@@ -123,8 +123,8 @@ def test_files_of_a_recording_in_part_begin_where_all_was_told_anew(tmp_path: Pa
     run = Run(tmp_path, most=SEGMENTS * 14_000)
     for _ in range(20):
         run.train(25)
-        run.keeping.around()
-        run.keeping.keep()
+        run.keeping.record_around()
+        run.keeping.keep_file()
     run.keeping.close()
     begun, *later = segments(tmp_path / NAME)
     assert later and next(read_windows(begun)).step == 1
@@ -137,12 +137,12 @@ def test_a_recording_that_cannot_be_written_holds_nothing_and_says_so_once(tmp_p
     run = Run(tmp_path)
     run.train(200)
     os.unlink(tmp_path / NAME)  # noqa: PTH108  # as somebody does who tidies up
-    run.keeping.around()
+    run.keeping.record_around()
     with pytest.raises(OutputError, match="No such file"):
         run.train(1)
     told = len(run.anew)
     for index in range(201, 400):
-        run.keeping.closed(run.window(index))
+        run.keeping.window_closed(run.window(index))
     assert len(run.anew) == told
     run.keeping.close()
 
@@ -152,6 +152,6 @@ def test_a_full_disk_while_nothing_comes_is_told_with_the_next_window(tmp_path: 
     run.train(200)
     os.unlink(tmp_path / NAME)  # noqa: PTH108
     run.keeping.at_rest()
-    run.keeping.around()
+    run.keeping.record_around()
     with pytest.raises(OutputError, match="No such file"):
         run.train(1)

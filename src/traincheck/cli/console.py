@@ -1,4 +1,4 @@
-"""The console: what commands say. Results go to stdout, everything about the work itself to stderr."""
+"""Prints the output of commands: results on stdout, everything about the work on stderr."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ if TYPE_CHECKING:
     from traincheck.vocab.finding import Report
 
 UNJUDGED, FINDINGS, INTERRUPTED = 2, 3, 130
-"""Exit codes: for a run without a training step, for findings at or above --fail-on, of a command that Ctrl-C ended."""
+"""Exit codes for a run without a training step, for findings at or above --fail-on, and after Ctrl-C."""
 
 QUIET_SECONDS = 5.0
-"""Between two plain lines about the same work: often enough to see that it lives, seldom enough for a log."""
+"""Seconds between two plain lines about the same work."""
 
 
 def say(text: str = "") -> None:
-    """A line about the work, on stderr: without what is secret, and without what would steer a terminal."""
+    """Print a line about the work on stderr, without secrets and control characters."""
     sys.stderr.write(f"{lines(redaction.text(text))}\n")
     sys.stderr.flush()
 
 
 def remark(text: str) -> None:
-    """A line on stderr that says who speaks, for the midst of the program's own output."""
+    """Print a line on stderr that begins with `traincheck:`, between the program's own output."""
     say(f"traincheck: {text}")
 
 
 def out(text: str) -> None:
-    """A line of a result, on stdout, without what would steer a terminal."""
+    """Print a line of the result on stdout, without control characters."""
     sys.stdout.write(f"{lines(text)}\n")
 
 
 def out_json(value: object) -> None:
-    """A result as JSON, on stdout."""
+    """Print the result as JSON on stdout."""
     out(json_text(json.dumps(value, indent=2, ensure_ascii=False, default=str)))
 
 
 def columns(rows: Iterable[Sequence[str]], indent: str = "  ") -> list[str]:
-    """The rows as lines in which the cells stand under each other."""
+    """The rows as lines with aligned columns."""
     table = [list(row) for row in rows]
-    widths = [max((len(row[place]) for row in table if len(row) > place), default=0) for place in range(_most(table))]
+    widths = [max((len(row[index]) for row in table if len(row) > index), default=0) for index in range(_most(table))]
     return [
         (indent + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))).rstrip()
         for row in table
@@ -84,7 +84,7 @@ def exit_code(report: Report, fail_on: str) -> int:
 
 
 class Progress:
-    """Called as `progress(what, done, total)`: a bar on a terminal, now and then a plain line elsewhere."""
+    """Called as `progress(task, done, total)`: shows a bar on a terminal, and plain lines elsewhere."""
 
     def __init__(self) -> None:
         self._bars: Bars | None = None
@@ -104,14 +104,14 @@ class Progress:
         if self._bars is not None:
             self._bars.stop()
 
-    def __call__(self, what: str, done: int, total: int) -> None:
+    def __call__(self, task: str, done: int, total: int) -> None:
         if self._bars is not None:
-            if what not in self._tasks:
-                self._tasks[what] = self._bars.add_task(what, total=total or None)
-            self._bars.update(self._tasks[what], completed=done, total=total or None)
+            if task not in self._tasks:
+                self._tasks[task] = self._bars.add_task(task, total=total or None)
+            self._bars.update(self._tasks[task], completed=done, total=total or None)
             return
         before, when = self._last
         now = time.monotonic()
-        if what != before or (done == total and total) or now - when >= QUIET_SECONDS:
-            self._last = (what, now)
-            remark(f"{what} {done}/{total}" if total else what)
+        if task != before or (done == total and total) or now - when >= QUIET_SECONDS:
+            self._last = (task, now)
+            remark(f"{task} {done}/{total}" if total else task)

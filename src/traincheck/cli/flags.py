@@ -59,7 +59,8 @@ def shared_options(*names: str, hidden: tuple[str, ...] = ()) -> Callable[[Comma
         params = [param for param in signature.parameters.values() if param.kind is not param.VAR_KEYWORD]
         for name in (*names, *hidden):
             option = OPTIONS[name]
-            annotation = Annotated[_type(option), flag(name, hidden=name in hidden)]
+            made = flag(name, hidden=name in hidden)
+            annotation = Annotated[_type(option), made]  # type: ignore[valid-type]
             default = False if option.kind == "switch" else None
             param = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
             params.append(param)

@@ -1,4 +1,4 @@
-"""Outputs: what a command may replace, and what of an older book goes on into the one that replaces it."""
+"""Protects existing files: checks what a command may replace, and keeps the mutes of a replaced book."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def may_replace_book(path: Path) -> None:
-    """Raise OtherFile for a file that is there and is not a book: it would be lost. A damaged book may be replaced."""
+    """Raise OtherFile for an existing file that is not a book. A damaged book may be replaced."""
     from traincheck.invariants.book import read_book
 
     if not path.exists():
@@ -36,7 +36,7 @@ def may_replace_book(path: Path) -> None:
 
 
 def may_hold_packs(folder: Path) -> None:
-    """Raise OtherFile for a folder that is there and holds something else than packs, or a file."""
+    """Raise OtherFile for an existing file, or a folder with other contents than packs."""
     from traincheck.invariants.packs import MANIFEST
 
     if folder.is_dir() and ((folder / MANIFEST).is_file() or not any(folder.iterdir())):
@@ -46,7 +46,7 @@ def may_hold_packs(folder: Path) -> None:
 
 
 def may_replace_tally(path: Path, option: str) -> None:
-    """Raise OtherFile for a file that is there and holds no tallies."""
+    """Raise OtherFile for an existing file that is not a tally file."""
     from traincheck.inference.tally_files import is_tally_file
 
     if not _holds_something(path):
@@ -60,7 +60,7 @@ def may_replace_tally(path: Path, option: str) -> None:
 
 
 def may_replace_journal(path: Path, option: str) -> None:
-    """Raise OtherFile for a file that is there and is not a journal."""
+    """Raise OtherFile for an existing file that is not a journal."""
     from traincheck.inference.journal import is_journal
 
     if not _holds_something(path):
@@ -79,9 +79,9 @@ def _holds_something(path: Path) -> bool:
 
 
 def replace_book(book: Book, path: Path) -> Book:
-    """Write `book` to `path` with the mutes of an older book there, and say what became of them; what was written.
+    """Write `book` to `path` with the mutes of an older book there, and report them; the written book.
 
-    A damaged older book, whose mutes cannot be read, is kept beside it. Raises OutputError.
+    It renames a damaged older book, whose mutes cannot be read. Raises OutputError.
     """
     from traincheck.invariants.book import read_book, write_book
     from traincheck.invariants.mute import carry_over
@@ -92,7 +92,7 @@ def replace_book(book: Book, path: Path) -> Book:
         write_book(book, path)
         return book
     except TrainCheckError as error:
-        _keep_aside(path, error)
+        _keep_backup(path, error)
         write_book(book, path)
         return book
     book, kept, lost = carry_over(book, older.invariants)
@@ -104,14 +104,14 @@ def replace_book(book: Book, path: Path) -> Book:
     return book
 
 
-def _keep_aside(path: Path, error: TrainCheckError) -> None:
+def _keep_backup(path: Path, error: TrainCheckError) -> None:
     number = 0
-    aside = path.with_name(f"{path.name}.old")
-    while aside.exists():
+    backup = path.with_name(f"{path.name}.old")
+    while backup.exists():
         number += 1
-        aside = path.with_name(f"{path.name}.old{number}")
+        backup = path.with_name(f"{path.name}.old{number}")
     try:
-        path.rename(aside)
-    except OSError as why:
-        raise OutputError(aside, why.strerror or str(why)) from why
-    remark(f"the older book cannot be read, so its mutes were not kept; it is now {aside} ({error.slug})")
+        path.rename(backup)
+    except OSError as failure:
+        raise OutputError(backup, failure.strerror or str(failure)) from failure
+    remark(f"the older book cannot be read, so its mutes are lost; it is now {backup} ({error.slug})")

@@ -1,7 +1,7 @@
-"""Every error that TrainCheck raises on purpose.
+"""The errors that TrainCheck raises.
 
 TrainCheckError
-├── UsageError                 a command or an option that cannot be obeyed (exit code 2)
+├── UsageError                 an error in a command or an option (exit code 2)
 │   ├── ScriptNotFound
 │   ├── NotAScript
 │   ├── CommandNotFound
@@ -15,7 +15,7 @@ TrainCheckError
 │   ├── MissingExtra
 │   ├── NotTheSameWork
 │   └── WorkloadUnusable
-├── InputError                 a file that cannot be read as what it should be (exit code 2)
+├── InputError                 a file that cannot be read (exit code 2)
 │   ├── BookError
 │   │   ├── BookNotFound
 │   │   ├── BookUnrecognised
@@ -48,7 +48,7 @@ TrainCheckError
 │       ├── StudyUnreadable
 │       └── StudyTooNew
 ├── PluginError                a relation, source or sink of a package that cannot be used (exit code 2)
-├── OutputError                a place that cannot be written (exit code 1)
+├── OutputError                a file that cannot be written (exit code 1)
 ├── WorkerLost                 a process that helped with the work and ended before it was done (exit code 1)
 ├── WorkerFailed               a process that executed a training and ended before it was done (exit code 1)
 └── StopTraining               raised in the training loop on request (--on-violation stop)

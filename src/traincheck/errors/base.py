@@ -1,4 +1,4 @@
-"""The base of all errors, and those that are neither about usage nor about what is read."""
+"""The base class of all errors, and the errors about plug-ins, output and workers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ PathLike: TypeAlias = str | os.PathLike[str]
 
 
 class TrainCheckError(Exception):
-    """Base of all our errors. `slug` is the name under which docs/messages.md explains it."""
+    """Base of all errors of TrainCheck. docs/messages.md explains each error under its `slug`."""
 
     slug = "error"
     exit_code = 1
 
     def __reduce__(self) -> tuple[object, ...]:
-        # As made from its message: our classes take what the message is made of, and errors travel between processes.
+        # Errors travel between processes: rebuild them from the message, not from the arguments of the class.
         return type(self).__new__, (type(self), str(self))
 
 
@@ -25,29 +25,29 @@ class PluginError(TrainCheckError):
     slug = "plugin"
     exit_code = 2
 
-    def __init__(self, group: str, name: str, why: str) -> None:
-        super().__init__(f"The extension '{name}' of {group} cannot be used: {why}. Mend or uninstall its package.")
+    def __init__(self, group: str, name: str, reason: str) -> None:
+        super().__init__(f"The extension '{name}' of {group} cannot be used: {reason}. Fix or uninstall its package.")
 
 
 class OutputError(TrainCheckError):
-    """A place that cannot be written."""
+    """A file or folder that cannot be written."""
 
     slug = "output"
 
-    def __init__(self, path: PathLike, why: str) -> None:
+    def __init__(self, path: PathLike, reason: str) -> None:
         super().__init__(
-            f"Cannot write '{os.fspath(path)}': {why}. "
-            "Check its permissions and the free space, or name another place with -o."
+            f"Cannot write '{os.fspath(path)}': {reason}. "
+            "Check its permissions and the free space, or name another path with -o."
         )
 
 
 class WorkerLost(TrainCheckError):
     slug = "worker-lost"
 
-    def __init__(self, what: str, code: int | None) -> None:
+    def __init__(self, path: str, code: int | None) -> None:
         how = "again and again" if code is None else f"by signal {-code}" if code < 0 else f"with exit code {code}"
         super().__init__(
-            f"The process that was reading '{what}' ended {how}, most often because memory ran out. "
+            f"The process that was reading '{path}' ended {how}, most often because memory ran out. "
             "Nothing was written. Try again with --jobs 1, which needs the least memory."
         )
 
@@ -57,18 +57,18 @@ class WorkerFailed(TrainCheckError):
 
     def __init__(self, name: str, code: int | None, words: str) -> None:
         how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
-        said = f" It said: {words}" if words else ""
+        output = f" Its last output: {words}" if words else ""
         super().__init__(
-            f"The process '{name}' of this command ended {how} before its work was done.{said} "
+            f"The process '{name}' of this command ended {how} before its work was done.{output} "
             "Try a smaller --workload or fewer --steps; memory may have run out."
         )
 
 
 class StopTraining(TrainCheckError):
-    """Raised before the next optimizer step when a finding of severity error was made and stopping was asked for."""
+    """Raised before the next optimizer step after an error, with --on-violation stop, or by a callback."""
 
     slug = "stopped"
     exit_code = 3
 
     def __init__(self, title: str, step: int = 0) -> None:
-        super().__init__(f"TrainCheck stopped the training {f'after step {step}' if step else 'as asked'}: {title}")
+        super().__init__(f"TrainCheck stopped the training {f'after step {step}' if step else 'on request'}: {title}")

@@ -1,4 +1,4 @@
-"""A file that cannot be read as what it should be."""
+"""Errors in files that TrainCheck reads."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from traincheck.errors.base import PathLike, TrainCheckError
 
 
 class _TooNew(Exception):
-    what = ""
+    kind = ""
 
-    def __init__(self, path: PathLike, version: object, known: int) -> None:
-        told = f"{os.fspath(path)} {self.what} {version}; this TrainCheck reads up to {known}."
-        super().__init__(f"{told} Install a newer TrainCheck to read it.")
+    def __init__(self, path: PathLike, version: object, newest: int) -> None:
+        problem = f"{os.fspath(path)} {self.kind} {version}; this TrainCheck reads up to {newest}."
+        super().__init__(f"{problem} Install a newer TrainCheck to read it.")
 
 
 class _Unreadable(Exception):
-    what = cure = ""
+    kind = cure = ""
 
-    def __init__(self, path: PathLike, why: str) -> None:
-        super().__init__(f"Cannot read '{os.fspath(path)}' as {self.what}: {why}. {self.cure}")
+    def __init__(self, path: PathLike, reason: str) -> None:
+        super().__init__(f"Cannot read '{os.fspath(path)}' as {self.kind}: {reason}. {self.cure}")
 
 
 class InputError(TrainCheckError):
@@ -47,23 +47,23 @@ class BookNotFound(BookError):
 
 class BookUnrecognised(_Unreadable, BookError):
     slug = "book-unrecognised"
-    what = "a book of invariants"
+    kind = "a book of invariants"
     cure = "A book is the file that `traincheck infer RUN ... -o BOOK` writes."
 
 
 class BookUnreadable(BookError):
     slug = "book-unreadable"
 
-    def __init__(self, path: PathLike, line: int, why: str) -> None:
+    def __init__(self, path: PathLike, line: int, reason: str) -> None:
         super().__init__(
-            f"{os.fspath(path)}, line {line}: {why}. A book is JSON Lines as `traincheck infer` writes it; "
-            "write it again, or mend or delete the line."
+            f"{os.fspath(path)}, line {line}: {reason}. A book is JSON Lines as `traincheck infer` writes it; "
+            "write it again, or correct or delete the line."
         )
 
 
 class BookTooNew(_TooNew, BookError):
     slug = "book-too-new"
-    what = "is a book of format"
+    kind = "is a book of format"
 
 
 class BookConflict(BookError):
@@ -78,14 +78,14 @@ class BookConflict(BookError):
 
 class PacksUnreadable(_Unreadable, BookError):
     slug = "packs-unreadable"
-    what = "packs"
+    kind = "packs"
     cure = "Packs are what `traincheck packs build RUN ... -o FOLDER` writes, as a whole."
 
 
 class LibraryUnreadable(_Unreadable, BookError):
     slug = "library-unreadable"
-    what = "what a library says of its runs"
-    cure = "`traincheck accept RUN` writes it; take back what was done to the file by hand."
+    kind = "the record of a library"
+    cure = "`traincheck accept RUN` writes it; undo manual changes to the file."
 
 
 class TallyError(InputError):
@@ -94,18 +94,18 @@ class TallyError(InputError):
 
 class TallyUnreadable(_Unreadable, TallyError):
     slug = "tally-unreadable"
-    what = "a tally file"
+    kind = "a tally file"
     cure = "A tally file is what `traincheck infer RUN ... --tally FILE` writes; a run is named by its folder."
 
 
 class TallyTooNew(_TooNew, TallyError):
     slug = "tally-too-new"
-    what = "is a tally file of format"
+    kind = "is a tally file of format"
 
 
 class JournalUnreadable(_Unreadable, InputError):
     slug = "journal-unreadable"
-    what = "a journal"
+    kind = "a journal"
     cure = "A journal is the file that `traincheck infer RUN ... -o BOOK` writes beside the book, BOOK.journal.jsonl."
 
 
@@ -127,41 +127,41 @@ class RunFolderNotFound(RunFolderError):
 class RunFolderEmpty(RunFolderError):
     slug = "run-folder-empty"
 
-    def __init__(self, path: PathLike, why: str) -> None:
+    def __init__(self, path: PathLike, reason: str) -> None:
         super().__init__(
-            f"The run folder '{os.fspath(path)}' holds no events ({why}). "
-            "Record the run again with `traincheck collect`; `traincheck doctor` tells what can be observed here."
+            f"The run folder '{os.fspath(path)}' holds no events ({reason}). "
+            "Record the run again with `traincheck collect`; `traincheck doctor` lists what can be observed here."
         )
 
 
 class TraceTooNew(_TooNew, RunFolderError):
     slug = "trace-too-new"
-    what = "was written in trace format"
+    kind = "was written in trace format"
 
 
 class TraceUnreadable(RunFolderError):
     slug = "trace-unreadable"
 
-    def __init__(self, path: PathLike, why: str) -> None:
+    def __init__(self, path: PathLike, reason: str) -> None:
         super().__init__(
-            f"'{os.fspath(path)}' is not as TrainCheck wrote it: {why}. "
-            "Take it out of the run folder to read the rest, or record the run again."
+            f"'{os.fspath(path)}' is damaged or was changed: {reason}. "
+            "Remove it from the run folder to read the rest, or record the run again."
         )
 
 
 class TraceOutOfReach(RunFolderError):
     slug = "trace-out-of-reach"
 
-    def __init__(self, path: PathLike, why: str) -> None:
-        super().__init__(f"'{os.fspath(path)}' cannot be read: {why}. Check the path and its permissions.")
+    def __init__(self, path: PathLike, reason: str) -> None:
+        super().__init__(f"'{os.fspath(path)}' cannot be read: {reason}. Check the path and its permissions.")
 
 
 class SessionUnreadable(RunFolderError):
     slug = "session-unreadable"
 
-    def __init__(self, path: PathLike, why: str) -> None:
+    def __init__(self, path: PathLike, reason: str) -> None:
         super().__init__(
-            f"The settings of the run in '{os.fspath(path)}' cannot be read ({why}). "
+            f"The settings of the run in '{os.fspath(path)}' cannot be read ({reason}). "
             "Every process of the run needs them; start the run again."
         )
 
@@ -171,8 +171,8 @@ class RunFolderInUse(RunFolderError):
 
     def __init__(self, path: PathLike) -> None:
         super().__init__(
-            f"'{os.fspath(path)}' already holds something. Nothing was overwritten; name another folder with -o, "
-            "or remove that one."
+            f"'{os.fspath(path)}' is not empty. TrainCheck did not change it; name another folder with -o, "
+            "or remove that folder."
         )
 
 
@@ -186,62 +186,61 @@ class ReportNotFound(ReportError):
     slug = "report-not-found"
 
     def __init__(self, path: PathLike) -> None:
-        told = "Name the JSON report that `traincheck run` or `traincheck check` wrote."
-        super().__init__(f"There is no report '{os.fspath(path)}'. {told}")
+        cure = "Name the JSON report that `traincheck run` or `traincheck check` wrote."
+        super().__init__(f"There is no report '{os.fspath(path)}'. {cure}")
 
 
 class ReportUnreadable(_Unreadable, ReportError):
     slug = "report-unreadable"
-    what = "a report"
+    kind = "a report"
     cure = "A report is the JSON file that `traincheck run` and `traincheck check` write; check the run again."
 
 
 class ReportTooNew(_TooNew, ReportError):
     slug = "report-too-new"
-    what = "is a report of version"
+    kind = "is a report of version"
 
 
 class FingerprintsError(InputError):
-    """Known fingerprints that a device cannot be judged by."""
+    """Known fingerprints that cannot be compared with a device."""
 
     slug = "fingerprints"
 
 
 class FingerprintsUnreadable(_Unreadable, FingerprintsError):
     slug = "fingerprints-unreadable"
-    what = "known fingerprints"
-    cure = (
-        "They are the file that `traincheck sdc screen -o FILE` writes; write it again on a device that is clean."
-    )
+    kind = "known fingerprints"
+    cure = "They are the file that `traincheck sdc screen -o FILE` writes; write it again on a device that is clean."
 
 
 class FingerprintsTooNew(_TooNew, FingerprintsError):
     slug = "fingerprints-too-new"
-    what = "holds known fingerprints of format"
+    kind = "holds known fingerprints of format"
 
 
 class FingerprintsOfOthers(FingerprintsError):
     slug = "fingerprints-of-others"
 
-    def __init__(self, path: PathLike, what: str) -> None:
+    def __init__(self, path: PathLike, difference: str) -> None:
         super().__init__(
-            f"'{os.fspath(path)}' is of another kind of device, software or work: {what}. Results may differ without "
-            "any fault. Give the same options, or make some for this kind: traincheck sdc screen -o FILE"
+            f"'{os.fspath(path)}' belongs to another kind of device, software or workload: "
+            f"{difference}. Results may differ without a fault. Give the same options, or write fingerprints for this "
+            "kind: traincheck sdc screen -o FILE"
         )
 
 
 class StudyError(InputError):
-    """A file of what a study has found that cannot be read."""
+    """A file of a study that cannot be read."""
 
     slug = "study"
 
 
 class StudyUnreadable(_Unreadable, StudyError):
     slug = "study-unreadable"
-    what = "what a study has found"
-    cure = "It is the file that `traincheck sdc study -o FILE` writes; name that one, or write it again."
+    kind = "a study"
+    cure = "A study is the file that `traincheck sdc study -o FILE` writes; write it again."
 
 
 class StudyTooNew(_TooNew, StudyError):
     slug = "study-too-new"
-    what = "holds a study of format"
+    kind = "holds a study of format"

@@ -1,4 +1,4 @@
-"""A command or an option that cannot be obeyed."""
+"""Errors in a command or in the value of an option."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from traincheck.errors.base import PathLike, TrainCheckError
 
 
 class UsageError(TrainCheckError):
-    """A command or an option that cannot be obeyed."""
+    """Errors in a command or in the value of an option."""
 
     slug = "usage"
     exit_code = 2
@@ -28,10 +28,10 @@ class ScriptNotFound(UsageError):
 class NotAScript(UsageError):
     slug = "not-a-script"
 
-    def __init__(self, path: PathLike, why: str) -> None:
+    def __init__(self, path: PathLike, reason: str) -> None:
         super().__init__(
-            f"'{os.fspath(path)}' is not a Python script ({why}). "
-            "To run another program whose Python children are to be observed, write `-- program ...`."
+            f"'{os.fspath(path)}' is not a Python script ({reason}). "
+            "To run another program and observe its Python children, write `-- program ...`."
         )
 
 
@@ -45,9 +45,9 @@ class CommandNotFound(UsageError):
 class CommandNotRunnable(UsageError):
     slug = "command-not-runnable"
 
-    def __init__(self, command: str, why: str) -> None:
+    def __init__(self, command: str, reason: str) -> None:
         super().__init__(
-            f"The program '{command}' cannot be started: {why}. If it is a script, name its interpreter first."
+            f"The program '{command}' cannot be started: {reason}. If it is a script, name its interpreter first."
         )
 
 
@@ -66,8 +66,8 @@ class NoBook(UsageError):
 
     def __init__(self) -> None:
         super().__init__(
-            "There is no book to check against, and packs are turned off. Leave out --packs none, or name a book with "
-            "--book BOOK; learn one from good runs: traincheck infer RUN ... -o BOOK"
+            "There is no book to check against, and --packs none disables the packs. Remove --packs none, or name a "
+            "book with --book BOOK. To learn a book from good runs: traincheck infer RUN ... -o BOOK"
         )
 
 
@@ -88,7 +88,8 @@ class OtherFile(UsageError):
 
     def __init__(self, path: PathLike, kind: str, option: str) -> None:
         super().__init__(
-            f"'{os.fspath(path)}' exists and is not {kind}; it was left as it is. Name another file with {option}."
+            f"'{os.fspath(path)}' exists and is not {kind}; TrainCheck did not change it. "
+            f"Name another file with {option}."
         )
 
 
@@ -96,10 +97,10 @@ class NoSuchInvariant(UsageError):
     slug = "no-such-invariant"
 
     def __init__(self, path: PathLike, name: str, matching: int, candidates: Sequence[tuple[str, str]] = ()) -> None:
-        found = f"{matching} ids begin" if matching else "no id begins"
-        told = "; ".join(f"{one} ({sentence})" for one, sentence in candidates)
-        hint = f" Did you mean {told}?" if told else ""
-        super().__init__(f"In '{os.fspath(path)}' {found} with '{name}'.{hint} `traincheck show` prints the ids.")
+        matches = f"{matching} ids begin" if matching else "no id begins"
+        names = "; ".join(f"{rule} ({sentence})" for rule, sentence in candidates)
+        hint = f" Did you mean {names}?" if names else ""
+        super().__init__(f"In '{os.fspath(path)}' {matches} with '{name}'.{hint} `traincheck show` prints the ids.")
 
 
 class BadOption(UsageError):
@@ -112,16 +113,16 @@ class BadOption(UsageError):
 class MissingExtra(UsageError, ImportError):
     slug = "missing-extra"
 
-    def __init__(self, what: str, package: str, command: str) -> None:
-        super().__init__(f"{what} needs the package '{package}', which is not installed. Install it: {command}")
+    def __init__(self, feature: str, package: str, command: str) -> None:
+        super().__init__(f"{feature} needs the package '{package}', which is not installed. Install it: {command}")
 
 
 class WorkloadUnusable(UsageError):
     slug = "workload-unusable"
 
-    def __init__(self, name: str, why: str) -> None:
+    def __init__(self, name: str, reason: str) -> None:
         super().__init__(
-            f"The workload '{name}' cannot be used: {why}. A workload is what a function FILE.py:FUNCTION or "
+            f"The workload '{name}' cannot be used: {reason}. A workload is what a function FILE.py:FUNCTION or "
             "MODULE:FUNCTION returns when it is called with seed and device; it has build_model, build_optimizer, "
             "batch and loss."
         )
@@ -130,8 +131,8 @@ class WorkloadUnusable(UsageError):
 class NotTheSameWork(UsageError):
     slug = "not-the-same-work"
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, difference: str) -> None:
         super().__init__(
-            f"The two workers do not execute the same work: they differ in {what}, where no fault of hardware can come "
-            "in. The workload has to depend on its seed alone; `traincheck sdc doctor` names what differs."
+            f"The two workers do not execute the same work: they differ in {difference}, which no hardware fault can "
+            "change. The workload must depend on its seed alone; `traincheck sdc doctor` names the difference."
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from traincheck.errors import MissingExtra
-from traincheck.integrations.training_watch import Telling, TrainingWatch
+from traincheck.integrations.training_watch import TrainingWatch, WatchResults
 
 try:
     from accelerate.tracking import GeneralTracker
@@ -16,7 +16,7 @@ except ImportError:
     raise MissingExtra("The tracker for Accelerate", "accelerate", "pip install accelerate") from None
 
 
-class TrainCheckTracker(Telling, GeneralTracker):  # type: ignore[misc]
+class TrainCheckTracker(WatchResults, GeneralTracker):  # type: ignore[misc]
     """Checks the training from here on; `options` are those of `traincheck.checked`.
 
     It ends with `Accelerator.end_training()`, if `init_trackers` was called, and otherwise with the program. `report`

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from traincheck.errors import MissingExtra
-from traincheck.integrations.training_watch import Telling, TrainingWatch
+from traincheck.integrations.training_watch import TrainingWatch, WatchResults
 
 try:
     from transformers import TrainerCallback
@@ -16,7 +16,7 @@ except ImportError:
     raise MissingExtra("The callback for Hugging Face", "transformers", "pip install transformers") from None
 
 
-class TrainCheckCallback(Telling, TrainerCallback):  # type: ignore[misc]
+class TrainCheckCallback(WatchResults, TrainerCallback):  # type: ignore[misc]
     """Checks the training of a Trainer from `train()` to its end; `options` are those of `traincheck.checked`.
 
     `report` and `folder` tell what was found last, and where. Under `traincheck run` the callback leaves the training

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from traincheck.errors import MissingExtra
-from traincheck.integrations.training_watch import Telling, TrainingWatch
+from traincheck.integrations.training_watch import TrainingWatch, WatchResults
 
 try:
     # The two are one code under two names, and each takes callbacks of its own name only.
@@ -23,7 +23,7 @@ except ImportError:
 FIT = "fit"
 
 
-class TrainCheckCallback(Telling, Callback):  # type: ignore[misc]
+class TrainCheckCallback(WatchResults, Callback):  # type: ignore[misc]
     """Checks what `fit` trains, from its set-up to its end; `options` are those of `traincheck.checked`.
 
     `report` and `folder` tell what was found last, and where. Under `traincheck run` the callback leaves the training

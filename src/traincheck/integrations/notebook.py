@@ -28,7 +28,7 @@ def check_cell(shell: Any, line: str, cell: str) -> None:
     """
     observation = None
     try:
-        with checked(name="notebook", **_asked(line)) as observation:
+        with checked(name="notebook", **_options(line)) as observation:
             _run(shell, cell)
     except _CellFailed:
         pass  # IPython has told it
@@ -57,16 +57,16 @@ def _run(shell: Any, cell: str) -> None:
         raise _CellFailed
 
 
-def _asked(line: str) -> dict[str, Any]:
+def _options(line: str) -> dict[str, Any]:
     """What the line of the magic asks for. Raises BadOption."""
-    asked: dict[str, Any] = {"book": [], "packs": []}
+    options: dict[str, Any] = {"book": [], "packs": []}
     words = shlex.split(line)
     for flag, value in zip(words[::2], [*words[1::2], None], strict=False):
         name = OPTIONS.get(flag)
         if name is None or value is None:
             raise BadOption("%%traincheck", flag, "one of " + ", ".join(sorted(OPTIONS)) + ", each with a value")
         if name in ("book", "packs"):
-            asked[name].append(value)
+            options[name].append(value)
         else:
-            asked[name] = value
-    return asked
+            options[name] = value
+    return options

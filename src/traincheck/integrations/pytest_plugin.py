@@ -60,7 +60,7 @@ def checked_training(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator
     from traincheck import TrainCheckError, checked
 
     item = request.node
-    options = _asked(item)
+    options = _options_of(item)
     stack = ExitStack()
     try:
         checking = checked(tmp_path / "traincheck", name=options.pop("name", item.path.name), **options)
@@ -92,21 +92,22 @@ def _judge(item: pytest.Item, observation: Observation) -> None:
         return
     mark = item.get_closest_marker(MARK)
     fail_on = (mark.kwargs if mark else {}).get("fail_on") or item.config.getoption(FAIL_ON)
-    found = [one for one in report.findings if fail_on == "notice" or one.severity == "error"]
-    if found:
-        told = [
-            f"{one.severity} at step {one.step}: {one.title}{f' ({one.site})' if one.site else ''}" for one in found
+    failures = [finding for finding in report.findings if fail_on == "notice" or finding.severity == "error"]
+    if failures:
+        lines = [
+            f"{finding.severity} at step {finding.step}: {finding.title}{f' ({finding.site})' if finding.site else ''}"
+            for finding in failures
         ]
         page = observation.folder / "report.html"
-        pytest.fail("\n".join(["TrainCheck found:", *told, f"report: {page}"]), pytrace=False)
+        pytest.fail("\n".join(["TrainCheck found:", *lines, f"report: {page}"]), pytrace=False)
 
 
-def _asked(item: pytest.Item) -> dict[str, Any]:
+def _options_of(item: pytest.Item) -> dict[str, Any]:
     """The options of `traincheck.checked` that the mark and the command line name; the mark goes first."""
     mark = item.get_closest_marker(MARK)
-    asked = {name: value for name, value in (mark.kwargs if mark else {}).items() if name != "fail_on"}
+    options = {name: value for name, value in (mark.kwargs if mark else {}).items() if name != "fail_on"}
     for name, option in (("book", BOOK), ("packs", PACKS)):
         value = item.config.getoption(option)
-        if value and name not in asked:
-            asked[name] = value
-    return asked
+        if value and name not in options:
+            options[name] = value
+    return options

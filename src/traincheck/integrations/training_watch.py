@@ -42,7 +42,7 @@ class TrainingWatch:
             stack.close()
 
 
-class Telling:
+class WatchResults:
     """What every callback tells of its watch."""
 
     _watch: TrainingWatch

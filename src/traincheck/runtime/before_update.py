@@ -28,52 +28,52 @@ class BeforeUpdate:
         self._callback = callback
         self._named: Callable[..., Any] | None = None
         self._findings: deque[Finding] = deque()
-        self._wanted = False
-        self._due = bool(callback)  # to be looked for before the first update
+        self._snapshot_requested = False
+        self._is_pending = bool(callback)  # to be looked for before the first update
         self.because: StopAsked | None = None
         """Why the training is to end."""
 
-    def tell(self, finding: Finding) -> None:
+    def report(self, finding: Finding) -> None:
         """Have the program's callbacks called with a finding."""
         self._findings.append(finding)
-        self._due = True
+        self._is_pending = True
 
-    def ask_snapshot(self) -> None:
+    def request_snapshot(self) -> None:
         """Have a snapshot written."""
-        self._wanted = True
-        self._due = True
+        self._snapshot_requested = True
+        self._is_pending = True
 
     def stop(self, because: StopAsked) -> None:
         """Have the training ended; the first reason stays."""
         if self.because is None:
             self.because = because
-            self._due = True
+            self._is_pending = True
 
     def __call__(self) -> None:
         """Do what is due. Raises StopTraining."""
-        if not self._due:
+        if not self._is_pending:
             return
-        self._due = False
+        self._is_pending = False
         if self._callback:
             self._named, self._callback = callbacks.find(self._callback), ""
-        if self._wanted:
-            self._wanted = False
+        if self._snapshot_requested:
+            self._snapshot_requested = False
             self._snapshot()
         try:
             while self._findings:
-                callbacks.tell(self._findings.popleft(), self._named)
+                callbacks.notify(self._findings.popleft(), self._named)
         except StopTraining:
-            self._ends()
+            self._stop_training()
             raise
         because = self.because
         if because is None:
             return
         if because.at is not None and self._step() < because.at:
-            self._due = True
+            self._is_pending = True
             return
-        self._ends()
+        self._stop_training()
         raise StopTraining(because.title, because.step)
 
-    def _ends(self) -> None:
+    def _stop_training(self) -> None:
         callbacks.prepare_stop()
         self._on_stop()

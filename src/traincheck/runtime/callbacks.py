@@ -46,7 +46,7 @@ def before_stop(function: Function) -> Function:
     return function
 
 
-def tell(finding: Finding, named: Callable[..., Any] | None = None) -> None:
+def notify(finding: Finding, named: Callable[..., Any] | None = None) -> None:
     """Call what was registered, and `named`. Raises StopTraining where one of them does."""
     for function in [*_on_violation, *([named] if named is not None and named not in _on_violation else [])]:
         try:
@@ -66,22 +66,22 @@ def prepare_stop() -> None:
             log_warning(f"{_name(function)}, called before the stop, raised {type(error).__name__}: {error}")
 
 
-def find(place: str) -> Callable[..., Any] | None:
+def find(path: str) -> Callable[..., Any] | None:
     """The function `package.module:function`, None (and a word on stderr) where it cannot be had."""
-    home, _, name = place.partition(":")
+    home, _, name = path.partition(":")
     try:
-        found: Any = _module(home)
+        target: Any = _module(home)
         for part in name.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except Exception as error:  # it is the user's own code
         log_warning(
-            f"--on-violation {place} cannot be used, findings are only reported: {type(error).__name__}: {error}"
+            f"--on-violation {path} cannot be used, findings are only reported: {type(error).__name__}: {error}"
         )
         return None
-    if not callable(found):
-        log_warning(f"--on-violation {place} cannot be used, findings are only reported: it is {type(found).__name__}")
+    if not callable(target):
+        log_warning(f"--on-violation {path} cannot be used, findings are only reported: it is {type(target).__name__}")
         return None
-    function: Callable[..., Any] = found
+    function: Callable[..., Any] = target
     return function
 
 

@@ -42,7 +42,7 @@ PATIENCE = 3.0
 class Orders(Protocol):
     """What can be asked of an observed process. All may be called from any thread but `switch`."""
 
-    def found(self, finding: Finding) -> None:
+    def report_finding(self, finding: Finding) -> None:
         """Somebody else has found this of several ranks."""
 
     def mute(self, muted: Mapping[str, str]) -> None:
@@ -75,9 +75,9 @@ class State:
     full: list[tuple[int, int]] = field(default_factory=list)
     snapshots: list[str] = field(default_factory=list)
 
-    def decline(self, why: str) -> None:
-        if why and why not in self.remarks:
-            self.remarks.append(why)
+    def decline(self, reason: str) -> None:
+        if reason and reason not in self.remarks:
+            self.remarks.append(reason)
 
 
 class ControlFollower:
@@ -88,20 +88,20 @@ class ControlFollower:
     ) -> None:
         self._folder = folder
         self._process = process
-        self._where = where
+        self._rank_info = where
         self._orders = orders
         self._state = state
         self._file = ControlFile(folder.path)
-        self._taken = Control()
+        self._current = Control()
         self._fresh = True
-        self._coming: Control | None = None  # for the thread that trains
+        self._pending: Control | None = None  # for the thread that trains
         self._serial = 0
         self._since = 0
         self._off: frozenset[str] = frozenset()
         self._stopping = 0.0  # when a stop was first seen
         self._stopped = False
         self._pace = (0.0, 0)
-        self._told: Answer | None = None
+        self._last_answer: Answer | None = None
         self._refused = False
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -118,13 +118,13 @@ class ControlFollower:
 
     def at_border(self) -> None:
         """Do what is asked of sources; called on the thread that trains when a window has ended."""
-        control, self._coming = self._coming, None
+        control, self._pending = self._pending, None
         if control is None:
             return
-        wanted = _switchable(control.off)
-        for source in sorted(self._off ^ wanted):
-            self._orders.switch(source, off=source in wanted)
-        self._off = wanted
+        requested = _switchable(control.off)
+        for source in sorted(self._off ^ requested):
+            self._orders.switch(source, off=source in requested)
+        self._off = requested
         self._since, self._serial = self._state.step + 1, control.serial
 
     # -- on the thread of its own ----------------------------------------------------------------------------------
@@ -134,19 +134,19 @@ class ControlFollower:
             try:
                 control = self._file.news()
                 if control is not None:
-                    self._take(control)
+                    self._apply(control)
             except TrainCheckError as error:
                 log_warning(f"what is asked of this run cannot be read, and is left aside: {error}")
             except Exception as error:  # a thread of ours must not end without a word
                 log_warning(f"control: {type(error).__name__}: {error}")
-            self._see_to_stop()
+            self._handle_stop()
             self._answer()
             self._fresh = False
             if self._over.wait(PAUSE):
                 return
 
-    def _take(self, control: Control) -> None:
-        before, self._taken = self._taken, control
+    def _apply(self, control: Control) -> None:
+        before, self._current = self._current, control
         state, orders = self._state, self._orders
         if control.muted != before.muted:
             orders.mute(control.muted)
@@ -161,27 +161,27 @@ class ControlFollower:
                 state.decline(f"source {source} cannot be switched off{rest}")
         if not self._fresh:  # what was asked for once before this process began was asked of others
             for finding in control.found[len(before.found) :]:
-                orders.found(finding)
+                orders.report_finding(finding)
             if control.look.number > before.look.number:
                 state.decline(orders.look(control.look.steps))
             if control.snapshot.number > before.snapshot.number:
                 orders.snapshot()
         if _switchable(control.off) == self._off or not state.training:
             self._serial, self._since = control.serial, state.step + 1
-        self._coming = control
+        self._pending = control
 
-    def _see_to_stop(self) -> None:
+    def _handle_stop(self) -> None:
         """All ranks are to stop before the update of the same step, so that none waits for another: the first says
         which."""
         now, step = time.monotonic(), self._state.step
         (then, before), self._pace = self._pace, (now, step)
-        because = self._taken.stop
+        because = self._current.stop
         if because is None or self._stopped:
             return
         self._stopping = self._stopping or now
-        place = self._where()
-        if because.at is None and place.world_size > 1 and self._state.training:
-            if place.rank == 0:
+        rank_info = self._rank_info()
+        if because.at is None and rank_info.world_size > 1 and self._state.training:
+            if rank_info.rank == 0:
                 pace = (step - before) / (now - then) if now > then else 0.0
                 self._agree(step + 2 + math.ceil(pace * AHEAD))
                 return
@@ -191,56 +191,56 @@ class ControlFollower:
         self._orders.stop(because)
 
     def _agree(self, at: int) -> None:
-        def said(control: Control) -> Control:
+        def with_step(control: Control) -> Control:
             stop = control.stop
             if stop is None or stop.at is not None:
                 return control
             return msgspec.structs.replace(control, stop=msgspec.structs.replace(stop, at=at))
 
         try:
-            self._take(change_control(self._folder.path, said))
+            self._apply(change_control(self._folder.path, with_step))
         except TrainCheckError as error:
             log_warning(f"the ranks could not agree on where to stop: {error}")
             self._stopped = True
-            if self._taken.stop is not None:
-                self._orders.stop(self._taken.stop)
+            if self._current.stop is not None:
+                self._orders.stop(self._current.stop)
 
     def _answer(self, *, ended: bool = False) -> None:
-        place, state, taken = self._where(), self._state, self._taken
+        rank_info, state, current = self._rank_info(), self._state, self._current
         answer = Answer(
-            rank=place.rank,
+            rank=rank_info.rank,
             process=self._process,
             host=platform.node(),
             serial=self._serial,
             step=self._since,
             training=state.training,
             ended=ended,
-            waiting=self._waiting(taken) if not ended else "",
+            waiting=self._waiting(current) if not ended else "",
             declined=tuple(state.remarks),
             full=tuple(state.full),
             snapshots=tuple(state.snapshots),
         )
-        told = self._told
-        if answer == told or self._process != os.getpid():
+        previous = self._last_answer
+        if answer == previous or self._process != os.getpid():
             return
         try:
-            if told is not None and told.rank != answer.rank:
-                withdraw_answer(self._folder.path, told.rank, self._process)
+            if previous is not None and previous.rank != answer.rank:
+                withdraw_answer(self._folder.path, previous.rank, self._process)
             write_answer(self._folder.path, answer)
-            self._told = answer
+            self._last_answer = answer
         except TrainCheckError as error:
             if not self._refused:
                 self._refused = True
                 log_warning(str(error))
 
-    def _waiting(self, taken: Control) -> str:
-        if taken.stop is not None:
-            at = f" before the update of step {taken.stop.at}" if taken.stop.at else " before its next update"
+    def _waiting(self, current: Control) -> str:
+        if current.stop is not None:
+            at = f" before the update of step {current.stop.at}" if current.stop.at else " before its next update"
             return f"to stop{at}"
-        return "for the end of the step under way" if self._serial < taken.serial else ""
+        return "for the end of the step under way" if self._serial < current.serial else ""
 
 
 def _switchable(names: Iterable[str]) -> frozenset[str]:
     """Those of `names` that are sources and can be switched off."""
     declarations = plugins.load(plugins.SOURCE_GROUP, names)
-    return frozenset(name for name, each in declarations.items() if each.can_be_switched_off)
+    return frozenset(name for name, declaration in declarations.items() if declaration.can_be_switched_off)

@@ -41,7 +41,7 @@ class ControlActions:
         self._react = react
         self._sampling = sampling
 
-    def found(self, finding: Finding) -> None:
+    def report_finding(self, finding: Finding) -> None:
         """Somebody else has found this of several ranks."""
         self._react(finding)
 
@@ -69,7 +69,7 @@ class ControlActions:
 
     def snapshot(self) -> None:
         """Write a snapshot before the next update."""
-        self._before_update.ask_snapshot()
+        self._before_update.request_snapshot()
 
     def stop(self, because: StopAsked) -> None:
         """End the training before the next update, or that of `because.at`."""
@@ -81,8 +81,8 @@ def snapshot(folder: Path, catalog: VariableCatalog, state: State, step: int, ra
     from traincheck.sources.checkpoints.snapshots import write_snapshot
 
     name = f"snapshots/step-{step}-rank-{rank}.pt"
-    why = write_snapshot(folder / name, catalog, step, rank)
-    if why:
-        state.decline(why)
+    problem = write_snapshot(folder / name, catalog, step, rank)
+    if problem:
+        state.decline(problem)
     elif name not in state.snapshots:
         state.snapshots.append(name)

@@ -49,17 +49,17 @@ def _watch_process() -> None:
 
 def _at_exit() -> None:
     if current is not None:
-        current.exits()
+        current.on_exit()
 
 
 def _before_fork() -> None:
     if current is not None and current.running:
-        current.rest()
+        current.pause()
 
 
 def _after_fork() -> None:
     if current is not None and current.running:
-        current.go_on()
+        current.resume()
 
 
 def _in_fork() -> None:

@@ -1,4 +1,4 @@
-"""The session: joins the stages in one observed process, from the first import of torch to its end."""
+"""Joins the stages in one observed process: sources, recording, checking and the comparison of ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from traincheck.runtime.recording.burst_recording import BurstRecorder
 from traincheck.runtime.recording.pipeline import Last, Pipeline, Stage
 from traincheck.runtime.recording.redaction import without_secrets
 from traincheck.runtime.recording.sampling import Sampling
-from traincheck.runtime.recording.window_recorder import Keeping
+from traincheck.runtime.recording.window_recorder import WindowRecorder
 from traincheck.runtime.stderr_log import in_words, log_warning
 from traincheck.runtime.terminal_findings import import_terminal, shown_live
 from traincheck.trace.folder import RunFolder
@@ -47,16 +47,16 @@ if TYPE_CHECKING:
     from traincheck.sources.recording.step_tracker import Cut
 
 NOTE_SECONDS = 2.0
-"""How long the end of a session that could not be worked off waits for its note: the disk may be the reason."""
+"""Seconds that an incomplete end waits for its last note, as the disk may be the reason."""
 
 
 class Session:
     """Observes this process until `stop`, which the interpreter calls at its end.
 
-    Note [What goes wrong here stays here]
-    Nothing of the session reaches the program: a fault of a source or of a stage is told once, and the rest goes on.
-    The end takes each of its parts by itself, so that one which fails leaves the others to be done. Only an interrupt
-    (Ctrl-C, an exit that a handler of a signal asks for) is the program's own: it ends our waiting, and goes on.
+    Note [Errors stay in the session]
+    No error of the session reaches the program: an error of a source or a stage is logged once, and the rest goes on.
+    At the end each part runs by itself, so that an error in a part does not affect the others. Only an interrupt
+    (Ctrl-C, an exit in a signal handler) belongs to the program: it ends the waiting and is raised.
     """
 
     def __init__(self, settings: Settings, show: Callable[[Finding], None] | None = None) -> None:
@@ -72,7 +72,7 @@ class Session:
         self._faults: list[str] = []
         self._missing: list[str] = []
         self._state = State()
-        self._controlled: ControlFollower | None = None
+        self._control_follower: ControlFollower | None = None
         self._snapshot_due = settings.snapshot
         self.sampling = Sampling(settings.sample_every, settings.budget, settings.warm_up)
         self._undo = ExitStack()
@@ -81,7 +81,7 @@ class Session:
     def start(self) -> None:
         """Attach the sources. Imports torch."""
         from traincheck.sources.attachment import Attachment
-        from traincheck.sources.checkpoints import snapshots  # noqa: F401  # it keeps torch.save as it was
+        from traincheck.sources.checkpoints import snapshots  # noqa: F401  # it keeps the original torch.save
         from traincheck.sources.recording.call_sites import CallSites
         from traincheck.sources.recording.recorder import Recorder
         from traincheck.sources.registry import build_all
@@ -93,32 +93,32 @@ class Session:
             from traincheck.relations.consistent.configuration import SETTINGS
 
             demand |= SETTINGS
-        keep_told = self.settings.keep_recording // 8 if self.settings.mode == "run" else 0
+        published_bytes = self.settings.keep_recording // 8 if self.settings.mode == "run" else 0
         self._publisher: RankPublisher | None = None
-        most = self.settings.keep_recording - keep_told
-        self._keeping = Keeping(
-            self._folder.path, self._process, most, lambda: self.recorder.repeat_reports(), self._records_all
+        recording_bytes = self.settings.keep_recording - published_bytes
+        self._window_recorder = WindowRecorder(
+            self._folder.path, self._process, recording_bytes, lambda: self.recorder.repeat_reports(), self._records_all
         )
-        stages: list[Stage] = [("trace", self._keeping.feed)]
+        stages: list[Stage] = [("trace", self._window_recorder.feed)]
         self._checker: LiveChecker | None = None
         if self.settings.mode == "run":
             import_terminal()
-            self._checker = LiveChecker(rules, self._folder.path, self._process, self._found)
-            stages.insert(0, ("checking", self._checker.feed))  # first: what is found decides what is recorded
+            self._checker = LiveChecker(rules, self._folder.path, self._process, self._on_new_finding)
+            stages.insert(0, ("checking", self._checker.feed))  # first, as findings select the windows to record
             self._publisher = publisher = RankPublisher(
                 self._folder,
                 self._process,
                 rules,
                 self.settings.compare_ranks,
                 on_decided=lambda: self._write_note(ended=False),
-                on_finding=self._found_of_ranks,
+                on_finding=self._on_rank_finding,
                 on_stop=self._stop_for,
                 on_fault=self._fault,
-                keep=keep_told,
+                keep=published_bytes,
             )
             stages.append(("ranks", lambda window: publisher.feed(window, self._rank_info)))
         unsaved = lambda: self._checker is not None and self._checker.unsaved  # noqa: E731
-        heartbeat = Heartbeat(self._tell_outside, unsaved, _untold, at_rest=self._keeping.at_rest)
+        heartbeat = Heartbeat(self._save_state, unsaved, _log_save_error, at_rest=self._window_recorder.at_rest)
         stages.append(("heartbeat", heartbeat.feed))
         last, promptly = self._last(), self.settings.acts_on_findings
         self._pipeline = Pipeline(without_secrets(stages), self._fault, heartbeat, last, promptly=promptly)
@@ -134,7 +134,7 @@ class Session:
         self._before_update = BeforeUpdate(
             step=lambda: self.recorder.steps.window_step,
             snapshot=self._snapshot,
-            on_stop=self._tell_stop,
+            on_stop=self._record_stop,
             callback=self.settings.callback if self.settings.on_violation == "callback" else "",
         )
         built = build_all(
@@ -148,12 +148,12 @@ class Session:
         attached = Attachment(built.sources, demand, self.recorder, lambda: bool(built.call_context.training_flags))
         self._missing = attached.missing
         self._undo.enter_context(attached.undo)
-        self._steer(attached)
+        self._attach_control(attached)
         self._pipeline.start()
         self.running = True
         self._write_note(ended=False)
-        if self._controlled is not None:
-            self._controlled.start()
+        if self._control_follower is not None:
+            self._control_follower.start()
 
     def _sample(self) -> None:
         """Tell the time budget what the background thread takes, and whether the program waits for a device."""
@@ -163,35 +163,35 @@ class Session:
         self.sampling.budget.waits = torch.cuda.is_available()
 
     def stop(self) -> None:
-        """Detach, write what is left, and end. Raises nothing but an interrupt of the program's, when all is done."""
+        """Detach, write the remaining windows, and end. Raises only an interrupt of the program, at the end."""
         interrupt = self._stop()
         if interrupt is not None:
             raise interrupt
 
-    def exits(self) -> None:
-        """The interpreter ends; nobody is there any more to whom an interrupt could be told."""
-        self._stop(detach=not others())  # a thread that trains on is not to have its hooks taken away under its hands
+    def on_exit(self) -> None:
+        """End with the interpreter, when no caller is left for an interrupt."""
+        self._stop(detach=not others())  # a thread that still trains keeps its hooks
 
     def _stop(self, *, detach: bool = True) -> BaseException | None:
-        """End; what interrupted it, if anything did."""
+        """End; returns the interrupt, if there was one."""
         with self._lock:
             if not self.running:
                 return None
             self.running = False
-        found = [self._try("session", self.recorder.finish)]
+        interrupts = [self._try("session", self.recorder.finish)]
         self.recorder.deactivate()
         if detach:
-            found.append(self._try("session", self._undo.close))
-        if not any(found):
-            found.append(self._try("session", self._finish))
-        interrupt = next((one for one in found if one is not None), None)
+            interrupts.append(self._try("session", self._undo.close))
+        if not any(interrupts):
+            interrupts.append(self._try("session", self._finish))
+        interrupt = next((interrupt for interrupt in interrupts if interrupt is not None), None)
         if interrupt is not None:
             self._give_up(f"{self._pipeline.left} could not be written and checked: {in_words(interrupt)}")
         self.on_end()
         return interrupt
 
     def _try(self, name: str, part: Callable[[], object]) -> BaseException | None:
-        """Do a part of the end; an interrupt that came meanwhile."""
+        """Run a part of the end; returns the interrupt that came meanwhile."""
         try:
             part()
         except Exception as error:
@@ -201,85 +201,87 @@ class Session:
         return None
 
     def _last(self) -> list[Last]:
-        """What is done in the background when all windows are, in this order."""
+        """The last tasks in the background, in this order."""
         return [
-            ("control", lambda: self._controlled.close() if self._controlled is not None else None),
-            ("trace", self._keeping.close),
+            ("control", lambda: self._control_follower.close() if self._control_follower is not None else None),
+            ("trace", self._window_recorder.close),
             ("ranks", lambda: self._publisher.close() if self._publisher is not None else None),
             ("checking", lambda: self._checker.save() if self._checker is not None else None),
             ("session", functools.partial(self._write_note, ended=True)),
         ]
 
     def _finish(self) -> None:
-        why = self._pipeline.close()
-        if why:
-            self._give_up(why)
+        reason = self._pipeline.close()
+        if reason:
+            self._give_up(reason)
 
-    def _give_up(self, why: str) -> None:
-        """Go on without what is still to be done, and say so, also in the note if the disk takes it."""
-        self._faults.append(f"session: {why}")
-        log_warning(why)
+    def _give_up(self, reason: str) -> None:
+        """End without the remaining work, and report it, also in the note if the disk allows."""
+        self._faults.append(f"session: {reason}")
+        log_warning(reason)
         with suppress(RuntimeError):  # no more threads
             background(lambda: self._write_note(ended=True), "traincheck-note").join(NOTE_SECONDS)
 
     def detach(self) -> None:
-        """Take every hook back; what was recorded so far stays."""
+        """Remove every hook; the recording so far stays."""
         self.running = False
-        with suppress(Exception):  # an earlier error is being told, and perhaps there is no pipeline yet
+        with suppress(Exception):  # an earlier error is being raised, perhaps before the pipeline exists
             self._undo.close()
             self._pipeline.give_up()
 
-    def rest(self) -> None:
-        """The process is about to fork."""
+    def pause(self) -> None:
+        """Pause the thread: the process is about to fork."""
         self._pipeline.rest()
 
-    def go_on(self) -> None:
-        """The process has forked."""
+    def resume(self) -> None:
+        """Resume after the fork."""
         with suppress(RuntimeError):  # no more threads now; the next window tries again
             self._pipeline.start()
 
     def forked(self) -> None:
-        """In a forked child (a data loader worker): its threads are gone and its files are the parent's; be quiet."""
+        """Stop in a forked child (a data loader worker), which has no threads and shares the parent's files."""
         self.running = False
         self.recorder.deactivate()
 
-    # -- what is asked on the way ----------------------------------------------------------------------------------
+    # -- control ----------------------------------------------------------------------------------
 
-    def _steer(self, attached: Attachment) -> None:
-        """Let others look closer, switch and stop, see Note [Two threads] in control.py."""
+    def _attach_control(self, attached: Attachment) -> None:
+        """Connect the control file and the burst recorder, see Note [Two threads] in control.py."""
         from traincheck.runtime.session_listener import BurstListener, WindowListener
 
         recorder, settings, state = self.recorder, self.settings, self._state
-        self._closer: BurstRecorder | None = None
+        self._burst_recorder: BurstRecorder | None = None
         if settings.mode == "run":  # a collection records everything anyway
-            self._closer = closer = BurstRecorder(
+            self._burst_recorder = burst_recorder = BurstRecorder(
                 attached, recorder, state, settings.record_after_finding, self.sampling.closer
             )
-            recorder.add_listener(BurstListener(self, closer.at_rest, self._fault))
+            recorder.add_listener(BurstListener(self, burst_recorder.at_rest, self._fault))
         publisher, checker = self._publisher, self._checker
-        found = self._react
-        orders = ControlActions(recorder, self._closer, self._before_update, checker, publisher, found, self.sampling)
-        self._controlled = ControlFollower(self._folder, self._process, lambda: self._rank_info, orders, state)
+        react = self._react
+        orders = ControlActions(
+            recorder, self._burst_recorder, self._before_update, checker, publisher, react, self.sampling
+        )
+        self._control_follower = ControlFollower(self._folder, self._process, lambda: self._rank_info, orders, state)
         recorder.add_listener(WindowListener(self, self.sampling.took, self._at_border, self._fault))
 
     def _at_border(self, cut: Cut) -> None:
         self._state.step, self._state.training = cut.step, True
-        if self._controlled is not None:
-            self._controlled.at_border()
-        if self._closer is not None:
-            self._closer.at_border(cut.step, cut.stage)
+        if self._control_follower is not None:
+            self._control_follower.at_border()
+        if self._burst_recorder is not None:
+            self._burst_recorder.at_border(cut.step, cut.stage)
 
-    def _tell_stop(self) -> None:
-        with suppress(Exception):  # the folder may be gone, the disk full; what is raised next says the rest
+    def _record_stop(self) -> None:
+        with suppress(Exception):  # the folder may be deleted or the disk full; StopTraining follows anyway
             self._folder.update(stopped_by_us=True)
 
     def _snapshot(self) -> None:
         snapshot(self._folder.path, self._catalog, self._state, self.recorder.steps.window_step, self._rank_info.rank)
 
-    # -- what happens on the way -----------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------
 
     def _find_rank(self) -> int:
-        """The rank of this process, asked when a window ends: by the first one it is known, where there are ranks."""
+        """The rank of this process; called at the end of a window, by when the rank is known."""
         if not self._current_rank.settled:
             with self._noting:  # the heartbeat may be writing a note
                 moved = self._current_rank.settle()
@@ -292,78 +294,80 @@ class Session:
         return self._current_rank.info
 
     def _window(self, window: Window) -> None:
-        self._keeping.closed(window, looks_closer=self._closer is not None and self._closer.looks)
+        self._window_recorder.window_closed(
+            window, is_burst=self._burst_recorder is not None and self._burst_recorder.is_recording
+        )
         dropped = self._pipeline.dropped
         self._pipeline.put(window)
         if self._pipeline.dropped != dropped:
             self.recorder.sampling_gate.reset_sources()
 
     def _records_all(self) -> bool:
-        """Whether every window is to be recorded: others may read them while the run goes on."""
+        """Whether to record every window: `traincheck run` may compare the files of ranks."""
         publisher = self._publisher
         return self.settings.record == ALL or (publisher is not None and publisher.compares_by_files(self._rank_info))
 
-    def _found(self, finding: Finding) -> None:
+    def _on_new_finding(self, finding: Finding) -> None:
         self._react(finding)
         if self._show is not None:
             try:
                 self._show(finding)
             except Exception as error:  # a stderr of the program's own, say
                 self._show = None
-                self._fault("terminal", error, "findings are no longer shown; they are in the report")
+                self._fault("terminal", error, "findings are no longer printed; the report has them")
 
     def _react(self, finding: Finding) -> None:
-        """Do what is to be done for a finding: of this process, or of several ranks."""
-        self._keeping.around()
+        """React to a finding of this process or of several ranks."""
+        self._window_recorder.record_around()
         if finding.severity != ERROR:
             return
-        self._keeping.keep()
-        if self._closer is not None:
-            self._closer.violated(finding.invariants)
+        self._window_recorder.keep_file()
+        if self._burst_recorder is not None:
+            self._burst_recorder.violated(finding.invariants)
         if self._snapshot_due:
             self._snapshot_due = False
-            self._before_update.ask_snapshot()
+            self._before_update.request_snapshot()
         if self.settings.on_violation == "stop":
             self._before_update.stop(StopAsked(title=finding.title, step=finding.step))
         elif self.settings.on_violation == "callback":
-            self._before_update.tell(finding)
+            self._before_update.report(finding)
 
-    def _found_of_ranks(self, finding: Finding) -> None:
-        self._found(finding)
+    def _on_rank_finding(self, finding: Finding) -> None:
+        self._on_new_finding(finding)
         because = self._before_update.because
         if because is not None and self._publisher is not None:
             self._publisher.request_stop(because)
 
     def _stop_for(self, because: StopAsked) -> None:
-        """The rank that compares them all asks to stop."""
+        """Stop on request of rank 0."""
         if self.settings.on_violation == "stop":
             self._before_update.stop(because)
 
     def _may_step(self) -> None:
-        """Called before each optimizer step, on the training thread: the one place where we raise, on request."""
+        """Called before each optimizer step on the training thread: the only place that raises, on request."""
         if self.running:
             self._before_update()
 
-    def _fault(self, source: str, error: BaseException, so: str = "this part of it is no longer observed") -> None:
-        """A part of ours failed: say so once, and go on without it. Raises nothing."""
-        told = f"{source}: {in_words(error)}"
-        self._faults.append(told)
-        self._pipeline.say(f"{told} (the training goes on; {so})")
+    def _fault(self, source: str, error: BaseException, consequence: str = "this part is no longer observed") -> None:
+        """Log an error of a source or a stage, which is disabled. Raises nothing."""
+        message = f"{source}: {in_words(error)}"
+        self._faults.append(message)
+        self._pipeline.say(f"{message} (the training goes on; {consequence})")
         if os.environ.get("TRAINCHECK_DEBUG"):
             traceback.print_exception(type(error), error, error.__traceback__)
 
-    def _tell_outside(self) -> None:
-        """How this process fares and what was found so far, for those who look from outside. Raises OutputError."""
+    def _save_state(self) -> None:
+        """Save the state and the results so far, for `traincheck watch`. Raises OutputError."""
         with self._noting:
             if self._ended:
                 return
-            self._folder.write_note(self._note(ended=False))  # first: it does not make a folder anew that was deleted
+            self._folder.write_note(self._note(ended=False))  # first, as it does not recreate a deleted folder
         if self._checker is not None and self._checker.engine.outcome.windows:
             self._checker.save()
 
     def _write_note(self, *, ended: bool) -> None:
         try:
-            with self._noting:  # the exchange has a thread of its own, and so has the heartbeat
+            with self._noting:  # the rank client and the heartbeat have threads of their own
                 self._ended = ended
                 self._folder.write_note(self._note(ended=ended))
         except TrainCheckError as error:
@@ -382,7 +386,7 @@ class Session:
             python=platform.python_version(),
             windows=self._pipeline.closed,
             dropped=self._pipeline.dropped + self.recorder.dropped_windows,
-            left_out=self._keeping.left_out,
+            left_out=self._window_recorder.skipped_steps,
             **self.recorder.steps.counts(self._pipeline.steps),
             watched=self.recorder.watched_steps,
             seconds=time.monotonic() - self._began,
@@ -396,5 +400,5 @@ class Session:
         )
 
 
-def _untold(error: Exception) -> None:
-    log_warning(f"how this process fares cannot be seen from outside for now: {error} (the training goes on)")
+def _log_save_error(error: Exception) -> None:
+    log_warning(f"`traincheck watch` cannot see this process for now: {error} (the training goes on)")

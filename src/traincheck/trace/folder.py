@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from traincheck import redaction
-from traincheck.addresses import Address, place
+from traincheck.addresses import Address, as_path
 from traincheck.errors import OutputError, RunFolderEmpty, RunFolderInUse, RunFolderNotFound, TraceOutOfReach
 from traincheck.trace.control_file import change_control, read_control, stopped
 from traincheck.trace.format import EVENTS, MANIFEST, TOLD
@@ -86,7 +86,7 @@ class RunFolder:
 
         Raises RunFolderNotFound, or RunFolderEmpty when it holds neither run.json nor events.
         """
-        folder = cls(place(path))
+        folder = cls(as_path(path))
         try:
             if not folder.path.is_dir():
                 raise RunFolderNotFound(path)

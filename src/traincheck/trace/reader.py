@@ -19,7 +19,7 @@ from typing import IO, Any, Literal, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from traincheck.addresses import at_hand
+from traincheck.addresses import local_copy
 from traincheck.errors import TraceOutOfReach, TraceUnreadable
 from traincheck.trace.encoding import (
     text_to_facts,
@@ -179,7 +179,7 @@ def _opened_if_there(segment: Path) -> Iterator[_Opened | None]:
     with contextlib.ExitStack() as held:
         opened = None
         try:
-            here = held.enter_context(at_hand(segment))
+            here = held.enter_context(local_copy(segment))
             opened = _Opened(held.enter_context(pa.OSFile(str(here), "rb")), held.enter_context(here.open("rb")))
         except OSError as error:
             if not is_gone(segment):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from traincheck.addresses import Address, place
+from traincheck.addresses import Address, as_path
 from traincheck.errors import TraceOutOfReach
 
 _NUMBERED = re.compile(r"(?P<stem>.+)\.(?P<number>\d{1,9})\.arrows")
@@ -31,7 +31,7 @@ def number_of(segment: Path) -> int:
 
 def segments(recording: str | os.PathLike[str]) -> tuple[Path, ...]:
     """The segments of a recording that are there, in order. Raises TraceOutOfReach."""
-    first = place(recording)
+    first = as_path(recording)
     return first, *(segment_of(first, number) for number in sorted(_numbers(first)))
 
 
@@ -40,7 +40,7 @@ def segments_in_turn(recording: str | os.PathLike[str]) -> Iterator[Path]:
 
     Raises TraceOutOfReach.
     """
-    first, number = place(recording), 1
+    first, number = as_path(recording), 1
     while True:
         yield segment_of(first, number)
         later = [found for found in _numbers(first) if found > number]

@@ -149,8 +149,10 @@ def _source(folder: RunFolder, words: list[str], reason: str) -> Change:
     name, how = words
     declarations = plugins.load(plugins.SOURCE_GROUP)
     if name not in declarations or not declarations[name].can_be_switched_off:
-        switchable = ", ".join(each.name for each in declarations.values() if each.can_be_switched_off)
-        required = ", ".join(each.name for each in declarations.values() if each.required)
+        switchable = ", ".join(
+            declaration.name for declaration in declarations.values() if declaration.can_be_switched_off
+        )
+        required = ", ".join(declaration.name for declaration in declarations.values() if declaration.required)
         rest = f"; all others rest on {required}" if name in declarations and declarations[name].required else ""
         raise BadOption("source", name, f"one of {switchable}{rest}")
     if how not in ("on", "off"):

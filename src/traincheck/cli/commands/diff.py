@@ -75,8 +75,8 @@ def lines(difference: Difference, a: str, b: str) -> Iterator[str]:
         yield f"{amount(difference.same, 'rule')} the same"
     else:
         only_a, only_b = len(difference.only_in_a), len(difference.only_in_b)
-        changed = len(difference.changed)
-        yield f"{only_a} only in {a}, {only_b} only in {b}, {changed} changed, {difference.same} the same"
+        counts = f"{only_a} only in {a}, {only_b} only in {b}, {len(difference.changed)} changed"
+        yield f"{counts}, {difference.same} the same"
 
 
 def _listed(title: str, sign: str, rules: list[Invariant]) -> Iterator[str]:

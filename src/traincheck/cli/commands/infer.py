@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from traincheck.addresses import readable_place
+from traincheck.addresses import readable_path
 from traincheck.cli import flags, output_files
 from traincheck.cli.console import Progress, amount, columns, remark, say, size
 from traincheck.errors import BadOption
@@ -93,7 +93,7 @@ def infer(
     if book is None and journal is not None:
         raise BadOption("--journal", str(journal), "-o BOOK as well: without a book there are no candidates")
     readers = readers or Readers()
-    runs = [readable_place(name) for name in names]
+    runs = [readable_path(name) for name in names]
     if tally is not None:
         output_files.may_replace_tally(tally, "--tally")
     if book is None:

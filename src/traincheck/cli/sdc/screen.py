@@ -64,7 +64,7 @@ def command(
         sdc_flags.at_least(name, value, least)
     sdc_flags.at_least("--seconds", seconds, 1)
     injected = tuple(parse_fault(text) for text in faults or ())
-    known = read_known(against) if against is not None else None
+    reference = read_known(against) if against is not None else None
     if file is not None:
         if injected:
             raise BadOption("-o", str(file), "no --fault: the fingerprints would be those of the fault")
@@ -73,7 +73,7 @@ def command(
     from traincheck.sdc.screening.rounds import Screening, as_data
 
     screening = Screening(workload or WORKLOAD, steps, seed, threads, seconds, injected)
-    screened, verdicts = _screen(screening, device, known, against)
+    screened, verdicts = _screen(screening, device, reference, against)
     if file is not None:
         _save(file, screening, screened, verdicts)
     if as_json:
@@ -85,18 +85,18 @@ def command(
 
 
 def _screen(
-    screening: Screening, device: str | None, known: Known | None, against: Path | None
+    screening: Screening, device: str | None, reference: Known | None, against: Path | None
 ) -> tuple[Screened, list[dict[str, Any]]]:
     from traincheck.sdc.screening.rounds import devices_to_screen, screen
     from traincheck.sdc.screening.verdicts import judge
 
     def check(software: Mapping[str, str]) -> None:
-        if known is not None and against is not None:
-            known.must_be_of(against, screening.work, software)
+        if reference is not None and against is not None:
+            reference.must_be_of(against, screening.work, software)
 
     with Progress() as progress:
         screened = screen(screening, devices_to_screen(device), check, progress)
-    return screened, judge(screened.devices, known)
+    return screened, judge(screened.devices, reference)
 
 
 def _save(path: Path, screening: Screening, screened: Screened, verdicts: Sequence[Mapping[str, Any]]) -> None:

@@ -99,8 +99,8 @@ class Target:
         """
         if self.kind == "module":
             return f"-m {self.words[0]}"
-        told = [Path(self.words[0]), *([self.file] if self.kind == "command" and self.file else [])]
-        return " ".join(path.name if path.is_absolute() else str(path) for path in told)
+        parts = [Path(self.words[0]), *([self.file] if self.kind == "command" and self.file else [])]
+        return " ".join(path.name if path.is_absolute() else str(path) for path in parts)
 
     @property
     def file(self) -> Path | None:
@@ -145,11 +145,11 @@ def own_code(folder: Path, search: str = "") -> Path:
     listed = [Path(entry).resolve() for entry in search.split(os.pathsep) if entry]
     around = [marked] if marked is not None else [entry for entry in listed if entry in folder.parents]
     home = Path(os.path.expanduser("~")).resolve()  # noqa: PTH111 - it never raises where no home is known
-    for found in around:
-        is_wide = found == found.parent or found == home or found in home.parents
-        between = folder.relative_to(found).parts
+    for candidate in around:
+        is_wide = candidate == candidate.parent or candidate == home or candidate in home.parents
+        between = folder.relative_to(candidate).parts
         if not is_wide and not any(part in ("site-packages", "dist-packages") for part in between):
-            return found
+            return candidate
     return folder
 
 
@@ -169,9 +169,9 @@ def check_script(path: Path) -> None:
         if not (path / "__main__.py").is_file():
             raise NotAScript(path, "a folder without a __main__.py")
     elif path.is_file() and path.suffix not in COMPILED:  # neither a pipe nor a device is read here
-        why = _no_source(path)
-        if why and not _runnable_archive(path):
-            raise NotAScript(path, why)
+        reason = _no_source(path)
+        if reason and not _runnable_archive(path):
+            raise NotAScript(path, reason)
 
 
 def _no_source(path: Path) -> str:

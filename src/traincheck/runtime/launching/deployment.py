@@ -79,16 +79,16 @@ class _Adapter:
     def adapted(self, rule: Invariant) -> Invariant | None:
         """The rule as it is deployed; None where it belongs to another program."""
         is_own = not self._own.isdisjoint({rule.program} if rule.program else rule.origin)
-        there = rule.elsewhere if self._named else None
+        elsewhere_rule = rule.elsewhere if self._named else None
         if is_own or (rule.scope == GENERAL and not rule.program):
-            if there is not None and there.severity == ERROR:
-                rule = replace(rule, severity=ERROR, confidence=max(rule.confidence, there.confidence))
+            if elsewhere_rule is not None and elsewhere_rule.severity == ERROR:
+                rule = replace(rule, severity=ERROR, confidence=max(rule.confidence, elsewhere_rule.confidence))
             return self._renamed(rule) if is_own else rule
-        if rule.program or there is None:
+        if rule.program or elsewhere_rule is None:
             return None
-        experience = Precondition((*rule.experience.clauses, *there.experience.clauses))
-        found = replace(rule, scope=GENERAL, severity=there.severity, experience=experience)
-        return replace(found, confidence=max(rule.confidence, there.confidence))
+        experience = Precondition((*rule.experience.clauses, *elsewhere_rule.experience.clauses))
+        deployed = replace(rule, scope=GENERAL, severity=elsewhere_rule.severity, experience=experience)
+        return replace(deployed, confidence=max(rule.confidence, elsewhere_rule.confidence))
 
     def _mains_of(self, script: str) -> frozenset[str]:
         """How `__main__` was called in runs of a script."""
@@ -97,16 +97,16 @@ class _Adapter:
     def _renamed(self, rule: Invariant) -> Invariant:
         """An own rule, under the names that script and entry module have now."""
         script, main = self._program.script, self._program.identity.main or main_of_name(self._program.script)
-        olds = {old for known in self._own & {*rule.origin, rule.program} for old in self._mains_of(known)} - {main}
+        olds = {old for name in self._own & {*rule.origin, rule.program} for old in self._mains_of(name)} - {main}
         renamed = rule
         for old in sorted(olds):
-            found = re.compile(rf"(?<![\w.]){re.escape(old)}\.(?=\w)")
+            pattern = re.compile(rf"(?<![\w.]){re.escape(old)}\.(?=\w)")
             texts = [*renamed.subject, *renamed.property, renamed.sentence]
-            api, grain, verb, thing, detail, sentence = (found.sub(lambda _: f"{main}.", text) for text in texts)
+            api, grain, verb, target, detail, sentence = (pattern.sub(lambda _: f"{main}.", text) for text in texts)
             renamed = replace(
                 renamed,
                 subject=rule.subject._replace(api=api, grain=grain),
-                property=rule.property._replace(verb=verb, object=thing, detail=detail),
+                property=rule.property._replace(verb=verb, object=target, detail=detail),
                 sentence=sentence,
             )
         origin = tuple(sorted({*rule.origin, script}))

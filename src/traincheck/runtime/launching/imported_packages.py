@@ -32,7 +32,7 @@ _SEVERAL_RANKS = re.compile(r"\b(distributed|multiprocessing|DataParallel|device
 """Words of a text that may start other ranks, or be started as one."""
 
 
-def program_of(target: Target, environ: Mapping[str, str], cwd: Path, wanted: Collection[str] = ()) -> Program:
+def program_of(target: Target, environ: Mapping[str, str], cwd: Path, excluded: Collection[str] = ()) -> Program:
     """What can be known of a program before it runs. What the packages `wanted` themselves require is not told."""
     from traincheck.invariants.packs import Program  # a recording reads texts only
 
@@ -42,7 +42,7 @@ def program_of(target: Target, environ: Mapping[str, str], cwd: Path, wanted: Co
         return Program(torch=release)
     packages, text_of_ranks = read
     several = target.kind == "command" or environ.get("WORLD_SIZE", "1") != "1" or text_of_ranks
-    return Program(frozenset(_required(packages, {"torch", *wanted})), several, release)
+    return Program(frozenset(_required(packages, {"torch", *excluded})), several, release)
 
 
 def _installed(package: str) -> str:
@@ -129,23 +129,23 @@ def _with_packages(name: str) -> Iterator[str]:
 def _own(name: str, homes: list[Path]) -> Iterator[Path]:
     """The files of the program's own that the module `name` is."""
     for home in homes:
-        place = home.joinpath(*name.split("."))
-        for file in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
+        path = home.joinpath(*name.split("."))
+        for file in (path.with_name(f"{path.name}.py"), path / "__init__.py"):
             if file.is_file():
                 yield file.resolve()
                 return
 
 
-def _required(packages: set[str], enough: Collection[str]) -> set[str]:
+def _required(packages: set[str], excluded_names: Collection[str]) -> set[str]:
     """These and all that the installed ones among them require, but for what those that are `enough` do."""
-    found: set[str] = set()
+    required: set[str] = set()
     waiting = sorted(packages - set(sys.stdlib_module_names))
-    while waiting and len(found) < MOST_REQUIRED:
+    while waiting and len(required) < MOST_REQUIRED:
         name = waiting.pop()
-        if name in found:
+        if name in required:
             continue
-        found.add(name)
-        if name in enough:
+        required.add(name)
+        if name in excluded_names:
             continue
         try:
             lines = metadata.requires(name) or ()
@@ -154,4 +154,4 @@ def _required(packages: set[str], enough: Collection[str]) -> set[str]:
         for line in lines:
             if "extra ==" not in line:
                 waiting.append(re.split(r"[^\w.-]", line, maxsplit=1)[0].lower().replace("-", "_"))
-    return found
+    return required

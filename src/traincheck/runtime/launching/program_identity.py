@@ -58,17 +58,17 @@ class CheckedProgram:
         Source texts decide where both are known, and names elsewhere.
         """
         answers = [self.identity.same_as(ProgramIdentity.parse(run.program)) for run in runs if run.script == script]
-        known = [same for same in answers if same is not None]
-        return any(known) if known else script == (self.name or self.script)
+        decided = [same for same in answers if same is not None]
+        return any(decided) if decided else script == (self.name or self.script)
 
 
 @functools.lru_cache(16)
 def identity_of(target: Target, cwd: Path) -> ProgramIdentity:
     """What the program is. Where its text cannot be read, the identity knows the name of its entry module at most."""
-    found = entry_of(target, cwd)
-    if found is None:
+    entry_point = entry_of(target, cwd)
+    if entry_point is None:
         return ProgramIdentity(main_name_of(target))
-    main, file = found
+    main, file = entry_point
     homes = [cwd.resolve()] if main != file.stem else [file.resolve().parent]
     entry: set[str] = set()
     modules: set[str] = set()
@@ -125,7 +125,7 @@ def _inside(node: ast.AST, scope: str) -> Iterator[str]:
             inner = f"{scope}{child.name}()."
             yield f"function {inner}"
             every = (*child.args.posonlyargs, *child.args.args, *child.args.kwonlyargs)
-            yield from (f"{inner} takes {each.arg}" for each in every)
+            yield from (f"{inner} takes {parameter.arg}" for parameter in every)
         elif isinstance(child, ast.Import):
             yield from (f"imports {alias.name}" for alias in child.names)
         elif isinstance(child, ast.ImportFrom):

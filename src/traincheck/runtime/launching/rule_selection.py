@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from traincheck.addresses import readable_place
+from traincheck.addresses import readable_path
 from traincheck.config import Config
 from traincheck.errors import BadOption, NoBook, NoRuleDeployed
 from traincheck.invariants.book import Book, merge_books, read_book
@@ -37,13 +37,13 @@ class Rules:
         for path, book, deployment in deployed:
             for line in lines_of(Path(path).name, len(book.active), deployment):
                 log_warning(line)
-        found = merge_books([*((path, deployment.book) for path, _, deployment in deployed), *self.others])
-        if deployable(found.invariants, program.script):
-            return merge_books([("", found), ("what training is", Book(of_training()))])
+        merged = merge_books([*((path, deployment.book) for path, _, deployment in deployed), *self.others])
+        if deployable(merged.invariants, program.script):
+            return merge_books([("", merged), ("what training is", Book(of_training()))])
         if not or_nothing:
             others = sorted({name for _, _, deployment in deployed for name in deployment.others})
             raise NoRuleDeployed(program.script, others)
-        return found
+        return merged
 
 
 def book_of(config: Config, program: CheckedProgram, look: Callable[[Collection[str]], Program] | None = None) -> Book:
@@ -62,14 +62,14 @@ def rules_of(config: Config, look: Callable[[Collection[str]], Program] | None =
     Raises NoBook where there is nothing to check against, BookError for what cannot be read, BadOption for what no
     packs can be.
     """
-    several = [read_packs(place) for place in packs_of(config)]
+    several = [read_packs(address) for address in packs_of(config)]
     books = config.books or own_books(Path.cwd())
     if not several and not books and not config.replay_every:
         raise NoBook
-    matter = {package for each in several for pack in each.manifest.packs for package in pack.uses}
+    matter = {package for packs in several for pack in packs.manifest.packs for package in pack.uses}
     program = look(matter) if look is not None and several else ANY
-    for each in several:
-        log_warning(told_of(each, program))
+    for packs in several:
+        log_warning(summary_of(packs, program))
     own = tuple((path, read_book(path), bool(config.books)) for path in books)
     others = [("the packs", book_of_packs(several, program))] if several else []
     if config.replay_every:
@@ -107,27 +107,27 @@ def own_books(start: Path) -> tuple[str, ...]:
 
 def packs_of(config: Config) -> list[str]:
     """The places of the packs that were asked for. Raises BadOption."""
-    named = config.packs or (() if config.books else (SHIPPED_PACKS,))
-    if named == (NO_PACKS,):
+    addresses = config.packs or (() if config.books else (SHIPPED_PACKS,))
+    if addresses == (NO_PACKS,):
         return []
-    if NO_PACKS in named:
-        raise BadOption(config.origin("packs"), " ".join(named), f"{NO_PACKS} by itself, or packs")
-    for one in named:
-        readable_place(one.partition(ANCHOR)[0], config.origin("packs"))
-    return [str(SHIPPED) if one == SHIPPED_PACKS else one for one in dict.fromkeys(named)]
+    if NO_PACKS in addresses:
+        raise BadOption(config.origin("packs"), " ".join(addresses), f"{NO_PACKS} by itself, or packs")
+    for address in addresses:
+        readable_path(address.partition(ANCHOR)[0], config.origin("packs"))
+    return [str(SHIPPED) if address == SHIPPED_PACKS else address for address in dict.fromkeys(addresses)]
 
 
-def told_of(packs: Packs, program: Program) -> str:
+def summary_of(packs: Packs, program: Program) -> str:
     """Which of some packs are used, in a line."""
     from traincheck.reporting.phrases import number
 
-    chosen, told = packs.of_use(program), packs.manifest
-    whose = f"packs {told.name} {told.version}"
-    if not chosen:
+    used, manifest = packs.of_use(program), packs.manifest
+    whose = f"packs {manifest.name} {manifest.version}"
+    if not used:
         return (
-            f"the {whose} are for torch {told.torch} and newer, and none of them is used"
-            if told.torch
+            f"the {whose} are for torch {manifest.torch} and newer, and none of them is used"
+            if manifest.torch
             else (f"none of the {whose} is of use to this program")
         )
-    names = ", ".join(pack.name for pack in chosen)
-    return f"checking against {number(sum(pack.rules for pack in chosen), 'rule')} of the {whose}: {names}"
+    names = ", ".join(pack.name for pack in used)
+    return f"checking against {number(sum(pack.rules for pack in used), 'rule')} of the {whose}: {names}"

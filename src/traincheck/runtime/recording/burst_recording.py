@@ -45,9 +45,9 @@ class BurstRecorder:
         self._steps = steps
         self._watch_all = watch_all
         self._times = 0
-        self._told: set[str] = set()
+        self._reported_rules: set[str] = set()
         self._lock = threading.Lock()
-        self._wanted = 0
+        self._requested_steps = 0
         self._tries = 0
         self._off_for_good = ""
         self._began = 0.0
@@ -60,15 +60,15 @@ class BurstRecorder:
         """A finding of severity error was made, of these rules."""
         self._recorder.raise_suspicion()
         with self._lock:
-            first = not self._told.intersection(rules)
-            self._told.update(rules)
+            first = not self._reported_rules.intersection(rules)
+            self._reported_rules.update(rules)
             if not self._steps or not first or self._times >= MOST_TIMES:
                 return
             self._times += 1
         self.ask(self._steps)
 
     @property
-    def looks(self) -> bool:
+    def is_recording(self) -> bool:
         """Whether everything is observed at this moment."""
         return self._attachment.records_everything
 
@@ -76,7 +76,7 @@ class BurstRecorder:
         """Look closer for so many steps; why that cannot be done."""
         if self._off_for_good:
             return self._off_for_good
-        self._wanted = max(self._wanted, steps)
+        self._requested_steps = max(self._requested_steps, steps)
         self._watch_all(steps + 1)
         return ""
 
@@ -87,14 +87,14 @@ class BurstRecorder:
             return
         if closer and self._over:
             self._attach(closer=False)
-        elif self._wanted and not closer and not self._off_for_good:
+        elif self._requested_steps and not closer and not self._off_for_good:
             self._attach(closer=True)
 
     def at_border(self, step: int, stage: str) -> None:
         """A window of this step has ended."""
         start, self._start = self._start, self._recorder.window_start
         if not self._attachment.records_everything:
-            self._tries += bool(self._wanted)
+            self._tries += bool(self._requested_steps)
             if self._tries > MOST_TRIES:
                 self._decline("no moment was found at which all could be observed")
             return
@@ -113,16 +113,16 @@ class BurstRecorder:
 
         try:
             self._attachment.record_everything(closer)
-        except CannotReattach as why:
-            if why.permanent:
-                self._decline(str(why))
+        except CannotReattach as hindrance:
+            if hindrance.permanent:
+                self._decline(str(hindrance))
             return
         self._tries = 0
         if closer:
-            self._from, self._left, self._over = self._recorder.next_seq(), self._wanted, False
-            self._began, self._wanted = time.monotonic(), 0
+            self._from, self._left, self._over = self._recorder.next_seq(), self._requested_steps, False
+            self._began, self._requested_steps = time.monotonic(), 0
 
-    def _decline(self, why: str) -> None:
-        self._wanted = self._tries = 0
-        self._off_for_good = f"it was not looked closer: {why}"
+    def _decline(self, reason: str) -> None:
+        self._requested_steps = self._tries = 0
+        self._off_for_good = f"it was not looked closer: {reason}"
         self._state.decline(self._off_for_good)

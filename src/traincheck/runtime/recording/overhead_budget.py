@@ -48,9 +48,9 @@ class Costs:
         self._walls.append(wall)
         self._ours.append(ours)
 
-    def beside(self, each: float) -> None:
+    def worked_off(self, seconds: float) -> None:
         """The thread beside has worked off some windows, and took so long for each."""
-        self._background.append(each)
+        self._background.append(seconds)
 
     def interval(self, share: float, *, waits: bool) -> int | None:
         """The least interval that keeps to the share, None where nothing was watched yet."""
@@ -118,14 +118,14 @@ class Budget:
         seconds, windows = self.background()
         before, done = self._background
         if windows > done:
-            costs.beside((seconds - before) / (windows - done))
+            costs.worked_off((seconds - before) / (windows - done))
             self._background = seconds, windows
         self._adapt()
 
     def _adapt(self) -> None:
         if self._share is None:
             return
-        found = [costs.interval(self._share, waits=self.waits) for costs in self._costs.values()]
-        needed = max((interval for interval in found if interval is not None), default=0)
+        intervals = [costs.interval(self._share, waits=self.waits) for costs in self._costs.values()]
+        needed = max((interval for interval in intervals if interval is not None), default=0)
         if needed:
             self._interval = max(needed, int(NARROWING * self._interval))

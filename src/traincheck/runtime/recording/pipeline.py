@@ -91,7 +91,7 @@ class Pipeline:
         *,
         promptly: bool = False,
     ) -> None:
-        self._apart = 0.0 if promptly else APART_SECONDS
+        self._row_interval = 0.0 if promptly else APART_SECONDS
         self._stages = list(stages)
         self._last = list(last)
         self._on_fault = on_fault
@@ -168,7 +168,7 @@ class Pipeline:
         with suppress(RuntimeError):
             self.start()
         began = moved = time.monotonic()
-        done, told = self._done, False
+        done, announced = self._done, False
         while self._thread is not None and self._thread.is_alive() and not self._ended:
             self._thread.join(0.1)
             now = time.monotonic()
@@ -176,8 +176,8 @@ class Pipeline:
                 done, moved = self._done, now
             if now - began > END_SECONDS or now - moved > STILL_SECONDS:
                 return self._unfinished(f"in {now - began:.0f} s")
-            if now - began > PATIENCE and not told:
-                told = True
+            if now - began > PATIENCE and not announced:
+                announced = True
                 with suppress(RuntimeError):
                     background(
                         log_warning, NAME, f"waiting for {self.left} to be written and checked (Ctrl-C ends that)"
@@ -231,7 +231,7 @@ class Pipeline:
 
     def _pause(self, row: float) -> float:
         """Wait until the row of windows after the one that began at `row` is due; when it begins."""
-        left = row + self._apart - time.monotonic()
+        left = row + self._row_interval - time.monotonic()
         if self._done >= FIRST_WINDOWS and left > 0 and not self._resting:
             with suppress(queue.Empty):
                 self._hurry.get(timeout=left)

@@ -33,29 +33,29 @@ class _Seen:
 
     def __init__(self, clean: Callable[[Any], Any]) -> None:
         self._clean = clean
-        self._kept: dict[int, Any] = {}
-        self._instead: dict[int, Any] = {}
+        self._clean_objects: dict[int, Any] = {}
+        self._replacements: dict[int, Any] = {}
 
     def forget(self) -> None:
         """Look at everything anew."""
-        self._kept.clear()
-        self._instead.clear()
+        self._clean_objects.clear()
+        self._replacements.clear()
 
-    def of(self, told: Iterable[Any]) -> dict[int, Any]:
+    def of(self, objects: Iterable[Any]) -> dict[int, Any]:
         """What stands in for those of `told` that hold a secret, by their ids; empty where none does."""
-        here = list(told)
+        here = list(objects)
         ids = set(map(id, here))
-        if len(self._kept) > MOST_KEPT:
+        if len(self._clean_objects) > MOST_KEPT:
             self.forget()
-        new = ids.difference(self._kept)
+        new = ids.difference(self._clean_objects)
         if new:
-            for one in here:
-                if id(one) in new and id(one) not in self._kept:
-                    self._kept[id(one)] = one
-                    clean = self._clean(one)
-                    if clean != one:
-                        self._instead[id(one)] = clean
-        return {each: self._instead[each] for each in self._instead.keys() & ids}
+            for item in here:
+                if id(item) in new and id(item) not in self._clean_objects:
+                    self._clean_objects[id(item)] = item
+                    clean = self._clean(item)
+                    if clean != item:
+                        self._replacements[id(item)] = clean
+        return {key: self._replacements[key] for key in self._replacements.keys() & ids}
 
 
 class WindowRedactor:
@@ -65,48 +65,48 @@ class WindowRedactor:
         self._facts = _Seen(_clean_facts)
         self._names = _Seen(redaction.text)
         self._levels = _Seen(_clean_levels)
-        self._known = 0
+        self._generation = 0
         self._last: tuple[Window, Window] | None = None
 
     def __call__(self, window: Window) -> Window:
         """The window to go on with: the same one where there is nothing secret in it."""
         if self._last is not None and self._last[0] is window:
             return self._last[1]
-        known = redaction.renewed()
-        if known != self._known:
-            self._known = known
+        generation = redaction.renewed()
+        if generation != self._generation:
+            self._generation = generation
             self._facts.forget()
             self._names.forget()
         calls = self._calls(window.calls)
         changes = self._named(window.changes, _CHANGED)
         readings = tuple(map(_clean_reading, self._named(window.readings, _READ)))
         same = calls is window.calls and changes is window.changes and readings == window.readings
-        told = window if same else replace(window, calls=calls, changes=changes, readings=readings)
-        self._last = window, told
-        return told
+        objects = window if same else replace(window, calls=calls, changes=changes, readings=readings)
+        self._last = window, objects
+        return objects
 
     def _calls(self, calls: tuple[Call, ...]) -> tuple[Call, ...]:
-        instead = {
+        replacements = {
             **self._facts.of(map(itemgetter(_ARGS), calls)),
             **self._facts.of(map(itemgetter(_RESULT), calls)),
         }
         secret = self._levels.of(map(itemgetter(_LEVELS), calls))
-        if not (instead or secret):
+        if not (replacements or secret):
             return calls
 
         def clean(call: Call) -> Call:
-            result = instead.get(id(call.result), call.result)
+            result = replacements.get(id(call.result), call.result)
             if id(call.levels) in secret:
                 result = _all_secret(result)
-            return call._replace(args=instead.get(id(call.args), call.args), result=result)
+            return call._replace(args=replacements.get(id(call.args), call.args), result=result)
 
         return tuple(map(clean, calls))
 
-    def _named(self, events: tuple[Any, ...], place: int) -> tuple[Any, ...]:
-        instead = self._names.of(map(itemgetter(place), events))
-        if not instead:
+    def _named(self, events: tuple[Any, ...], index: int) -> tuple[Any, ...]:
+        replacements = self._names.of(map(itemgetter(index), events))
+        if not replacements:
             return events
-        return tuple(event._replace(variable=instead.get(id(event[place]), event[place])) for event in events)
+        return tuple(event._replace(variable=replacements.get(id(event[index]), event[index])) for event in events)
 
 
 def without_secrets(stages: Sequence[Stage]) -> list[Stage]:
@@ -130,7 +130,9 @@ def _clean_levels(levels: tuple[str, ...]) -> tuple[str, ...] | None:
 
 
 def _all_secret(result: Facts) -> Facts:
-    return tuple((name, redaction.MARK if name == "value" and isinstance(told, str) else told) for name, told in result)
+    return tuple(
+        (name, redaction.MARK if name == "value" and isinstance(objects, str) else objects) for name, objects in result
+    )
 
 
 def _clean_reading(reading: Reading) -> Reading:

@@ -91,34 +91,34 @@ class Retention:
         self._steps = _Spread(FIRST_STEPS)
         self._evaluations = _Spread(FIRST_EVALUATIONS)
         self._evaluated = 0
-        self._news = _News()
+        self._news = _FirstSightings()
         self._until = -1
         self._flush = threading.Event()
-        self.left_out = 0
+        self.skipped_steps = 0
 
     def feed(self, window: Window, *, begins: bool, chosen: bool = False) -> Iterator[Window]:
         """What is to be recorded by now. `begins` says that all is told anew from this window on, `chosen` that it is
         to be recorded in any case."""
         stretch = self._stretch_of(window, begins)
-        wanted = chosen or self._wanted(window, stretch)
+        is_recorded = chosen or self._is_recorded(window, stretch)
         if stretch.broken:
-            self._leave_out([window])
+            self._skip([window])
             return
         stretch.add(window)
-        if wanted:
+        if is_recorded:
             stretch.choose()
         if self._flush.is_set():
             self._flush.clear()
-            for each in self._held:
-                each.choose()
+            for held in self._held:
+                held.choose()
         yield from self._ready()
 
-    def around(self, index: int) -> None:
+    def record_around(self, index: int) -> None:
         """Something was found in the window of this index, or in one before it. May be called from any thread."""
         self._until = max(self._until, index + AFTER)
         self._flush.set()
 
-    def all(self) -> Iterator[Window]:
+    def flush(self) -> Iterator[Window]:
         """All that wait are recorded: the run has ended, well or not, or it may have."""
         for stretch in self._held:
             stretch.choose()
@@ -126,7 +126,7 @@ class Retention:
         while len(self._held) > 1:
             self._held.popleft()
 
-    def let_go(self) -> None:
+    def clear(self) -> None:
         """Nothing more is recorded: let go of what waits."""
         self._held.clear()
 
@@ -141,19 +141,19 @@ class Retention:
         self._follows = window.index + 1
         return self._held[-1]
 
-    def _wanted(self, window: Window, stretch: _Stretch) -> bool:
+    def _is_recorded(self, window: Window, stretch: _Stretch) -> bool:
         """Whether this window is to be recorded, as far as it is known by now. Asked once for each."""
-        new = self._news.are_in(window)
+        new = self._news.has_new(window)
         if window.stage == EVAL:
             self._evaluated += 1
-            wanted = self._evaluations.takes(self._evaluated)
+            is_sampled = self._evaluations.takes(self._evaluated)
         elif window.stage == TRAIN and window.step > FIRST_STEPS:
             if not stretch.length:
                 stretch.sampled = self._steps.takes(window.step)
-            wanted = stretch.sampled and stretch.length < IN_A_ROW
+            is_sampled = stretch.sampled and stretch.length < IN_A_ROW
         else:
-            wanted = True
-        return wanted or new or window.index <= self._until
+            is_sampled = True
+        return is_sampled or new or window.index <= self._until
 
     def _ready(self) -> Iterator[Window]:
         while True:
@@ -163,10 +163,10 @@ class Retention:
                 break
             if oldest.waiting and not self._too_many(oldest):
                 return
-            self._leave_out(oldest.waiting)
+            self._skip(oldest.waiting)
             self._held.popleft()
         if oldest.events > self._most_events and len(oldest.waiting) > 1:  # nobody lets a new stretch begin
-            self._leave_out(oldest.waiting)
+            self._skip(oldest.waiting)
             oldest.waiting.clear()
             oldest.events, oldest.broken = 0, True
 
@@ -174,8 +174,8 @@ class Retention:
         later = sum(len(stretch.waiting) for stretch in self._held) - len(oldest.waiting)
         return later >= BEFORE or sum(stretch.events for stretch in self._held) > self._most_events
 
-    def _leave_out(self, windows: Iterable[Window]) -> None:
-        self.left_out += sum(window.stage == TRAIN for window in windows)
+    def _skip(self, windows: Iterable[Window]) -> None:
+        self.skipped_steps += sum(window.stage == TRAIN for window in windows)
 
 
 class _Spread:
@@ -186,15 +186,15 @@ class _Spread:
 
     def __init__(self, first: int) -> None:
         self._first = first
-        self._due = first + 1
+        self._next = first + 1
 
     def takes(self, number: int) -> bool:
         """Whether this number is one of them, or the first that is asked for behind one."""
         if number <= self._first:
             return True
-        taken = number >= self._due
-        while self._due <= number:
-            self._due += min(FARTHEST, max(1, self._due // 2))
+        taken = number >= self._next
+        while self._next <= number:
+            self._next += min(FARTHEST, max(1, self._next // 2))
         return taken
 
 
@@ -202,7 +202,7 @@ _LEVELS = itemgetter(Call._fields.index("levels"))
 _READ = itemgetter(*map(Reading._fields.index, ("variable", "kind", "attribute", "role")))
 
 
-class _News:
+class _FirstSightings:
     """Knows what was told so far: which APIs were called, and what was read of which things."""
 
     def __init__(self) -> None:
@@ -210,7 +210,7 @@ class _News:
         self._readings: set[Hashable] = set()
         self._times = 0
 
-    def are_in(self, window: Window) -> bool:
+    def has_new(self, window: Window) -> bool:
         """Whether something is told in this window that was in none before it."""
         if self._times >= MOST_NEW:
             return False

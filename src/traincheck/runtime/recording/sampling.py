@@ -51,7 +51,7 @@ class Sampling:
         if warm_up < 0:
             raise BadOption("warm_up", warm_up, "a whole number, 0 or more")
         self.budget = Budget(budget or None)
-        self._asked = interval
+        self._interval = interval
         self._warm_up = warm_up
         self._last = 0
         self._close_until = 0
@@ -60,7 +60,7 @@ class Sampling:
     @property
     def interval(self) -> int:
         """The interval that is in force."""
-        return max(self._asked, self.budget.interval)
+        return max(self._interval, self.budget.interval)
 
     def watches(self, step: int) -> bool:
         """Whether `step`, which comes next, is watched."""
@@ -73,7 +73,7 @@ class Sampling:
         _check(interval, budget)
         with self._lock:
             if interval is not None:
-                self._asked = interval
+                self._interval = interval
             if budget is not None:
                 self.budget.share = budget or None
 

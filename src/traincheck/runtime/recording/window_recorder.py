@@ -18,7 +18,7 @@ LARGE = MOST_EVENTS // 4
 such rows."""
 
 
-class Keeping:
+class WindowRecorder:
     """Writes windows, as a stage of the pipeline. The writer is made with the first one, which knows its rank.
 
     Which windows are written is up to `Stretches`, but for those that come while `in_full` says that all are.
@@ -30,26 +30,26 @@ class Keeping:
         folder: Path,
         process: int,
         most: int,
-        tell_anew: Callable[[], object],
+        repeat_reports: Callable[[], object],
         in_full: Callable[[], bool] = lambda: True,
     ) -> None:
         self._folder = folder
         self._process = process
         self._most = most
-        self._tell_anew = tell_anew
+        self._repeat_reports = repeat_reports
         self._in_full = in_full
         self._writer: RotatingWriter | None = None
         self._full = threading.Event()
-        self._stretches = Retention()
+        self._retention = Retention()
         self._begins: deque[int] = deque()  # the windows from which on all was told anew
         self._handed = -1  # the last window that was handed on
         self._length = self._events = 0  # of the windows since all was told anew
         self._over = False  # it cannot be written any more
 
     @property
-    def left_out(self) -> int:
+    def skipped_steps(self) -> int:
         """Training steps that were not written, as nothing was found around them."""
-        return self._stretches.left_out
+        return self._retention.skipped_steps
 
     def feed(self, window: Window) -> None:
         """Write it, or keep it until it is known whether it is written. Raises OutputError."""
@@ -60,46 +60,46 @@ class Keeping:
             self._begins.popleft()
             begins = True
         try:
-            self._write(self._stretches.feed(window, begins=begins, chosen=self._in_full()))
+            self._write(self._retention.feed(window, begins=begins, chosen=self._in_full()))
         except BaseException:
             self._over = True
-            self._stretches.let_go()
+            self._retention.clear()
             raise
 
-    def closed(self, window: Window, *, looks_closer: bool = False) -> None:
+    def window_closed(self, window: Window, *, is_burst: bool = False) -> None:
         """A window is handed on: tell all anew where that is due. Called where windows end."""
         self._handed = window.index
         if self._over:
             return
-        if looks_closer:
-            self.around()
+        if is_burst:
+            self.record_around()
         full = self._full.is_set()
-        if full or (self._due(window) and not self._in_full()):
+        if full or (self._stretch_ends(window) and not self._in_full()):
             self._full.clear()
             self._length = self._events = 0
-            self._tell_anew()
+            self._repeat_reports()
             self._begins.append(window.index + 1)
             if full and self._writer is not None:
                 self._writer.begin_at(window.index + 1)
 
-    def keep(self) -> None:
+    def keep_file(self) -> None:
         """An error was found: the file that is written just now stays. May be called from any thread."""
         if self._writer is not None:
             self._writer.keep()
 
-    def around(self) -> None:
+    def record_around(self) -> None:
         """Something was found, or is looked at more closely: the windows around it are written. From any thread."""
-        self._stretches.around(self._handed)
+        self._retention.record_around(self._handed)
 
     def at_rest(self) -> None:
         """No window came for a while: write those that wait, for a program that hangs may be killed."""
         with suppress(OutputError):  # the next window meets it again, and says so
-            self._write(self._stretches.all())
+            self._write(self._retention.flush())
 
     def close(self) -> None:
         """Write the last windows, and end the recording. Raises OutputError."""
         if self._writer is not None:
-            self._write(self._stretches.all())
+            self._write(self._retention.flush())
             self._writer.close()
 
     def _write(self, windows: Iterable[Window]) -> None:
@@ -107,7 +107,7 @@ class Keeping:
             if self._writer is not None:
                 self._writer.write(window)
 
-    def _due(self, window: Window) -> bool:
+    def _stretch_ends(self, window: Window) -> bool:
         """Whether a stretch ends with this window: by the number of the step, which is the same on all ranks."""
         self._length += 1
         self._events += events_in(window)

@@ -21,8 +21,8 @@ except Exception as _error:
 
         # An interpreter without torch has nothing to be observed, so there is nothing to be said about it either.
         if importlib.util.find_spec("torch") is not None:
-            _why = "it has no traincheck" if getattr(_error, "name", "") == "traincheck" else repr(_error)
-            sys.stderr.write("traincheck: processes of %s are not observed: %s\n" % (sys.executable, _why))  # noqa: UP031
+            _reason = "it has no traincheck" if getattr(_error, "name", "") == "traincheck" else repr(_error)
+            sys.stderr.write("traincheck: processes of %s are not observed: %s\n" % (sys.executable, _reason))  # noqa: UP031
     except Exception:
         pass
 
