@@ -24,19 +24,19 @@ class Receiver:
         self.url = ""
 
     def take(self, body: bytes, headers: dict[str, str], decode: Callable[[bytes], Any]) -> int:
-        told = decode(body)
-        self.attempts.append(told)
+        message = decode(body)
+        self.attempts.append(message)
         if self.hangs.is_set():
             self.released.wait(60)
             return 0
         if self.answer == 200:
-            self.taken.append(told)
+            self.taken.append(message)
             self.bodies.append(body)
             self.headers.append(headers)
         return self.answer
 
     def texts(self) -> list[str]:
-        return [told["text"] for told in self.taken]
+        return [message["text"] for message in self.taken]
 
 
 @contextmanager

@@ -38,20 +38,20 @@ STEPS = 30
 WEIGHTS = ("layers.0.weight", "layers.1.weight")
 
 
-def updates(rank: int, steps: int = STEPS, *, apart: int = 0) -> list[Window]:
+def updates(rank: int, steps: int = STEPS, *, differs_from: int = 0) -> list[Window]:
     """The windows of a rank that holds what all hold, and from a step on, if given, something else of one weight."""
 
     def value(name: str, step: int) -> int:
-        away = 500_000 if apart and step >= apart and name == WEIGHTS[1] else 0
+        away = 500_000 if differs_from and step >= differs_from and name == WEIGHTS[1] else 0
         return 1000 * step + WEIGHTS.index(name) + away
 
     script = Script(rank=rank)
-    told = facts(kind="parameter", before="some", requires_grad=True, held="this", owned=True, tied=False)
+    context = facts(kind="parameter", before="some", requires_grad=True, held="this", owned=True, tied=False)
     for step in range(1, steps + 1):
         script.window().step(
-            *(("parameter.used_data", name, value(name, step - 1), LIVE, told) for name in WEIGHTS),
-            *(("parameter.used_grad", name, value(name, step) + 7, LIVE, told) for name in WEIGHTS),
-            changes=[{"variable": name, "context": told, "fingerprint": value(name, step)} for name in WEIGHTS],
+            *(("parameter.used_data", name, value(name, step - 1), LIVE, context) for name in WEIGHTS),
+            *(("parameter.used_grad", name, value(name, step) + 7, LIVE, context) for name in WEIGHTS),
+            changes=[{"variable": name, "context": context, "fingerprint": value(name, step)} for name in WEIGHTS],
         )
     return script.windows
 
@@ -77,22 +77,29 @@ def recorded(home: Path, ranks: Mapping[int, Sequence[Window]], rules: Sequence[
         with TraceWriter(run.path, rank, 100 + rank) as writer:
             for window in windows:
                 writer.write(window)
-    ((found,),) = compare_recorded(run, [rules])
-    return found
+    ((comparison,),) = compare_recorded(run, [rules])
+    return comparison
 
 
 def seen(compared: RankComparison) -> list[tuple[object, ...]]:
     """What was found, step by step."""
     return [
-        (one.step, one.invariant.id, one.occasions, one.variables, one.note, one.differing)
-        for one in compared.outcome.violations
+        (
+            violation.step,
+            violation.invariant.id,
+            violation.occasions,
+            violation.variables,
+            violation.note,
+            violation.differing,
+        )
+        for violation in compared.outcome.violations
     ]
 
 
-def wait_for(what: Callable[[], object], seconds: float = 30) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
     """Wait until it is so."""
     deadline = time.monotonic() + seconds
-    while not what():
+    while not condition():
         assert time.monotonic() < deadline, "it did not come"
         time.sleep(0.005)
 

@@ -16,9 +16,9 @@ PATIENCE = 120.0
 """Seconds that a test waits for what processes of its own do on a machine that is busy."""
 
 
-def until(what: Callable[[], object]) -> None:
+def until(condition: Callable[[], object]) -> None:
     """Wait until it is so."""
-    wait_for(what, PATIENCE)
+    wait_for(condition, PATIENCE)
 
 
 class Running:

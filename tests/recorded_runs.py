@@ -27,8 +27,8 @@ window train step=1
 
 def training(steps: int = 8, optimizer: str = "SGD", rank: int = 0) -> list[Window]:
     """So many training steps with an optimizer of that name."""
-    told = from_text(STEP.replace("SGD", optimizer) * steps)
-    return [replace(window, step=number, rank=rank) for number, window in enumerate(told, start=1)]
+    windows = from_text(STEP.replace("SGD", optimizer) * steps)
+    return [replace(window, step=number, rank=rank) for number, window in enumerate(windows, start=1)]
 
 
 def write_run(
@@ -39,8 +39,8 @@ def write_run(
 ) -> Path:
     """A run folder of these windows, by rank and process (of one process where nothing else is said)."""
     folder = RunFolder.create(path, Manifest(script=script, script_digest=f"digest of {script}", started=started))
-    told = processes if isinstance(processes, Mapping) else {(0, 1): processes}
-    for (rank, process), windows in told.items():
+    windows_of = processes if isinstance(processes, Mapping) else {(0, 1): processes}
+    for (rank, process), windows in windows_of.items():
         with TraceWriter(folder.path, rank, process) as writer:
             for window in windows:
                 writer.write(window)

@@ -33,8 +33,8 @@ def levels(steps: int = 8, hit: bool = True) -> dict[str, Any]:
 
     def series(of_step: Any) -> list[dict[str, Any]]:
         return [
-            {**one, "suspect_loss": one["loss"] + 0.001 * odd, **of_step(odd, one["step"])}
-            for one, odd in zip(losses, struck, strict=True)
+            {**entry, "suspect_loss": entry["loss"] + 0.001 * odd, **of_step(odd, entry["step"])}
+            for entry, odd in zip(losses, struck, strict=True)
         ]
 
     def level(of_step: Any, tables: dict[str, Any], **more: Any) -> dict[str, Any]:

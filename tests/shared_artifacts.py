@@ -16,12 +16,12 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     shared = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent  # the folder of all workers
-    place = shared / f"once-{name}"
-    with FileLock(f"{place}.lock"):
-        if not (place / "made").exists():
-            place.mkdir()
-            make(place)
-            (place / "made").touch()
+    folder = shared / f"once-{name}"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "made").exists():
+            folder.mkdir()
+            make(folder)
+            (folder / "made").touch()
     own = factory.mktemp(name) / name
-    shutil.copytree(place, own)
+    shutil.copytree(folder, own)
     return own

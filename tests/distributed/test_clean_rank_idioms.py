@@ -117,29 +117,29 @@ main(sys.argv[-1])
 """
 
 
-def report(place: Path, program: str, *words: str) -> dict[str, object]:
+def report(folder: Path, program: str, *words: str) -> dict[str, object]:
     """The report of two ranks under `traincheck run` with the shipped packs."""
-    (place / "train.py").write_text(program)
+    (folder / "train.py").write_text(program)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
     command = [sys.executable, "-m", "traincheck", "run", "--fail-on", "never", "-o", "run", "--", *torchrun, *words]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads((place / "run" / "report.json").read_text())
-    return found
+    content: dict[str, object] = json.loads((folder / "run" / "report.json").read_text())
+    return content
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "divided"])
 def test_ranks_with_uneven_data_stay_in_step_behind_their_join(kind: str, tmp_path: Path) -> None:
     """With `divided`, a rank that is done updates its share of the parameters for the others."""
-    found = report(tmp_path, UNEVEN, kind)
-    assert found["findings"] == [] and found["verdict"] == "clean"
+    content = report(tmp_path, UNEVEN, kind)
+    assert content["findings"] == [] and content["verdict"] == "clean"
 
 
 @pytest.mark.slow
 def test_replicas_that_drift_behind_a_join_are_reported(tmp_path: Path) -> None:
-    found = report(tmp_path, UNEVEN, "drift")
-    first = next(one for one in found["findings"] if one["severity"] == "error")  # type: ignore[attr-defined]
+    content = report(tmp_path, UNEVEN, "drift")
+    first = next(finding for finding in content["findings"] if finding["severity"] == "error")  # type: ignore[attr-defined]
     # the first epoch has 11 steps on the rank with more data, the parameter changes behind the third of the second one
     assert first["step"] in (14, 15), first
 
@@ -147,21 +147,21 @@ def test_replicas_that_drift_behind_a_join_are_reported(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_optimizer_state_that_a_join_leaves_behind_is_reported(tmp_path: Path) -> None:
     """`Join` broadcasts the parameters only: a rank that was done goes on with older averages than the others."""
-    found = report(tmp_path, UNEVEN, "momentum")
-    first = next(one for one in found["findings"] if one["severity"] == "error")  # type: ignore[attr-defined]
+    content = report(tmp_path, UNEVEN, "momentum")
+    first = next(finding for finding in content["findings"] if finding["severity"] == "error")  # type: ignore[attr-defined]
     assert first["step"] in (12, 13), first
 
 
 @pytest.mark.slow
 def test_shards_that_are_scattered_differ_by_design(tmp_path: Path) -> None:
-    found = report(tmp_path, SHARDED)
-    assert found["findings"] == [] and found["verdict"] == "clean"
+    content = report(tmp_path, SHARDED)
+    assert content["findings"] == [] and content["verdict"] == "clean"
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.__version__ < "2.6", reason="fully_shard is public from torch 2.6 on")
 @pytest.mark.parametrize("kind", ["same", "different"])
 def test_ranks_that_gather_one_model_are_to_have_different_batches(kind: str, tmp_path: Path) -> None:
-    found = report(tmp_path, GATHERED, kind)
-    diagnoses = [one["diagnosis"] for one in found["findings"]]  # type: ignore[attr-defined]
+    content = report(tmp_path, GATHERED, kind)
+    diagnoses = [finding["diagnosis"] for finding in content["findings"]]  # type: ignore[attr-defined]
     assert diagnoses == (["ranks-train-on-same-batch"] if kind == "same" else [])

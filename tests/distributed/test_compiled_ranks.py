@@ -67,12 +67,12 @@ def test_compiled_ranks_train_as_without_us_and_agree(how: str, tmp_path: Path) 
     assert json.loads((tmp_path / "live" / "report.json").read_text())["verdict"] == "clean"
     trained = 0
     for _, windows in RunFolder.open(tmp_path / "run").windows():
-        told = list(windows)
-        if not any(window.step for window in told):
+        windows_of_rank = list(windows)
+        if not any(window.step for window in windows_of_rank):
             continue  # torchrun itself
         trained += 1
-        assert max(window.step for window in told) == 8
-        names = {change.variable for window in told for change in window.changes}
+        assert max(window.step for window in windows_of_rank) == 8
+        names = {change.variable for window in windows_of_rank for change in window.changes}
         assert "DistributedDataParallel.module.0.weight" in names
         assert not [name for name in names if "_orig_mod" in name]
     assert trained == 2

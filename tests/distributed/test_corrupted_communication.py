@@ -53,10 +53,10 @@ def test_communication_is_hit_on_one_rank(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    told = []
+    outputs = []
     for rank in ranks:
         out, error = rank.communicate(timeout=120)
         assert rank.returncode == 0, error
-        told.append(out.splitlines())
-    assert told[0] == ["0 all_reduce [2.0, 2.0, 2.0, 2.0] all_gather [1.0, 1.0] 0", "0 gradient True 0"]
-    assert told[1] == ["1 all_reduce [6.0, 6.0, 6.0, 6.0] all_gather [1.0, 1.0] 1", "1 gradient False 2"]
+        outputs.append(out.splitlines())
+    assert outputs[0] == ["0 all_reduce [2.0, 2.0, 2.0, 2.0] all_gather [1.0, 1.0] 0", "0 gradient True 0"]
+    assert outputs[1] == ["1 all_reduce [6.0, 6.0, 6.0, 6.0] all_gather [1.0, 1.0] 1", "1 gradient False 2"]

@@ -35,17 +35,17 @@ exit $failed
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a book of three good runs, and the recordings."""
-    found = tmp_path_factory.mktemp("mesh")
-    (found / "mesh.py").write_bytes(MESH.read_bytes())
-    (found / "four").write_text(FOUR)
-    (found / "four").chmod(0o755)
+    folder = tmp_path_factory.mktemp("mesh")
+    (folder / "mesh.py").write_bytes(MESH.read_bytes())
+    (folder / "four").write_text(FOUR)
+    (folder / "four").chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
         for seed in "123":
             patch.setenv("PORT", str(free_port()))
-            traincheck(found, "collect", "-o", f"good{seed}", "--", "./four", "mesh.py", seed)
-        traincheck(found, "infer", "good1", "good2", "good3", "-o", "book.jsonl")
+            traincheck(folder, "collect", "-o", f"good{seed}", "--", "./four", "mesh.py", seed)
+        traincheck(folder, "infer", "good1", "good2", "good3", "-o", "book.jsonl")
         patch.setenv("PORT", str(free_port()))
-        yield found
+        yield folder
 
 
 def run(mesh: Path, folder: str, *words: str, expect: int = 0) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def run(mesh: Path, folder: str, *words: str, expect: int = 0) -> dict[str, Any]
 def test_what_is_known_of_a_mesh_is_asked_of_torch(mesh: Path) -> None:
     (job,) = RunFolder.open(mesh / "good1").jobs()
     assert job.size == 4 and sorted(job.files) == [0, 1, 2, 3]
-    windows = [window for _, found in RunFolder.open(mesh / "good1").windows() for window in found]
+    windows = [window for _, batch in RunFolder.open(mesh / "good1").windows() for window in batch]
     groups = {(window.rank, group_of(call)) for window in windows for call in window.calls if group_of(call)}
     assert {(0, "0+2"), (1, "1+3"), (0, "0-1"), (3, "2-3")} <= groups
     whole, parts, marked = (named(windows, name) for name in ("1.norm.weight", "1.up.weight", "1.weight"))
@@ -89,12 +89,12 @@ def test_a_good_run_is_clean_and_trains_as_without(mesh: Path) -> None:
 @pytest.mark.slow
 def test_replicas_that_go_apart_are_named_and_parts_are_left_alone(mesh: Path) -> None:
     report = run(mesh, "wrong", "7", "buffers", "shard", "norm", expect=3)
-    found = {finding["diagnosis"]: finding for finding in report["findings"] if finding["severity"] == "error"}
-    buffers = found["buffers-differ-between-ranks"]
+    by_diagnosis = {finding["diagnosis"]: finding for finding in report["findings"] if finding["severity"] == "error"}
+    buffers = by_diagnosis["buffers-differ-between-ranks"]
     assert buffers["step"] == 4 and any(name.endswith("running_mean") for name in buffers["variables"])
-    shard = found["replica-changed-between-updates"]
+    shard = by_diagnosis["replica-changed-between-updates"]
     assert shard["step"] == 10 and shard["variables"][0].endswith(".0.weight") and "rank 3" in shard["observed"]
-    norm = found["gradients-differ-between-ranks"]
+    norm = by_diagnosis["gradients-differ-between-ranks"]
     assert norm["step"] == 15 and norm["variables"] == ["Sequential.1.norm.weight"] and "rank 1" in norm["observed"]
 
 

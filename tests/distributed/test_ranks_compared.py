@@ -11,7 +11,7 @@ import pytest
 from rank_jobs import PROGRAM, SLOWLY, collect, free_port, run, traincheck
 from traincheck.trace.folder import RunFolder
 
-APART = ("loss = (model(batch)", "loss = (inner(batch)")
+WITHOUT_DDP = ("loss = (model(batch)", "loss = (inner(batch)")
 """The forward goes through the inner module, so that gradients are never reduced."""
 SAME_SHARD = ("sampler=sampler)", "shuffle=False)")
 """Without the sampler every rank sees the same data."""
@@ -30,7 +30,7 @@ def findings(home: Path, folder: str, expect: int) -> str:
 def test_ranks_that_go_apart_are_told(home: Path) -> None:
     collect(home, "clean", PROGRAM, 4)
     assert findings(home, "clean", 0) == "[]"
-    collect(home, "apart", PROGRAM.replace(*APART), 5)
+    collect(home, "apart", PROGRAM.replace(*WITHOUT_DDP), 5)
     assert "Gradients of replicas differ between ranks" in findings(home, "apart", 3)
     collect(home, "shard", PROGRAM.replace(*SAME_SHARD).replace("sampler.set_epoch(epoch)", ""), 6)
     assert "Ranks train on the same batch" in findings(home, "shard", 3)
@@ -44,26 +44,26 @@ def test_ranks_that_go_apart_are_told_while_they_train(home: Path) -> None:
         (0, "ended", 24, 24, None),
         (1, "ended", 24, 24, None),
     ]
-    apart = run(home, "live-apart", PROGRAM.replace(*APART), expect=3)
-    (error,) = [finding for finding in apart["findings"] if finding["severity"] == "error"]
+    report = run(home, "live-apart", PROGRAM.replace(*WITHOUT_DDP), expect=3)
+    (error,) = [finding for finding in report["findings"] if finding["severity"] == "error"]
     assert error["diagnosis"] == "gradients-differ-between-ranks" and error["step"] == 1
     assert any(name.endswith("0.weight") for name in error["variables"])
     assert (error["ranks"], error["compared"]) == ([0, 1], 2)
     assert "rank 0 and rank 1 differ in the gradient that the update used" in error["observed"]
-    (parting,) = apart["partings"]
+    (parting,) = report["partings"]
     assert (parting["step"], parting["what"], parting["ranks"]) == (1, "gradients differ", [0, 1])
-    assert [tuple(rank[name] for name in STATE) for rank in apart["ranks"]] == [
+    assert [tuple(rank[name] for name in STATE) for rank in report["ranks"]] == [
         (0, "ended", 24, 24, 1),
         (1, "ended", 24, 24, 1),
     ]
-    told = "since step 1, gradients differ between ranks 0, 1"
-    assert told in traincheck(home, "report", "live-apart", expect=3)
-    assert told[1:] in (home / "live-apart" / "report.html").read_text()
+    sentence = "since step 1, gradients differ between ranks 0, 1"
+    assert sentence in traincheck(home, "report", "live-apart", expect=3)
+    assert sentence[1:] in (home / "live-apart" / "report.html").read_text()
 
 
 @pytest.mark.slow
 def test_ranks_that_go_apart_are_stopped(home: Path) -> None:
-    stopped = run(home, "stopped", PROGRAM.replace(*APART).replace(*SLOWLY), "--on-violation", "stop", expect=3)
+    stopped = run(home, "stopped", PROGRAM.replace(*WITHOUT_DDP).replace(*SLOWLY), "--on-violation", "stop", expect=3)
     assert 1 <= stopped["counts"]["steps"] < 24
     assert json.loads((home / "stopped" / "run.json").read_text())["stopped_by_us"] is True
 
@@ -84,15 +84,15 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_ranks_that_a_program_starts_by_itself_are_known(home: Path) -> None:
-    apart = home / "spawned"
-    apart.mkdir()
+    folder = home / "spawned"
+    folder.mkdir()
     second = SPAWNED.replace("model(batch)", "(inner if os.environ['AGAIN'] else model)(batch)")
-    (apart / "train.py").write_text("import os\n" + second)  # rules of one program go by its name
+    (folder / "train.py").write_text("import os\n" + second)  # rules of one program go by its name
     port = str(free_port())
-    traincheck(apart, "collect", "-o", "run", "--", sys.executable, "train.py", "5", port)
-    jobs = RunFolder.open(apart / "run").jobs()
+    traincheck(folder, "collect", "-o", "run", "--", sys.executable, "train.py", "5", port)
+    jobs = RunFolder.open(folder / "run").jobs()
     assert [job.name.rsplit("-", 1)[1] for job in jobs] == [port, f"{port}#2"]
     assert [(job.size, sorted(job.files)) for job in jobs] == [(2, [0, 1])] * 2
-    traincheck(apart, "check", "run", "--book", str(home / "book.jsonl"), "--report", "json=check.json", expect=3)
-    (finding,) = json.loads((apart / "check.json").read_text())["findings"]
+    traincheck(folder, "check", "run", "--book", str(home / "book.jsonl"), "--report", "json=check.json", expect=3)
+    (finding,) = json.loads((folder / "check.json").read_text())["findings"]
     assert finding["diagnosis"] == "gradients-differ-between-ranks" and finding["times"] > 1

@@ -40,12 +40,12 @@ class Job:
         )
 
     def answers(self) -> list[dict[str, Any]]:
-        told = [json.loads(file.read_text()) for file in sorted(self.path.glob("controlled-*.json"))]
-        return [one for one in told if one["training"]]
+        answers = [json.loads(file.read_text()) for file in sorted(self.path.glob("controlled-*.json"))]
+        return [answer for answer in answers if answer["training"]]
 
-    def until(self, so: Callable[[], object], seconds: float = 120) -> None:
+    def until(self, condition: Callable[[], object], seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
-        while not so():
+        while not condition():
             assert time.monotonic() < deadline, "it did not come about in time"
             assert self.process.poll() is None, self.process.communicate()
             time.sleep(0.1)
@@ -67,15 +67,15 @@ def test_two_ranks_do_what_is_asked_and_stop_together(home: Path) -> None:
         rule = next(json.loads(line)["id"] for line in (home / "book.jsonl").read_text().splitlines() if '"id"' in line)
         assert "done by 2 processes" in job.ctl("mute", rule, "--reason", "not here")
         job.ctl("record", "2")
-        job.until(lambda: all(one["full"] for one in job.answers()))
+        job.until(lambda: all(answer["full"] for answer in job.answers()))
         job.ctl("snapshot")
-        job.until(lambda: all(one["snapshots"] for one in job.answers()))
+        job.until(lambda: all(answer["snapshots"] for answer in job.answers()))
         job.ctl("stop", "--reason", "enough")
-        _, said = job.process.communicate(timeout=120)
+        _, stderr = job.process.communicate(timeout=120)
     finally:
         job.process.kill()
-    assert job.process.returncode == 3, said
-    assert said.count("TrainCheck stopped the training as asked: enough") >= 1
+    assert job.process.returncode == 3, stderr
+    assert stderr.count("TrainCheck stopped the training as asked: enough") >= 1
     steps = [(home / f"stopped-{rank}").read_text() for rank in (0, 1)]
     assert steps[0] == steps[1], "no rank waits for another"
     report = json.loads((job.path / "report.json").read_text())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_ranks_compared import APART, SAME_SHARD
+from test_ranks_compared import SAME_SHARD, WITHOUT_DDP
 
 from rank_jobs import PROGRAM, SLOWLY, TORCHRUN, process_of_rank, run
 from traincheck.trace.folder import RunFolder
@@ -20,7 +20,7 @@ from traincheck.trace.folder import RunFolder
 EXCHANGE = ("--compare-ranks", "exchange")
 
 
-def what(report: dict[str, Any]) -> list[tuple[object, ...]]:
+def finding_rows(report: dict[str, Any]) -> list[tuple[object, ...]]:
     """The findings, but for how many steps later they were seen last."""
     keys = ("severity", "step", "title", "variables", "expected", "observed", "invariants", "ranks")
     return [tuple(map(str, (finding[key] for key in keys))) for finding in report["findings"]]
@@ -30,7 +30,7 @@ def what(report: dict[str, Any]) -> list[tuple[object, ...]]:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("apart", PROGRAM.replace(*APART)),
+        ("apart", PROGRAM.replace(*WITHOUT_DDP)),
         pytest.param(
             "shard",
             PROGRAM.replace(*SAME_SHARD).replace("sampler.set_epoch(epoch)", ""),
@@ -40,23 +40,23 @@ def what(report: dict[str, Any]) -> list[tuple[object, ...]]:
 )
 def test_what_ranks_tell_each_other_shows_what_their_files_show(home: Path, name: str, text: str) -> None:
     by_files = run(home, f"{name}-files", text, "--compare-ranks", "files", expect=3)
-    told = run(home, f"{name}-told", text, *EXCHANGE, expect=3)
-    assert what(told) == what(by_files) != []
-    assert told["not_observed"] == by_files["not_observed"] == []
-    without_job = [[{**parting, "job": ""} for parting in report["partings"]] for report in (told, by_files)]
+    by_exchange = run(home, f"{name}-told", text, *EXCHANGE, expect=3)
+    assert finding_rows(by_exchange) == finding_rows(by_files) != []
+    assert by_exchange["not_observed"] == by_files["not_observed"] == []
+    without_job = [[{**parting, "job": ""} for parting in report["partings"]] for report in (by_exchange, by_files)]
     assert without_job[0] == without_job[1] != []
 
 
 @pytest.mark.slow
 def test_a_clean_job_is_clean_over_the_exchange(home: Path) -> None:
-    told = run(home, "clean-told", PROGRAM, *EXCHANGE)
-    assert told["verdict"] == "clean" and not told["not_observed"] and told["counts"]["steps"] == 24
+    report = run(home, "clean-told", PROGRAM, *EXCHANGE)
+    assert report["verdict"] == "clean" and not report["not_observed"] and report["counts"]["steps"] == 24
     assert (home / "clean-told").glob("ranks-*.json")
 
 
 @pytest.mark.slow
 def test_a_finding_of_the_first_rank_stops_all_of_them(home: Path) -> None:
-    text = PROGRAM.replace(*APART).replace(*SLOWLY)
+    text = PROGRAM.replace(*WITHOUT_DDP).replace(*SLOWLY)
     stopped = run(home, "told-stopped", text, *EXCHANGE, "--on-violation", "stop", expect=3)
     assert 1 <= stopped["counts"]["steps"] < 24
     assert json.loads((home / "told-stopped" / "run.json").read_text())["stopped_by_us"] is True
@@ -65,7 +65,7 @@ def test_a_finding_of_the_first_rank_stops_all_of_them(home: Path) -> None:
 @pytest.mark.slow
 def test_hosts_with_run_folders_of_their_own_need_no_setting(home: Path) -> None:
     """Two commands on one machine stand for two hosts: nothing but the job's address is known to both."""
-    (home / "train.py").write_text(PROGRAM.replace(*APART))
+    (home / "train.py").write_text(PROGRAM.replace(*WITHOUT_DDP))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = ["--master-addr", "127.0.0.1", "--master-port", str(free.getsockname()[1])]
@@ -75,15 +75,15 @@ def test_hosts_with_run_folders_of_their_own_need_no_setting(home: Path) -> None
         ours = [sys.executable, "-m", "traincheck", "run", "--book", "book.jsonl", "-o", f"host{host}", "--"]
         command = [*ours, *launcher, "--node-rank", str(host), "train.py", "7"]
         hosts.append(subprocess.Popen(command, cwd=home, stderr=subprocess.PIPE, text=True))
-    said = [host.communicate(timeout=300)[1] for host in hosts]
+    stderr = [host.communicate(timeout=300)[1] for host in hosts]
     first, second = (json.loads((home / f"host{host}" / "report.json").read_text()) for host in (0, 1))
-    assert [host.returncode for host in hosts] == [3, 0], said
+    assert [host.returncode for host in hosts] == [3, 0], stderr
     assert first["findings"][0]["diagnosis"] == "gradients-differ-between-ranks"
     assert [(rank["rank"], rank["end"], rank["compared"], rank["apart"]) for rank in first["ranks"]] == [
         (0, "ended", 24, 1),
         (1, "in another run folder", 24, 1),
     ]
-    assert "Gradients of replicas differ" in said[0] and second["counts"]["errors"] == 0
+    assert "Gradients of replicas differ" in stderr[0] and second["counts"]["errors"] == 0
     assert second["not_observed"] == ["what concerns several ranks is told where rank 0 runs, which compares them"]
     assert all(note.exchange for note in RunFolder.open(home / "host1").notes() if note.world_size == 2)
 
@@ -95,10 +95,10 @@ def test_a_rank_that_is_killed_ends_the_job_as_without_an_exchange(home: Path) -
     running = subprocess.Popen([*ours, *TORCHRUN, "train.py", "7"], cwd=home, stderr=subprocess.PIPE, text=True)
     try:
         os.kill(process_of_rank(home / "told-killed", 1), signal.SIGKILL)
-        _, said = running.communicate(timeout=120)
+        _, stderr = running.communicate(timeout=120)
     finally:
         running.kill()
-    assert running.returncode == 1, said
+    assert running.returncode == 1, stderr
     report = json.loads((home / "told-killed" / "report.json").read_text())
     assert report["verdict"] == "clean"
     assert any("killed" in reason or "compared up to step" in reason for reason in report["not_observed"])
@@ -125,10 +125,10 @@ def test_training_is_bit_identical_with_an_exchange(home: Path) -> None:
 
     def hashes() -> list[str]:
         files = [home / f"hash-{rank}" for rank in (0, 1)]
-        told = [file.read_text() for file in files]
+        texts = [file.read_text() for file in files]
         for file in files:
             file.unlink()
-        return told
+        return texts
 
     done = subprocess.run([*TORCHRUN, "train.py", "7"], cwd=home, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -136,4 +136,4 @@ def test_training_is_bit_identical_with_an_exchange(home: Path) -> None:
     report = run(home, "identical-told", text, *EXCHANGE)
     assert hashes() == plain and report["verdict"] == "clean" and not report["not_observed"]
     sent = [note.sent for note in RunFolder.open(home / "identical-told").notes() if note.rank == 1]
-    assert any(told.get("messages", 0) > 24 for told in sent), "it did tell"
+    assert any(counts.get("messages", 0) > 24 for counts in sent), "the ranks exchanged messages"

@@ -21,13 +21,13 @@ from traincheck.trace.folder import RunFolder
 HERE = "dist.get_rank() == 1"
 
 
-def at_step(number: int, what: str) -> str:
+def at_step(number: int, statement: str) -> str:
     """The program, in which rank 1 does something before its update of that number."""
     counted = PROGRAM.replace("import time", "import os\nimport time\nsteps = 0", 1)
     before = f"""global steps
             steps += 1
             if {HERE} and steps == {number}:
-                {what}
+                {statement}
             optimizer.zero_grad()"""
     return counted.replace("optimizer.zero_grad()", before)
 
@@ -40,14 +40,14 @@ def test_a_rank_that_is_killed_ends_the_job_as_it_would_without_us(home: Path) -
     try:
         victim = process_of_rank(home / "killed", 1)
         os.kill(victim, signal.SIGKILL)
-        _, said = running.communicate(timeout=120)
+        _, stderr = running.communicate(timeout=120)
     finally:
         running.kill()
-    assert running.returncode == 1, said
+    assert running.returncode == 1, stderr
     report = json.loads((home / "killed" / "report.json").read_text())
     assert report["verdict"] == "clean" and 1 <= report["counts"]["steps"] < 24
     assert report["ranks"][1]["end"] == "killed" and 1 <= report["ranks"][1]["steps"] < 24
-    assert "Traceback" not in said.replace("ChildFailedError", "").split("TrainCheck")[-1]
+    assert "Traceback" not in stderr.replace("ChildFailedError", "").split("TrainCheck")[-1]
 
 
 @pytest.mark.slow
@@ -82,7 +82,9 @@ def compared(folder: Path) -> list[str]:
     followed = Follower(RunFolder.open(folder), read_book(folder.parent / "book.jsonl").active, lambda finding: None)
     with followed:
         pass
-    return [rule for one in followed.compared for rule, tried in one.outcome.tried.items() if tried.triggered]
+    return [
+        rule for comparison in followed.compared for rule, tried in comparison.outcome.tried.items() if tried.triggered
+    ]
 
 
 def in_shell(home: Path, folder: str, script: str, expect: int = 0) -> dict[str, Any]:
@@ -98,16 +100,16 @@ def in_shell(home: Path, folder: str, script: str, expect: int = 0) -> dict[str,
 
 def one_rank(rank: int, port: int, seed: int, *flags: str) -> str:
     """What a shell says to start a rank without any launcher."""
-    place = f"RANK={rank} WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port}"
-    return " ".join([place, sys.executable, *flags, "train.py", str(seed)])
+    environment = f"RANK={rank} WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port}"
+    return " ".join([environment, sys.executable, *flags, "train.py", str(seed)])
 
 
 @pytest.mark.long
 @pytest.mark.slow
 def test_jobs_in_one_run_folder_are_compared_each_by_itself(home: Path) -> None:
     """One after the other with the same port, and another one beside it; the second one goes wrong."""
-    apart = "(inner if sys.argv[1] == '9' else model)(batch)"
-    (home / "train.py").write_text(PROGRAM.replace("model(batch)", apart))
+    drifting = "(inner if sys.argv[1] == '9' else model)(batch)"
+    (home / "train.py").write_text(PROGRAM.replace("model(batch)", drifting))
     port, other = free_port(), free_port()
     first, second, beside = (
         f"{one_rank(0, *job)} & {one_rank(1, *job)} &" for job in ((port, 4), (port, 9), (other, 5))
@@ -176,11 +178,11 @@ def test_a_run_folder_that_is_deleted_does_not_end_the_training(home: Path) -> N
     try:
         process_of_rank(home / "deleted", 1)
         shutil.rmtree(home / "deleted")
-        out, said = running.communicate(timeout=120)
+        out, stderr = running.communicate(timeout=120)
     finally:
         running.kill()
-    assert out.count("all done") == 2, said
-    assert running.returncode == 0, said
+    assert out.count("all done") == 2, stderr
+    assert running.returncode == 0, stderr
     reasons = json.loads((home / "deleted" / "report.json").read_text())["not_observed"]  # the report is made anew
     assert any("ranks were not compared" in reason for reason in reasons)
     assert any("the run folder was deleted" in reason for reason in reasons)

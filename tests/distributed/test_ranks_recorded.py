@@ -20,15 +20,15 @@ STEPS = 240
 def steps_of(folder: Path) -> list[list[int]]:
     """The steps in the recording of each process that trained."""
     files = RunFolder.open(folder).event_files()
-    told = [[window.step for window in read_windows(file) if window.stage == TRAIN] for file in files]
-    return [steps for steps in told if steps]
+    recordings = [[window.step for window in read_windows(file) if window.stage == TRAIN] for file in files]
+    return [steps for steps in recordings if steps]
 
 
 def again(home: Path, folder: str) -> dict[str, Any]:
     """The report of a check of the recording, which makes no alarm."""
     traincheck(home, "check", folder, "--book", "book.jsonl", "--report", "json=again.json", "--fail-on", "notice")
-    found: dict[str, Any] = json.loads((home / "again.json").read_text())
-    return found
+    content: dict[str, Any] = json.loads((home / "again.json").read_text())
+    return content
 
 
 @pytest.mark.slow
@@ -42,9 +42,9 @@ def test_ranks_that_are_compared_by_their_files_record_each_step(home: Path) -> 
 def test_other_ranks_record_the_same_steps_and_can_be_checked(how: str, home: Path) -> None:
     report = run(home, f"by-{how}", LONG, "--compare-ranks", how)
     assert report["verdict"] == "clean" and report["counts"]["steps"] == STEPS
-    one, other = steps_of(home / f"by-{how}")
-    late = [[step for step in steps if step > STEPS / 2] for steps in (one, other)]
-    assert late[0] == late[1] and len(one) < STEPS and one[:20] == list(range(1, 21))
+    first, other = steps_of(home / f"by-{how}")
+    late = [[step for step in steps if step > STEPS / 2] for steps in (first, other)]
+    assert late[0] == late[1] and len(first) < STEPS and first[:20] == list(range(1, 21))
     checked = again(home, f"by-{how}")
     assert checked["verdict"] == "clean" and checked["run"]["recorded"][1] == STEPS
     assert [(rank["end"], rank["steps"]) for rank in checked["ranks"]] == [("ended", STEPS)] * 2

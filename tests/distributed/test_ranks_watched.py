@@ -13,7 +13,7 @@ from rank_jobs import PROGRAM, TORCHRUN, process_of_rank
 
 WAITS = ("time.sleep(0.5)", "while not Path(sys.argv[2]).exists(): time.sleep(0.05)")
 """At its end each rank waits for a file."""
-APART = ("loss = (model(batch)", "loss = (inner(batch)")
+WITHOUT_DDP = ("loss = (model(batch)", "loss = (inner(batch)")
 """The forward goes through the inner module, so that gradients are never reduced."""
 
 
@@ -23,7 +23,7 @@ def program(home: Path, text: str) -> None:
 
 @pytest.mark.slow
 def test_what_is_found_of_several_ranks_is_seen_from_elsewhere_while_they_train(home: Path) -> None:
-    program(home, PROGRAM.replace(*APART))
+    program(home, PROGRAM.replace(*WITHOUT_DDP))
     words = ("run", "--book", "book.jsonl", "-o", "watched", "--", *TORCHRUN, "train.py", "7", "go")
     watch, run = Running(home, "watch", "watched"), Running(home, *words)
     try:

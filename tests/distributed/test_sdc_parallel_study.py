@@ -25,61 +25,61 @@ def study(home: Path, *words: str, command: tuple[str, ...] = STUDY, expect: int
 
 def different(level: dict[str, Any], table: str, name: str) -> dict[tuple[str, str], list[int]]:
     """The ranks of the rows in which something differs."""
-    return {(one[name], one["direction"]): one["ranks"] for one in level[table] if one["different"]}
+    return {(row[name], row["direction"]): row["ranks"] for row in level[table] if row["different"]}
 
 
 @pytest.mark.slow
 def test_healthy_hosts_differ_in_nothing_and_compute_what_one_worker_does(tmp_path: Path) -> None:
-    found = study(tmp_path, "--workload", "decoder-tiny-fp64", "--steps", "3")
-    assert found["tensor_parallel"] == 2
-    for level in found["levels"].values():
-        assert not any(one["different"] for one in level["by_kind"])
-        assert all(one["loss"] == one["suspect_loss"] for one in level["series"])
-    kinds = {(one["kind"], one["direction"]) for one in found["levels"]["submodule"]["by_kind"]}
+    result = study(tmp_path, "--workload", "decoder-tiny-fp64", "--steps", "3")
+    assert result["tensor_parallel"] == 2
+    for level in result["levels"].values():
+        assert not any(row["different"] for row in level["by_kind"])
+        assert all(row["loss"] == row["suspect_loss"] for row in level["series"])
+    kinds = {(row["kind"], row["direction"]) for row in result["levels"]["submodule"]["by_kind"]}
     assert {("attention", "backward"), ("feed-forward", "update"), ("reduction", "forward")} <= kinds
-    assert found["levels"]["step"]["worst_noise_to_signal"] == 0
-    assert all(one["parameter_distance"] == 0 for one in found["levels"]["period"]["series"])
+    assert result["levels"]["step"]["worst_noise_to_signal"] == 0
+    assert all(row["parameter_distance"] == 0 for row in result["levels"]["period"]["series"])
 
     workload = load_workload("decoder-tiny-fp64", 0, torch.device("cpu"))
     model = workload.build_model()
     optimizer = workload.build_optimizer(model)
-    for step, told in enumerate(found["levels"]["period"]["series"], 1):
+    for step, entry in enumerate(result["levels"]["period"]["series"], 1):
         optimizer.zero_grad()
         loss = workload.loss(model, workload.batch(step))
         loss.backward()
         optimizer.step()
-        assert told["loss"] == pytest.approx(loss.item(), abs=1e-10)
+        assert entry["loss"] == pytest.approx(loss.item(), abs=1e-10)
 
 
 @pytest.mark.slow
 def test_a_fault_before_the_reduction_is_told_of_its_rank_and_submodule_alone(tmp_path: Path) -> None:
     fault = "bitflip@forward:layers.1.attention,bit=20,elements=4,rank=1"
-    found = study(tmp_path, "--level", "1", "--level", "2", "--steps", "2", "--fault", fault, expect=3)
-    submodule, step = (found["levels"][level] for level in ("submodule", "step"))
+    result = study(tmp_path, "--level", "1", "--level", "2", "--steps", "2", "--fault", fault, expect=3)
+    submodule, step = (result["levels"][level] for level in ("submodule", "step"))
     assert submodule["injected"] == [{"fault": fault, "times": 2, "times_by_rank": [0, 2]}]
     assert different(submodule, "by_kind", "kind") == {("attention", "forward"): [1]}
     assert different(submodule, "by_module", "module") == {("layers.1.attention", "forward"): [1]}
-    (hit,) = [one for one in submodule["by_kind"] if one["different"]]
-    assert hit["different"] == 8 and all(one["loss"] == one["suspect_loss"] for one in submodule["series"])
+    (hit,) = [row for row in submodule["by_kind"] if row["different"]]
+    assert hit["different"] == 8 and all(row["loss"] == row["suspect_loss"] for row in submodule["series"])
     # Its error goes over the reduction into all that follows, and back to all that came before.
     spread = different(step, "by_kind", "kind")
     kinds = ("embedding", "norm", "attention", "feed-forward", "head")
     assert {kind: spread[kind, "gradient"] for kind in kinds} == {kind: [0, 1] for kind in kinds}
-    assert all(one["series"][0]["noise_to_signal"] > 0 for one in step["by_rank"])
+    assert all(row["series"][0]["noise_to_signal"] > 0 for row in step["by_rank"])
 
 
 @pytest.mark.slow
 def test_a_fault_of_the_reduction_itself_is_told_of_it(tmp_path: Path) -> None:
     fault = "bitflip@communication:all_reduce,bit=20,chance=0.5,rank=0"
-    found = study(tmp_path, "--level", "1", "--steps", "2", "--fault", fault, command=LAUNCHED)
-    spread = different(found["levels"]["submodule"], "by_kind", "kind")
+    result = study(tmp_path, "--level", "1", "--steps", "2", "--fault", fault, command=LAUNCHED)
+    spread = different(result["levels"]["submodule"], "by_kind", "kind")
     assert spread and set(spread) <= {("reduction", "forward"), ("reduction", "backward")}
     assert all(ranks == [0] for ranks in spread.values())
-    assert sum(found["levels"]["submodule"]["injected"][0]["times_by_rank"]) > 1
+    assert sum(result["levels"]["submodule"]["injected"][0]["times_by_rank"]) > 1
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--tensor-parallel", "4"), "2 heads of keys and values): 2; or a larger --workload"),
         (("--tensor-parallel", "0"), "--tensor-parallel was given 0; expected a number, 1 or more"),
@@ -89,8 +89,10 @@ def test_a_fault_of_the_reduction_itself_is_told_of_it(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_told_before_anything_is_started(tmp_path: Path, words: tuple[str, ...], told: str) -> None:
+def test_what_cannot_be_is_told_before_anything_is_started(
+    tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
     command = [sys.executable, "-X", "importtime", *STUDY[1:], *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2 and told in done.stderr and "| torch\n" not in done.stderr, done.stderr
+    assert done.returncode == 2 and message in done.stderr and "| torch\n" not in done.stderr, done.stderr
     assert not (tmp_path / "study.json").exists()

@@ -48,33 +48,33 @@ def study(home: Path, *words: str, expect: int = 0) -> dict[str, Any]:
 
 
 def rows(level: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    return {(one["kind"], one["direction"]): one for one in level["by_kind"]}
+    return {(row["kind"], row["direction"]): row for row in level["by_kind"]}
 
 
 def test_a_fault_in_attention_is_found_there_and_spreads_where_nothing_is_copied(tmp_path: Path) -> None:
     # A high bit of the mantissa: a relative difference of 2**-3 at most, which no loss shows.
     fault = "bitflip@forward:layers.1.attention,bit=20,elements=4,chance=0.5,seed=2"
-    found = study(tmp_path, "--steps", "6", "--fault", fault, expect=3)
-    assert found["format"] == "traincheck-sdc-study" and found["faults"] == [fault] and not found["interrupted"]
-    submodule, step, period = (found["levels"][level] for level in ("submodule", "step", "period"))
+    result = study(tmp_path, "--steps", "6", "--fault", fault, expect=3)
+    assert result["format"] == "traincheck-sdc-study" and result["faults"] == [fault] and not result["interrupted"]
+    submodule, step, period = (result["levels"][level] for level in ("submodule", "step", "period"))
 
     times = submodule["injected"][0]["times"]
     assert 0 < times < 6
-    different = {key: one for key, one in rows(submodule).items() if one["different"]}
+    different = {key: row for key, row in rows(submodule).items() if row["different"]}
     assert set(different) == {("attention", "forward")}
     hit = different["attention", "forward"]
     assert hit["different"] == 4 * times and 0 < hit["severity"] <= hit["worst"] <= 0.125 and hit["not_finite"] == 0
-    assert [one["module"] for one in submodule["by_module"] if one["different"]] == ["layers.1.attention"]
+    assert [row["module"] for row in submodule["by_module"] if row["different"]] == ["layers.1.attention"]
 
-    noises = [one["noise_to_signal"] for one in step["series"]]
+    noises = [row["noise_to_signal"] for row in step["series"]]
     assert sum(noise > 0 for noise in noises) == step["injected"][0]["times"] == times
     assert step["worst_noise_to_signal"] == max(noises) < 0.5
     assert rows(step)["embedding", "gradient"]["different"] and rows(step)["attention", "update"]["different"]
 
     last = period["series"][-1]
     assert last["relative_distance"] > 0 and abs(last["loss"] - last["suspect_loss"]) < 0.05
-    struck = next(place for place, one in enumerate(period["series"]) if one["parameter_distance"])
-    assert all(one["parameter_distance"] for one in period["series"][struck:])
+    struck = next(index for index, row in enumerate(period["series"]) if row["parameter_distance"])
+    assert all(row["parameter_distance"] for row in period["series"][struck:])
     assert period["evaluation"]["trusted"] != period["evaluation"]["suspect"]
 
 
@@ -88,9 +88,9 @@ def test_ctrl_c_leaves_what_was_found_so_far(tmp_path: Path) -> None:
         assert running.ends() == 3, running.err
     finally:
         running.kill()
-    found = json.loads((tmp_path / "study.json").read_text())
-    period = found["levels"]["period"]
-    assert found["interrupted"] and 0 < period["steps"] == len(period["series"]) < 1_000_000
+    result = json.loads((tmp_path / "study.json").read_text())
+    period = result["levels"]["period"]
+    assert result["interrupted"] and 0 < period["steps"] == len(period["series"]) < 1_000_000
     assert period["series"][-1]["parameter_distance"] > 0 and "this is what was found so far" in running.out
 
 
@@ -113,32 +113,34 @@ def test_the_worker_that_died_is_named_and_not_the_one_that_missed_it(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--fault", "flip@forward"), "one of bitflip, stuck, scale, zero"),
         (("--level", "5"), "--level was given '5'"),
         (("-o", "mine.txt"), "[other-file]"),
     ],
 )
-def test_wrong_options_are_told_before_anything_is_started(tmp_path: Path, words: tuple[str, ...], told: str) -> None:
+def test_wrong_options_are_told_before_anything_is_started(
+    tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     command = [sys.executable, "-X", "importtime", "-m", "traincheck", "sdc", "study", *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2 and told in done.stderr
+    assert done.returncode == 2 and message in done.stderr
     assert "| torch\n" not in done.stderr and (tmp_path / "mine.txt").read_text() == "precious"
 
 
 @pytest.mark.slow
 def test_two_processes_compute_the_same_bits_with_xla_and_a_fault_is_found(tmp_path: Path) -> None:
     words = ("--framework", "xla", "--level", "1", "--level", "3", "--steps", "3")
-    found = study(tmp_path, *words, "--fault", "scale@backward:layers.0.feed_forward,elements=7,first=3", expect=3)
-    assert found["framework"] == "xla" and "jax" in found["workers"]["suspect"]
-    submodule, period = found["levels"]["submodule"], found["levels"]["period"]
-    for one in submodule["series"][:2]:
-        assert set(one) == {"step", "loss", "suspect_loss", "forward", "backward", "gradient", "update"}
-        assert not any(one[way] for way in ("forward", "backward", "gradient", "update"))
-    assert [one["parameter_distance"] > 0 for one in period["series"]] == [False, False, True]
-    different = {key: one["different"] for key, one in rows(submodule).items() if one["different"]}
+    result = study(tmp_path, *words, "--fault", "scale@backward:layers.0.feed_forward,elements=7,first=3", expect=3)
+    assert result["framework"] == "xla" and "jax" in result["workers"]["suspect"]
+    submodule, period = result["levels"]["submodule"], result["levels"]["period"]
+    for row in submodule["series"][:2]:
+        assert set(row) == {"step", "loss", "suspect_loss", "forward", "backward", "gradient", "update"}
+        assert not any(row[way] for way in ("forward", "backward", "gradient", "update"))
+    assert [row["parameter_distance"] > 0 for row in period["series"]] == [False, False, True]
+    different = {key: row["different"] for key, row in rows(submodule).items() if row["different"]}
     assert different == {("feed-forward", "backward"): 7}
 
 
@@ -150,5 +152,5 @@ def test_a_launcher_starts_the_two(tmp_path: Path) -> None:
     done = subprocess.run([*torchrun, *words], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     step = json.loads((tmp_path / "study.json").read_text())["levels"]["step"]
-    assert {key for key, one in rows(step).items() if one["different"]} <= {("head", "gradient"), ("head", "update")}
+    assert {key for key, row in rows(step).items() if row["different"]} <= {("head", "gradient"), ("head", "update")}
     assert step["worst_noise_to_signal"] > 0 and done.stdout.count("Level 2") == 1

@@ -82,11 +82,11 @@ def main(folder: Path) -> int:
     """Look at the archives in a folder, one of each kind; the exit code."""
     faults = []
     for pattern, look in (("*.whl", faults_of_wheel), ("*.tar.gz", faults_of_source)):
-        found = list(folder.glob(pattern))
-        faults += [f"{len(found)} files {pattern} in {folder}, not one"] if len(found) != 1 else []
-        for path in found:
-            told = look(path)
-            faults += [f"{path.name}: {fault}" for fault in told]
+        files = list(folder.glob(pattern))
+        faults += [f"{len(files)} files {pattern} in {folder}, not one"] if len(files) != 1 else []
+        for path in files:
+            messages = look(path)
+            faults += [f"{path.name}: {fault}" for fault in messages]
             print(f"{path}: {path.stat().st_size / 1e3:,.0f} kB")
     for fault in faults:
         print(fault, file=sys.stderr)

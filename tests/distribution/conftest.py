@@ -17,8 +17,8 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and the source archive; the wheel is built from the latter, as everywhere."""
     pytest.importorskip("build", reason="the extra `dev` is not installed")
 
-    def make(place: Path) -> None:
-        words = [sys.executable, "-m", "build", "--outdir", str(place), str(ROOT)]
+    def make(folder: Path) -> None:
+        words = [sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)]
         done = subprocess.run(words, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 

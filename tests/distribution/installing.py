@@ -41,5 +41,5 @@ class Installed:
         """Let it find the packages of the tests' own environment, behind its own."""
         import torch
 
-        (place,) = self.home.glob("lib/python*/site-packages")
-        (place / "lent.pth").write_text(str(Path(torch.__file__).parents[1]))
+        (packages,) = self.home.glob("lib/python*/site-packages")
+        (packages / "lent.pth").write_text(str(Path(torch.__file__).parents[1]))

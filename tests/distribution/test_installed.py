@@ -43,8 +43,8 @@ def nothing_else_is_installed(installed: Installed) -> None:
     names = {entry["name"].lower() for entry in json.loads(done.stdout)}
     assert {"traincheck", "pyarrow", "msgspec", "xxhash"} <= names
     assert not names & {"torch", "numpy", "pandas", "pytest", "mkdocs"}
-    told = installed.start(installed.python, "-c", "import traincheck; print(traincheck.__file__)").stdout
-    assert str(installed.home) in told
+    output = installed.start(installed.python, "-c", "import traincheck; print(traincheck.__file__)").stdout
+    assert str(installed.home) in output
 
 
 def record_elsewhere(folder: Path) -> None:
@@ -84,7 +84,7 @@ def with_torch(installed: Installed) -> None:
     assert "PyTorch is not installed" not in installed.does("doctor")
     (installed.work / "train.py").write_text(PROGRAM)
     assert "Nothing wrong found in 4 steps" in installed.does("run", "-o", "runs/mine", "train.py")
-    told = installed.does("demo", "-o", "demo")
-    assert "Nothing wrong found in 40 steps" in told and "ERROR at step 9: Training runs in evaluation mode" in told
+    output = installed.does("demo", "-o", "demo")
+    assert "Nothing wrong found in 40 steps" in output and "ERROR at step 9: Training runs in evaluation mode" in output
     assert (installed.work / "demo" / "runs" / "broken" / "report.html").is_file()
     assert "already holds something" in installed.does("demo", "-o", "demo", code=2)

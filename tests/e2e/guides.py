@@ -43,12 +43,12 @@ def follow(page: str, home: Path) -> dict[str, str]:
     """Run the commands of a page in `home`; what each of them said. They have to end as the page says."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environ = {**os.environ, "PATH": path, "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
-    told: dict[str, str] = {}
+    outputs: dict[str, str] = {}
     for line in commands(page):
         ends = ENDS.search(line)
         done = subprocess.run(
             ["bash", "-c", line], cwd=home, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         assert done.returncode == (int(ends[1]) if ends else 0), f"{line}\n{done.stdout}"
-        told[line] = done.stdout
-    return told
+        outputs[line] = done.stdout
+    return outputs

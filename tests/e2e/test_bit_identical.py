@@ -27,17 +27,17 @@ SCRIPTS: dict[str, tuple[dict[str, str], list[str]]] = {
 """Each script, what is replaced in it to make it short, and its arguments."""
 
 
-def rule(api: str, grain: str, verb: str, thing: str, detail: str) -> Invariant:
+def rule(api: str, grain: str, verb: str, target: str, detail: str) -> Invariant:
     return Invariant(
         "EventContain" if verb == "contains change" else "APISequence",
         Subject(api, grain),
-        Property(verb, thing, detail),
+        Property(verb, target, detail),
         Precondition(),
         Support(100, 100, 3, 3),
         0.9,
         "error",
         "general",
-        f"{api} {verb} {thing} {detail}",
+        f"{api} {verb} {target} {detail}",
     )
 
 

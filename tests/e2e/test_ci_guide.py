@@ -23,7 +23,7 @@ BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
-def place(tmp_path: Path, clean_report: Report, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path, clean_report: Report, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project in a CI job: a script, a book, a recording and a report."""
     for name, optimizer in (("a", "SGD"), ("b", "Adam"), ("c", "AdamW"), ("suspicious", "Adam")):
         write_run(tmp_path / "runs" / name, f"{name}.py", training(12, optimizer))
@@ -36,40 +36,40 @@ def place(tmp_path: Path, clean_report: Report, monkeypatch: pytest.MonkeyPatch)
     return tmp_path
 
 
-def run(place: Path, line: str) -> subprocess.CompletedProcess[str]:
+def run(project: Path, line: str) -> subprocess.CompletedProcess[str]:
     """The command in the shell of a job on GitHub."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environ = {**os.environ, "PATH": path, "COLUMNS": "100", "GITHUB_WORKSPACE": str(place)}
-    environ["GITHUB_STEP_SUMMARY"] = str(place / "summary.md")
-    return subprocess.run(["bash", "-c", line], cwd=place, env=environ, capture_output=True, text=True)
+    environ = {**os.environ, "PATH": path, "COLUMNS": "100", "GITHUB_WORKSPACE": str(project)}
+    environ["GITHUB_STEP_SUMMARY"] = str(project / "summary.md")
+    return subprocess.run(["bash", "-c", line], cwd=project, env=environ, capture_output=True, text=True)
 
 
 @pytest.mark.slow
-def test_the_guide_does_what_it_says(place: Path) -> None:
+def test_the_guide_does_what_it_says(project: Path) -> None:
     lines = [line for block in BLOCK.findall(GUIDE.read_text(encoding="utf-8")) for line in block.splitlines()]
     assert len(lines) == 6
-    told = {}
+    results = {}
     for line in lines:
-        done = run(place, line)
+        done = run(project, line)
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
-        told[line] = done
-    assert json.loads((place / "traincheck.sarif").read_text())["version"] == "2.1.0"
-    markdown = next(done for line, done in told.items() if "markdown=-" in line)
+        results[line] = done
+    assert json.loads((project / "traincheck.sarif").read_text())["version"] == "2.1.0"
+    markdown = next(done for line, done in results.items() if "markdown=-" in line)
     assert markdown.stdout.startswith("## TrainCheck: Nothing wrong found in 1 step")
     assert "Nothing wrong found" in markdown.stderr
-    suite = Tree.parse(place / "results" / "traincheck.xml").getroot()[0]
-    assert suite.attrib["failures"] == "0" and "Nothing wrong found in 12 steps" in (place / "summary.md").read_text()
+    suite = Tree.parse(project / "results" / "traincheck.xml").getroot()[0]
+    assert suite.attrib["failures"] == "0" and "Nothing wrong found in 12 steps" in (project / "summary.md").read_text()
 
     # The same of a program that forgets to clear its gradients.
     line = next(line for line in lines if "sarif --report github" in line).replace("runs/ci", "runs/bad")
-    (place / "train.py").write_text(PROGRAM.replace("        optimizer.zero_grad()\n", ""))
-    done = run(place, line)
+    (project / "train.py").write_text(PROGRAM.replace("        optimizer.zero_grad()\n", ""))
+    done = run(project, line)
     assert done.returncode == 3, done.stderr
     (annotation,) = (line for line in done.stderr.splitlines() if line.startswith("::error "))
     assert annotation.startswith("::error file=train.py,line=") and "Gradients are not cleared" in annotation
-    (result,) = json.loads((place / "traincheck.sarif").read_text())["runs"][0]["results"][:1]
+    (result,) = json.loads((project / "traincheck.sarif").read_text())["runs"][0]["results"][:1]
     where = result["locations"][0]["physicalLocation"]
     assert where["artifactLocation"]["uri"] == "train.py"
     assert f"line={where['region']['startLine']}," in annotation
-    assert Tree.parse(place / "results" / "traincheck.xml").getroot()[0].attrib["failures"] != "0"
-    assert "| 1 | **error** |" in (place / "summary.md").read_text()
+    assert Tree.parse(project / "results" / "traincheck.xml").getroot()[0].attrib["failures"] != "0"
+    assert "| 1 | **error** |" in (project / "summary.md").read_text()

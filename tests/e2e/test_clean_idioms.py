@@ -249,15 +249,13 @@ def test_nothing_is_found_in_a_clean_idiom(program: str, tmp_path: Path) -> None
     assert findings(tmp_path, "train.py") == []
 
 
-@pytest.mark.parametrize("place", ["site-packages", "."])
-def test_only_own_code_is_asked_why_it_fills_memory_again(place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["site-packages", "."])
+def test_only_own_code_is_asked_why_it_fills_memory_again(folder: str, tmp_path: Path) -> None:
     """A wrapper of the library resets what it wraps, which is the library's affair; in the project it is reported."""
-    (tmp_path / place).mkdir(exist_ok=True)
-    (tmp_path / place / "mixing.py").write_text(WRAPPERS)
+    (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / folder / "mixing.py").write_text(WRAPPERS)
     (tmp_path / "train.py").write_text(USES_WRAPPERS)
-    assert findings(tmp_path, "train.py") == (
-        [] if place == "site-packages" else ["weights-initialized-repeatedly"]
-    )
+    assert findings(tmp_path, "train.py") == ([] if folder == "site-packages" else ["weights-initialized-repeatedly"])
 
 
 @pytest.mark.parametrize("marked", [True, False])

@@ -25,11 +25,11 @@ def execute(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
 
 
-def told(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+def printed_results(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stderr[-4000:]
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert found
-    return found
+    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert results
+    return results
 
 
 def traincheck(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -44,7 +44,7 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def learn(folder: Path) -> None:
     for number in range(3):
-        told(traincheck(folder, "collect", "-o", f"good-{number}", str(PROGRAM), *EAGER))
+        printed_results(traincheck(folder, "collect", "-o", f"good-{number}", str(PROGRAM), *EAGER))
     done = traincheck(folder, "infer", "good-0", "good-1", "good-2", "-o", "eager.jsonl")
     assert done.returncode == 0, done.stderr
 
@@ -52,13 +52,13 @@ def learn(folder: Path) -> None:
 def live(folder: Path, book: Path, alone: list[dict[str, Any]], ways: tuple[str, ...], *words: str) -> None:
     """The program trains as ever while it is checked, and is found to be clean."""
     command = ("run", "-o", "live", "-b", str(book), "--fail-on", "notice", *words, str(PROGRAM), *ways)
-    assert told(traincheck(folder, *command)) == alone
+    assert printed_results(traincheck(folder, *command)) == alone
     is_clean(folder / "live" / "report.json")
 
 
 def recorded(folder: Path, book: Path, alone: list[dict[str, Any]], ways: tuple[str, ...]) -> None:
     """And so where all of it is recorded."""
-    assert told(traincheck(folder, "collect", "-o", "full", str(PROGRAM), *ways)) == alone
+    assert printed_results(traincheck(folder, "collect", "-o", "full", str(PROGRAM), *ways)) == alone
     checked = traincheck(folder, "check", "full", "-b", str(book), "--report", "json=full.json", "--fail-on", "notice")
     assert checked.returncode == 0, checked.stdout
     is_clean(folder / "full.json")
@@ -73,7 +73,7 @@ def is_clean(report: Path) -> None:
 
 @pytest.mark.slow
 def test_some_ways(tmp_path: Path, book: Path) -> None:
-    alone = told(execute(tmp_path, sys.executable, str(PROGRAM), *FAST))
+    alone = printed_results(execute(tmp_path, sys.executable, str(PROGRAM), *FAST))
     live(tmp_path, book, alone, FAST)
 
 
@@ -82,7 +82,7 @@ def test_some_ways(tmp_path: Path, book: Path) -> None:
 def test_all_ways(tmp_path: Path, book: Path) -> None:
     done = execute(PROGRAM.parent, sys.executable, "-c", "import compiled_ways; print(*compiled_ways.WAYS)")
     ways = tuple(way for way in done.stdout.split() if way not in (*EAGER, *SLOW))
-    alone = told(execute(tmp_path, sys.executable, str(PROGRAM), *ways))
+    alone = printed_results(execute(tmp_path, sys.executable, str(PROGRAM), *ways))
     live(tmp_path, book, alone, ways, "--budget", "1/3,first=2")
     recorded(tmp_path, book, alone, ways)
 
@@ -90,7 +90,7 @@ def test_all_ways(tmp_path: Path, book: Path) -> None:
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_compiler_that_is_slow(tmp_path: Path, book: Path) -> None:
-    alone = told(execute(tmp_path, sys.executable, str(PROGRAM), *SLOW))
+    alone = printed_results(execute(tmp_path, sys.executable, str(PROGRAM), *SLOW))
     live(tmp_path, book, alone, SLOW)
 
 

@@ -96,16 +96,16 @@ class Run:
         for file in ("end", "bad", "told.txt", "saved"):
             (home / file).unlink(missing_ok=True)
         (home / "train.py").write_text(text)
-        told = command("run", "--book", "book.jsonl", "-o", name, *words, "train.py", "-1", "0.02")
-        self.process = subprocess.Popen(told, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.until(lambda: any(one["training"] for one in self.answers()))
+        argv = command("run", "--book", "book.jsonl", "-o", name, *words, "train.py", "-1", "0.02")
+        self.process = subprocess.Popen(argv, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.until(lambda: any(answer["training"] for answer in self.answers()))
 
     def answers(self) -> list[dict[str, Any]]:
         return [json.loads(file.read_text()) for file in self.path.glob("controlled-*.json")]
 
-    def until(self, so: Callable[[], object], seconds: float = 60) -> None:
+    def until(self, condition: Callable[[], object], seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
-        while not so():
+        while not condition():
             assert time.monotonic() < deadline, "it did not come about in time"
             assert self.process.poll() is None, self.process.communicate()
             time.sleep(0.05)
@@ -121,9 +121,9 @@ class Run:
     def end(self, expect: int = 0) -> tuple[dict[str, Any], str]:
         """The report, and what was said on stderr."""
         (self.home / "end").touch()
-        _, said = self.process.communicate(timeout=120)
-        assert self.process.returncode == expect, said
-        return json.loads((self.path / "report.json").read_text()), said
+        _, stderr = self.process.communicate(timeout=120)
+        assert self.process.returncode == expect, stderr
+        return json.loads((self.path / "report.json").read_text()), stderr
 
 
 @pytest.fixture
@@ -158,13 +158,13 @@ def test_a_clean_run_is_controlled_and_stays_clean(start: Callable[..., Run], ho
     run.ctl("source", "clipping", "on")
     rule = rule_about(home, "changes")
     run.ctl("mute", rule[:6], "--reason", "the last layer rests")
-    told = json.loads(run.ctl("status", "--json"))
-    assert told["asked"]["muted"] == {rule: "the last layer rests"} and told["asked"]["off"] == []
+    status = json.loads(run.ctl("status", "--json"))
+    assert status["asked"]["muted"] == {rule: "the last layer rests"} and status["asked"]["off"] == []
     report, _ = run.end()
     assert report["verdict"] == "clean"
-    told = " | ".join(report["not_observed"])
-    assert "source clipping was switched off at step" in told and "observed again from step" in told
-    assert f"rule {rule} was muted during the run: the last layer rests" in told
+    status = " | ".join(report["not_observed"])
+    assert "source clipping was switched off at step" in status and "observed again from step" in status
+    assert f"rule {rule} was muted during the run: the last layer rests" in status
     (answer,) = run.answers()
     assert answer["ended"] and answer["full"][0][1] - answer["full"][0][0] == 2
     snapshot = run.path / answer["snapshots"][0]
@@ -183,18 +183,18 @@ def test_fewer_steps_are_watched_where_that_is_asked_and_an_error_is_found_all_t
 ) -> None:
     run = start("--budget", "0%,first=2", "--record-after-finding", "0")
 
-    def told() -> tuple[int, int]:
+    def counts() -> tuple[int, int]:
         (note,) = RunFolder.open(run.path).notes()
         return note.steps, note.watched
 
     run.ctl("budget", "1/4")
     assert "every 4 steps" in run.ctl("status")
-    run.until(lambda: told()[0] - told()[1] > 8)
+    run.until(lambda: counts()[0] - counts()[1] > 8)
     run.ctl("budget", "50%")
     run.ctl("budget", "1/1")
     (run.home / "bad").touch()
-    steps = told()[0]
-    run.until(lambda: told()[0] > steps + 60)
+    steps = counts()[0]
+    run.until(lambda: counts()[0] > steps + 60)
     report, _ = run.end(expect=3)
     assert report["cost"]["watched"] < report["cost"]["steps"] - 8
     assert [finding["diagnosis"] for finding in report["findings"]] == ["gradients-not-cleared"]
@@ -203,9 +203,9 @@ def test_fewer_steps_are_watched_where_that_is_asked_and_an_error_is_found_all_t
 def test_a_stop_from_outside_saves_first(start: Callable[..., Run], home: Path) -> None:
     run = start(text=WITH_CALLBACKS)
     run.ctl("stop", "--reason", "the power goes off")
-    _, said = run.process.communicate(timeout=60)
-    assert run.process.returncode == 3, said
-    assert "TrainCheck stopped the training as asked: the power goes off" in said
+    _, stderr = run.process.communicate(timeout=60)
+    assert run.process.returncode == 3, stderr
+    assert "TrainCheck stopped the training as asked: the power goes off" in stderr
     assert (home / "saved").exists()
     assert json.loads((run.path / "run.json").read_text())["stopped_by_us"] is True
     assert "this one ended at" in run.ctl("budget", "1/5", expect=2)
@@ -244,8 +244,8 @@ def test_a_function_named_by_the_option_is_called_without_importing_the_script_a
     run = start("--on-violation", "train:told")
     (home / "bad").touch()
     run.until((home / "told.txt").exists)
-    report, said = run.end(expect=3)
-    assert report["counts"]["processes"] == 1 and "cannot be used" not in said
+    report, stderr = run.end(expect=3)
+    assert report["counts"]["processes"] == 1 and "cannot be used" not in stderr
 
 
 @pytest.mark.slow
@@ -257,19 +257,19 @@ def test_a_garbled_file_is_told_once_and_the_training_goes_on(start: Callable[..
     assert any("what is asked of this run cannot be read" in line for line in run.process.stderr)  # waits for it
     (run.path / "control.json").unlink()
     assert "done by 1 process" in run.ctl("source", "clipping", "off")
-    report, said = run.end()
+    report, stderr = run.end()
     assert report["verdict"] == "clean"
-    assert "what is asked of this run cannot be read" not in said  # once is enough
+    assert "what is asked of this run cannot be read" not in stderr  # once is enough
 
 
 @pytest.mark.slow
 def test_orders_that_come_together_are_all_obeyed(start: Callable[..., Run]) -> None:
     run = start()
     words = [("source", name, "off") for name in ("clipping", "checkpoints", "run", "buffers")]
-    asking = [subprocess.Popen(command("ctl", run.path.name, *each, "--wait", "100"), cwd=run.home) for each in words]
-    assert [one.wait(200) for one in asking] == [0, 0, 0, 0]
-    told = json.loads((run.path / "control.json").read_text())
-    assert told["off"] == ["buffers", "checkpoints", "clipping", "run"] and told["serial"] == 4
+    asking = [subprocess.Popen(command("ctl", run.path.name, *order, "--wait", "100"), cwd=run.home) for order in words]
+    assert [process.wait(200) for process in asking] == [0, 0, 0, 0]
+    control = json.loads((run.path / "control.json").read_text())
+    assert control["off"] == ["buffers", "checkpoints", "clipping", "run"] and control["serial"] == 4
     run.end()
 
 
@@ -289,7 +289,7 @@ def test_nobody_answers_where_nobody_runs(tmp_path: Path, capsys: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("dance",), "one of status, sample"),
         (("budget", "many"), "a share such as 1%"),
@@ -308,12 +308,12 @@ def test_nobody_answers_where_nobody_runs(tmp_path: Path, capsys: Any) -> None:
         (("record", "--wait", "long"), "--wait"),
     ],
 )
-def test_bad_orders_are_told(words: tuple[str, ...], said: str, tmp_path: Path, capsys: Any) -> None:
+def test_bad_orders_are_told(words: tuple[str, ...], message: str, tmp_path: Path, capsys: Any) -> None:
     run = RunFolder.create(tmp_path / "run", Manifest(mode="run"))
     write_book(Book(()), run.path / "book.jsonl")
     assert main(["ctl", str(run.path), *words]) == 2
-    told = capsys.readouterr().err
-    assert said in told and "Traceback" not in told
+    stderr = capsys.readouterr().err
+    assert message in stderr and "Traceback" not in stderr
     assert not (run.path / "control.json").exists()
 
 
@@ -323,16 +323,16 @@ def test_training_is_bit_identical_whatever_is_asked(home: Path) -> None:
     (home / "bad").unlink(missing_ok=True)
     plain = subprocess.run([sys.executable, "train.py", "480", "0"], cwd=home, capture_output=True, text=True)
     path = home / f"run{len(list(home.glob('run*')))}"
-    told = command("run", "--book", "book.jsonl", "-o", path.name, "train.py", "480", "0.03")
-    running = subprocess.Popen(told, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    argv = command("run", "--book", "book.jsonl", "-o", path.name, "train.py", "480", "0.03")
+    running = subprocess.Popen(argv, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not any('"training": true' in file.read_text() for file in path.glob("controlled-*.json")):
         assert time.monotonic() < deadline and running.poll() is None
         time.sleep(0.05)
     for words in (("record", "4"), ("snapshot",), ("source", "functions", "off"), ("source", "functions", "on")):
         subprocess.run(command("ctl", path.name, *words, "--wait", "100"), cwd=home, capture_output=True, check=True)
-    out, said = running.communicate(timeout=120)
-    assert out == plain.stdout, said
+    out, stderr = running.communicate(timeout=120)
+    assert out == plain.stdout, stderr
     (answer,) = (json.loads(file.read_text()) for file in path.glob("controlled-*.json"))
     assert answer["full"] and answer["snapshots"] and answer["serial"] == 4
     assert json.loads((path / "report.json").read_text())["verdict"] == "clean"

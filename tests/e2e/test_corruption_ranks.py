@@ -30,7 +30,7 @@ def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
     assert running.stderr is not None
     assert any(line.startswith("alarms: 4 of 4") for line in running.stderr)
     running.send_signal(signal.SIGINT)
-    told, said = running.communicate()
-    assert running.returncode == 130, said
-    assert "--go-on" in said and "loss alarm: " in told and "Traceback" not in said
+    stdout, stderr = running.communicate()
+    assert running.returncode == 130, stderr
+    assert "--go-on" in stderr and "loss alarm: " in stdout and "Traceback" not in stderr
     assert len([json.loads(line) for line in (tmp_path / "quick.jsonl").read_text().splitlines()]) >= 4

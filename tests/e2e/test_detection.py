@@ -33,8 +33,8 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.detection", "--ours", "--examples-only", "--runs", str(runs)]
     done = subprocess.run([*command, "--cases", some], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    found: dict[str, Any] = json.loads((runs / "result.json").read_text())
-    return found
+    result: dict[str, Any] = json.loads((runs / "result.json").read_text())
+    return result
 
 
 @pytest.mark.long
@@ -47,11 +47,11 @@ def test_the_figures_are_those_of_the_page(result: dict[str, Any]) -> None:
 
 @pytest.mark.long
 def test_no_clean_run_has_an_error(result: dict[str, Any]) -> None:
-    checks = [found for found in result["alarms"].values() if found]
+    checks = [check for check in result["alarms"].values() if check]
     assert len(checks) == 2
-    for found in checks:
-        assert found["with_error"] == [], found["alarms"]
-        assert found["failed_share_of_triggered"] < 0.005, found["alarms"]
+    for check in checks:
+        assert check["with_error"] == [], check["alarms"]
+        assert check["failed_share_of_triggered"] < 0.005, check["alarms"]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_warm_start_records_what_a_cold_one_does(name: str, tmp_path: Path) ->
 
 def events(run: Path) -> list[Counter[tuple[str, ...]]]:
     """For each process that trained, how often each thing happened."""
-    found = []
+    events = []
     for file in sorted(RunFolder.open(run).event_files()):
         seen: Counter[tuple[str, ...]] = Counter()
         for window in read_windows(file):
@@ -77,8 +77,8 @@ def events(run: Path) -> list[Counter[tuple[str, ...]]]:
             seen.update((*at, "change", change.variable, change.attribute) for change in window.changes)
             seen.update((*at, "reading", reading.variable, reading.attribute) for reading in window.readings)
         if len(seen) > 1:  # the launcher, too, tells how many steps it made
-            found.append(seen)
-    return sorted(found, key=repr)
+            events.append(seen)
+    return sorted(events, key=repr)
 
 
 def test_a_wrong_choice_is_told() -> None:

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ProcessPoolExecutor]:
-    with warm_pool(1) as found:
-        yield found
+    with warm_pool(1) as warm:
+        yield warm
 
 
 EVERY = 4

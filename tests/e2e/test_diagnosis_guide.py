@@ -52,7 +52,7 @@ def test_what_does_not_conform_is_refused() -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def project(tmp_path: Path) -> Path:
     """The package of the guide next to the installed ones."""
     info = tmp_path / "my_package-1.0.dist-info"
     info.mkdir()
@@ -67,28 +67,28 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def traincheck(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def traincheck(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command with the package."""
-    path = os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(project), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, "-m", "traincheck", *words],
-        cwd=place,
+        cwd=project,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
     )
 
 
-def test_a_package_brings_a_diagnosis(place: Path) -> None:
-    done = traincheck(place, "explain", "feature-store-stale")
+def test_a_package_brings_a_diagnosis(project: Path) -> None:
+    done = traincheck(project, "explain", "feature-store-stale")
     assert done.returncode == 0 and done.stdout.startswith("# Features are older than their labels"), done.stderr
     assert "https://wiki.example.com/features" in done.stdout
 
 
-def test_a_diagnosis_that_cannot_be_used_stops_a_run_before_the_program_starts(place: Path) -> None:
-    file = place / "my_package" / "stale_features.py"
+def test_a_diagnosis_that_cannot_be_used_stops_a_run_before_the_program_starts(project: Path) -> None:
+    file = project / "my_package" / "stale_features.py"
     file.write_text(file.read_text().replace('slug="feature-store-stale"', 'slug="feature-store-old"'))
-    (place / "train.py").write_text("print('started')\n")
-    done = traincheck(place, "run", "train.py")
+    (project / "train.py").write_text("print('started')\n")
+    done = traincheck(project, "run", "train.py")
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert "error [plugin]" in done.stderr and "needs the same name" in done.stderr

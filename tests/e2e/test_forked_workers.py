@@ -58,12 +58,12 @@ def same_numpy(worker: int) -> None:
 def states(seen: Seen, attribute: str) -> dict[str, list[object]]:
     """The states of each worker, in order."""
     assert seen.faults == [] and seen.missing == []
-    found = defaultdict(list)
+    values = defaultdict(list)
     for window in seen.windows:
         for reading in window.readings:
             if (reading.kind, reading.attribute) == ("worker", attribute):
-                found[reading.variable].append(reading.value)
-    return dict(found)
+                values[reading.variable].append(reading.value)
+    return dict(values)
 
 
 def missed(seen: Seen) -> list[str]:
@@ -170,13 +170,13 @@ def test_a_generator_that_nobody_draws_from_is_not_told() -> None:
 def test_states_are_told_in_the_call_that_completes_their_round() -> None:
     seen = observed(DataLoader(Noise(), batch_size=1, num_workers=3))
     fetches = [call.seq for call in seen.named(NEXT)]
-    told = defaultdict(list)
+    by_fetch = defaultdict(list)
     for window in seen.windows:
         for reading in window.readings:
-            told[fetches.index(reading.call)].append((reading.variable[-1], reading.attribute))
-    assert list(told) == [2, 5, 8, 11]
-    for found in told.values():
-        assert found == [(str(worker), attribute) for worker in range(3) for attribute in STREAMS]
+            by_fetch[fetches.index(reading.call)].append((reading.variable[-1], reading.attribute))
+    assert list(by_fetch) == [2, 5, 8, 11]
+    for reported in by_fetch.values():
+        assert reported == [(str(worker), attribute) for worker in range(3) for attribute in STREAMS]
 
 
 # -- loops and loaders -----------------------------------------------------------------------------------------------
@@ -217,16 +217,16 @@ def test_workers_of_a_new_pass_begin_anew() -> None:
 def test_several_loaders_at_once() -> None:
     torch.manual_seed(0)
     with observing(DEMAND) as seen:
-        alike = DataLoader(Noise(), batch_size=2, num_workers=2, worker_init_fn=same_numpy)
+        same_seeds = DataLoader(Noise(), batch_size=2, num_workers=2, worker_init_fn=same_numpy)
         differing = DataLoader(Noise(), batch_size=2, num_workers=2)
         single = DataLoader(Noise(), batch_size=2)
-        for _ in zip(alike, differing, single, strict=True):
+        for _ in zip(same_seeds, differing, single, strict=True):
             pass
-    found = states(seen, "random.numpy")
-    assert sorted(found) == [f"DataLoader#{loader} worker {worker}" for loader in (1, 2) for worker in (0, 1)]
-    assert found["DataLoader#1 worker 0"] == found["DataLoader#1 worker 1"]
-    assert not set(found["DataLoader#2 worker 0"]) & set(found["DataLoader#2 worker 1"])
-    assert all(len(values) == 3 for values in found.values())
+    streams = states(seen, "random.numpy")
+    assert sorted(streams) == [f"DataLoader#{loader} worker {worker}" for loader in (1, 2) for worker in (0, 1)]
+    assert streams["DataLoader#1 worker 0"] == streams["DataLoader#1 worker 1"]
+    assert not set(streams["DataLoader#2 worker 0"]) & set(streams["DataLoader#2 worker 1"])
+    assert all(len(values) == 3 for values in streams.values())
 
 
 def test_a_pass_that_is_left_early_tells_whole_rounds() -> None:
@@ -251,9 +251,9 @@ class Stream(IterableDataset[torch.Tensor]):
 @pytest.mark.parametrize("persistent", [True, False])
 def test_a_stream_may_end_earlier_in_one_worker(persistent: bool) -> None:
     loader = DataLoader(Stream(), batch_size=1, num_workers=2, persistent_workers=persistent)
-    found = states(observed(loader, passes=2), "random.torch")
-    assert [len(values) for values in found.values()] == [8, 4]
-    assert not set(found["DataLoader#1 worker 0"]) & set(found["DataLoader#1 worker 1"])
+    streams = states(observed(loader, passes=2), "random.torch")
+    assert [len(values) for values in streams.values()] == [8, 4]
+    assert not set(streams["DataLoader#1 worker 0"]) & set(streams["DataLoader#1 worker 1"])
 
 
 class ReadsALoader(Noise):
@@ -332,11 +332,11 @@ def test_the_start_method_of_the_program_is_not_settled_by_asking_for_it() -> No
 
 
 def descriptors() -> dict[str, str]:
-    found = {}
+    links = {}
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # the folder that is being listed
-            found[entry.name] = str(entry.readlink())
-    return found
+            links[entry.name] = str(entry.readlink())
+    return links
 
 
 def at_rest() -> tuple[dict[str, str], int]:
@@ -361,8 +361,8 @@ def settled(before: tuple[dict[str, str], int]) -> bool:
 
 def batches_of(loader: DataLoader[Any]) -> list[torch.Tensor]:
     torch.manual_seed(3), random.seed(3), np.random.seed(3)
-    found = [batch.clone() for _ in range(2) for batch in loader]  # what a worker hands over holds a descriptor
-    return [*found, torch.tensor([random.random(), np.random.rand(), torch.rand(1).item()])]
+    batches = [batch.clone() for _ in range(2) for batch in loader]  # what a worker hands over holds a descriptor
+    return [*batches, torch.tensor([random.random(), np.random.rand(), torch.rand(1).item()])]
 
 
 @pytest.mark.parametrize("arguments", [{}, {"persistent_workers": True}, {"shuffle": True, "prefetch_factor": 4}])
@@ -372,8 +372,8 @@ def test_batches_are_the_same_to_the_last_bit(arguments: dict[str, Any]) -> None
 
     expected, before = program(), at_rest()
     with observing() as seen:
-        found = program()
-    assert all(map(torch.equal, found, expected)) and len(found) == len(expected)
+        batches = program()
+    assert all(map(torch.equal, batches, expected)) and len(batches) == len(expected)
     assert [len(values) for values in states(seen, "random.numpy").values()] == [6, 6]
     assert settled(before)
 

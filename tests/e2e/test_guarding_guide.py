@@ -33,8 +33,8 @@ for step in range(int(sys.argv[1])):
 
 
 def blocks(language: str) -> list[str]:
-    found = re.findall(r"^```(\w*)\n(.*?)^```", CONTROL, re.MULTILINE | re.DOTALL)
-    return [text for name, text in found if name == language]
+    fences = re.findall(r"^```(\w*)\n(.*?)^```", CONTROL, re.MULTILINE | re.DOTALL)
+    return [text for name, text in fences if name == language]
 
 
 def traincheck(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -73,13 +73,13 @@ def test_the_commands_and_the_code_of_the_guide(tmp_path: Path) -> None:
             time.sleep(0.1)
         (commands,) = blocks("")
         for line in commands.splitlines():
-            asked = shlex.split(line.replace("3f9a", rule), comments=True)
-            done = traincheck(tmp_path, *asked[1:], "--wait", "100")
+            argv = shlex.split(line.replace("3f9a", rule), comments=True)
+            done = traincheck(tmp_path, *argv[1:], "--wait", "100")
             assert done.returncode == 0, (line, done.stderr)
-        _, said = run.communicate(timeout=60)
+        _, stderr = run.communicate(timeout=60)
     finally:
         run.kill()
-    assert run.returncode == 3 and "as asked: wrong data" in said, said
+    assert run.returncode == 3 and "as asked: wrong data" in stderr, stderr
     assert (tmp_path / "last.pt").exists()
     (snapshot,) = (tmp_path / "runs/big/snapshots").iterdir()
     code = reading.replace("runs/big/snapshots/step-812-rank-0.pt", str(snapshot)) + "\nprint(sorted(norms))\n"

@@ -36,13 +36,13 @@ def test_jobs_change_nothing(runs: list[str], tmp_path: Path) -> None:
 
 def test_a_garbled_recording_is_told_as_by_one_process(runs: list[str], tmp_path: Path) -> None:
     (tmp_path / "b" / "events-0-1.arrows").write_bytes(b"garbled" * 100)
-    told = set()
+    messages = set()
     for jobs in ("1", "2"):
         out = ["-o", "x.jsonl", "--jobs", jobs]
         done = subprocess.run([*INFER, *runs, *out], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 2
-        told.add(done.stderr.splitlines()[-1])
-    assert len(told) == 1 and "[trace-unreadable]" in told.pop()
+        messages.add(done.stderr.splitlines()[-1])
+    assert len(messages) == 1 and "[trace-unreadable]" in messages.pop()
     assert not (tmp_path / "x.jsonl").exists()
 
 

@@ -36,11 +36,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """More files than are joined at once, of several programs, one of them on two ranks."""
     home = tmp_path_factory.mktemp("runs")
     ranks = {(0, 1): training(30), (1, 1): training(30, rank=1)}
-    found = [write_run(home / "ranks", "ranks.py", ranks)]
+    folders = [write_run(home / "ranks", "ranks.py", ranks)]
     for number in range(9):
         started = f"2026-01-02T03:04:{number:02}+00:00"
-        found.append(write_run(home / f"run{number}", f"{number % 3}.py", training(10 + number), started=started))
-    return found
+        folders.append(write_run(home / f"run{number}", f"{number % 3}.py", training(10 + number), started=started))
+    return folders
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def bucket(runs: list[Path]) -> Iterator[str]:
     server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    told = {
+    settings = {
         "AWS_ENDPOINT_URL": f"http://{host}:{port}",
         "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "testing",
@@ -57,7 +57,7 @@ def bucket(runs: list[Path]) -> Iterator[str]:
         "PYTHONPATH": os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", ""))),  # for workers
     }
     before = dict(os.environ)
-    os.environ.update(told)
+    os.environ.update(settings)
     try:
         # What an earlier server held outlives it in this process, where tests are set up twice.
         urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST")).close()
@@ -82,7 +82,7 @@ def cluster(bucket: str) -> Iterator[RayCluster]:
 
 def ray_processes() -> list[Any]:
     ours = psutil.Process().children(recursive=True)
-    return [one for one in ours if one.is_running() and "ray" in " ".join(_words(one))]
+    return [process for process in ours if process.is_running() and "ray" in " ".join(_words(process))]
 
 
 def _words(process: Any) -> list[str]:
@@ -95,8 +95,8 @@ def _words(process: Any) -> list[str]:
 def none_is_left(others: Sequence[Any]) -> None:
     """Soon there are no processes of Ray but these `others`, which other tests in this process have begun."""
     deadline = time.monotonic() + 60
-    while left := [one for one in ray_processes() if one not in others]:
-        assert time.monotonic() < deadline, f"left behind: {[_words(one) for one in left]}"
+    while left := [process for process in ray_processes() if process not in others]:
+        assert time.monotonic() < deadline, f"left behind: {[_words(process) for process in left]}"
         time.sleep(0.1)
 
 
@@ -111,17 +111,17 @@ class Losing:
 
     def __init__(self, cluster: RayCluster, victim: str, mark: Path, *, always: bool = False) -> None:
         self._cluster = cluster
-        self._fate = (victim, str(mark), always)
+        self._loss = (victim, str(mark), always)
 
     def reduced(self, work: Callable[[Any], Any], *rest: Any) -> list[Any]:
-        return self._cluster.reduced(partial(lost, work, *self._fate), *rest)
+        return self._cluster.reduced(partial(lost, work, *self._loss), *rest)
 
 
 class Faltering(Losing):
     """A cluster of which a worker cannot reach its file, once."""
 
     def reduced(self, work: Callable[[Any], Any], *rest: Any) -> list[Any]:
-        return self._cluster.reduced(partial(faltering, work, *self._fate), *rest)
+        return self._cluster.reduced(partial(faltering, work, *self._loss), *rest)
 
 
 def test_the_command_gives_the_same_bytes_from_disk_and_from_s3(runs: list[Path], bucket: str, tmp_path: Path) -> None:
@@ -144,14 +144,14 @@ def test_the_command_gives_the_same_bytes_from_disk_and_from_s3(runs: list[Path]
 
 
 def test_nothing_listens_beyond_this_machine(cluster: RayCluster) -> None:
-    told = [
+    listening = [
         (process.name(), connection.laddr.ip)
         for process in ray_processes()
         for connection in getattr(process, "net_connections", process.connections)("inet")
         if connection.status == psutil.CONN_LISTEN
     ]
-    assert told, "Ray's own processes are looked at"
-    assert {address for _, address in told} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, told
+    assert listening, "Ray's own processes are looked at"
+    assert {address for _, address in listening} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}, listening
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
 
 
@@ -177,9 +177,9 @@ def test_a_worker_that_is_lost_each_time_is_told(cluster: RayCluster, runs: list
 def test_what_is_wrong_with_a_recording_is_told_as_without_ray(cluster: RayCluster, tmp_path: Path) -> None:
     run = write_run(tmp_path / "garbled", "a.py", training(5))
     (run / "events-0-1.arrows").write_bytes(b"garbled" * 100)
-    told = set()
+    messages = set()
     for where in (None, cluster):
         with pytest.raises(TraceUnreadable) as caught:
             gather([run], cluster=where)
-        told.add(str(caught.value))
-    assert len(told) == 1
+        messages.add(str(caught.value))
+    assert len(messages) == 1

@@ -53,7 +53,7 @@ Launch = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def workdir(tmp_path: Path) -> Path:
     """The working directory of the programs."""
     folder = tmp_path / "work"
     folder.mkdir()
@@ -62,15 +62,15 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def launched(place: Path) -> Launch:
+def launched(workdir: Path) -> Launch:
     """Launches words in `place` and returns how it went."""
 
     def run(*words: str, stdin: str = "", environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-c", DRIVER, *words],
-            cwd=place,
+            cwd=workdir,
             input=stdin,
-            env=driver_environ(place, environ),
+            env=driver_environ(workdir, environ),
             capture_output=True,
             text=True,
             timeout=60,
@@ -79,74 +79,76 @@ def launched(place: Path) -> Launch:
     return run
 
 
-def driver_environ(place: Path, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    return plain_environ(TEST_RUN_FOLDER=str(place.parent / "run"), **(environ or {}))
+def driver_environ(workdir: Path, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    return plain_environ(TEST_RUN_FOLDER=str(workdir.parent / "run"), **(environ or {}))
 
 
-def told(launch: Launch, words: Sequence[str], place: Path, environ: Mapping[str, str] | None = None) -> list[dict]:
+def launched_and_plain(
+    launch: Launch, words: Sequence[str], workdir: Path, environ: Mapping[str, str] | None = None
+) -> list[dict]:
     """What the program tells of itself, launched and plain (less what is meant to differ)."""
     mine = launch(*words, environ=environ)
     assert mine.returncode == 0, mine.stderr
     plain = subprocess.run(
-        [sys.executable, *words], cwd=place, env=plain_environ(**(environ or {})), capture_output=True, text=True
+        [sys.executable, *words], cwd=workdir, env=plain_environ(**(environ or {})), capture_output=True, text=True
     )
     both = [json.loads(mine.stdout), json.loads(plain.stdout)]
-    assert [one.pop("hooked") for one in both] == [1, 0]
+    assert [environment.pop("hooked") for environment in both] == [1, 0]
     return both
 
 
-def test_a_script_sees_what_it_would_see(launched: Launch, place: Path) -> None:
-    (place / "code").mkdir()
-    (place / "code" / "tell.py").write_text(TELL)
-    mine, plain = told(launched, ["code/tell.py", "--lr", "1", "-o", "x", "--help", "--", ""], place)
+def test_a_script_sees_what_it_would_see(launched: Launch, workdir: Path) -> None:
+    (workdir / "code").mkdir()
+    (workdir / "code" / "tell.py").write_text(TELL)
+    mine, plain = launched_and_plain(launched, ["code/tell.py", "--lr", "1", "-o", "x", "--help", "--", ""], workdir)
     assert mine == plain
     assert mine["argv"] == ["code/tell.py", "--lr", "1", "-o", "x", "--help", "--", ""]
-    assert mine["path"][0] == str(place / "code")
+    assert mine["path"][0] == str(workdir / "code")
 
 
-def test_a_module_sees_what_it_would_see(launched: Launch, place: Path) -> None:
-    (place / "package").mkdir()
-    (place / "package" / "__init__.py").touch()
-    (place / "package" / "tell.py").write_text(TELL)
-    mine, plain = told(launched, ["-m", "package.tell", "-m", "x"], place)
+def test_a_module_sees_what_it_would_see(launched: Launch, workdir: Path) -> None:
+    (workdir / "package").mkdir()
+    (workdir / "package" / "__init__.py").touch()
+    (workdir / "package" / "tell.py").write_text(TELL)
+    mine, plain = launched_and_plain(launched, ["-m", "package.tell", "-m", "x"], workdir)
     assert mine == plain
     assert mine["package"] == "package"
 
 
 @pytest.mark.parametrize("kind", ["folder", "zip"])
-def test_a_folder_or_zip_with_a_main_runs(launched: Launch, place: Path, kind: str) -> None:
-    target = place / "app"
+def test_a_folder_or_zip_with_a_main_runs(launched: Launch, workdir: Path, kind: str) -> None:
+    target = workdir / "app"
     if kind == "folder":
         target.mkdir()
         (target / "__main__.py").write_text(TELL)
     else:
         with zipfile.ZipFile(target, "w") as archive:
             archive.writestr("__main__.py", TELL)
-    mine, plain = told(launched, ["app"], place)
+    mine, plain = launched_and_plain(launched, ["app"], workdir)
     assert mine == plain
 
 
-def test_an_empty_and_a_set_search_path_stay(launched: Launch, place: Path) -> None:
-    (place / "tell.py").write_text(TELL)
-    for path in ("", str(place / "mine"), f"{place}{os.pathsep}{os.pathsep}other"):
-        mine, plain = told(launched, ["tell.py"], place, {"PYTHONPATH": path})
+def test_an_empty_and_a_set_search_path_stay(launched: Launch, workdir: Path) -> None:
+    (workdir / "tell.py").write_text(TELL)
+    for path in ("", str(workdir / "mine"), f"{workdir}{os.pathsep}{os.pathsep}other"):
+        mine, plain = launched_and_plain(launched, ["tell.py"], workdir, {"PYTHONPATH": path})
         assert mine == plain
 
 
-def test_streams_are_the_programs_own(launched: Launch, place: Path) -> None:
-    (place / "echo.py").write_text("import sys\nsys.stdout.write(sys.stdin.read()[::-1])\nsys.stderr.write('err')\n")
+def test_streams_are_the_programs_own(launched: Launch, workdir: Path) -> None:
+    (workdir / "echo.py").write_text("import sys\nsys.stdout.write(sys.stdin.read()[::-1])\nsys.stderr.write('err')\n")
     done = launched("echo.py", stdin="abc")
     assert done.stdout == "cba"
     assert done.stderr == "err[driver 0 0 ]"
 
 
-def test_a_descriptor_given_for_the_program_reaches_it(place: Path) -> None:
-    (place / "write.py").write_text("import os, sys\nos.write(int(sys.argv[1]), b'here')\n")
+def test_a_descriptor_given_for_the_program_reaches_it(workdir: Path) -> None:
+    (workdir / "write.py").write_text("import os, sys\nos.write(int(sys.argv[1]), b'here')\n")
     read, write = os.pipe()
     subprocess.run(
         [sys.executable, "-c", DRIVER, "write.py", str(write)],
-        cwd=place,
-        env=driver_environ(place),
+        cwd=workdir,
+        env=driver_environ(workdir),
         pass_fds=[write],
         timeout=60,
     )
@@ -155,25 +157,25 @@ def test_a_descriptor_given_for_the_program_reaches_it(place: Path) -> None:
     os.close(read)
 
 
-def test_the_exit_code_is_the_programs_own(launched: Launch, place: Path) -> None:
-    (place / "leave.py").write_text("import sys\nsys.exit(int(sys.argv[1]))\n")
+def test_the_exit_code_is_the_programs_own(launched: Launch, workdir: Path) -> None:
+    (workdir / "leave.py").write_text("import sys\nsys.exit(int(sys.argv[1]))\n")
     assert launched("leave.py", "41").returncode == 41
-    (place / "fail.py").write_text("def f():\n    raise KeyError('mine')\nf()\n")
+    (workdir / "fail.py").write_text("def f():\n    raise KeyError('mine')\nf()\n")
     done = launched("fail.py")
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback (most recent call last):")
     assert "traincheck" not in done.stderr
 
 
-def test_a_death_by_signal_is_128_and_its_number(launched: Launch, place: Path) -> None:
-    (place / "die.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+def test_a_death_by_signal_is_128_and_its_number(launched: Launch, workdir: Path) -> None:
+    (workdir / "die.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
     done = launched("die.py")
     assert done.returncode == 137
     assert "[driver 137 9 SIGKILL]" in done.stderr
 
 
-def test_a_syntax_error_is_pythons_to_report(launched: Launch, place: Path) -> None:
-    (place / "bad.py").write_text("def broken(:\n")
+def test_a_syntax_error_is_pythons_to_report(launched: Launch, workdir: Path) -> None:
+    (workdir / "bad.py").write_text("def broken(:\n")
     done = launched("bad.py")
     assert done.returncode == 1
     assert "SyntaxError" in done.stderr and "bad.py" in done.stderr
@@ -182,44 +184,44 @@ def test_a_syntax_error_is_pythons_to_report(launched: Launch, place: Path) -> N
 
 
 @pytest.mark.parametrize("words", [["python3"], [sys.executable], ["--", "python3"]])
-def test_a_command_may_be_named_with_its_interpreter(words: list[str], launched: Launch, place: Path) -> None:
-    (place / "said.py").write_text("import sys\nprint('said', *sys.argv[1:])\n")
+def test_a_command_may_be_named_with_its_interpreter(words: list[str], launched: Launch, workdir: Path) -> None:
+    (workdir / "said.py").write_text("import sys\nprint('said', *sys.argv[1:])\n")
     done = launched(*words, "said.py", "--lr", "1")
     assert "said --lr 1" in done.stdout, done.stderr
 
 
-def test_what_cannot_be_a_program_is_refused(launched: Launch, place: Path) -> None:
-    (place / "empty").mkdir()
-    (place / "job.sh").write_text("#!/bin/bash\nset -e\nfor x in 1 2; do echo $x; done\n")
-    (place / "model.pt").write_bytes(b"PK\x00\x01" * 100)
-    (place / "binary.py").write_bytes(b"\x00\x01\x02")
+def test_what_cannot_be_a_program_is_refused(launched: Launch, workdir: Path) -> None:
+    (workdir / "empty").mkdir()
+    (workdir / "job.sh").write_text("#!/bin/bash\nset -e\nfor x in 1 2; do echo $x; done\n")
+    (workdir / "model.pt").write_bytes(b"PK\x00\x01" * 100)
+    (workdir / "binary.py").write_bytes(b"\x00\x01\x02")
     assert "script-not-found" in launched("absent.py").stderr
     for name in ("empty", "job.sh", "model.pt", "binary.py"):
         assert "not-a-script" in launched(name).stderr, name
     assert "command-not-found" in launched("--", "no-such-program-at-all").stderr
     assert "no-target" in launched("--").stderr
-    (place / "unheaded").write_bytes(b"\x7fnothing")
-    (place / "unheaded").chmod(0o755)
+    (workdir / "unheaded").write_bytes(b"\x7fnothing")
+    (workdir / "unheaded").chmod(0o755)
     assert "command-not-runnable" in launched("--", "./unheaded").stderr
 
 
-def test_a_script_may_have_another_name(launched: Launch, place: Path) -> None:
-    (place / "train").write_text("#!/usr/bin/env python\nprint('\\d')  # a warning that is not ours to give\n")
+def test_a_script_may_have_another_name(launched: Launch, workdir: Path) -> None:
+    (workdir / "train").write_text("#!/usr/bin/env python\nprint('\\d')  # a warning that is not ours to give\n")
     done = launched("train")
     assert done.stdout == "\\d\n"
 
 
-def test_a_command_runs_and_its_python_children_attach(launched: Launch, place: Path) -> None:
-    (place / "tell.py").write_text(TELL)
-    (place / "job.sh").write_text(f"cd /\n{sys.executable} {place}/tell.py one\nexit 6\n")
+def test_a_command_runs_and_its_python_children_attach(launched: Launch, workdir: Path) -> None:
+    (workdir / "tell.py").write_text(TELL)
+    (workdir / "job.sh").write_text(f"cd /\n{sys.executable} {workdir}/tell.py one\nexit 6\n")
     done = launched("--", "bash", "job.sh")
     assert done.returncode == 6
     mine = json.loads(done.stdout)
     assert mine["hooked"] == 1 and mine["cwd"] == "/"
 
 
-def test_workers_attach_however_they_are_started(launched: Launch, place: Path) -> None:
-    (place / "work.py").write_text(
+def test_workers_attach_however_they_are_started(launched: Launch, workdir: Path) -> None:
+    (workdir / "work.py").write_text(
         "import multiprocessing, sys\n"
         "def hooked(_):\n"
         "    return [type(finder).__name__ for finder in sys.meta_path].count('PostImport')\n"
@@ -231,34 +233,34 @@ def test_workers_attach_however_they_are_started(launched: Launch, place: Path) 
     assert launched("work.py").stdout == "[1]\n[1]\n"
 
 
-def test_the_users_own_sitecustomize_still_runs(launched: Launch, place: Path) -> None:
-    (place / "site").mkdir()
-    (place / "site" / "sitecustomize.py").write_text("mark = __name__\n")
-    (place / "ask.py").write_text("import sitecustomize\nprint(sitecustomize.mark, sitecustomize.__file__)\n")
-    done = launched("ask.py", environ={"PYTHONPATH": str(place / "site")})
-    assert done.stdout == f"sitecustomize {place / 'site' / 'sitecustomize.py'}\n"
+def test_the_users_own_sitecustomize_still_runs(launched: Launch, workdir: Path) -> None:
+    (workdir / "site").mkdir()
+    (workdir / "site" / "sitecustomize.py").write_text("mark = __name__\n")
+    (workdir / "ask.py").write_text("import sitecustomize\nprint(sitecustomize.mark, sitecustomize.__file__)\n")
+    done = launched("ask.py", environ={"PYTHONPATH": str(workdir / "site")})
+    assert done.stdout == f"sitecustomize {workdir / 'site' / 'sitecustomize.py'}\n"
 
 
-def test_an_error_in_the_users_sitecustomize_is_told_as_ever(launched: Launch, place: Path) -> None:
-    (place / "sitecustomize.py").write_text("import not_there_at_all\n")
-    (place / "go.py").write_text("print('went on')\n")
-    done = launched("go.py", environ={"PYTHONPATH": str(place)})
+def test_an_error_in_the_users_sitecustomize_is_told_as_ever(launched: Launch, workdir: Path) -> None:
+    (workdir / "sitecustomize.py").write_text("import not_there_at_all\n")
+    (workdir / "go.py").write_text("print('went on')\n")
+    done = launched("go.py", environ={"PYTHONPATH": str(workdir)})
     assert done.stdout == "went on\n"
     assert "not_there_at_all" in done.stderr and "Error in sitecustomize" in done.stderr
 
 
-def test_torch_is_itself_and_our_failure_is_one_line(launched: Launch, place: Path) -> None:
+def test_torch_is_itself_and_our_failure_is_one_line(launched: Launch, workdir: Path) -> None:
     """A torch of one line: no session can start on it, which is to be said once and to harm nothing."""
-    (place / "torch").mkdir()
-    (place / "torch" / "__init__.py").write_text("import sys\nhooks_inside = len(vars(__loader__))\n")
-    (place / "use.py").write_text(
+    (workdir / "torch").mkdir()
+    (workdir / "torch" / "__init__.py").write_text("import sys\nhooks_inside = len(vars(__loader__))\n")
+    (workdir / "use.py").write_text(
         "import importlib.util, sys\n"
         "importlib.util.find_spec('torch')\n"
         "import torch\n"
         "print(type(torch.__loader__).__name__, torch.__loader__ is torch.__spec__.loader, torch.hooks_inside,\n"
         "      sorted(vars(torch.__loader__)), any(type(f).__name__ == 'PostImport' for f in sys.meta_path))\n"
     )
-    (place.parent / "run" / "session.json").unlink(missing_ok=True)
+    (workdir.parent / "run" / "session.json").unlink(missing_ok=True)
     done = launched("use.py")
     assert done.stdout == "SourceFileLoader True 2 ['name', 'path'] False\n"
     assert done.stderr.count("\n") <= 1
@@ -266,8 +268,8 @@ def test_torch_is_itself_and_our_failure_is_one_line(launched: Launch, place: Pa
     assert "Traceback" not in done.stderr
 
 
-def test_a_program_without_torch_has_nothing_said_to_it(launched: Launch, place: Path) -> None:
-    (place / "nothing.py").write_text("")
+def test_a_program_without_torch_has_nothing_said_to_it(launched: Launch, workdir: Path) -> None:
+    (workdir / "nothing.py").write_text("")
     done = launched("nothing.py")
     assert (done.stdout, done.stderr) == ("", "[driver 0 0 ]")
 
@@ -290,12 +292,12 @@ print("on")
 
 
 @pytest.mark.parametrize("has_torch", [True, False])
-def test_an_interpreter_without_traincheck_goes_on(place: Path, has_torch: bool) -> None:
+def test_an_interpreter_without_traincheck_goes_on(workdir: Path, has_torch: bool) -> None:
     """Where there is a torch to be observed, one line says that it is not; elsewhere nothing is said."""
     bootstrap = Path(child_processes.BOOTSTRAP) / "sitecustomize.py"
-    (place / "torch.py").write_text("")
+    (workdir / "torch.py").write_text("")
     argv = [sys.executable, *([] if has_torch else ["-I", "-S"]), "-c", BARE, str(bootstrap)]
-    done = subprocess.run(argv, cwd=place, env=plain_environ(), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, cwd=workdir, env=plain_environ(), capture_output=True, text=True, timeout=60)
     assert done.stdout == "on\n", done.stderr
     assert done.stderr.count("\n") == int(has_torch)
     assert ("it has no traincheck" in done.stderr) is has_torch
@@ -330,53 +332,53 @@ def wait_for(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1"])
-def test_a_scheduler_reaches_the_program_through_us(place: Path, name: str) -> None:
-    (place / "wait.py").write_text(WAIT)
+def test_a_scheduler_reaches_the_program_through_us(workdir: Path, name: str) -> None:
+    (workdir / "wait.py").write_text(WAIT)
     argv = [sys.executable, "-c", DRIVER, "wait.py"]
-    with subprocess.Popen(argv, cwd=place, env=driver_environ(place), stdout=subprocess.PIPE, text=True) as driver:
-        wait_for(place / "ready")
+    with subprocess.Popen(argv, cwd=workdir, env=driver_environ(workdir), stdout=subprocess.PIPE, text=True) as driver:
+        wait_for(workdir / "ready")
         driver.send_signal(getattr(signal, name))
         assert driver.communicate(timeout=30)[0] == f"got {name}\n"
     assert driver.returncode == 7
 
 
-def test_an_interrupt_without_a_terminal_is_passed_on(place: Path) -> None:
-    (place / "wait.py").write_text(WAIT)
+def test_an_interrupt_without_a_terminal_is_passed_on(workdir: Path) -> None:
+    (workdir / "wait.py").write_text(WAIT)
     argv = [sys.executable, "-c", DRIVER, "wait.py"]
     with subprocess.Popen(
-        argv, cwd=place, env=driver_environ(place), stdout=subprocess.PIPE, text=True, start_new_session=True
+        argv, cwd=workdir, env=driver_environ(workdir), stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as driver:
-        wait_for(place / "ready")
+        wait_for(workdir / "ready")
         driver.send_signal(signal.SIGINT)
         assert driver.communicate(timeout=30)[0] == "cleaned up\n"
     assert driver.returncode == 5
 
 
-def test_ctrl_c_reaches_the_program_once(place: Path) -> None:
-    (place / "wait.py").write_text(WAIT)
+def test_ctrl_c_reaches_the_program_once(workdir: Path) -> None:
+    (workdir / "wait.py").write_text(WAIT)
     child, terminal = pty.fork()
     if child == 0:
-        os.chdir(place)
-        os.execve(sys.executable, [sys.executable, "-c", DRIVER, "wait.py"], driver_environ(place))
-    wait_for(place / "ready")
+        os.chdir(workdir)
+        os.execve(sys.executable, [sys.executable, "-c", DRIVER, "wait.py"], driver_environ(workdir))
+    wait_for(workdir / "ready")
     os.write(terminal, b"\x03")
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 5
-    said = os.read(terminal, 10_000).decode()
+    output = os.read(terminal, 10_000).decode()
     os.close(terminal)
-    assert "cleaned up" in said and "twice" not in said
+    assert "cleaned up" in output and "twice" not in output
 
 
-def test_an_interrupted_program_is_130(place: Path) -> None:
-    (place / "sleep.py").write_text(
+def test_an_interrupted_program_is_130(workdir: Path) -> None:
+    (workdir / "sleep.py").write_text(
         "import time\nopen('ready', 'w').close()\nfor _ in range(600):\n    time.sleep(0.05)\n"
     )
     argv = [sys.executable, "-c", DRIVER, "sleep.py"]
     with subprocess.Popen(
-        argv, cwd=place, env=driver_environ(place), stderr=subprocess.PIPE, text=True, start_new_session=True
+        argv, cwd=workdir, env=driver_environ(workdir), stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as driver:
-        wait_for(place / "ready")
+        wait_for(workdir / "ready")
         driver.send_signal(signal.SIGINT)
-        said = driver.communicate(timeout=30)[1]
+        output = driver.communicate(timeout=30)[1]
     assert driver.returncode == 130
-    assert "KeyboardInterrupt" in said and "[driver 130 2 SIGINT]" in said
+    assert "KeyboardInterrupt" in output and "[driver 130 2 SIGINT]" in output

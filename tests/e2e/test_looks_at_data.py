@@ -22,8 +22,8 @@ def findings(folder: Path, way: str) -> list[dict[str, Any]]:
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "the training goes on" not in done.stderr
-    found: list[dict[str, Any]] = json.loads((folder / "run" / "report.json").read_text())["findings"]
-    return found
+    rows: list[dict[str, Any]] = json.loads((folder / "run" / "report.json").read_text())["findings"]
+    return rows
 
 
 @pytest.mark.slow
@@ -34,4 +34,4 @@ def test_an_iterator_that_is_kept_is_no_pass_that_was_left(tmp_path: Path, way: 
 
 @pytest.mark.slow
 def test_a_last_pass_that_is_cut_short_is_found(tmp_path: Path) -> None:
-    assert [one["diagnosis"] for one in findings(tmp_path, "left out")] == ["run-stops-early"]
+    assert [finding["diagnosis"] for finding in findings(tmp_path, "left out")] == ["run-stops-early"]

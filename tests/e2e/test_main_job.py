@@ -31,11 +31,11 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "learned", learn) / "good.jsonl"
 
 
-def learn(place: Path) -> None:
+def learn(folder: Path) -> None:
     for name in LEARNED_FROM:
-        done = traincheck("collect", "-o", place / name, EXAMPLES / f"{name}.py")
+        done = traincheck("collect", "-o", folder / name, EXAMPLES / f"{name}.py")
         assert done.returncode == 0, done.stderr
-    done = traincheck("infer", *(place / name for name in LEARNED_FROM), "-o", place / "good.jsonl")
+    done = traincheck("infer", *(folder / name for name in LEARNED_FROM), "-o", folder / "good.jsonl")
     assert done.returncode == 0, done.stderr
 
 
@@ -61,8 +61,8 @@ FIRST_BAD_STEP = {"missing_zero_grad": 2, "stale_optimizer": 1}
 def buggy_run(name: str, book: Path, factory: pytest.TempPathFactory) -> Path:
     """A run folder of this buggy script, every step of which was checked and recorded."""
 
-    def make(place: Path) -> None:
-        code, _ = run(EXAMPLES / "buggy" / f"{name}.py", book, place / "run", "--record", "all")
+    def make(folder: Path) -> None:
+        code, _ = run(EXAMPLES / "buggy" / f"{name}.py", book, folder / "run", "--record", "all")
         assert code == 3
 
     return made_once(factory, name, make) / "run"
@@ -77,7 +77,7 @@ def test_error_is_caught_and_named(name: str, book: Path, tmp_path_factory: pyte
     diagnosis, variable = BUGGY[name]
     assert leading["diagnosis"] == diagnosis
     assert leading["site"]["file"].endswith(f"{name}.py") and leading["site"]["line"] > 1
-    assert any(variable in told for told in leading["variables"])
+    assert any(variable in text for text in leading["variables"])
     if name in FIRST_BAD_STEP:
         assert leading["step"] == FIRST_BAD_STEP[name]
 

@@ -36,34 +36,34 @@ def diagnoses(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("way", "steps"), [("data", 24), ("no_grad", 24), ("accumulated", 6)])
 def test_each_update_by_hand_is_a_step_and_computes_the_same(tmp_path: Path, way: str, steps: int) -> None:
-    code, report, said = checked(tmp_path, way, 24)
-    assert code == 0, said
+    code, report, output = checked(tmp_path, way, 24)
+    assert code == 0, output
     assert report["findings"] == []
     assert report["counts"]["steps"] == steps
-    assert f"Nothing wrong found in {steps} steps" in said
+    assert f"Nothing wrong found in {steps} steps" in output
     plain = run(tmp_path, sys.executable, str(PROGRAM), way, "24")
-    assert plain.returncode == 0 and plain.stdout and plain.stdout in said
+    assert plain.returncode == 0 and plain.stdout and plain.stdout in output
 
 
 def test_gradients_that_are_not_cleared_are_found_without_an_optimizer(tmp_path: Path) -> None:
-    code, report, said = checked(tmp_path, "not_cleared", 24)
-    assert code == 3, said
+    code, report, output = checked(tmp_path, "not_cleared", 24)
+    assert code == 3, output
     assert diagnoses(report) == [("error", "gradients-not-cleared")]
     assert report["findings"][0]["step"] == 2
     assert report["findings"][0]["site"]["file"].endswith("hand_loop.py")
 
 
 def test_a_loop_without_an_optimizer_is_stopped_before_its_next_update(tmp_path: Path) -> None:
-    code, report, said = checked(tmp_path, "not_cleared", 200, "--on-violation", "stop")
-    assert code == 3, said
+    code, report, output = checked(tmp_path, "not_cleared", 200, "--on-violation", "stop")
+    assert code == 3, output
     assert diagnoses(report) == [("error", "gradients-not-cleared")]
     assert report["counts"]["steps"] < 10
-    assert "StopTraining" in said
+    assert "StopTraining" in output
 
 
 def test_an_optimizer_that_never_steps_is_an_error(tmp_path: Path) -> None:
-    code, report, said = checked(tmp_path, "built", 12)
-    assert code == 3, said
+    code, report, output = checked(tmp_path, "built", 12)
+    assert code == 3, output
     assert diagnoses(report) == [("error", "gradients-never-used")]
     assert "12 backwards ran" in report["findings"][0]["observed"] and "SGD" in report["findings"][0]["observed"]
     assert report["findings"][0]["site"]["file"].endswith("hand_loop.py")
@@ -71,19 +71,19 @@ def test_an_optimizer_that_never_steps_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_loop_that_updates_nothing_is_no_pass(tmp_path: Path) -> None:
-    code, report, said = checked(tmp_path, "nothing", 12)
-    assert code == 2, said
+    code, report, output = checked(tmp_path, "nothing", 12)
+    assert code == 2, output
     assert diagnoses(report) == [("notice", "gradients-never-used")]
     sentence = "no training step was recognised: 12 backwards and 12 calls of a model were seen, but no update"
-    assert sentence in report["run"]["untrained"] and any(sentence in one for one in report["not_observed"])
+    assert sentence in report["run"]["untrained"] and any(sentence in reason for reason in report["not_observed"])
     assert "traincheck.step()" in report["run"]["untrained"]
 
 
 def test_a_program_that_only_predicts_is_no_pass(tmp_path: Path) -> None:
-    code, report, said = checked(tmp_path, "predicts", 12)
-    assert code == 2, said
+    code, report, output = checked(tmp_path, "predicts", 12)
+    assert code == 2, output
     assert report["findings"] == [] and report["counts"]["steps"] == 0
-    assert "no training step was recognised: 12 calls of a model and no backward was seen" in said
+    assert "no training step was recognised: 12 calls of a model and no backward was seen" in output
     assert traincheck(tmp_path, "report", "run").returncode == 2
     assert traincheck(tmp_path, "run", "--fail-on", "never", str(PROGRAM), "predicts", "1").returncode == 0
 
@@ -114,8 +114,8 @@ def test_the_exit_code_of_the_program_comes_first(tmp_path: Path) -> None:
 
 
 def test_a_loss_over_a_single_class_is_an_error(tmp_path: Path) -> None:
-    code, report, said = checked(tmp_path, "one_class", 12)
-    assert code == 3, said
+    code, report, output = checked(tmp_path, "one_class", 12)
+    assert code == 3, output
     assert ("error", "all-gradients-zero") in diagnoses(report)
-    finding = next(one for one in report["findings"] if one["diagnosis"] == "all-gradients-zero")
+    finding = next(entry for entry in report["findings"] if entry["diagnosis"] == "all-gradients-zero")
     assert finding["step"] == 10 and "Tagger.head.weight" in finding["variables"]

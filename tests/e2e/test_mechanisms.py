@@ -45,7 +45,7 @@ MUTATIONS = {
     "frozen_parameters_not_saved": Mutation(
         "    state = model.state_dict()\n",
         "    state = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}\n",
-        "place.weight",
+        "position.weight",
     ),
     "initialised_twice": Mutation(
         "        for module in self.modules():\n",
@@ -129,11 +129,11 @@ def test_each_mechanism_shows(name: str, book: Path, tmp_path: Path) -> None:
     text = PROGRAM.read_text()
     mutation = MUTATIONS[name]
     assert text.count(mutation.line) == 1
-    code, report, said = checked(book, tmp_path, text.replace(mutation.line, mutation.becomes))
-    assert code == 3, said
+    code, report, output = checked(book, tmp_path, text.replace(mutation.line, mutation.becomes))
+    assert code == 3, output
     leading = report["findings"][0]  # type: ignore[index]
     assert leading["severity"] == "error"
-    assert mutation.names in json.dumps(leading), said
+    assert mutation.names in json.dumps(leading), output
 
 
 @pytest.mark.parametrize(
@@ -141,5 +141,5 @@ def test_each_mechanism_shows(name: str, book: Path, tmp_path: Path) -> None:
     [(), pytest.param(("--seed", "9", "--epochs", "2"), marks=pytest.mark.long), ("--words", "400", "--seed", "4")],
 )
 def test_the_clean_pipeline_is_clean(args: tuple[str, ...], book: Path, tmp_path: Path) -> None:
-    code, report, said = checked(book, tmp_path, PROGRAM.read_text(), *args)
-    assert code == 0 and not report["findings"], said
+    code, report, output = checked(book, tmp_path, PROGRAM.read_text(), *args)
+    assert code == 0 and not report["findings"], output

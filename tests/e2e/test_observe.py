@@ -136,7 +136,8 @@ with traincheck.observe("part", "book.jsonl", budget="1/5,first=4") as seen:
     train(60)
 assert seen.report.verdict == "clean", seen.report.findings
 assert 4 < seen.report.cost.watched < 30 and seen.report.cost.steps == 60
-for bad in ({"budget": "1/0"}, {"budget": "1/5,first=-1"}, {"budget": "1"}, {"budget": "100%"}, {"keep_recording": "1000"}):
+budgets = [{"budget": text} for text in ("1/0", "1/5,first=-1", "1", "100%")]
+for bad in (*budgets, {"keep_recording": "1000"}):
     for book in ((), "book.jsonl"):
         try:
             with traincheck.observe("other", book, **bad):

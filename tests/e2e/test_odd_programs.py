@@ -46,8 +46,10 @@ def test_odd_ways_to_train_compute_the_same(tmp_path: Path) -> None:
         assert observed.returncode == 0, observed.stderr
         assert [line for line in observed.stdout.splitlines() if line.startswith("WAY")] == ways
         assert observed.stdout == plain.stdout
-        told = [line for line in observed.stderr.splitlines() if "the training goes on" in line]
-        assert len(told) == 1 and "several threads train one module" in told[0]  # the last way, which is Hogwild's
+        warnings = [line for line in observed.stderr.splitlines() if "the training goes on" in line]
+        assert (
+            len(warnings) == 1 and "several threads train one module" in warnings[0]
+        )  # the last way, which is Hogwild's
 
 
 @pytest.mark.long
@@ -68,13 +70,15 @@ def test_odd_ways_compute_the_same_where_steps_are_executed_again(tmp_path: Path
 @pytest.mark.slow
 def test_odd_ends_are_the_programs_own(tmp_path: Path) -> None:
     words = ["bash", str(PROGRAMS / "odd_ends.sh"), sys.executable, str(PROGRAMS / "odd_end.py")]
-    told = []
+    outcomes = []
     for name, before in (("plain", []), ("observed", [*TRAINCHECK, "collect", "-o", "run", "--"])):
         folder = tmp_path / name
         folder.mkdir()
         done = run(folder, *before, *words)
         assert "Fatal Python error" not in done.stderr and "terminate called" not in done.stderr
         assert done.stderr.count("Traceback") == 1, done.stderr  # the program's own
-        told.append((done.returncode, done.stdout, [line for line in done.stderr.splitlines() if "KeyError" in line]))
-    assert told[0] == told[1]
-    assert told[0][1].count("END") == 10
+        outcomes.append(
+            (done.returncode, done.stdout, [line for line in done.stderr.splitlines() if "KeyError" in line])
+        )
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][1].count("END") == 10

@@ -156,8 +156,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def errors(report: Path) -> list[str]:
-    found = json.loads(report.read_text())
-    return [finding["diagnosis"] for finding in found["findings"] if finding["severity"] == "error"]
+    content = json.loads(report.read_text())
+    return [finding["diagnosis"] for finding in content["findings"] if finding["severity"] == "error"]
 
 
 @pytest.mark.parametrize(

@@ -74,16 +74,16 @@ for step in range(16):
 """
 
 
-def findings(place: Path, program: str) -> list[dict[str, str]]:
+def findings(folder: Path, program: str) -> list[dict[str, str]]:
     """The findings of `traincheck run` with the shipped packs."""
-    (place / "train.py").write_text(program)
+    (folder / "train.py").write_text(program)
     command = [sys.executable, "-m", "traincheck", "run", "--fail-on", "never", "-o", "run", "train.py"]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    report = json.loads((place / "run" / "report.json").read_text())
+    report = json.loads((folder / "run" / "report.json").read_text())
     assert report["counts"]["passed"] > 5
-    found: list[dict[str, str]] = report["findings"]
-    return found
+    rows: list[dict[str, str]] = report["findings"]
+    return rows
 
 
 @pytest.mark.slow
@@ -93,8 +93,8 @@ def test_samples_packed_into_one_row(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_batch_nested_into_one_row_is_reported(tmp_path: Path) -> None:
-    found = findings(tmp_path, PACKED.replace("FORGETS", "True"))
-    assert "batch-became-one-sample" in json.dumps(found)
+    reported = findings(tmp_path, PACKED.replace("FORGETS", "True"))
+    assert "batch-became-one-sample" in json.dumps(reported)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ BLOCK = re.compile(r"^```(bash|toml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def project(tmp_path: Path) -> Path:
     """Where a team has recorded two good runs, and is about to train."""
     for name, optimizer in (("a", "SGD"), ("b", "Adam")):
         write_run(tmp_path / "runs" / name, f"{name}.py", training(12, optimizer))
@@ -26,64 +26,64 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(place: Path, line: str) -> subprocess.CompletedProcess[str]:
+def run(project: Path, line: str) -> subprocess.CompletedProcess[str]:
     """The command in a shell."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environ = {**os.environ, "PATH": path, "COLUMNS": "100"}
-    return subprocess.run(["bash", "-c", line], cwd=place, env=environ, capture_output=True, text=True)
+    return subprocess.run(["bash", "-c", line], cwd=project, env=environ, capture_output=True, text=True)
 
 
 @pytest.mark.slow
-def test_the_guide_does_what_it_says(place: Path) -> None:
+def test_the_guide_does_what_it_says(project: Path) -> None:
     text = (ROOT / "docs" / "packs.md").read_text(encoding="utf-8")
     blocks = BLOCK.findall(text)
     (themes,) = (block for kind, block in blocks if kind == "toml")
-    (place / "themes.toml").write_text(themes)
+    (project / "themes.toml").write_text(themes)
     lines = [line for kind, block in blocks if kind == "bash" for line in block.splitlines() if line.strip()]
     assert len(lines) >= 9
-    told = {}
+    outputs = {}
     for line in lines:
-        done = run(place, line)
+        done = run(project, line)
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
-        told[line] = done.stdout + done.stderr
-    first, listed, shown, *_ = told.values()
+        outputs[line] = done.stdout + done.stderr
+    first, listed, shown, *_ = outputs.values()
     assert "of the packs traincheck" in first and "general" in first and "distributed" not in first
     assert "Nothing wrong found in 12 steps" in first
     assert "mixed-precision" in listed and "2 ranks and more" in listed
     assert "learned from grad_accum_bf16.py" in shown
-    *_, both = told.values()
+    *_, both = outputs.values()
     assert "packs team 3: general" in both and "packs traincheck" in both
 
 
 @pytest.mark.slow
-def test_your_own_good_runs(place: Path) -> None:
+def test_your_own_good_runs(project: Path) -> None:
     text = (ROOT / "docs" / "your-own-good-runs.md").read_text(encoding="utf-8")
-    (place / ".git").mkdir()
-    told = {}
+    (project / ".git").mkdir()
+    outputs = {}
     for line in [line for _, block in BLOCK.findall(text) for line in block.splitlines() if line.strip()]:
-        done = run(place, line)
+        done = run(project, line)
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
-        told[line] = done.stdout + done.stderr
-    first, accepted, *_ = told.values()
+        outputs[line] = done.stdout + done.stderr
+    first, accepted, *_ = outputs.values()
     assert "traincheck accept runs/monday" in first and "accepted train.py: 12 steps" in accepted
-    *_, later, status = told.values()
+    *_, later, status = outputs.values()
     assert "what 3 accepted runs showed" in later and "have later ones" not in later
     assert "3 accepted runs" in status and "not covered by any accepted run: evaluation" in status
-    changed = (place / "train.py").read_text().replace("optim.Adam", "optim.SGD")
-    (place / "train.py").write_text(changed)
-    done = run(place, "traincheck run train.py --epochs 2")
+    changed = (project / "train.py").read_text().replace("optim.Adam", "optim.SGD")
+    (project / "train.py").write_text(changed)
+    done = run(project, "traincheck run train.py --epochs 2")
     assert done.returncode == 0 and "[setting-changed]" in done.stderr, done.stderr
-    (place / "train.py").write_text(changed.replace("        optimizer.zero_grad()\n", ""))
-    assert run(place, "traincheck run train.py --epochs 2").returncode == 3
+    (project / "train.py").write_text(changed.replace("        optimizer.zero_grad()\n", ""))
+    assert run(project, "traincheck run train.py --epochs 2").returncode == 3
 
 
 @pytest.mark.slow
-def test_a_new_program_with_an_error_is_told_at_once(place: Path) -> None:
-    text = (place / "train.py").read_text()
-    (place / "train.py").write_text(text.replace("        optimizer.zero_grad()\n", ""))
-    done = run(place, "traincheck run train.py --epochs 2")
+def test_a_new_program_with_an_error_is_told_at_once(project: Path) -> None:
+    text = (project / "train.py").read_text()
+    (project / "train.py").write_text(text.replace("        optimizer.zero_grad()\n", ""))
+    done = run(project, "traincheck run train.py --epochs 2")
     assert done.returncode == 3
     assert "ERROR at step 2: Gradients are not cleared between steps" in done.stderr
-    (place / "train.py").write_text(text.replace("        loss.backward()\n", "        loss.detach()\n"))
-    done = run(place, "traincheck run train.py --epochs 2")
+    (project / "train.py").write_text(text.replace("        loss.backward()\n", "        loss.detach()\n"))
+    done = run(project, "traincheck run train.py --epochs 2")
     assert done.returncode == 3 and "ERROR at step 1" in done.stderr, done.stderr

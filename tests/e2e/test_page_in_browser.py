@@ -48,10 +48,10 @@ def driver() -> Iterator[Any]:
     for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
         options.add_argument(word)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    found = selenium.Chrome(options=options, service=selenium.ChromeService(program))
-    found.set_script_timeout(60)
-    yield found
-    found.quit()
+    chrome = selenium.Chrome(options=options, service=selenium.ChromeService(program))
+    chrome.set_script_timeout(60)
+    yield chrome
+    chrome.quit()
 
 
 class Browser:
@@ -86,8 +86,8 @@ class Browser:
 
     def seen(self, selector: str) -> list[str]:
         """The texts of the elements that can be seen."""
-        found = self._driver.find_elements("css selector", selector)
-        return [" ".join(element.text.split()) for element in found if element.is_displayed()]
+        elements = self._driver.find_elements("css selector", selector)
+        return [" ".join(element.text.split()) for element in elements if element.is_displayed()]
 
     def complaints(self) -> list[str]:
         return [entry["message"] for entry in self._driver.get_log("browser")]
@@ -95,8 +95,12 @@ class Browser:
     def requests(self) -> list[str]:
         """Addresses that the page asked for, besides itself."""
         messages = [json.loads(entry["message"])["message"] for entry in self._driver.get_log("performance")]
-        asked = [one["params"]["request"]["url"] for one in messages if one["method"] == "Network.requestWillBeSent"]
-        return [url for url in asked if not url.startswith(("file:", "data:", "about:"))]
+        urls = [
+            message["params"]["request"]["url"]
+            for message in messages
+            if message["method"] == "Network.requestWillBeSent"
+        ]
+        return [url for url in urls if not url.startswith(("file:", "data:", "about:"))]
 
     def overflow(self) -> int:
         """Pixels by which the page is wider than its window."""
@@ -117,8 +121,8 @@ def run_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def judged(some_invariants: tuple[Invariant, ...]) -> list[tuple[Invariant, str]]:
     others = [make_invariant(sentence=f"rule-{number}-of many", relation=f"R{number}") for number in range(30)]
-    told = list(zip(some_invariants, (VIOLATED, PASSED, NOT_TRIGGERED, PASSED), strict=True))
-    return [*told, *((rule, PASSED) for rule in others)]
+    verdicts = list(zip(some_invariants, (VIOLATED, PASSED, NOT_TRIGGERED, PASSED), strict=True))
+    return [*verdicts, *((rule, PASSED) for rule in others)]
 
 
 @pytest.fixture
@@ -142,7 +146,7 @@ def test_a_real_run_is_told_with_its_code_and_pictures(driver: Any, run_page: Pa
     assert "Gradients are not cleared between steps" in browser.seen(".title")[0]
     assert "optimizer.step()" in browser.seen(".lines .here")[0]
     words = browser.do("return [...document.querySelectorAll('.history svg[role=img]')].map((one) => one.ariaLabel)")
-    assert any("left over in steps 2 to" in told for told in words), words
+    assert any("left over in steps 2 to" in text for text in words), words
     assert "Size of the loss" in browser.seen(".curve figcaption")
     assert browser.seen(".bars tbody tr") and "took" in " ".join(browser.seen(".said li"))
     browser.click(".mute summary")

@@ -59,8 +59,10 @@ def test_a_finding_is_true_only_where_the_list_explains_it(program: Program, tmp
     assert figures["exit_observed"] == 0, "findings leave the exit code of the program as it is"
     assert verdict(defect, figures) == FALSE
     assert [finding["diagnosis"] for finding in unexplained(defect, figures)] == [DIAGNOSIS]
-    why = Expected(DIAGNOSIS, "train.py:10", "the edit takes the only call of zero_grad away, so that gradients add up")
-    assert verdict(Program(**{**vars(defect), "expected": (why,)}), figures) == TRUE
+    explanation = Expected(
+        DIAGNOSIS, "train.py:10", "the edit takes the only call of zero_grad away, so that gradients add up"
+    )
+    assert verdict(Program(**{**vars(defect), "expected": (explanation,)}), figures) == TRUE
 
 
 def test_the_command_lists_programs_and_names_what_is_missing(tmp_path: Path) -> None:

@@ -84,23 +84,23 @@ def run(home: Path, name: str, *words: object, expect: int = 0) -> str:
 
 
 def steps(folder: Path) -> list[int]:
-    return [step for stage, step in told(folder) if stage == TRAIN]
+    return [step for stage, step in recorded_steps(folder) if stage == TRAIN]
 
 
-def told(folder: Path) -> list[tuple[str, int]]:
+def recorded_steps(folder: Path) -> list[tuple[str, int]]:
     (file,) = RunFolder.open(folder).event_files()
     return [(window.stage, window.step) for window in read_windows(file)]
 
 
 def report(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "report.json").read_text())
-    return found
+    content: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return content
 
 
 @pytest.mark.slow
 def test_of_a_long_clean_run_little_is_recorded_and_everything_says_so(home: Path) -> None:
-    said = run(home, "long", "train.py", 1200, 0, "ends")
-    there, folder = told(home / "long"), RunFolder.open(home / "long")
+    output = run(home, "long", "train.py", 1200, 0, "ends")
+    there, folder = recorded_steps(home / "long"), RunFolder.open(home / "long")
     of_all = report(home / "long")
     held, watched = of_all["run"]["recorded"]
     assert of_all["verdict"] == "clean" and of_all["counts"]["steps"] == watched == 1200
@@ -113,8 +113,10 @@ def test_of_a_long_clean_run_little_is_recorded_and_everything_says_so(home: Pat
     assert bytes_of(file) / 1200 < MOST_A_STEP
 
     words = f"the recording holds {held} of 1,200 steps (--record all keeps each of them)"
-    assert words in said
-    again = traincheck(home, "check", "long", "--book", "book.jsonl", "--report", "json=again.json", "--report", "html=again.html")
+    assert words in output
+    again = traincheck(
+        home, "check", "long", "--book", "book.jsonl", "--report", "json=again.json", "--report", "html=again.html"
+    )
     assert words in again and words in traincheck(home, "report", "long")
     assert words.capitalize() in re.sub(r"\s+", " ", (home / "again.html").read_text())  # a sentence of its own there
     checked = json.loads((home / "again.json").read_text())
@@ -125,9 +127,9 @@ def test_of_a_long_clean_run_little_is_recorded_and_everything_says_so(home: Pat
 
 @pytest.mark.slow
 def test_all_is_recorded_where_that_is_asked_for(home: Path) -> None:
-    said = run(home, "all", "--record", "all", "train.py", 300, 0, "ends")
+    output = run(home, "all", "--record", "all", "train.py", 300, 0, "ends")
     assert steps(home / "all") == list(range(1, 301))
-    assert "recorded" not in report(home / "all")["run"] and "the recording holds" not in said
+    assert "recorded" not in report(home / "all")["run"] and "the recording holds" not in output
     (home / "pyproject.toml").write_text('[tool.traincheck]\nrecord = "all"\n')
     try:
         run(home, "asked", "train.py", 90, 0, "ends")
@@ -144,7 +146,9 @@ def test_a_late_error_is_recorded_with_its_neighbours(home: Path) -> None:
     assert first in (301, 302) and set(range(first - BEFORE, first + AFTER)) <= trained and len(trained) < 150
     traincheck(home, "check", "bad", "--book", "book.jsonl", "--report", "json=bad.json", expect=3)
     live, offline = report(home / "bad")["findings"], json.loads((home / "bad.json").read_text())["findings"]
-    assert [(one["diagnosis"], one["step"]) for one in offline] == [(one["diagnosis"], one["step"]) for one in live]
+    assert [(entry["diagnosis"], entry["step"]) for entry in offline] == [
+        (entry["diagnosis"], entry["step"]) for entry in live
+    ]
 
 
 @pytest.mark.slow

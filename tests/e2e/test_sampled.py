@@ -34,7 +34,7 @@ def sampled(script: Path, book: Path, folder: Path, *words: str) -> tuple[int, d
     return done.returncode, json.loads((folder / "report.json").read_text())
 
 
-def told(folder: Path) -> list[int]:
+def recorded_steps(folder: Path) -> list[int]:
     """The training steps that the recording holds."""
     (file,) = RunFolder.open(folder).event_files()
     return [window.step for window in read_windows(file) if window.stage == TRAIN]
@@ -58,7 +58,7 @@ def test_clean_programs_stay_clean(name: str, book: Path, tmp_path: Path) -> Non
     assert [finding["diagnosis"] for finding in report["findings"] if finding["severity"] == "error"] == []
     counts, cost = report["counts"], report["cost"]
     assert counts["passed"] > 5 and counts["violated"] <= len(report["findings"])
-    steps = told(folder)
+    steps = recorded_steps(folder)
     assert cost["watched"] == len(steps) < cost["steps"] == counts["steps"]
     expected = [step for step in range(1, cost["steps"] + 1) if step <= 4 or in_sample(step, int(interval))]
     assert steps == expected
@@ -77,18 +77,18 @@ def test_errors_are_found_at_the_first_watched_step_that_shows_them(
 ) -> None:
     script = EXAMPLES / "buggy" / f"{name}.py"
     whole = json.loads((buggy_run(name, book, tmp_path_factory) / "report.json").read_text())
-    _, found = sampled(script, book, tmp_path / "part", "--budget", "1/3,first=0")
+    _, part = sampled(script, book, tmp_path / "part", "--budget", "1/3,first=0")
     first = min(finding["step"] for finding in whole["findings"] if finding["severity"] == "error")
-    errors = [finding for finding in found["findings"] if finding["severity"] == "error"]
-    assert errors and {one for each in errors for one in each["invariants"]} <= {
-        one for each in whole["findings"] for one in each["invariants"]
+    errors = [finding for finding in part["findings"] if finding["severity"] == "error"]
+    assert errors and {rule for finding in errors for rule in finding["invariants"]} <= {
+        rule for finding in whole["findings"] for rule in finding["invariants"]
     }
-    steps = told(tmp_path / "part")
-    # What is told of one step by the one before it needs both of them.
-    due = [step for step in steps if step >= first]
-    assert errors[0]["step"] in due[:2]
+    steps = recorded_steps(tmp_path / "part")
+    # Changes between two steps need both of them in the recording.
+    candidates = [step for step in steps if step >= first]
+    assert errors[0]["step"] in candidates[:2]
     diagnosis, variable = BUGGY[name]
-    assert errors[0]["diagnosis"] == diagnosis and any(variable in one for one in errors[0]["variables"])
+    assert errors[0]["diagnosis"] == diagnosis and any(variable in name for name in errors[0]["variables"])
 
 
 def test_the_recording_is_judged_as_the_run_was(book: Path, tmp_path: Path) -> None:
@@ -120,14 +120,14 @@ def test_training_is_bit_identical(script: str, book: Path, tmp_path: Path) -> N
     command = [sys.executable, "-m", "traincheck", "run", "--fail-on", "never", "--book", str(book), "-o", "live"]
     plain = hashed(tmp_path, script, sys.executable)
     assert hashed(tmp_path, script, *command, "--budget", "1/3,first=2") == plain
-    assert 2 < len(told(tmp_path / "live")) < 200
+    assert 2 < len(recorded_steps(tmp_path / "live")) < 200
 
 
 @pytest.mark.long
 def test_a_budget_is_kept_or_only_the_first_steps_are_watched(book: Path, tmp_path: Path) -> None:
     code, report = sampled(EXAMPLES / "digits_cnn.py", book, tmp_path / "run", "--budget", "0.0001%,first=5")
     assert code == 0 and report["cost"]["watched"] <= 7
-    assert told(tmp_path / "run")[:5] == [1, 2, 3, 4, 5]
+    assert recorded_steps(tmp_path / "run")[:5] == [1, 2, 3, 4, 5]
 
 
 def test_a_recording_to_learn_from_is_whole(tmp_path: Path) -> None:
@@ -139,10 +139,10 @@ def test_a_recording_to_learn_from_is_whole(tmp_path: Path) -> None:
 
 def test_two_ranks_are_compared_in_the_steps_that_both_watch(tmp_path_factory: pytest.TempPathFactory) -> None:
     tmp_path = made_once(tmp_path_factory, "ranks", learn)
-    apart = PROGRAM.replace("optimizer.step()", "optimizer.step(); drift(model, dist.get_rank())").replace(
+    drifting = PROGRAM.replace("optimizer.step()", "optimizer.step(); drift(model, dist.get_rank())").replace(
         "def main(seed)", DRIFT + "def main(seed)"
     )
-    for text, clean in ((PROGRAM, True), (apart, False)):
+    for text, clean in ((PROGRAM, True), (drifting, False)):
         (tmp_path / "train.py").write_text(text)
         folder = f"clean-{clean}"
         command = [

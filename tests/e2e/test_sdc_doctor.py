@@ -136,25 +136,25 @@ def test_recording_changes_no_bit_and_names_modules() -> None:
     def workload():
         return load_workload("decoder-tiny", 0, torch.device("cpu"))
 
-    found: list[Entry] = []
-    record(workload(), 2, found.append)
+    entries: list[Entry] = []
+    record(workload(), 2, entries.append)
     model = workload().build_model()
     optimizer = workload().build_optimizer(model)
     for step in (1, 2):
         optimizer.zero_grad()
         workload().loss(model, workload().batch(step)).backward()
         optimizer.step()
-    plain = [f"{one:016x}" for one in fingerprints([p.detach() for p in model.parameters()])]
-    assert plain == [one.fingerprint for one in found if one.operation == "parameter" and one.step == 2]
-    matmuls = {one.module for one in found if one.operation == "aten.mm" and one.direction == "backward"}
+    plain = [f"{entry:016x}" for entry in fingerprints([p.detach() for p in model.parameters()])]
+    assert plain == [entry.fingerprint for entry in entries if entry.operation == "parameter" and entry.step == 2]
+    matmuls = {entry.module for entry in entries if entry.operation == "aten.mm" and entry.direction == "backward"}
     assert "layers.1.attention.query" in matmuls and "head" in matmuls and "" not in matmuls
 
 
 def test_where_two_runs_part() -> None:
-    one = Entry(1, "forward", "a", "aten.mm", "0")
-    assert first_difference([one], [one]) is None
-    assert first_difference([one], [one, one]) == Difference(1, None, one)
-    parted = first_difference([one, one], [one, one._replace(fingerprint="1")])
+    entry = Entry(1, "forward", "a", "aten.mm", "0")
+    assert first_difference([entry], [entry]) is None
+    assert first_difference([entry], [entry, entry]) == Difference(1, None, entry)
+    parted = first_difference([entry, entry], [entry, entry._replace(fingerprint="1")])
     assert parted is not None and parted.number == 1 and parted.same_work
-    other = first_difference([one], [one._replace(module="b")])
+    other = first_difference([entry], [entry._replace(module="b")])
     assert other is not None and not other.same_work

@@ -27,15 +27,15 @@ def commands(word: str) -> list[str]:
     return [line for line in LINES if line.startswith(f"traincheck sdc {word}") and WITH_XLA not in line]
 
 
-def run(place: Path, line: str) -> subprocess.CompletedProcess[str]:
+def run(project: Path, line: str) -> subprocess.CompletedProcess[str]:
     """The command in a shell."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environ = {**os.environ, "PATH": path, "COLUMNS": "100"}
-    return subprocess.run(["bash", "-c", line], cwd=place, env=environ, capture_output=True, text=True)
+    return subprocess.run(["bash", "-c", line], cwd=project, env=environ, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the workload of the guide lies."""
     home = tmp_path_factory.mktemp("guide")
     (text,) = (text for kind, text in BLOCKS if kind == "python" and "def workload" in text)
@@ -44,39 +44,39 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_training_is_reproducible(place: Path) -> None:
+def test_training_is_reproducible(project: Path) -> None:
     for line, name in zip(commands("doctor"), ("decoder-tiny", "mine.py:workload"), strict=True):
-        done = run(place, line)
+        done = run(project, line)
         assert done.returncode == 0, done.stderr
         assert f"Reproducible: two runs of {name}, 3 steps on cpu" in done.stdout
 
 
 @pytest.mark.slow
-def test_a_fault_is_studied(place: Path) -> None:
+def test_a_fault_is_studied(project: Path) -> None:
     line, shown, ranks = commands("study")
-    done = run(place, line)
+    done = run(project, line)
     assert done.returncode == 3, done.stderr
     assert "attention  forward" in done.stdout and "worst noise to signal of the gradients: 0." in done.stdout
-    found = json.loads((place / "study.json").read_text())
-    last = found["levels"]["period"]["series"][-1]
+    study = json.loads((project / "study.json").read_text())
+    last = study["levels"]["period"]["series"][-1]
     assert last["relative_distance"] > 0 and abs(last["loss"] - last["suspect_loss"]) < 0.05
-    again = run(place, shown)
+    again = run(project, shown)
     assert (again.returncode, again.stdout) == (3, done.stdout), again.stderr
-    assert "<title>The suspect worker computed otherwise" in (place / "study.html").read_text()
+    assert "<title>The suspect worker computed otherwise" in (project / "study.html").read_text()
 
-    done = run(place, ranks)
+    done = run(project, ranks)
     assert done.returncode == 3, done.stderr
-    (told,) = (text for kind, text in BLOCKS if not kind and text.startswith("Level 1"))
-    assert told in done.stdout
-    assert json.loads((place / "ranks.json").read_text())["levels"]["step"]["by_kind"][0]["ranks"] == [0, 1]
+    (summary,) = (text for kind, text in BLOCKS if not kind and text.startswith("Level 1"))
+    assert summary in done.stdout
+    assert json.loads((project / "ranks.json").read_text())["levels"]["step"]["by_kind"][0]["ranks"] == [0, 1]
 
 
-def test_a_workload_of_ones_own_is_split(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workload_of_ones_own_is_split(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (text,) = (text for kind, text in BLOCKS if kind == "python" and "def split" in text)
-    (place / "parts.py").write_text(text)
-    monkeypatch.syspath_prepend(str(place))
+    (project / "parts.py").write_text(text)
+    monkeypatch.syspath_prepend(str(project))
     monkeypatch.delitem(sys.modules, "mine", raising=False)  # another test may have one of its own
-    monkeypatch.chdir(place)
+    monkeypatch.chdir(project)
     cpu = torch.device("cpu")
     losses, _, _ = trained(load_workload("parts.py:split", 0, cpu))
     for own, parameters, _ in on_each_rank(lambda host: trained(load_workload("parts.py:split", 0, cpu, host))):
@@ -85,8 +85,8 @@ def test_a_workload_of_ones_own_is_split(place: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_two_processes_compute_the_same_bits_with_xla(place: Path) -> None:
-    doctor, study = (run(place, line) for line in LINES if WITH_XLA in line)
+def test_two_processes_compute_the_same_bits_with_xla(project: Path) -> None:
+    doctor, study = (run(project, line) for line in LINES if WITH_XLA in line)
     assert doctor.returncode == 0, doctor.stderr
     assert "Reproducible: two runs of decoder-tiny, 3 steps on cpu with xla computed the same bits" in doctor.stdout
     assert study.returncode == 0, study.stderr
@@ -94,23 +94,29 @@ def test_two_processes_compute_the_same_bits_with_xla(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_machine_is_screened(place: Path) -> None:
-    saves, judges, faulty = (run(place, line) for line in commands("screen"))
+def test_a_machine_is_screened(project: Path) -> None:
+    saves, judges, faulty = (run(project, line) for line in commands("screen"))
     assert saves.returncode == 0 and "CLEAN" in saves.stdout and "are in good.json" in saves.stderr, saves.stderr
     assert judges.returncode == 0 and "compared with known fingerprints, 0 wrong" in judges.stdout, judges.stderr
     assert faulty.returncode == 3 and "CORRUPT" in faulty.stdout and "attention" in faulty.stdout, faulty.stderr
 
 
 @pytest.mark.slow
-def test_steps_of_a_run_are_executed_again(place: Path) -> None:
-    (line,) = (one for kind, text in BLOCKS if kind == "bash" for one in text.splitlines() if "--replay-every" in one)
+def test_steps_of_a_run_are_executed_again(project: Path) -> None:
+    (line,) = (
+        candidate
+        for kind, text in BLOCKS
+        if kind == "bash"
+        for candidate in text.splitlines()
+        if "--replay-every" in candidate
+    )
     program = ["from mine import workload", "one = workload(0, 'cpu')", "model = one.build_model()"]
     program += ["optimizer = one.build_optimizer(model)", "for step in range(1, 31):"]
     program += ["    loss = one.loss(model, one.batch(step))", "    optimizer.zero_grad(); loss.backward()"]
-    (place / "train.py").write_text("\n".join([*program, "    optimizer.step()", ""]))
-    done = run(place, line)
+    (project / "train.py").write_text("\n".join([*program, "    optimizer.step()", ""]))
+    done = run(project, line)
     assert done.returncode == 0 and "Nothing wrong found in 30 steps" in done.stderr, done.stderr
-    (report,) = place.glob("traincheck-runs/train-*/report.json")
+    (report,) = project.glob("traincheck-runs/train-*/report.json")
     assert json.loads(report.read_text())["cost"]["sources"]["replays"] > 0
 
 

@@ -112,14 +112,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_invariant: Callabl
 
 @pytest.fixture
 def start(home: Path) -> Iterator[Callable[..., Running]]:
-    found: list[Running] = []
+    started: list[Running] = []
 
     def begin(*words: str) -> Running:
-        found.append(Running(home, *words))
-        return found[-1]
+        started.append(Running(home, *words))
+        return started[-1]
 
     yield begin
-    for running in found:
+    for running in started:
         running.kill()
 
 
@@ -145,8 +145,8 @@ def texts(path: Path) -> Iterator[bytes]:
 def assert_no_secrets(folder: Path) -> None:
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert len(files) >= 5
-    told = {path.name: names for path in files for data in texts(path) if (names := found_in(data))}
-    assert told == {}
+    leaks = {path.name: names for path in files for data in texts(path) if (names := found_in(data))}
+    assert leaks == {}
 
 
 @pytest.mark.slow
@@ -160,8 +160,8 @@ def test_a_checked_run_leaves_no_secret(
         options = ("-b", "good.jsonl", "-o", "run", "--package", "train", "--snapshot", "--metrics", "0")
         running = start("run", *options, *WORDS, *READABLE)
         until(lambda: (home / "run" / "run.json").exists() and list((home / "run").glob("live-*.json")))
-        why = f"it is {SECRETS['reason']}"
-        assert run(home, "ctl", "run", "mute", "--reason", why, rule_id(home)).returncode == 0
+        reason = f"it is {SECRETS['reason']}"
+        assert run(home, "ctl", "run", "mute", "--reason", reason, rule_id(home)).returncode == 0
         (home / "wait").unlink()
         assert running.ends() in (0, 3)
         until(lambda: len(receiver.bodies) >= 2)
@@ -169,8 +169,8 @@ def test_a_checked_run_leaves_no_secret(
     assert "done" in running.out and found_in((running.out + running.err).encode()) == []
     assert_no_secrets(home / "run")
     manifest = json.loads((home / "run" / "run.json").read_text())
-    told = ["train.py", "bad", "--password", "[redacted]", "--api-key=[redacted]", "--note", "[redacted]"]
-    assert manifest["argv"] == [*told, *READABLE]
+    redacted = ["train.py", "bad", "--password", "[redacted]", "--api-key=[redacted]", "--note", "[redacted]"]
+    assert manifest["argv"] == [*redacted, *READABLE]
     monkeypatch.delenv("TRAINCHECK_ALERT")
     again = run(home, "report", "run", "--json", "-o", "page.html")
     check = run(home, "check", "run", "-b", "good.jsonl", "--report", "json=out.json", "--report", "html=out.html")
@@ -228,7 +228,19 @@ def test_files_are_made_with_the_umask_of_the_user(home: Path, umask: int) -> No
         os.umask(umask)
 
     (home / "until").touch()  # the program waits until it was found to be wrong, so that a snapshot is written
-    words = ("run", "-b", "good.jsonl", "-o", "run", "--snapshot", "--report", "json=r.json", "--report", "html=r.html", *WORDS)
+    words = (
+        "run",
+        "-b",
+        "good.jsonl",
+        "-o",
+        "run",
+        "--snapshot",
+        "--report",
+        "json=r.json",
+        "--report",
+        "html=r.html",
+        *WORDS,
+    )
     recorded, learned = ("collect", "-o", "rec", "train.py"), ("infer", "rec", "-o", "b.jsonl", "--tally", "t.gz")
     for command in (words, recorded, learned):
         line = [sys.executable, "-m", "traincheck", *command]
@@ -254,26 +266,26 @@ def listening(process: int) -> list[str]:
             owned.add(str(entry.readlink()))
         except OSError:
             continue
-    found = []
+    addresses = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == LISTENS and f"socket:[{fields[9]}]" in owned:
-                found.append(fields[1])
-    return found
+                addresses.append(fields[1])
+    return addresses
 
 
 def family(process: int) -> list[int]:
     """The process and all that it has started."""
-    found = [process]
+    processes = [process]
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(path.read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError):
             continue
         if parent == process:
-            found += family(int(path.parent.name))
-    return found
+            processes += family(int(path.parent.name))
+    return processes
 
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="reads /proc")
@@ -309,8 +321,6 @@ def test_metrics_listen_on_this_host_only(home: Path, start: Callable[..., Runni
 
 
 def test_other_hosts_are_let_in_with_a_token_only(home: Path) -> None:
-    done = run(
-        home, "run", "-b", "good.jsonl", "-o", "run", "--metrics", "0.0.0.0:0", "train.py"
-    )
+    done = run(home, "run", "-b", "good.jsonl", "-o", "run", "--metrics", "0.0.0.0:0", "train.py")
     assert done.returncode == 2 and "TRAINCHECK_METRICS_TOKEN" in done.stderr and "bad-option" in done.stderr
     assert not (home / "run").exists()

@@ -16,7 +16,10 @@ PATIENCE = 60.0
 TYPED = "traincheck doct\t--hel\t\r"
 """Becomes `traincheck doctor --help`."""
 SET_UP = {
-    "bash": (["bash", "--norc", "--noprofile", "-i"], "eval \"$(_TRAINCHECK_COMPLETE=source_bash traincheck)\"; echo re''ady\r"),
+    "bash": (
+        ["bash", "--norc", "--noprofile", "-i"],
+        "eval \"$(_TRAINCHECK_COMPLETE=source_bash traincheck)\"; echo re''ady\r",
+    ),
     "zsh": (
         ["zsh", "-f", "-i"],
         "autoload -Uz compinit; compinit -u -D; eval \"$(_TRAINCHECK_COMPLETE=source_zsh traincheck)\"; echo re''ady\r",

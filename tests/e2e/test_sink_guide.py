@@ -29,7 +29,7 @@ def test_guide() -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path, some_report: Report) -> Path:
+def project(tmp_path: Path, some_report: Report) -> Path:
     """A run with its report, and the package of the guide beside the installed ones."""
     site = tmp_path / "site"
     info = site / "my_package-1.0.dist-info"
@@ -47,29 +47,29 @@ def place(tmp_path: Path, some_report: Report) -> Path:
     return tmp_path
 
 
-def traincheck(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def traincheck(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command with the package."""
-    path = os.pathsep.join([str(place / "site"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(project / "site"), os.environ.get("PYTHONPATH", "")])
     return subprocess.run(
         [sys.executable, "-m", "traincheck", *words],
-        cwd=place,
+        cwd=project,
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
     )
 
 
-def test_a_package_brings_a_sink(place: Path) -> None:
-    done = traincheck(place, "report", "run", "--report", "csv")
+def test_a_package_brings_a_sink(project: Path) -> None:
+    done = traincheck(project, "report", "run", "--report", "csv")
     assert done.returncode == 3 and "traincheck.csv" in done.stdout, done.stderr
-    assert (place / "traincheck.csv").read_text().splitlines()[1].startswith("error,3,The optimizer changes none")
-    done = traincheck(place, "report", "run", "--report", "csv=-")
+    assert (project / "traincheck.csv").read_text().splitlines()[1].startswith("error,3,The optimizer changes none")
+    done = traincheck(project, "report", "run", "--report", "csv=-")
     assert done.stdout.startswith("severity,step") and "1 error" in done.stderr
 
 
-def test_a_package_whose_sink_cannot_be_used_is_named(place: Path) -> None:
-    (place / "site" / "my_package" / "csv_sink.py").write_text("class CsvSink:\n    name = 'csv'\n")
-    done = traincheck(place, "report", "run", "--report", "csv")
+def test_a_package_whose_sink_cannot_be_used_is_named(project: Path) -> None:
+    (project / "site" / "my_package" / "csv_sink.py").write_text("class CsvSink:\n    name = 'csv'\n")
+    done = traincheck(project, "report", "run", "--report", "csv")
     assert done.returncode == 2 and "error [plugin]" in done.stderr and "has no open, show, close" in done.stderr
-    done = traincheck(place, "report", "run", "--report", "junit")  # who does not ask for it is not concerned
+    done = traincheck(project, "report", "run", "--report", "junit")  # who does not ask for it is not concerned
     assert done.returncode == 3, done.stderr

@@ -22,11 +22,11 @@ class Fetched(HTMLParser):
         self.addresses: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = dict(attrs)
+        attributes = dict(attrs)
         if tag in ("script", "img", "iframe", "source", "video", "audio"):
-            self.addresses.append(told.get("src") or "")
-        elif tag == "link" and told.get("rel") not in ("prev", "next", "canonical", "alternate"):
-            self.addresses.append(told.get("href") or "")
+            self.addresses.append(attributes.get("src") or "")
+        elif tag == "link" and attributes.get("rel") not in ("prev", "next", "canonical", "alternate"):
+            self.addresses.append(attributes.get("href") or "")
 
 
 @pytest.mark.slow

@@ -36,9 +36,9 @@ def traincheck(folder: Path, *words: object, steps: int = 0) -> subprocess.Compl
     return done
 
 
-def growth(told: str) -> int:
+def growth(output: str) -> int:
     """By how much memory grew after the warm-up, in kilobytes."""
-    resident = [json.loads(line)["rss_kb"] for line in told.splitlines() if line.startswith("{")]
+    resident = [json.loads(line)["rss_kb"] for line in output.splitlines() if line.startswith("{")]
     assert len(resident) > WARM + 1
     return max(resident[WARM:]) - resident[WARM]
 

@@ -112,19 +112,19 @@ def test_little_is_imported_before_the_program_starts_and_before_its_first_step(
     pandas = tmp_path / "path" / "pandas"
     pandas.mkdir(parents=True)
     (pandas / "__init__.py").touch()  # it can be imported
-    found = imported(tmp_path, *words, path=[pandas.parent])
-    assert among(found["command"], NOT_BEFORE_THE_START) == []
-    assert among(found["attached"], NOT_IN_THE_PROGRAM) == []
-    assert among(found["trained"], NOT_IN_THE_PROGRAM) == []
-    counted = {moment: len(ours(found[moment])) for moment in ("command", "attached")}
+    modules = imported(tmp_path, *words, path=[pandas.parent])
+    assert among(modules["command"], NOT_BEFORE_THE_START) == []
+    assert among(modules["attached"], NOT_IN_THE_PROGRAM) == []
+    assert among(modules["trained"], NOT_IN_THE_PROGRAM) == []
+    counted = {moment: len(ours(modules[moment])) for moment in ("command", "attached")}
     assert all(counted[moment] <= most for moment, most in MOST[words[0]].items()), counted
 
 
 def test_what_the_report_needs_is_imported_in_the_end(tmp_path: Path) -> None:
-    found = imported(tmp_path, "run", "--book", "book.jsonl")
-    assert among(found["end"], (*REPORTS, *FOR_THE_END)) == [*REPORTS, *FOR_THE_END]
+    modules = imported(tmp_path, "run", "--book", "book.jsonl")
+    assert among(modules["end"], (*REPORTS, *FOR_THE_END)) == [*REPORTS, *FOR_THE_END]
     # What several ranks have written is read in Arrow; one rank says all that the report tells in files of its own.
-    assert among(found["end"], ("torch", "numpy", "pyarrow", *LEARNING)) == []
+    assert among(modules["end"], ("torch", "numpy", "pyarrow", *LEARNING)) == []
 
 
 def test_a_package_that_adds_what_cannot_be_used_keeps_the_program_from_being_started(tmp_path: Path) -> None:
@@ -157,6 +157,6 @@ def test_what_cannot_be_done_beside_the_program_is_said_and_the_program_runs_on(
 
     target = Target.parse([str(tmp_path / "train.py")])
     status = launch(target, Settings(str(tmp_path), "collect"), os.environ, beside)
-    told = capfd.readouterr()
-    assert (status.code, told.out) == (4, "ran\n")
-    assert told.err == "traincheck: OSError: no more memory (the program is not concerned)\n"
+    captured = capfd.readouterr()
+    assert (status.code, captured.out) == (4, "ran\n")
+    assert captured.err == "traincheck: OSError: no more memory (the program is not concerned)\n"

@@ -22,9 +22,9 @@ def results(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    found = results(run(tmp_path_factory.mktemp("plain"), sys.executable, PROGRAM, **IGNORE))
-    assert len(found) >= 40 and not [line for line in found if "Error" in line]
-    return found
+    lines = results(run(tmp_path_factory.mktemp("plain"), sys.executable, PROGRAM, **IGNORE))
+    assert len(lines) >= 40 and not [line for line in lines if "Error" in line]
+    return lines
 
 
 @pytest.mark.slow

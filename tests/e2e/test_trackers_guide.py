@@ -38,19 +38,19 @@ CURVES = {f"traincheck/{name}" for name in ("errors", "notices", "rules_checked"
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def project(tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text(PROGRAM)
     return tmp_path
 
 
-def run(place: Path, line: str, **variables: str) -> str:
+def run(project: Path, line: str, **variables: str) -> str:
     """What a command that finds an error says. Nothing of it reaches a network."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "MLFLOW_"))}
-    environ |= {"PATH": path, "COLUMNS": "100", "WANDB_MODE": "offline", "WANDB_DIR": str(place)}
-    environ |= {f"WANDB_{kind}_DIR": str(place / kind) for kind in ("CACHE", "CONFIG", "DATA")}
-    environ |= {"MLFLOW_TRACKING_URI": str(place / "mlruns"), "MLFLOW_ALLOW_FILE_STORE": "true", **variables}
-    done = subprocess.run(["bash", "-c", line], cwd=place, env=environ, capture_output=True, text=True)
+    environ |= {"PATH": path, "COLUMNS": "100", "WANDB_MODE": "offline", "WANDB_DIR": str(project)}
+    environ |= {f"WANDB_{kind}_DIR": str(project / kind) for kind in ("CACHE", "CONFIG", "DATA")}
+    environ |= {"MLFLOW_TRACKING_URI": str(project / "mlruns"), "MLFLOW_ALLOW_FILE_STORE": "true", **variables}
+    done = subprocess.run(["bash", "-c", line], cwd=project, env=environ, capture_output=True, text=True)
     assert done.returncode == 3, f"{line}\n{done.stdout}{done.stderr}"
     return done.stderr
 
@@ -75,36 +75,36 @@ def records(file: Path) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-def test_the_guide_does_what_it_says(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_guide_does_what_it_says(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for library in ("tensorboard", "wandb", "mlflow"):
         pytest.importorskip(library)
     (line,) = [line for block in BLOCK.findall(GUIDE.read_text(encoding="utf-8")) for line in block.splitlines()]
-    told = run(place, line)
+    output = run(project, line)
     for tracker in ("tensorboard", "wandb", "mlflow"):
-        assert f"tracked by {tracker}: " in told, told
-    assert "told once" not in told, told
-    _tensorboard(place / "runs" / "today" / "tensorboard")
-    _wandb(place)
+        assert f"tracked by {tracker}: " in output, output
+    assert "told once" not in output, output
+    _tensorboard(project / "runs" / "today" / "tensorboard")
+    _wandb(project)
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     from mlflow import MlflowClient
 
-    client = MlflowClient(tracking_uri=str(place / "mlruns"))
+    client = MlflowClient(tracking_uri=str(project / "mlruns"))
     experiment = client.get_experiment_by_name("nightly")
     (ours,) = client.search_runs([experiment.experiment_id])
     assert (ours.info.run_name, ours.info.status) == ("traincheck train.py", "FAILED")
     assert ours.data.metrics.keys() >= CURVES and ours.data.metrics["traincheck/steps"] == 12
     assert ERROR in ours.data.tags["traincheck.finding.1"] and ours.data.tags["traincheck.verdict"] == "errors"
-    artifacts = {one.path for one in client.list_artifacts(ours.info.run_id, "traincheck")}
+    artifacts = {artifact.path for artifact in client.list_artifacts(ours.info.run_id, "traincheck")}
     assert artifacts == {"traincheck/report.html", "traincheck/report.json", "traincheck/report.md"}
 
     # A run of the program's own is joined, and left to it to end.
     theirs = client.create_run(experiment.experiment_id, run_name="theirs").info.run_id
-    run(place, "traincheck run --track mlflow train.py", MLFLOW_RUN_ID=theirs)
-    found = client.get_run(theirs)
-    assert found.data.metrics.keys() >= {"loss", "traincheck/errors"}
-    assert (found.info.run_name, found.info.status) == ("theirs", "FINISHED")
+    run(project, "traincheck run --track mlflow train.py", MLFLOW_RUN_ID=theirs)
+    tracked = client.get_run(theirs)
+    assert tracked.data.metrics.keys() >= {"loss", "traincheck/errors"}
+    assert (tracked.info.run_name, tracked.info.status) == ("theirs", "FINISHED")
     assert len(client.search_runs([experiment.experiment_id])) == 2
 
 
@@ -115,7 +115,7 @@ def _tensorboard(folder: Path) -> None:
     read.Reload()
     assert set(read.Tags()["scalars"]) >= CURVES
     last = read.Scalars("traincheck/errors")[-1]
-    assert last.value >= 1 and [one.value for one in read.Scalars("traincheck/steps")] == [12]
+    assert last.value >= 1 and [scalar.value for scalar in read.Scalars("traincheck/steps")] == [12]
     texts = {
         tag: read.Tensors(tag)[0].tensor_proto.string_val[0].decode()
         for tag in read.Tags()["tensors"]
@@ -124,21 +124,23 @@ def _tensorboard(folder: Path) -> None:
     assert ERROR in texts["traincheck/findings"] and texts["traincheck/report"].startswith("## TrainCheck: ")
 
 
-def _wandb(place: Path) -> None:
-    (file,) = place.glob("runs/today/wandb/offline-run-*/*.wandb")
-    told: dict[str, list[Any]] = {}
+def _wandb(project: Path) -> None:
+    (file,) = project.glob("runs/today/wandb/offline-run-*/*.wandb")
+    by_kind: dict[str, list[Any]] = {}
     for record in records(file):
         kind = record.WhichOneof("record_type")
-        told.setdefault(kind, []).append(getattr(record, kind))
-    (begun, *_) = told["run"]
+        by_kind.setdefault(kind, []).append(getattr(record, kind))
+    (begun, *_) = by_kind["run"]
     assert (begun.project, begun.display_name, begun.run_group) == ("vision", "traincheck train.py", "traincheck")
-    keys = {item.key or "/".join(item.nested_key) for one in told["history"] for item in one.item}
+    keys = {item.key or "/".join(item.nested_key) for entry in by_kind["history"] for item in entry.item}
     assert keys >= {"traincheck/errors", "traincheck/step", "traincheck/findings/nrows"}
-    summary = {item.key or "/".join(item.nested_key): item.value_json for one in told["summary"] for item in one.update}
+    summary = {
+        item.key or "/".join(item.nested_key): item.value_json for entry in by_kind["summary"] for item in entry.update
+    }
     assert ERROR in summary["traincheck/last_finding"] and summary["traincheck/verdict"] == '"errors"'
-    (artifact,) = (one for one in told["artifact"] if one.type == "traincheck-report")
-    assert {one.path for one in artifact.manifest.contents} == {"report.html", "report.json"}
-    assert not (place / "wandb").exists()  # which is the program's
+    (artifact,) = (entry for entry in by_kind["artifact"] if entry.type == "traincheck-report")
+    assert {entry.path for entry in artifact.manifest.contents} == {"report.html", "report.json"}
+    assert not (project / "wandb").exists()  # which is the program's
     # Of machine, code and what is printed nothing is told.
-    assert not {"stats", "output", "output_raw"} & told.keys()
-    assert not list(place.glob("runs/today/wandb/offline-run-*/files/*metadata*"))
+    assert not {"stats", "output", "output_raw"} & by_kind.keys()
+    assert not list(project.glob("runs/today/wandb/offline-run-*/files/*metadata*"))

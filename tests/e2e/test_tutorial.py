@@ -12,10 +12,10 @@ from guides import DOCS, follow
 @pytest.mark.slow
 def test_tutorial(tmp_path: Path) -> None:
     shutil.copytree(DOCS / "tutorial", tmp_path / "docs" / "tutorial")
-    said = follow("tutorial.md", tmp_path)
-    assert len(said) >= 10
-    told = "".join(said.values())
-    assert "between two calls of Optimizer.step, some parameter grad is cleared" in told
-    assert "TrainCheck ERROR at step 2: Gradients are not cleared between steps" in told
-    assert "docs/tutorial/suspect.py:27" in told
-    assert "kept: in a call of Optimizer.zero_grad, some parameter grad is cleared" in told
+    outputs = follow("tutorial.md", tmp_path)
+    assert len(outputs) >= 10
+    output = "".join(outputs.values())
+    assert "between two calls of Optimizer.step, some parameter grad is cleared" in output
+    assert "TrainCheck ERROR at step 2: Gradients are not cleared between steps" in output
+    assert "docs/tutorial/suspect.py:27" in output
+    assert "kept: in a call of Optimizer.zero_grad, some parameter grad is cleared" in output

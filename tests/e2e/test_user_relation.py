@@ -134,9 +134,9 @@ def test_a_package_brings_a_relation(project: Path) -> None:
     book.write_text("".join(json.dumps(line) + "\n" for line in (head, *own)), encoding="utf-8")
 
     done = traincheck(project, "run", "--book", "own.jsonl", "-o", "runs/bad", "bad.py")
-    told = done.stdout + done.stderr
-    assert done.returncode == 3, told
-    assert "single precision" in told and "step 5" in told
+    output = done.stdout + done.stderr
+    assert done.returncode == 3, output
+    assert "single precision" in output and "step 5" in output
     offline = traincheck(project, "check", "runs/bad", "--book", "own.jsonl")
     assert offline.returncode == 3 and "1 error in 8 steps, first at step 5" in offline.stdout, offline.stdout
 
@@ -168,14 +168,16 @@ def loading(folder: Path) -> str:
 def test_a_package_that_cannot_be_used_is_named(tmp_path: Path, name: str) -> None:
     module, target, message = BROKEN[name]
     install(tmp_path / "site", module, target)
-    told = loading(tmp_path)
-    assert "PluginError" in told and "'ReturnsFloating' of traincheck.relations" in told and message in told
+    error = loading(tmp_path)
+    assert "PluginError" in error and "'ReturnsFloating' of traincheck.relations" in error and message in error
 
 
 def test_the_name_of_a_relation_of_ours_is_taken(tmp_path: Path) -> None:
     install(tmp_path / "site", RELATION, "floating_relation:ReturnsFloating", name="Periodic")
-    told = loading(tmp_path)
-    assert "both traincheck.relations.periodic.relation:Periodic and floating_relation:ReturnsFloating claim it" in told
+    error = loading(tmp_path)
+    assert (
+        "both traincheck.relations.periodic.relation:Periodic and floating_relation:ReturnsFloating claim it" in error
+    )
 
 
 @pytest.mark.slow

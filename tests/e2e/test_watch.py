@@ -56,14 +56,14 @@ def home(tmp_path: Path, new_invariant: Callable[..., Invariant]) -> Path:
 @pytest.fixture
 def start(home: Path) -> Iterator[Start]:
     """Starts a command in the folder, and ends it with the test."""
-    found: list[Running] = []
+    started: list[Running] = []
 
     def begin(*words: str) -> Running:
-        found.append(Running(home, *words))
-        return found[-1]
+        started.append(Running(home, *words))
+        return started[-1]
 
     yield begin
-    for running in found:
+    for running in started:
         running.kill()
 
 
@@ -90,14 +90,14 @@ def test_a_finding_is_seen_from_elsewhere_while_the_run_trains(home: Path, start
 def test_ctrl_c_sums_up_what_was_found_so_far(home: Path, start: Start) -> None:
     run = start("run", "-b", "good.jsonl", "-o", "run", "train.py", "bad", "wait")
     watch, json_lines = start("watch", "run"), start("watch", "run", "--json")
-    for one in (watch, json_lines):
-        one.says("The optimizer step changes no parameter")
-        one.process.send_signal(signal.SIGINT)
-        assert one.ends() == 3
-        assert "Traceback" not in one.err
+    for follower in (watch, json_lines):
+        follower.says("The optimizer step changes no parameter")
+        follower.process.send_signal(signal.SIGINT)
+        assert follower.ends() == 3
+        assert "Traceback" not in follower.err
     assert "1 error in" in watch.out
-    told = [json.loads(line) for line in json_lines.out.splitlines()]
-    assert {one["kind"] for one in told} == {"finding", "status"}
+    lines = [json.loads(line) for line in json_lines.out.splitlines()]
+    assert {line["kind"] for line in lines} == {"finding", "status"}
     assert run.process.poll() is None
     nothing = start("watch", "nothing-there")
     nothing.says("nothing-there is not there yet")
@@ -145,8 +145,8 @@ def test_a_webhook_that_fails_and_hangs_concerns_no_training(home: Path, start: 
         receiver.hangs.clear()
         receiver.released.set()
         assert run.ends() == 3
-        assert sorted(told["kind"] for told in receiver.taken) == ["ended", "finding"]
-        finding = next(told for told in receiver.taken if told["kind"] == "finding")
+        assert sorted(alert["kind"] for alert in receiver.taken) == ["ended", "finding"]
+        finding = next(alert for alert in receiver.taken if alert["kind"] == "finding")
         assert finding["finding"]["step"] == 10 and finding["run"]["script"] == "train.py"
         assert any("exit code 0" in text for text in receiver.texts())
     assert run.out == plain(home, "bad")
@@ -170,8 +170,8 @@ def test_a_command_and_metrics_beside_a_run(home: Path, start: Start) -> None:
     assert 'traincheck_findings{severity="error"} 1.0' in page()
     (home / "go").touch()
     assert run.ends() == 3
-    told = [json.loads(line) for line in (home / "alerts.jsonl").read_text().splitlines()]
-    assert [one["kind"] for one in told] == ["finding", "ended"]
+    alerts = [json.loads(line) for line in (home / "alerts.jsonl").read_text().splitlines()]
+    assert [alert["kind"] for alert in alerts] == ["finding", "ended"]
     assert run.out == plain(home, "bad")
 
 

@@ -31,7 +31,7 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def told(path: Path) -> str:
+def shown_path(path: Path) -> str:
     """A path as a test names it."""
     return path.relative_to(ROOT).as_posix()
 

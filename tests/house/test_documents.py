@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from repository import DOCUMENTS, MODULES, ROOT, blocks, commands, told
+from repository import DOCUMENTS, MODULES, ROOT, blocks, commands, shown_path
 from typer.main import get_command
 
 from traincheck.cli.main import app
@@ -43,7 +43,7 @@ def parse(words: list[str]) -> None:
             pass
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=told)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=shown_path)
 def test_commands_in_documents_parse(path: Path) -> None:
     for line in commands(path, "traincheck"):
         if "[OPTIONS]" in line or "..." in line or line == "traincheck":
@@ -54,7 +54,7 @@ def test_commands_in_documents_parse(path: Path) -> None:
         try:
             parse(words)
         except Exception as error:
-            pytest.fail(f"{told(path)}: `{line}`: {error!r}")
+            pytest.fail(f"{shown_path(path)}: `{line}`: {error!r}")
 
 
 def test_commands_are_looked_at() -> None:
@@ -62,7 +62,7 @@ def test_commands_are_looked_at() -> None:
     assert len(list(commands(ROOT / "docs" / "tutorial.md", "traincheck"))) >= 8
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=told)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=shown_path)
 def test_targets_in_documents_exist(path: Path) -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     text = path.read_text(encoding="utf-8")
@@ -70,12 +70,12 @@ def test_targets_in_documents_exist(path: Path) -> None:
     assert set(named) <= set(targets)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=told)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=shown_path)
 def test_links_lead_to_files(path: Path) -> None:
     for link in LINK.findall(path.read_text(encoding="utf-8")):
         file = link.partition("#")[0]
         if file and "://" not in file:
-            assert (path.parent / file).exists(), f"{told(path)} links to {link}"
+            assert (path.parent / file).exists(), f"{shown_path(path)} links to {link}"
 
 
 def test_every_slug_is_explained() -> None:
@@ -98,7 +98,7 @@ def test_every_error_stands_in_the_tree() -> None:
 
 def test_generated_pages_are_up_to_date() -> None:
     stale = [
-        told(path)
+        shown_path(path)
         for path, text in generator().pages().items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
     ]
@@ -106,10 +106,10 @@ def test_generated_pages_are_up_to_date() -> None:
 
 
 def test_commands_in_messages_exist() -> None:
-    known = {*GROUP.commands, "--debug", "--help"}
+    commands_of_cli = {*GROUP.commands, "--debug", "--help"}
     for path in MODULES:
         for name in re.findall(r"`traincheck ([a-z-]+)", path.read_text(encoding="utf-8")):
-            assert name in known, f"{told(path)} names `traincheck {name}`"
+            assert name in commands_of_cli, f"{shown_path(path)} names `traincheck {name}`"
 
 
 def test_how_it_works_names_the_folders() -> None:
@@ -140,8 +140,8 @@ def test_decisions_are_listed() -> None:
 
 
 def test_blocks_name_a_language_that_is_known() -> None:
-    known = {"", "bash", "python", "toml", "json", "sql", "yaml"}
-    assert [(told(path), name) for path in DOCUMENTS for name, _ in blocks(path) if name not in known] == []
+    languages = {"", "bash", "python", "toml", "json", "sql", "yaml"}
+    assert [(shown_path(path), name) for path in DOCUMENTS for name, _ in blocks(path) if name not in languages] == []
 
 
 def test_no_paths_of_one_machine() -> None:
@@ -155,5 +155,5 @@ def test_no_paths_of_one_machine() -> None:
         if path.name == here or path.name.endswith(".actual"):
             continue
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-            found = ELSEWHERE.search(line)
-            assert not found or line.lstrip().startswith("#!"), f"{told(path)}:{number}: {line.strip()}"
+            match = ELSEWHERE.search(line)
+            assert not match or line.lstrip().startswith("#!"), f"{shown_path(path)}:{number}: {line.strip()}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from repository import MODULES, SRC, module_name, told, tree
+from repository import MODULES, SRC, module_name, shown_path, tree
 
 GROUND = {"vocab", "errors", "version", "files", "addresses", "redaction", "terminal_text", "background_threads"}
 """What every stage may import."""
@@ -61,13 +61,13 @@ def imports(path: Path) -> Iterator[tuple[str, ast.stmt]]:
             for alias in node.names:
                 yield alias.name, node
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            assert node.level == 0, f"{told(path)}:{node.lineno} has a relative import"
+            assert node.level == 0, f"{shown_path(path)}:{node.lineno} has a relative import"
             yield node.module, node
             for alias in node.names:
                 yield f"{node.module}.{alias.name}", node
 
 
-@pytest.mark.parametrize("path", MODULES, ids=told)
+@pytest.mark.parametrize("path", MODULES, ids=shown_path)
 def test_stage_imports_only_what_lies_before_it(path: Path) -> None:
     own = stage(path)
     if own in ON_TOP:
@@ -80,14 +80,14 @@ def test_stage_imports_only_what_lies_before_it(path: Path) -> None:
             and len(parts) > 1
             and (SRC / parts[1]).with_suffix(".py").exists() | (SRC / parts[1]).is_dir()
         ):
-            where = f"{told(path)}:{node.lineno}"
+            where = f"{shown_path(path)}:{node.lineno}"
             assert parts[1] == own or parts[1] in ALLOWED[own], f"{where}: {own} may not import {name}"
 
 
 def test_modules_import_in_no_circle() -> None:
     names = {module_name(path): path for path in MODULES}
     edges = {
-        name: {found for found, _ in imports(path) if found in names and found != name} - {"traincheck"}
+        name: {imported for imported, _ in imports(path) if imported in names and imported != name} - {"traincheck"}
         for name, path in names.items()
     }
     done: set[str] = set()
@@ -103,7 +103,7 @@ def test_modules_import_in_no_circle() -> None:
         visit(name, ())
 
 
-@pytest.mark.parametrize("path", MODULES, ids=told)
+@pytest.mark.parametrize("path", MODULES, ids=shown_path)
 def test_only_sources_import_torch(path: Path) -> None:
     if stage(path) in WITH_TORCH:
         return
@@ -111,17 +111,17 @@ def test_only_sources_import_torch(path: Path) -> None:
     at_top = {id(node) for node in tree(path).body}
     for name, node in imports(path):
         if name.split(".")[0] == "torch":
-            assert here in LAZY_TORCH, f"{told(path)}:{node.lineno} imports {name}; only {WITH_TORCH} may"
-            assert id(node) not in at_top, f"{told(path)}:{node.lineno} imports {name} when it is itself imported"
+            assert here in LAZY_TORCH, f"{shown_path(path)}:{node.lineno} imports {name}; only {WITH_TORCH} may"
+            assert id(node) not in at_top, f"{shown_path(path)}:{node.lineno} imports {name} when it is itself imported"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=told)
+@pytest.mark.parametrize("path", MODULES, ids=shown_path)
 def test_only_what_executes_with_xla_imports_jax(path: Path) -> None:
     if path.relative_to(SRC).as_posix().startswith(WITH_JAX):
         return
     at_top = {id(node) for node in tree(path).body}
     for name, node in imports(path):
-        where = f"{told(path)}:{node.lineno}"
+        where = f"{shown_path(path)}:{node.lineno}"
         assert name.split(".")[0] not in ("jax", "jaxlib"), f"{where} imports {name}; only {WITH_JAX} may"
         late = id(node) not in at_top
         assert late or not name.startswith("traincheck.sdc.xla"), f"{where} imports {name} when it is itself imported"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from repository import SRC, told, tree
+from repository import SRC, shown_path, tree
 
 MODULES_NEVER = {
     *("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "dbm", "copyreg"),
@@ -45,7 +45,10 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("reporting/trackers/worker.py", "import_module"): "the tracker that --track named, of an installed package",
     ("cli/commands/doctor.py", "run"): "asks a Python of its own what torch has",
     ("cli/commands/demo.py", "run"): "`traincheck run` on the two programs that come with us",
-    ("runtime/callbacks.py", "import_module"): "the function that --on-violation names, on the command line of the user",
+    (
+        "runtime/callbacks.py",
+        "import_module",
+    ): "the function that --on-violation names, on the command line of the user",
     ("runtime/launching/bootstrap/sitecustomize.py", "__import__"): "the sitecustomize that it shadows",
     ("sdc/worker_processes.py", "Popen"): "starts a Python of its own that executes the workload",
     ("sdc/workload/workload.py", "import_module"): "the workload that the user names, on the command line",
@@ -85,16 +88,16 @@ def calls(path: Path) -> Iterator[tuple[str, str, ast.Call]]:
 MODULES = sorted(SRC.rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", MODULES, ids=told)
+@pytest.mark.parametrize("path", MODULES, ids=shown_path)
 def test_nothing_that_reads_objects_or_code_is_imported(path: Path) -> None:
     for node in ast.walk(tree(path)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         assert not MODULES_NEVER & {name.partition(".")[0] for name in names}, (
-            f"{told(path)}:{getattr(node, 'lineno', 0)}"
+            f"{shown_path(path)}:{getattr(node, 'lineno', 0)}"
         )
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and told(path) not in LOOKS_ON:
-            assert node.value not in MODULES_NEVER, f"{told(path)}:{node.lineno}: a name for import_module?"
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and shown_path(path) not in LOOKS_ON:
+            assert node.value not in MODULES_NEVER, f"{shown_path(path)}:{node.lineno}: a name for import_module?"
 
 
 def taken_from(path: Path, name: str) -> str:
@@ -105,36 +108,38 @@ def taken_from(path: Path, name: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize("path", MODULES, ids=told)
+@pytest.mark.parametrize("path", MODULES, ids=shown_path)
 def test_nothing_is_called_that_runs_what_it_is_given(path: Path) -> None:
     here = path.relative_to(SRC).as_posix()
     for name, owner, node in calls(path):
         home = owner or taken_from(path, name).partition(".")[0]
         runs = name in CALLS and not (name == "compile" and owner == "re")
         if runs or home in CALLS_OF.get(name, ()):
-            assert (here, name) in ALLOWED, f"{told(path)}:{node.lineno} calls {owner}.{name}"
+            assert (here, name) in ALLOWED, f"{shown_path(path)}:{node.lineno} calls {owner}.{name}"
         for keyword in node.keywords:
             value = keyword.value.value if isinstance(keyword.value, ast.Constant) else "?"
-            assert keyword.arg not in SETTINGS_NEVER or value is False, f"{told(path)}:{node.lineno} {keyword.arg}"
-            assert keyword.arg != "weights_only" or value is True, f"{told(path)}:{node.lineno} {keyword.arg}"
+            assert keyword.arg not in SETTINGS_NEVER or value is False, (
+                f"{shown_path(path)}:{node.lineno} {keyword.arg}"
+            )
+            assert keyword.arg != "weights_only" or value is True, f"{shown_path(path)}:{node.lineno} {keyword.arg}"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=told)
+@pytest.mark.parametrize("path", MODULES, ids=shown_path)
 def test_no_such_function_is_taken_by_another_name(path: Path) -> None:
     """As a value (`run = eval`), or out of the builtins."""
     called = {id(node.func) for node in ast.walk(tree(path)) if isinstance(node, ast.Call)}
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Name) and id(node) not in called:
-            assert node.id not in {"eval", "exec", "__import__", "__builtins__"}, f"{told(path)}:{node.lineno}"
+            assert node.id not in {"eval", "exec", "__import__", "__builtins__"}, f"{shown_path(path)}:{node.lineno}"
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = {alias.name for alias in node.names} | {getattr(node, "module", "")}
             taken = {"builtins", "os.system", "system", "popen", "exec", "eval"} & names
-            assert not taken or told(path) in LOOKS_ON, f"{told(path)}:{node.lineno} imports {taken}"
+            assert not taken or shown_path(path) in LOOKS_ON, f"{shown_path(path)}:{node.lineno} imports {taken}"
 
 
 def test_what_is_allowed_is_still_there() -> None:
-    found = {(path.relative_to(SRC).as_posix(), name) for path in MODULES for name, _, _ in calls(path)}
-    assert set(ALLOWED) <= found
+    present = {(path.relative_to(SRC).as_posix(), name) for path in MODULES for name, _, _ in calls(path)}
+    assert set(ALLOWED) <= present
 
 
 def test_templates_escape_everything_but_our_own_files() -> None:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from repository import SRC, told, tree
+from repository import SRC, shown_path, tree
 
 from traincheck.diagnoses.catalogue import catalogue
 from traincheck.diagnoses.diagnosis import fits
@@ -36,7 +36,7 @@ def declared_names(path: Path) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("path", [*RELATIONS, SRC / "vocab" / "builtin_rules.py"], ids=told)
+@pytest.mark.parametrize("path", [*RELATIONS, SRC / "vocab" / "builtin_rules.py"], ids=shown_path)
 def test_a_relation_writes_no_verb_itself(path: Path) -> None:
     literals = [node.value for node in verb_arguments(path) if isinstance(node, ast.Constant)]
     assert not literals, f"declare {literals} in vocab/properties.py and import the name"

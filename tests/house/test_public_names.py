@@ -15,8 +15,8 @@ def test_all_is_sorted_and_has_no_name_twice() -> None:
 
 def test_every_name_is_there_and_explained() -> None:
     for name in traincheck.__all__:
-        found = getattr(traincheck, name)
-        assert isinstance(found, str) or found.__doc__, f"traincheck.{name} has no docstring"
+        value = getattr(traincheck, name)
+        assert isinstance(value, str) or value.__doc__, f"traincheck.{name} has no docstring"
 
 
 def test_nothing_public_is_left_out() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from repository import DOCUMENTS, ROOT, told
+from repository import DOCUMENTS, ROOT, shown_path
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]*#[^)\s]+)\)")
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -44,10 +44,10 @@ def entries(nav: Any) -> Iterator[str]:
 def test_navigation_holds_every_page_once() -> None:
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     expected = {page for page in pages if not LISTED.match(page)} | set(hook().OUTSIDE)
-    found = list(entries(settings()["nav"]))
-    assert sorted(expected - set(found)) == [], "put these pages into `nav` of mkdocs.yml"
-    assert sorted(set(found) - expected) == [], "`nav` of mkdocs.yml names what is not there"
-    assert len(found) == len(set(found))
+    listed = list(entries(settings()["nav"]))
+    assert sorted(expected - set(listed)) == [], "put these pages into `nav` of mkdocs.yml"
+    assert sorted(set(listed) - expected) == [], "`nav` of mkdocs.yml names what is not there"
+    assert len(listed) == len(set(listed))
 
 
 def test_the_hook_adds_every_decision_and_every_finding() -> None:
@@ -66,7 +66,7 @@ def test_pages_from_outside_are_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("link", "path", "place", "turned"),
+    ("link", "path", "target", "turned"),
     [
         ("../examples/README.md", "docs/packs.md", "packs.md", "examples/README.md"),
         ("../../CHANGELOG.md#added", "docs/extend/x.md", "extend/x.md", "../project/changelog.md#added"),
@@ -76,23 +76,23 @@ def test_pages_from_outside_are_there() -> None:
         ("https://example.com/a.md", "CHANGELOG.md", "project/changelog.md", "https://example.com/a.md"),
     ],
 )
-def test_links_that_leave_docs_are_turned(link: str, path: str, place: str, turned: str) -> None:
-    assert hook().site_link(link, path, place) == turned
+def test_links_that_leave_docs_are_turned(link: str, path: str, target: str, turned: str) -> None:
+    assert hook().site_link(link, path, target) == turned
 
 
 def anchors(text: str) -> set[str]:
     """The anchors of the headings of a document, as GitHub makes them and the site does."""
-    found: set[str] = set()
+    ids: set[str] = set()
     for heading in re.findall(r"^#+ (.*)$", FENCED.sub("", text), re.MULTILINE):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
-        found.add(re.sub(r"[^\w\- ]", "", plain.strip().lower()).replace(" ", "-"))
-    return found
+        ids.add(re.sub(r"[^\w\- ]", "", plain.strip().lower()).replace(" ", "-"))
+    return ids
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=told)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=shown_path)
 def test_anchors_lead_to_headings(path: Any) -> None:
     for link in LINK.findall(FENCED.sub("", path.read_text(encoding="utf-8"))):
         file, _, anchor = link.partition("#")
         if "://" not in link:
             target = path.parent / file if file else path
-            assert anchor in anchors(target.read_text(encoding="utf-8")), f"{told(path)} links to {link}"
+            assert anchor in anchors(target.read_text(encoding="utf-8")), f"{shown_path(path)} links to {link}"

@@ -7,43 +7,45 @@ import re
 from pathlib import Path
 
 import pytest
-from repository import EXAMPLES, MODULES, ROOT, SRC, told, tree
+from repository import EXAMPLES, MODULES, ROOT, SRC, shown_path, tree
 
 MOST_LINES = 600
 MOST_LINES_OF_A_FUNCTION = 70
 VAGUE = {"utils", "util", "common", "helpers", "helper", "misc", "base_cls", "core", "tools", "stuff", "shared"}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=told)
+@pytest.mark.parametrize("path", MODULES, ids=shown_path)
 def test_file_is_not_too_long(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
 
-@pytest.mark.parametrize("path", MODULES, ids=told)
+@pytest.mark.parametrize("path", MODULES, ids=shown_path)
 def test_functions_are_not_too_long(path: Path) -> None:
     for node in ast.walk(tree(path)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
-            assert length <= MOST_LINES_OF_A_FUNCTION, f"{told(path)}:{node.lineno} {node.name} has {length} lines"
+            assert length <= MOST_LINES_OF_A_FUNCTION, (
+                f"{shown_path(path)}:{node.lineno} {node.name} has {length} lines"
+            )
 
 
-@pytest.mark.parametrize("path", MODULES, ids=told)
+@pytest.mark.parametrize("path", MODULES, ids=shown_path)
 def test_name_says_what_is_in_it(path: Path) -> None:
     assert not VAGUE & {part.removesuffix(".py") for part in path.relative_to(SRC).parts}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=told)
+@pytest.mark.parametrize("path", MODULES, ids=shown_path)
 def test_module_opens_with_a_sentence(path: Path) -> None:
     text = ast.get_docstring(tree(path))
-    assert text, f"{told(path)} has no docstring"
+    assert text, f"{shown_path(path)} has no docstring"
     assert "TODO" not in text
 
 
-@pytest.mark.parametrize("path", MODULES, ids=told)
+@pytest.mark.parametrize("path", MODULES, ids=shown_path)
 def test_syntax_is_that_of_the_oldest_python(path: Path) -> None:
-    wanted = re.search(r'requires-python = ">=3\.(\d+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert wanted is not None
-    ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=(3, int(wanted[1])))
+    match = re.search(r'requires-python = ">=3\.(\d+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert match is not None
+    ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=(3, int(match[1])))
 
 
 def undocumented(path: Path) -> list[str]:
@@ -53,12 +55,12 @@ def undocumented(path: Path) -> list[str]:
     return [node.name for node in public if ast.get_docstring(node) is None]
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if p.parent.name != "errors"], ids=told)
+@pytest.mark.parametrize("path", [p for p in MODULES if p.parent.name != "errors"], ids=shown_path)
 def test_public_classes_and_functions_have_docstrings(path: Path) -> None:
     assert undocumented(path) == []
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=told)
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=shown_path)
 def test_example_does_not_mention_us(path: Path) -> None:
     assert "traincheck" not in path.read_text(encoding="utf-8").lower()
 
@@ -73,7 +75,9 @@ def test_torch_is_pinned_in_one_place() -> None:
         *ROOT.glob("*.md"),
     ]
     for path in elsewhere:
-        assert not re.search(r"torch\s*==\s*\d", path.read_text(encoding="utf-8")), f"{told(path)} pins torch, too"
+        assert not re.search(r"torch\s*==\s*\d", path.read_text(encoding="utf-8")), (
+            f"{shown_path(path)} pins torch, too"
+        )
 
 
 def test_requirements_are_not_pinned() -> None:
@@ -84,4 +88,4 @@ def test_requirements_are_not_pinned() -> None:
 def test_code_is_not_left_to_be_done() -> None:
     for path in MODULES:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            assert not re.search(r"#\s*(TODO|FIXME|XXX)\s*$", line), f"{told(path)}:{number} has no reason"
+            assert not re.search(r"#\s*(TODO|FIXME|XXX)\s*$", line), f"{shown_path(path)}:{number} has no reason"

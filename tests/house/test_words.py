@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from prose import PAGES, Sentence, sentences
-from repository import MODULES, ROOT, SRC, told
+from repository import MODULES, ROOT, SRC, shown_path
 from words import EMPTY_FILES, bindings, count
 
 MOST_EMPTY_NAMES = 5.0
@@ -26,14 +26,14 @@ def test_names_say_what_they_hold() -> None:
     )
 
 
-@pytest.mark.parametrize("path", [*MODULES, *sorted(ROOT.glob("tests/*.py"))], ids=told)
+@pytest.mark.parametrize("path", [*MODULES, *sorted(ROOT.glob("tests/*.py"))], ids=shown_path)
 def test_files_are_named_for_what_is_in_them(path: Path) -> None:
     parts = path.relative_to(SRC if path.is_relative_to(SRC) else ROOT).with_suffix("").parts
     assert not EMPTY_FILES & {part.strip("_").lower() for part in parts}
 
 
 def _by_page() -> dict[str, list[Sentence]]:
-    return {told(path): list(sentences(path.read_text(encoding="utf-8"))) for path in PAGES}
+    return {shown_path(path): list(sentences(path.read_text(encoding="utf-8"))) for path in PAGES}
 
 
 def test_sentences_open_with_their_subject() -> None:

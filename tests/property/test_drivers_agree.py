@@ -168,18 +168,29 @@ def judged(deployed: Sequence[Invariant], windows: Sequence[Window]) -> Outcome:
 @functools.cache
 def of_values() -> frozenset[str]:
     """The ids of the rules that ask for the values of tensors."""
-    return frozenset(rule.id for rule in rules() if any(what in TENSOR_VALUES for _, what in demand_of([rule]).call_values))
+    return frozenset(
+        rule.id for rule in rules() if any(value in TENSOR_VALUES for _, value in demand_of([rule]).call_values)
+    )
 
 
-def told(outcome: Outcome) -> object:
+def comparable(outcome: Outcome) -> object:
     """All that a report is made from, less the positions of events, which depend on how many were recorded.
 
     (Of rules that ask for values see `verdicts`.)
     """
     violations = [
-        (one.invariant.id, one.step, one.window, one.stage, one.site, one.receiver, one.variables, one.occasions)
-        for one in outcome.violations
-        if one.invariant.id not in of_values()
+        (
+            violation.invariant.id,
+            violation.step,
+            violation.window,
+            violation.stage,
+            violation.site,
+            violation.receiver,
+            violation.variables,
+            violation.occasions,
+        )
+        for violation in outcome.violations
+        if violation.invariant.id not in of_values()
     ]
     tried = {id: tried for id, tried in outcome.tried.items() if id not in of_values()}
     return tried, violations, outcome.windows, outcome.steps
@@ -191,7 +202,7 @@ def verdicts(outcome: Outcome) -> dict[str, tuple[bool, bool]]:
 
 
 def assert_selective_agrees(selective: Outcome, full: Outcome) -> None:
-    assert told(selective) == told(full)
+    assert comparable(selective) == comparable(full)
     assert verdicts(selective) == verdicts(full)
     for id in of_values() & full.tried.keys():
         assert selective.tried[id].triggered >= full.tried[id].triggered
@@ -205,7 +216,9 @@ def test_there_is_something_to_agree_about() -> None:
         assert judged(rules(), in_full(name)).violations == []
     for name in ("never cleared", "copies", "not finite"):
         assert judged(rules(), in_full(name)).violations != []
-    by_values = {one.invariant.id for one in judged(rules(), in_full("not finite")).violations} & of_values()
+    by_values = {
+        violation.invariant.id for violation in judged(rules(), in_full("not finite")).violations
+    } & of_values()
     assert by_values, "no rule about values is violated"
 
 
@@ -242,7 +255,7 @@ def test_a_few_rules_alone_are_judged_as_among_all(name: str, data: st.DataObjec
 @settings(max_examples=30)
 def test_rules_are_judged_one_by_one(name: str, chosen: set[int]) -> None:
     together = judged(rules(), in_full(name))
-    few = [rule for place, rule in enumerate(rules()) if place in chosen]
+    few = [rule for index, rule in enumerate(rules()) if index in chosen]
     alone = judged(few, in_full(name))
     assert alone.tried == {rule.id: together.tried[rule.id] for rule in few}
     ids = {rule.id for rule in few}

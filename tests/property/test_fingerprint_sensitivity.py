@@ -55,11 +55,11 @@ def test_one_bit_is_told(tensor: torch.Tensor, data: st.DataObject) -> None:
     assume(tensor.numel())
     other = tensor.clone()
     bits = other.view(-1).view(BITS[tensor.dtype])
-    place = data.draw(st.integers(0, bits.numel() - 1))
+    index = data.draw(st.integers(0, bits.numel() - 1))
     width = bits.element_size() * 8
     bit = data.draw(st.integers(0, width - 1))
     mask = 1 << bit
-    bits[place] ^= mask - (1 << width) if bit == width - 1 and bits.dtype != torch.uint8 else mask
+    bits[index] ^= mask - (1 << width) if bit == width - 1 and bits.dtype != torch.uint8 else mask
     for ours, theirs in zip(digests(tensor), digests(other), strict=True):
         assert ours != theirs
 
@@ -68,10 +68,10 @@ def test_one_bit_is_told(tensor: torch.Tensor, data: st.DataObject) -> None:
 def test_two_elements_exchanged_are_told(tensor: torch.Tensor, data: st.DataObject) -> None:
     assume(tensor.numel() > 1)
     bits = tensor.reshape(-1).view(BITS[tensor.dtype])
-    one, other = data.draw(st.lists(st.integers(0, bits.numel() - 1), min_size=2, max_size=2, unique=True))
-    assume(bits[one] != bits[other])
+    first, other = data.draw(st.lists(st.integers(0, bits.numel() - 1), min_size=2, max_size=2, unique=True))
+    assume(bits[first] != bits[other])
     swapped = bits.clone()
-    swapped[one], swapped[other] = bits[other].item(), bits[one].item()
+    swapped[first], swapped[other] = bits[other].item(), bits[first].item()
     for ours, theirs in zip(digests(bits), digests(swapped), strict=True):
         assert ours != theirs
 
@@ -95,5 +95,5 @@ def test_states_agree_with_the_values(some: list[torch.Tensor], cleared: list[bo
         if clear:
             tensor.zero_()
     with hidden_from_modes():
-        found = states([*some, None])
-    assert found == [*("some" if bool((tensor != 0).any()) else "zero" for tensor in some), "none"]
+        reported = states([*some, None])
+    assert reported == [*("some" if bool((tensor != 0).any()) else "zero" for tensor in some), "none"]

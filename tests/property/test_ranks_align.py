@@ -16,26 +16,26 @@ evaluations = st.lists(st.integers(0, 3), max_size=8)
 
 def run_of(counts: list[int]) -> list[Window]:
     """All windows of a run."""
-    told = [("setup", 0)] + [("eval", 0)] * sum(counts[:1])
+    stages = [("setup", 0)] + [("eval", 0)] * sum(counts[:1])
     for step, count in enumerate(counts[1:], 1):
-        told += [("train", step)] + [("eval", step)] * count
-    told.append(("end", max(len(counts) - 1, 0)))
-    return [Window(index, step, stage) for index, (stage, step) in enumerate(told)]
+        stages += [("train", step)] + [("eval", step)] * count
+    stages.append(("end", max(len(counts) - 1, 0)))
+    return [Window(index, step, stage) for index, (stage, step) in enumerate(stages)]
 
 
 @given(evaluations, st.lists(st.sets(st.integers(0, 30)), min_size=1, max_size=3))
 def test_windows_that_were_dropped_cost_no_more_than_their_partners(counts: list[int], dropped: list[set[int]]) -> None:
     whole = run_of(counts)
     ranks = [[window for window in whole if window.index not in lost] for lost in dropped]
-    found = list(aligned(ranks))
-    for windows in found:
+    pairs = list(aligned(ranks))
+    for windows in pairs:
         assert len({window.index for window in windows}) == 1  # the same part of the run on every rank
     kept = [window for window in whole if not any(window.index in lost for lost in dropped)]
     sure = [window.index for window in kept if window.stage != "eval"]
-    assert [windows[0].index for windows in found if windows[0].stage != "eval"] == sure
-    assert [windows[0].index for windows in found] == sorted(windows[0].index for windows in found)
+    assert [windows[0].index for windows in pairs if windows[0].stage != "eval"] == sure
+    assert [windows[0].index for windows in pairs] == sorted(windows[0].index for windows in pairs)
     if not any(lost & {window.index for window in whole} for lost in dropped):
-        assert [windows[0] for windows in found] == whole
+        assert [windows[0] for windows in pairs] == whole
 
 
 @given(st.lists(evaluations, min_size=1, max_size=3))
@@ -44,16 +44,18 @@ def test_ranks_that_evaluate_differently_share_what_all_have(runs: list[list[int
 
     def places(windows: list[Window]) -> list[tuple[str, int, int]]:
         seen: Counter[tuple[str, int]] = Counter()
-        found = []
+        partners = []
         for window in windows:
             key = window.stage, window.step
-            found.append((*key, seen[key]))
+            partners.append((*key, seen[key]))
             seen[key] += 1
-        return found
+        return partners
 
     shared = set.intersection(*(set(places(windows)) for windows in ranks))
-    found = list(aligned(ranks))
-    assert places([windows[0] for windows in found]) == [place for place in places(ranks[0]) if place in shared]
+    partners = list(aligned(ranks))
+    assert places([windows[0] for windows in partners]) == [
+        position for position in places(ranks[0]) if position in shared
+    ]
     for number, windows in enumerate(ranks):
-        chosen = [each[number] for each in found]
-        assert [place for place in places(windows) if place in shared] == places(chosen)
+        chosen = [group[number] for group in partners]
+        assert [position for position in places(windows) if position in shared] == places(chosen)

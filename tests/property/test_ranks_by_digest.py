@@ -25,26 +25,26 @@ class Job(NamedTuple):
     owners: tuple[tuple[int, ...], ...]
     wrong: int
     since: int
-    what: str
+    variable: str
 
     def value(self, name: str, rank: int, step: int) -> int:
         """What a rank holds of a variable after a step."""
         owner = self.owners[NAMES.index(name)][rank]
-        away = rank == self.wrong and name == self.what and step >= self.since
+        away = rank == self.wrong and name == self.variable and step >= self.since
         return hash((name, owner, step, rank if away else -1)) % 10**9
 
     def window(self, rank: int, step: int) -> Window:
         """The window of one rank and step; rates are told when they change, as recordings tell them."""
-        late = self.what == LR and rank == self.wrong and step >= self.since
+        late = self.variable == LR and rank == self.wrong and step >= self.since
         readings, changes = [], []
         if step == 1 or (step in (3, 6) and not late):
             readings.append(Reading(1, 0, LR, "hyperparameter", "lr", float(step)))
-        for place, name in enumerate(NAMES):
+        for index, name in enumerate(NAMES):
             before, after = self.value(name, rank, step - 1), self.value(name, rank, step)
             some = facts(kind="parameter", before="some")
-            readings.append(Reading(10 + place, 0, name, "parameter", "used_data", before, context=some))
-            readings.append(Reading(20 + place, 0, name, "parameter", "used_grad", after + 1, context=some))
-            changes.append(Change(30 + place, 0, name, "parameter", "data", "some", "some", True, fingerprint=after))
+            readings.append(Reading(10 + index, 0, name, "parameter", "used_data", before, context=some))
+            readings.append(Reading(20 + index, 0, name, "parameter", "used_grad", after + 1, context=some))
+            changes.append(Change(30 + index, 0, name, "parameter", "data", "some", "some", True, fingerprint=after))
         call = Call(0, 1000, -1, LIFECYCLE, STEP)
         return Window(step - 1, step, TRAIN, (call,), tuple(changes), rank, 100 + rank, tuple(readings))
 
@@ -61,8 +61,8 @@ def jobs(draw: st.DrawFn) -> Job:
     owners = [kinds[of_part[name.rpartition(".")[2]]] for name in NAMES]
     if draw(st.booleans()):
         owners[0] = kinds["replicas"]  # of the same section as one that may be sharded
-    wrong, since, what = st.integers(0, ranks - 1), st.integers(2, 8), st.sampled_from(["", LR, *NAMES])
-    return Job(tuple(owners), draw(wrong), draw(since), draw(what))
+    wrong, since, variable = st.integers(0, ranks - 1), st.integers(2, 8), st.sampled_from(["", LR, *NAMES])
+    return Job(tuple(owners), draw(wrong), draw(since), draw(variable))
 
 
 def failing(relation: Consistent, windows: Sequence[Window]) -> set[tuple[object, ...]]:
@@ -82,10 +82,10 @@ def test_what_fails_by_digest_is_what_fails_in_full(job: Job) -> None:
     in_full, by_digest = Consistent(), Consistent()
     ranks = range(len(job.owners[0]))
     windows: list[Window] = []
-    classes = Classes(lambda asked: [full(windows[window.rank], EVERYTHING) for window in asked])
+    classes = Classes(lambda requested: [full(windows[window.rank], EVERYTHING) for window in requested])
     for step in range(1, 8):
         windows[:] = [job.window(rank, step) for rank in ranks]
-        found = failing(by_digest, classes.together([lean(window, EVERYTHING) for window in windows]))
-        assert found == failing(in_full, windows), step
-        if not found:
+        failed = failing(by_digest, classes.together([lean(window, EVERYTHING) for window in windows]))
+        assert failed == failing(in_full, windows), step
+        if not failed:
             classes.nothing_wrong()

@@ -33,9 +33,9 @@ def survey(tmp_path: Path, some_report: Report, monkeypatch: pytest.MonkeyPatch)
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.chdir(home)
-    found = Survey(build(tmp_path / "run", some_report))
+    opened = Survey(build(tmp_path / "run", some_report))
     before = sorted(tmp_path.rglob("*"))
-    yield found
+    yield opened
     scratch = {tmp_path / "scratch.arrows", tmp_path / "scratch-0-0.arrows"}
     assert [path for path in sorted(tmp_path.rglob("*")) if path not in scratch] == before
 

@@ -23,12 +23,12 @@ from traincheck.trace.reader import read_windows
 from traincheck.vocab.demand import EVERYTHING, Demand
 from traincheck.vocab.events import Window
 
-Told = tuple[list[Window], frozenset[int]]
+Program = tuple[list[Window], frozenset[int]]
 """The windows of a program, and those from which on all was told anew."""
 
 
 @functools.cache
-def told(name: str, demand: Demand, length: int) -> Told:
+def program_windows(name: str, demand: Demand, length: int) -> Program:
     """A program in which all is told anew after each `length` windows."""
     torch.manual_seed(0)
     begins = {0}
@@ -53,51 +53,53 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(retention, name, value)
 
 
-def recorded(windows: Iterable[Window], begins: frozenset[int], found: set[int], last: int) -> list[Window]:
+def recorded(windows: Iterable[Window], begins: frozenset[int], with_findings: set[int], last: int) -> list[Window]:
     """What is recorded of them, where something was found in some, and the process is killed after the last."""
     chosen, kept = Retention(), []
     for window in windows:
         if window.index > last:
             return kept
-        if window.index in found:
+        if window.index in with_findings:
             chosen.record_around(window.index)
         kept += chosen.feed(window, begins=window.index in begins)
     return [*kept, *chosen.flush()]
 
 
 LENGTHS = st.integers(2, 4)
-FOUND = st.sets(st.integers(1, 14), max_size=2)
+WITH_FINDINGS = st.sets(st.integers(1, 14), max_size=2)
 LAST = st.sampled_from((5, 9, 1000))
 
 
 @pytest.mark.parametrize("name", GOOD)
-@given(LENGTHS, FOUND, LAST)
+@given(LENGTHS, WITH_FINDINGS, LAST)
 @settings(max_examples=25)
-def test_a_clean_program_stays_clean(name: str, length: int, found: set[int], last: int) -> None:
+def test_a_clean_program_stays_clean(name: str, length: int, with_findings: set[int], last: int) -> None:
     for demand in (EVERYTHING, demand_of(rules())):
-        kept = recorded(*told(name, demand, length), found, last)
+        kept = recorded(*program_windows(name, demand, length), with_findings, last)
         assert judged(rules(), kept).violations == []
 
 
 @pytest.mark.parametrize("name", ALL)
-@given(LENGTHS, FOUND, LAST)
+@given(LENGTHS, WITH_FINDINGS, LAST)
 @settings(max_examples=15)
-def test_no_verdict_is_worse_than_that_of_the_whole(name: str, length: int, found: set[int], last: int) -> None:
-    windows, begins = told(name, EVERYTHING, length)
-    known = {(one.invariant.id, one.window) for one in judged(rules(), windows).violations}
-    kept = recorded(windows, begins, found, last)
-    assert {(one.invariant.id, one.window) for one in judged(rules(), kept).violations} <= known
+def test_no_verdict_is_worse_than_that_of_the_whole(name: str, length: int, with_findings: set[int], last: int) -> None:
+    windows, begins = program_windows(name, EVERYTHING, length)
+    in_whole = {(violation.invariant.id, violation.window) for violation in judged(rules(), windows).violations}
+    kept = recorded(windows, begins, with_findings, last)
+    assert {(violation.invariant.id, violation.window) for violation in judged(rules(), kept).violations} <= in_whole
 
 
 def test_something_is_left_out() -> None:
-    """The others would tell nothing otherwise."""
-    counts = {name: (told(name, EVERYTHING, 2), len(told(name, EVERYTHING, 2)[0])) for name in GOOD}
+    """Without a gap in the recording the other tests would compare nothing."""
+    counts = {
+        name: (program_windows(name, EVERYTHING, 2), len(program_windows(name, EVERYTHING, 2)[0])) for name in GOOD
+    }
     assert any(len(recorded(*both, set(), 1000)) < most for both, most in counts.values())
 
 
 @pytest.mark.parametrize("name", GOOD)
 def test_what_is_written_is_what_was_chosen_and_can_be_read(name: str) -> None:
-    windows, _ = told(name, EVERYTHING, 2)
+    windows, _ = program_windows(name, EVERYTHING, 2)
     with tempfile.TemporaryDirectory() as folder:
         keeping = WindowRecorder(Path(folder), 1, 0, lambda: None, lambda: False)
         for window in windows:
@@ -105,5 +107,5 @@ def test_what_is_written_is_what_was_chosen_and_can_be_read(name: str) -> None:
         keeping.close()
         (file,) = Path(folder).iterdir()
         read = list(read_windows(file))
-    assert [each.calls for each in read] == [windows[each.index].calls for each in read]
+    assert [restored.calls for restored in read] == [windows[restored.index].calls for restored in read]
     assert judged(rules(), read).violations == []

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_drivers_agree import ALL, GOOD, in_full, judged, rules, told
+from test_drivers_agree import ALL, GOOD, comparable, in_full, judged, rules
 
 from observed_process import observing
 from traincheck.checking.engine import demand_of
@@ -38,7 +38,7 @@ def test_what_is_told_anew_changes_no_verdict(name: str) -> None:
     again, once = judged(rules(), telling_anew(name, EVERYTHING)), judged(rules(), in_full(name))
 
     def failed(outcome: object) -> object:
-        return [(one[0], one[1], one[3]) for one in told(outcome)[1]]  # type: ignore[index, arg-type]
+        return [(violation[0], violation[1], violation[3]) for violation in comparable(outcome)[1]]  # type: ignore[index, arg-type]
 
     assert failed(again) == failed(once)
     for rule, tried in once.tried.items():
@@ -61,6 +61,6 @@ def test_a_clean_program_stays_clean_with_its_middle_removed(name: str, first: i
 @settings(max_examples=15)
 def test_no_verdict_is_worse_than_that_of_the_whole_recording(name: str, first: int, length: int) -> None:
     windows = telling_anew(name, EVERYTHING)
-    known = {(one.invariant.id, one.window) for one in judged(rules(), windows).violations}
-    found = judged(rules(), [*windows[:first], *windows[first + length :]])
-    assert {(one.invariant.id, one.window) for one in found.violations} <= known
+    in_whole = {(violation.invariant.id, violation.window) for violation in judged(rules(), windows).violations}
+    outcome = judged(rules(), [*windows[:first], *windows[first + length :]])
+    assert {(violation.invariant.id, violation.window) for violation in outcome.violations} <= in_whole

@@ -28,14 +28,14 @@ def made(kind: torch.dtype, *shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("kind", TYPES, ids=str)
 @given(shape=st.lists(st.integers(0, 5), min_size=1, max_size=3), bit=st.integers(0), turned=st.booleans())
 def test_one_bit_makes_the_difference(kind: torch.dtype, shape: list[int], bit: int, turned: bool) -> None:
-    one = made(kind, *shape)
-    other = one.clone()
+    tensor = made(kind, *shape)
+    other = tensor.clone()
     if turned:
         other = other.transpose(0, -1).contiguous().transpose(0, -1)  # the same, and lies otherwise
-    assert same_bits(one, other) and same_bits(other, one)
-    assert len(as_integers(one)) == one.numel() * (2 if one.is_complex() else 1)
-    if one.numel() and kind is not torch.bool:
-        changed = one.clone()
+    assert same_bits(tensor, other) and same_bits(other, tensor)
+    assert len(as_integers(tensor)) == tensor.numel() * (2 if tensor.is_complex() else 1)
+    if tensor.numel() and kind is not torch.bool:
+        changed = tensor.clone()
         memory = changed.view(-1).view(torch.uint8)
         memory[bit // 8 % len(memory)] ^= 1 << bit % 8
         assert not same_bits(changed, other) and not same_bits(other, changed)

@@ -40,11 +40,11 @@ def test_the_share_is_the_one_that_was_asked_for(interval: int, first: int) -> N
 @example(3, 0)
 @settings(max_examples=25)
 def test_gaps_are_of_three_lengths_and_less_than_twice_the_interval(interval: int, first: int) -> None:
-    found = bursts(interval, 30 * interval, first)
-    gaps = {after - before for before, after in itertools.pairwise(found)}
+    steps = bursts(interval, 30 * interval, first)
+    gaps = {after - before for before, after in itertools.pairwise(steps)}
     assert len(gaps) <= 3
     assert max(gaps) < 2 * interval
-    assert found[0] - first < 2 * interval
+    assert steps[0] - first < 2 * interval
 
 
 @given(st.integers(2, 200), st.integers(2, 60), st.integers(0, 59))

@@ -117,8 +117,8 @@ def test_windows_come_back_exactly(windows: list[Window], again: bool) -> None:
     windows = windows * 2 if again else windows
     with tempfile.TemporaryDirectory() as folder:
         path, _ = written(folder, windows)
-        found = list(read_windows(path)) if windows else []
-    assert repr(found) == repr(windows)  # by repr, which tells 1 from True and takes nan for nan
+        restored = list(read_windows(path)) if windows else []
+    assert repr(restored) == repr(windows)  # by repr, which tells 1 from True and takes nan for nan
 
 
 @given(windows_of_a_process.filter(len), st.data())
@@ -128,8 +128,8 @@ def test_a_torn_file_gives_a_prefix(windows: list[Window], data: st.DataObject) 
         content = path.read_bytes()
         cut = data.draw(st.integers(0, len(content)))
         path.write_bytes(content[:cut])
-        found = list(read_windows(path))
-    assert repr(found) == repr(windows[: sum(size <= cut for size in sizes)])
+        restored = list(read_windows(path))
+    assert repr(restored) == repr(windows[: sum(size <= cut for size in sizes)])
 
 
 def _seq(event: Call | Reading) -> int:

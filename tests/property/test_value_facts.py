@@ -36,21 +36,21 @@ SHAPES = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
 def test_any_floating_point_numbers(numbers: np.ndarray, dtype: torch.dtype) -> None:
     tensor = torch.from_numpy(numbers).to(dtype)
     with hidden_from_modes():
-        (told,) = facts_of([tensor])
+        (known_facts,) = facts_of([tensor])
     exact = tensor.double().numpy()
-    assert told["finite"] is bool(np.isfinite(exact).all())
-    assert told["zero"] is bool((exact == 0).all())
-    if not told["finite"]:
-        assert "norm" not in told
+    assert known_facts["finite"] is bool(np.isfinite(exact).all())
+    assert known_facts["zero"] is bool((exact == 0).all())
+    if not known_facts["finite"]:
+        assert "norm" not in known_facts
         return
     with np.errstate(over="ignore"):
         norm = float(np.linalg.norm(exact.ravel()))
     if math.isfinite(norm) and (norm == 0 or norm > 1e-19):  # below, squares vanish in single precision
-        assert told["norm"] == pytest.approx(norm, rel=1e-3)
+        assert known_facts["norm"] == pytest.approx(norm, rel=1e-3)
     if exact.ndim and exact.shape[-1] > 1 and exact.size:
         off = abs(exact.sum(-1) - 1).max()
         if off > 0.02 or (exact < 0).any():
-            assert told["rows_sum_to_one"] is False
+            assert known_facts["rows_sum_to_one"] is False
 
 
 @given(
@@ -65,7 +65,7 @@ def test_probabilities_are_known_in_any_precision(logits: np.ndarray, dtype: tor
     probabilities = torch.from_numpy(logits).softmax(-1)
     with hidden_from_modes():
         facts = facts_of([probabilities.to(dtype), probabilities.to(dtype) * 2, probabilities.log().to(dtype)])
-    assert [told["rows_sum_to_one"] for told in facts] == [True, False, False]
+    assert [known_facts["rows_sum_to_one"] for known_facts in facts] == [True, False, False]
 
 
 @given(arrays.arrays(np.int64, SHAPES), st.sampled_from((torch.int64, torch.uint8, torch.bool)))
@@ -86,5 +86,5 @@ def test_many_at_once_and_what_cannot_be_read() -> None:
 
 def test_complex_numbers() -> None:
     with hidden_from_modes():
-        (told,) = facts_of([torch.tensor([3 + 4j, 0])])
-    assert told == {"finite": True, "zero": False, "norm": 5.0}
+        (known_facts,) = facts_of([torch.tensor([3 + 4j, 0])])
+    assert known_facts == {"finite": True, "zero": False, "norm": 5.0}

@@ -151,7 +151,7 @@ def whole(name: str) -> list[Window]:
 
 def calls(window: Window) -> list[object]:
     """The calls of a window, with each one's parent by its place. (A full recording reads values of some of them.)"""
-    places = {call.seq: place for place, call in enumerate(window.calls)}
+    places = {call.seq: index for index, call in enumerate(window.calls)}
     return [
         (
             call.levels,
@@ -168,7 +168,7 @@ def calls(window: Window) -> list[object]:
 
 def changes(window: Window) -> list[object]:
     """The changes around calls (what came about between calls may have done so before the window was watched)."""
-    places = {call.seq: place for place, call in enumerate(window.calls)}
+    places = {call.seq: index for index, call in enumerate(window.calls)}
     return [
         change._replace(seq=0, call=places[change.call], fingerprint=None)
         for change in window.changes
@@ -191,12 +191,12 @@ def test_a_watched_window_is_told_as_if_all_were(name: str, watched: set[int]) -
         assert repr(calls(window)) == repr(calls(full))  # what is not a number equals nothing
         assert changes(window) == changes(full)
     assert last.index == max(expected) and last.step == expected[last.index].step
-    told = {window.index for window in seen.windows}
+    indices = {window.index for window in seen.windows}
     trained = {window.step for window in seen.windows if window.stage == TRAIN}
-    due = {window.step for window in expected.values() if window.stage == TRAIN} & watched
+    steps_to_watch = {window.step for window in expected.values() if window.stage == TRAIN} & watched
     if name != "inside a module":  # in whose midst nothing can be put on again
-        assert trained - {last.step} == due - {last.step}
-    assert 0 in told
+        assert trained - {last.step} == steps_to_watch - {last.step}
+    assert 0 in indices
     assert seen.recorder.steps.completed == max(window.step for window in expected.values())
 
 
@@ -218,11 +218,11 @@ def test_training_is_the_same(name: str) -> None:
 def test_no_verdict_is_worse_than_that_of_the_whole_run(name: str, watched: set[int]) -> None:
     """What is told of a step that is watched would be told of it in any case."""
     full = judged(rules(), in_full(name))
-    known = {(one.invariant.id, one.window) for one in full.violations}
+    in_whole = {(violation.invariant.id, violation.window) for violation in full.violations}
     for demand in (EVERYTHING, demand_of(rules())):
         seen = record(name, lambda step: step in watched, demand)
-        found = judged(rules(), seen.windows)
-        assert {(one.invariant.id, one.window) for one in found.violations} <= known
+        outcome = judged(rules(), seen.windows)
+        assert {(violation.invariant.id, violation.window) for violation in outcome.violations} <= in_whole
 
 
 @pytest.mark.parametrize("name", GOOD)

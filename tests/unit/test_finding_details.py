@@ -261,7 +261,7 @@ def ranks_run(folder: Path, ranks: int = 3) -> Report:
     for rank in range(ranks):
         run.write_note(ProcessNote(rank=rank, process=10 + rank, world_size=ranks, job="job", ended=True))
         with TraceWriter(folder, rank, 10 + rank) as writer:
-            for window in updates(rank, 12, apart=6 * (rank == ranks - 1)):
+            for window in updates(rank, 12, differs_from=6 * (rank == ranks - 1)):
                 writer.write(window)
     return report(finding(6, variables=("layers.1.weight",), ranks=(ranks - 1,), compared=ranks))
 

@@ -117,7 +117,7 @@ def begin(
 def test_ranks_find_each_other_and_what_differs(begin: Begin, size: int) -> None:
     ranks = begin([""] * size)
     for number, rank in enumerate(ranks):
-        rank.tell(updates(number, apart=10 if number == size - 1 else 0))
+        rank.tell(updates(number, differs_from=10 if number == size - 1 else 0))
     wait_for(lambda: ranks[0].told and ranks[0].steps == STEPS)
     for rank in reversed(ranks):
         rank.exchange.close()
@@ -268,7 +268,9 @@ def with_number(window: Window, value: int) -> Window:
 def test_a_window_that_cannot_be_written_is_left_out_alone(begin: Begin) -> None:
     first, other = begin(["", ""])
     first.tell([with_number(window, window.step) for window in updates(0)])
-    other.tell([with_number(window, 2**70 if window.step == 4 else window.step) for window in updates(1, apart=10)])
+    other.tell(
+        [with_number(window, 2**70 if window.step == 4 else window.step) for window in updates(1, differs_from=10)]
+    )
     wait_for(lambda: first.told)
     wait_for(lambda: first.steps == STEPS)
     assert other.exchange.dropped == 1 and other.faults == [] and first.told[0].step == 10
@@ -283,7 +285,7 @@ def test_a_fault_in_answering_is_told_once_and_waited_for_by_nobody(
         raise KeyError("a mistake of ours")
 
     monkeypatch.setattr(other.exchange._held, "get", broken)
-    other.tell(updates(1, apart=3))
+    other.tell(updates(1, differs_from=3))
     first.tell(updates(0))
     wait_for(lambda: other.faults)
     wait_for(lambda: first.exchange._server._peers[1].ended)  # type: ignore[union-attr]

@@ -90,7 +90,7 @@ def framed(message: object) -> bytes:
 def test_it_finds_what_the_files_show(
     tmp_path: Path, rules: list[Invariant], job: Callable[[int], First], apart: int
 ) -> None:
-    windows = {0: updates(0), 1: updates(1), 2: updates(2, apart=apart)}
+    windows = {0: updates(0), 1: updates(1), 2: updates(2, differs_from=apart)}
     first = job(3)
     for rank in (2, 1):
         first.peer(rank, windows[rank].__getitem__).tell(windows[rank], end=True)
@@ -158,7 +158,7 @@ def test_strangers_are_let_go_of_and_harm_nobody(
     if not silent:
         for connection in connections:
             connection.close()
-    windows = {0: updates(0), 1: updates(1, apart=10)}
+    windows = {0: updates(0), 1: updates(1, differs_from=10)}
     peer = first.peer(1, windows[1].__getitem__)
     peer.tell(windows[1], end=True)
     first.tell(windows[0])
@@ -190,7 +190,7 @@ def test_the_place_of_a_rank_is_taken_once(job: Callable[[int], First]) -> None:
 def test_a_peer_far_ahead_is_not_read_but_answers(job: Callable[[int], First], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_server, "MOST_AHEAD", 8)
     first = job(2)
-    windows = {0: updates(0), 1: updates(1, apart=3)}
+    windows = {0: updates(0), 1: updates(1, differs_from=3)}
     peer = first.peer(1, windows[1].__getitem__)
     peer.tell(windows[1], end=True)
     theirs = first.rank._peers[1]
@@ -218,7 +218,7 @@ def test_a_peer_far_ahead_fills_no_memory(job: Callable[[int], First], monkeypat
 def test_what_a_peer_keeps_no_more_is_said_after_a_while(job: Callable[[int], First]) -> None:
     first = job(2)
     peer = first.peer(1, lambda index: None)
-    peer.tell(updates(1, apart=3), end=True)
+    peer.tell(updates(1, differs_from=3), end=True)
     first.tell(updates(0))
     wait_for(lambda: first.rank.ranks.steps == STEPS)
     found = first.close()
@@ -248,7 +248,7 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next(
 def test_the_end_does_not_wait_long_for_peers_that_hang(job: Callable[[int], First], asked: bool) -> None:
     first = job(3)
     first.peer(1).tell(updates(1, 9), end=True)
-    first.peer(2).tell(updates(2, 9 if asked else 4, apart=3 if asked else 0))
+    first.peer(2).tell(updates(2, 9 if asked else 4, differs_from=3 if asked else 0))
     first.tell(updates(0, 9))
     if asked:
         wait_for(lambda: WindowRequest(2) in first.peers[1].heard)

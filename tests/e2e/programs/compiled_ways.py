@@ -62,11 +62,11 @@ class Net(nn.Module):
 def batches(count: int = 8, sizes: Iterable[int] = (16,)) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(7)
     rows = list(sizes)
-    found = []
+    batches = []
     for number in range(count):
         x = torch.randn(rows[number % len(rows)], 6, generator=generator)
-        found.append((x, x[:, :3].argmax(1)))
-    return found
+        batches.append((x, x[:, :3].argmax(1)))
+    return batches
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
@@ -152,8 +152,8 @@ def optimizer_of_the_compiled() -> tuple[list[float], list[torch.Tensor]]:
 @way
 def inner_modules() -> tuple[list[float], list[torch.Tensor]]:
     model = Net()
-    for place, block in enumerate(model.blocks):
-        model.blocks[place] = torch.compile(block, backend="eager")  # type: ignore[assignment]
+    for index, block in enumerate(model.blocks):
+        model.blocks[index] = torch.compile(block, backend="eager")  # type: ignore[assignment]
     return train(model)
 
 
@@ -430,9 +430,9 @@ def transforms() -> tuple[list[float], list[torch.Tensor]]:
         return F.cross_entropy(torch.func.functional_call(model, values, (x.unsqueeze(0),)), y.unsqueeze(0))
 
     losses = []
-    each = torch.func.vmap(torch.func.grad_and_value(loss_of), in_dims=(None, 0, 0))
+    gradients_per_sample = torch.func.vmap(torch.func.grad_and_value(loss_of), in_dims=(None, 0, 0))
     for x, y in batches(4):
-        gradients, loss = each(values, x, y)
+        gradients, loss = gradients_per_sample(values, x, y)
         values = {name: value - 0.1 * gradients[name].mean(0) for name, value in values.items()}
         losses.append(loss.mean().item())
     (x, y), *_ = batches()
@@ -440,7 +440,7 @@ def transforms() -> tuple[list[float], list[torch.Tensor]]:
     hessian = torch.func.hessian(lambda x: model(x).square().sum())(x[0])
     pushed = torch.func.jvp(lambda x: model(x), (x,), (torch.ones_like(x),))[1]
     losses += [jacobian.sum().item(), hessian.sum().item(), pushed.sum().item()]
-    losses.append(torch.compile(each, backend="eager")(values, x, y)[1].sum().item())
+    losses.append(torch.compile(gradients_per_sample, backend="eager")(values, x, y)[1].sum().item())
     return losses, list(values.values())
 
 
@@ -477,14 +477,14 @@ def reduce_overhead() -> tuple[list[float], list[torch.Tensor]]:
     return train(model, torch.compile(model, mode="reduce-overhead"))
 
 
-def told(name: str) -> dict[str, object]:
+def result_of(name: str) -> dict[str, object]:
     """What came out of one way, and what was compiled for it."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     torch._dynamo.convert_frame.FRAME_COUNTER = 0
     torch._dynamo.convert_frame.FRAME_COMPILE_COUNTER.clear()
     torch.manual_seed(3)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         losses, state = WAYS[name]()
     digest = hashlib.sha256()
@@ -500,13 +500,13 @@ def told(name: str) -> dict[str, object]:
         "compiled": sum(torch._dynamo.convert_frame.FRAME_COMPILE_COUNTER.values()),
         "stats": dict(counters["stats"]),
         "breaks": sum(counters["graph_break"].values()),
-        "warnings": sorted({str(one.message)[:90] for one in said}),
+        "warnings": sorted({str(warning.message)[:90] for warning in caught}),
     }
 
 
 def main() -> None:
     for name in sys.argv[1:] or [name for name in WAYS if name not in SLOW]:
-        print(json.dumps(told(name)), flush=True)
+        print(json.dumps(result_of(name)), flush=True)
 
 
 if __name__ == "__main__":

@@ -46,9 +46,9 @@ elif way == "kept":
         kept.append(iter(loader))
         print(next(kept[-1])[0].shape)
 elif way == "preview":
-    for place, batch in enumerate(training):
+    for index, batch in enumerate(training):
         print(batch[0].shape)
-        if place == 2:
+        if index == 2:
             break
 elif way == "seeded":
     torch.manual_seed(1)

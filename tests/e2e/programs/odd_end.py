@@ -14,10 +14,10 @@ from odd_ways import net, train
 def nested(file):
     """Starts programs that train, in several ways."""
     script = [str(Path(__file__).resolve()), "code", file + "-1"]
-    told = [subprocess.run([sys.executable, *script]).returncode]
+    codes = [subprocess.run([sys.executable, *script]).returncode]
     line = f"{sys.executable} {script[0]} code {file}-2; exit 5"
-    told.append(subprocess.run(["bash", "-c", line]).returncode)
-    return told
+    codes.append(subprocess.run(["bash", "-c", line]).returncode)
+    return codes
 
 
 def observed_inside(file):
@@ -47,10 +47,10 @@ def raises():
 
 def main():
     way, file = sys.argv[1:]
-    told = train()
+    text = train()
     if way == "nested":
-        told += str(nested(file)) + str(observed_inside(file))
-    Path(file).write_text(told)
+        text += str(nested(file)) + str(observed_inside(file))
+    Path(file).write_text(text)
     if way == "code":
         sys.exit(7)
     elif way == "words":

@@ -45,19 +45,19 @@ def way(function):
 
 def digest(*things):
     """The content of tensors, modules and numbers, in a few characters."""
-    found = hashlib.sha256()
-    for thing in things:
-        if isinstance(thing, nn.Module):
-            thing = list(thing.state_dict().values())
-        if isinstance(thing, (list, tuple)):
-            found.update(digest(*thing).encode())
-        elif isinstance(thing, torch.Tensor):
-            dense = thing.detach().contiguous()
-            found.update(f"{dense.dtype}{tuple(dense.shape)}".encode())
-            found.update(dense.reshape(-1).view(torch.uint8).numpy().tobytes())
+    hasher = hashlib.sha256()
+    for value in things:
+        if isinstance(value, nn.Module):
+            value = list(value.state_dict().values())
+        if isinstance(value, (list, tuple)):
+            hasher.update(digest(*value).encode())
+        elif isinstance(value, torch.Tensor):
+            dense = value.detach().contiguous()
+            hasher.update(f"{dense.dtype}{tuple(dense.shape)}".encode())
+            hasher.update(dense.reshape(-1).view(torch.uint8).numpy().tobytes())
         else:
-            found.update(repr(thing).encode())
-    return found.hexdigest()[:12]
+            hasher.update(repr(value).encode())
+    return hasher.hexdigest()[:12]
 
 
 def net(seed=0):
@@ -65,7 +65,7 @@ def net(seed=0):
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
 
 
-def train(model=None, steps=4, each=lambda step: None, kind=torch.optim.Adam, seed=0):
+def train(model=None, steps=4, after_step=lambda step: None, kind=torch.optim.Adam, seed=0):
     """A digest of what came of the training."""
     model = net(seed) if model is None else model
     optimizer = kind((p for p in model.parameters() if p.requires_grad), lr=0.01)
@@ -78,7 +78,7 @@ def train(model=None, steps=4, each=lambda step: None, kind=torch.optim.Adam, se
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-        each(step)
+        after_step(step)
     return digest(model, losses)
 
 
@@ -99,28 +99,28 @@ def forked():
         os.write(write, train(seed=3).encode())
         os._exit(7)
     os.close(write)
-    told = os.read(read, 100).decode()
+    sent = os.read(read, 100).decode()
     os.close(read)
-    return told, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), train(seed=3) == told
+    return sent, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), train(seed=3) == sent
 
 
 @way
 def started():
-    told = []
+    results = []
     for method in ("fork", "spawn"):
         context = multiprocessing.get_context(method)
         mine, theirs = context.Pipe()
         child = context.Process(target=put_trained, args=(theirs,))
         child.start()
-        told.append(mine.recv())
+        results.append(mine.recv())
         child.join()
-        told.append(child.exitcode)
-    return told
+        results.append(child.exitcode)
+    return results
 
 
 @way
 def loaders():
-    told = []
+    batches = []
     data = TensorDataset(torch.arange(24.0).reshape(12, 2))
     for context, persistent in (("fork", True), ("fork", False), ("forkserver", True)):
         torch.manual_seed(1)
@@ -132,16 +132,16 @@ def loaders():
             multiprocessing_context=context,
             persistent_workers=persistent,
         )
-        told += [batch[0] for _ in range(2) for batch in loader]
-    return digest(told)
+        batches += [batch[0] for _ in range(2) for batch in loader]
+    return digest(batches)
 
 
 @way
 def in_threads():
-    told = {}
+    results = {}
 
     def work(name, model):
-        told[name] = train(model, steps=8)
+        results[name] = train(model, steps=8)
 
     alone = threading.Thread(target=work, args=("alone", net(1)))
     alone.start()
@@ -151,7 +151,7 @@ def in_threads():
         thread.start()
     for thread in both:
         thread.join()
-    return sorted(told.items())
+    return sorted(results.items())
 
 
 # -- signals ---------------------------------------------------------------------------------------------------------
@@ -159,8 +159,8 @@ def in_threads():
 
 @way
 def signals():
-    told, model = [], net()
-    before = signal.signal(signal.SIGUSR1, lambda *_: told.append(len(model.state_dict())))
+    events, model = [], net()
+    before = signal.signal(signal.SIGUSR1, lambda *_: events.append(len(model.state_dict())))
     trained = train(model, each=lambda step: os.kill(os.getpid(), signal.SIGUSR1))
     signal.signal(signal.SIGUSR1, before)
 
@@ -171,13 +171,13 @@ def signals():
     try:
         train(each=lambda step: os.kill(os.getpid(), signal.SIGTERM))
     except SystemExit as end:
-        told.append(end.code)
+        events.append(end.code)
     signal.signal(signal.SIGTERM, before)
     try:
         train(each=lambda step: os.kill(os.getpid(), signal.SIGINT))
     except KeyboardInterrupt:
-        told.append("interrupted")
-    return trained, told, train()
+        events.append("interrupted")
+    return trained, events, train()
 
 
 @way
@@ -232,7 +232,7 @@ def interrupted():
         def stop(self, gradient):
             raise KeyboardInterrupt
 
-    told = []
+    states = []
     for where in ("forward", "backward"):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 4), Stops(4, 2))
@@ -241,8 +241,8 @@ def interrupted():
             train(model)
         except KeyboardInterrupt:
             model[1].where = ""
-        told += [train(model), torch.is_grad_enabled()]
-    return told
+        states += [train(model), torch.is_grad_enabled()]
+    return states
 
 
 # -- copies and files ------------------------------------------------------------------------------------------------
@@ -260,21 +260,21 @@ class Mine(nn.Module):
 
 @way
 def reloaded():
-    told = []
+    results = []
     with tempfile.TemporaryDirectory() as folder:
         sys.path.insert(0, folder)
         try:
             for factor in (1, 2):
                 Path(folder, "odd_model.py").write_text(MODULE.format(factor=factor) + "#" * factor)
                 importlib.invalidate_caches()
-                known = sys.modules.get("odd_model")
-                module = importlib.reload(known) if known else importlib.import_module("odd_model")
+                loaded = sys.modules.get("odd_model")
+                module = importlib.reload(loaded) if loaded else importlib.import_module("odd_model")
                 torch.manual_seed(0)
-                told.append(train(module.Mine()))
+                results.append(train(module.Mine()))
         finally:
             sys.path.remove(folder)
             sys.modules.pop("odd_model", None)
-    return told
+    return results
 
 
 @way
@@ -304,13 +304,13 @@ def attributes():
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(model)
-    told = [sorted(vars(module)) for module in model.modules()]
-    told += [sorted(vars(parameter)) for parameter in model.parameters()]
-    told.append(sorted(vars(optimizer)))
+    names = [sorted(vars(module)) for module in model.modules()]
+    names += [sorted(vars(parameter)) for parameter in model.parameters()]
+    names.append(sorted(vars(optimizer)))
     gone = weakref.ref(model)
     del model, optimizer
     gc.collect()
-    return digest(told), gone() is None
+    return digest(names), gone() is None
 
 
 # -- compilers and transforms ----------------------------------------------------------------------------------------
@@ -326,14 +326,14 @@ def scripted():
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        told = [torch.jit.script(force)(torch.ones(3, requires_grad=True))]
+        results = [torch.jit.script(force)(torch.ones(3, requires_grad=True))]
         torch.manual_seed(0)
         model = torch.jit.script(nn.Sequential(nn.Linear(4, 2)))
-        told.append(train(model))
+        results.append(train(model))
         torch.manual_seed(0)
         traced = torch.jit.trace(nn.Sequential(nn.Linear(4, 2)), torch.ones(2, 4))
-        told.append(train(traced))
-    return digest(told)
+        results.append(train(traced))
+    return digest(results)
 
 
 @way
@@ -345,9 +345,9 @@ def transformed():
         return torch.func.functional_call(model, parameters, (x[None],)).sum()
 
     x = torch.arange(12.0).reshape(3, 4)
-    each = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    per_sample = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
     jacobian = torch.func.jacrev(lambda x: model(x[None])[0])(x[0])
-    return digest(list(each.values()), jacobian), train(model)
+    return digest(list(per_sample.values()), jacobian), train(model)
 
 
 @way
@@ -433,13 +433,13 @@ def decorated():
 
 @way
 def hooked():
-    told = []
+    events = []
     handles = [
-        nn.modules.module.register_module_forward_pre_hook(lambda module, args: told.append(type(module).__name__)),
+        nn.modules.module.register_module_forward_pre_hook(lambda module, args: events.append(type(module).__name__)),
         nn.modules.module.register_module_forward_hook(lambda module, args, result: result * 1.5),
-        nn.modules.module.register_module_full_backward_hook(lambda module, grads, outs: told.append(len(grads))),
-        register_optimizer_step_pre_hook(lambda *_: told.append("before")),
-        register_optimizer_step_post_hook(lambda *_: told.append("after")),
+        nn.modules.module.register_module_full_backward_hook(lambda module, grads, outs: events.append(len(grads))),
+        register_optimizer_step_pre_hook(lambda *_: events.append("before")),
+        register_optimizer_step_post_hook(lambda *_: events.append("after")),
     ]
     trained = train()
     for handle in handles:
@@ -458,14 +458,14 @@ def hooked():
             try:
                 x = self.tanh(x)
             except ValueError:
-                told.append("caught")
+                events.append("caught")
             return self.last(x)
 
     handle = nn.modules.module.register_module_forward_pre_hook(refuse)
     torch.manual_seed(0)
     caught = train(Catching())
     handle.remove()
-    return trained, caught, digest(told), len(told)
+    return trained, caught, digest(events), len(events)
 
 
 @way
@@ -475,9 +475,9 @@ def raising_gradients():
     try:
         train(model)
     except ZeroDivisionError as error:
-        told = str(error)
+        message = str(error)
     handle.remove()
-    return told, train(model)
+    return message, train(model)
 
 
 class CountFunctions(TorchFunctionMode):
@@ -499,13 +499,13 @@ class CountOperators(TorchDispatchMode):
 @way
 def modes():
     with CountFunctions():
-        one = train()
+        first = train()
     with CountOperators():
         two = train()
     torch.set_default_device("cpu")
     three = train()
     torch.set_default_device(None)
-    return one, two, three, CountFunctions.count, CountOperators.count
+    return first, two, three, CountFunctions.count, CountOperators.count
 
 
 # -- modules and tensors ---------------------------------------------------------------------------------------------
@@ -513,17 +513,17 @@ def modes():
 
 @way
 def parametrised():
-    told = []
+    results = []
     for wrap in (parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal):
         model = net()
         wrap(model[3])
-        told.append(train(model))
+        results.append(train(model))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = net()
         nn.utils.weight_norm(model[3])
-        told.append(train(model))
-    return told
+        results.append(train(model))
+    return results
 
 
 @way
@@ -604,10 +604,10 @@ def deep():
     try:
         down()
     except RecursionError:
-        told = "too deep"
+        message = "too deep"
     model.train(False)
     model.train()
-    return told, train(model), len(model.state_dict())
+    return message, train(model), len(model.state_dict())
 
 
 # -- the interpreter -------------------------------------------------------------------------------------------------
@@ -624,7 +624,7 @@ def traced():
 
     sys.settrace(trace)
     try:
-        one = train()
+        first = train()
     finally:
         sys.settrace(None)
     seen = []
@@ -642,7 +642,7 @@ def traced():
     tracemalloc.start()
     three = train()
     tracemalloc.stop()
-    return one, two, three, len(lines), len(seen), kept
+    return first, two, three, len(lines), len(seen), kept
 
 
 @way
@@ -695,19 +695,19 @@ def generated():
             optimizer.step()
             yield loss.item()
 
-    one, two = loop(net(1)), loop(net(2))
-    told = [next(each) for _ in range(3) for each in (one, two)]
-    one.close()
-    return digest(told), next(two)
+    first, two = loop(net(1)), loop(net(2))
+    results = [next(loop_of) for _ in range(3) for loop_of in (first, two)]
+    first.close()
+    return digest(results), next(two)
 
 
 @way
 def hooks_of_python():
-    told = []
+    events = []
     before = sys.excepthook, threading.excepthook, sys.unraisablehook
-    sys.excepthook = lambda *error: told.append(error[0].__name__)
-    threading.excepthook = lambda args: told.append(args.exc_type.__name__)
-    sys.unraisablehook = lambda args: told.append("unraisable")
+    sys.excepthook = lambda *error: events.append(error[0].__name__)
+    threading.excepthook = lambda args: events.append(args.exc_type.__name__)
+    sys.unraisablehook = lambda args: events.append("unraisable")
     try:
         thread = threading.Thread(target=lambda: [train(), 1 / 0])
         thread.start()
@@ -715,7 +715,7 @@ def hooks_of_python():
         trained = train()
     finally:
         sys.excepthook, threading.excepthook, sys.unraisablehook = before
-    return trained, told
+    return trained, events
 
 
 @way
@@ -733,7 +733,7 @@ def elsewhere():
     here, mask = Path.cwd(), os.umask(0o077)
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        one = train()
+        first = train()
         os.environ["ODD"] = "1"
         Path(folder, "gone").mkdir()
         os.chdir("gone")
@@ -741,7 +741,7 @@ def elsewhere():
         two = train()
         os.chdir(here)
     os.umask(mask)
-    return one, two
+    return first, two
 
 
 @way
@@ -792,16 +792,16 @@ def shared():
 def main():
     random.seed(0)
     chosen = sys.argv[1:]
-    for one in WAYS:
-        if chosen and one.__name__ not in chosen:
+    for way in WAYS:
+        if chosen and way.__name__ not in chosen:
             continue
         torch.manual_seed(0)
         try:
-            told = one()
+            outcome = way()
         except BaseException as error:
-            told = f"{type(error).__name__}: {error}"
+            outcome = f"{type(error).__name__}: {error}"
         streams = digest(torch.get_rng_state()), random.random()
-        print("WAY", one.__name__, told, *streams, torch.is_grad_enabled(), flush=True)
+        print("WAY", way.__name__, outcome, *streams, torch.is_grad_enabled(), flush=True)
 
 
 if __name__ == "__main__":

@@ -53,11 +53,11 @@ class Wrapper(torch.Tensor):
 class WithMemory(torch.Tensor):
     """Has memory and a dispatch method of its own, which counts what it is asked for."""
 
-    asked = 0
+    dispatched = 0
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        cls.asked += 1
+        cls.dispatched += 1
         with torch._C._DisableTorchDispatch():
             return func(*args, **(kwargs or {}))
 
@@ -92,9 +92,9 @@ def freed():
 
 def escaped(transform):
     """What a function transform hands to the function, kept beyond its end."""
-    found = []
-    transform(lambda x: (found.append(x), (x * 2).sum())[1])(torch.ones(3, 2))
-    return found[0]
+    tensors = []
+    transform(lambda x: (tensors.append(x), (x * 2).sum())[1])(torch.ones(3, 2))
+    return tensors[0]
 
 
 def large(kind):
@@ -294,12 +294,12 @@ def transformed():
     def loss(own, x):
         return torch.func.functional_call(model, own, (x,)).pow(2).sum()
 
-    each = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))
+    per_sample = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(STEPS):
-        found = each({name: value.detach() for name, value in weights.items()}, torch.randn(4, 8))
+        gradients = per_sample({name: value.detach() for name, value in weights.items()}, torch.randn(4, 8))
         for name, parameter in model.named_parameters():
-            parameter.grad = found[name].mean(0)
+            parameter.grad = gradients[name].mean(0)
         optimizer.step()
     return model.weight.sum().item()
 
@@ -362,7 +362,7 @@ def compiled_autograd():
     return [round(loss, 5) for loss in losses]
 
 
-WAYS = {name: (lambda make=make, known=name not in GONE: carried(make, known)) for name, make in KINDS.items()}
+WAYS = {name: (lambda make=make, observed=name not in GONE: carried(make, observed)) for name, make in KINDS.items()}
 WAYS |= {
     "sharded": rate_of(0.01),
     "sharded_at_rest": rate_of(0.0),
@@ -385,12 +385,12 @@ def main():
         if sys.argv[1:] and name not in sys.argv[1:]:
             continue
         torch.manual_seed(0)
-        WithMemory.asked = 0
+        WithMemory.dispatched = 0
         try:
             outcome = way()
         except Exception as error:
             outcome = f"{type(error).__name__}: {str(error)[:80]}"
-        print("WAY", name, outcome, WithMemory.asked, torch.get_rng_state().sum().item(), flush=True)
+        print("WAY", name, outcome, WithMemory.dispatched, torch.get_rng_state().sum().item(), flush=True)
     if "unended" not in sys.argv:
         dist.destroy_process_group()
 

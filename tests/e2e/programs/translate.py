@@ -68,7 +68,7 @@ class Model(nn.Module):
     def __init__(self, vocab=20, dim=32, layers=2, heads=2, dropout=0.1, context=32):
         super().__init__()
         self.embed = nn.Embedding(vocab, dim)
-        self.place = nn.Embedding(context, dim)
+        self.position = nn.Embedding(context, dim)
         self.layers = nn.ModuleList(Layer(dim, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, vocab)
@@ -80,7 +80,7 @@ class Model(nn.Module):
                 nn.init.normal_(module.weight, std=0.05)
 
     def forward(self, tokens):
-        x = self.embed(tokens) + self.place(torch.arange(tokens.shape[1]))
+        x = self.embed(tokens) + self.position(torch.arange(tokens.shape[1]))
         for layer in self.layers:
             x = layer(x)
         return self.head(self.norm(x))
@@ -128,7 +128,7 @@ def main():
     )
     validation = DataLoader(Words(80, 6, args.seed + 1), args.batch_size, collate_fn=collate)
     model = Model(dim=args.width)
-    model.place.weight.requires_grad_(False)
+    model.position.weight.requires_grad_(False)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=5e-3)
     total_steps = math.ceil(len(loader) / args.accumulate) * args.epochs
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 5))
