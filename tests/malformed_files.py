@@ -31,18 +31,17 @@ from sample_rules import make_invariant
 from sample_studies import study
 from traincheck.checking.engine import Engine, Outcome
 from traincheck.checking.finding_details import exhibits
-from traincheck.checking.live_results import gather
-from traincheck.checking.offline import BOOK_FILE, check_folder
+from traincheck.checking.offline import check_folder
 from traincheck.checking.outcome_files import (
-    read_of_ranks,
+    read_comparison,
     read_outcome,
-    save_compared,
+    save_comparison,
     save_followed,
     save_outcome,
 )
 from traincheck.checking.rank_comparison import compare_recorded
-from traincheck.checking.rank_engine import Compared
-from traincheck.checking.recorded_verdicts import verdicts_of
+from traincheck.checking.rank_engine import RankComparison
+from traincheck.checking.results import result_of_live_run, verdicts_of_run
 from traincheck.checking.run_status import Watcher
 from traincheck.cli.commands import explain
 from traincheck.cli.sdc.study import tables
@@ -64,7 +63,7 @@ from traincheck.reporting.status_views import PlainLines
 from traincheck.reporting.study.page import study_page
 from traincheck.reporting.terminal import TerminalSink, finding_block
 from traincheck.runtime.launching.run_settings import Settings
-from traincheck.runtime.ranks.rank_protocol import InFull
+from traincheck.runtime.ranks.rank_protocol import FullWindow
 from traincheck.runtime.ranks.rank_protocol import _decoder as decoder_of_lines
 from traincheck.sdc.study.study_file import differs, read_study, write_study
 from traincheck.testing.readable_traces import from_text
@@ -72,14 +71,14 @@ from traincheck.trace.control_file import (
     Answer,
     Control,
     Request,
+    add_finding,
     change_control,
-    found,
     read_answers,
     read_control,
     write_answer,
 )
 from traincheck.trace.folder import RunFolder
-from traincheck.trace.format import TOLD
+from traincheck.trace.format import BOOK_FILE, DIGESTS
 from traincheck.trace.reader import count_windows, follow_windows, last_step, read_windows, removed_steps
 from traincheck.trace.run_notes import Manifest, ProcessNote, StopAsked
 from traincheck.trace.writer import TraceWriter
@@ -128,11 +127,12 @@ def build(folder: Path, report: Report) -> Path:
         Manifest(mode="run", argv=("train.py", "--lr", "1"), script="train.py", started="2026-01-02T03:04:05+00:00"),
     )
     write_book(book, folder / BOOK_FILE)
-    windows: dict[int, list[Window]] = {0: updates(0, 4), 1: updates(1, 4, apart=2)}
-    for rank, told in windows.items():
-        for prefix in ("events", TOLD):
+    windows: dict[int, list[Window]] = {0: updates(0, 4), 1: updates(1, 4, differs_from=2)}
+    for rank, own_windows in windows.items():
+        for prefix in ("events", DIGESTS):
             with TraceWriter(folder, rank, 10 + rank, prefix) as writer:
-                for window in (*told, *(replace(one, rank=rank, step=one.step + 4) for one in training(2))):
+                later = (replace(window, rank=rank, step=window.step + 4) for window in training(2))
+                for window in (*own_windows, *later):
                     writer.write(window)
         note = ProcessNote(
             rank=rank,
@@ -152,15 +152,15 @@ def build(folder: Path, report: Report) -> Path:
         )
         run.write_note(note)
         write_answer(folder, Answer(rank=rank, process=10 + rank, host="here", serial=1, snapshots=("../x",)))
-        save_outcome(folder, _outcome(book, told, rank))
+        save_outcome(folder, _outcome(book, own_windows, rank))
     compared = compare_recorded(run, [book.invariants])[0][0]
     assert compared.outcome.violations
-    save_compared(folder, 10, compared)
-    save_followed(folder, 0, Compared(compared.outcome, ("x",), "job"))
+    save_comparison(folder, 10, compared)
+    save_followed(folder, 0, RankComparison(compared.outcome, ("x",), "job"))
     write_json(report, folder / "report.json")
-    change_control(folder, lambda told: found(told, report.findings[0]))
-    asked = Control(muted={"a": "b"}, off=("functions",), look=Request(number=1, steps=2), stop=StopAsked(title="t"))
-    change_control(folder, lambda told: msgspec.structs.replace(asked, found=told.found))
+    change_control(folder, lambda state: add_finding(state, report.findings[0]))
+    control = Control(muted={"a": "b"}, off=("functions",), look=Request(number=1, steps=2), stop=StopAsked(title="t"))
+    change_control(folder, lambda state: msgspec.structs.replace(control, findings=state.findings))
     Settings(str(folder), "run", books=(str(folder / BOOK_FILE),)).write(folder / "session.json")
     with TraceWriter(folder / "..", 7, 7, folder.name) as writer:  # the windows of one process, with tensors
         for window in from_text(TENSORS):
@@ -176,7 +176,7 @@ def build(folder: Path, report: Report) -> Path:
         '[tool.traincheck]\nbook = ["good.jsonl"]\nbudget = "1/3,first=2"\nreplay-every = 3\nmetrics = 9100\n'
     )
     write_study(study(ranks=2, steps=3), folder / "study.json")
-    (folder / "message").write_bytes(msgspec.msgpack.encode(InFull(3, windows[1][0])))
+    (folder / "message").write_bytes(msgspec.msgpack.encode(FullWindow(3, windows[1][0])))
     return folder
 
 
@@ -196,8 +196,10 @@ def _outcome(book: Book, windows: Iterable[Window], rank: int) -> Outcome:
 
 def _show(report: Report, verdicts: Any = (), folder: Path | None = None) -> None:
     shown = exhibits(folder, report, [rule for rule, _ in verdicts]) if folder is not None else ()
-    for one in shown:
-        assert not re.match(r"\w+(Error|Exception):", one.note), one.note  # told with the page, and a fault of ours
+    for example in shown:
+        assert not re.match(r"\w+(Error|Exception):", example.note), (
+            example.note
+        )  # told with the page, and a fault of ours
     html_of(report, verdicts, shown)
     json_of(report)
     TerminalSink(Console(file=io.StringIO(), width=100)).close(report)
@@ -216,7 +218,7 @@ def _book(path: Path, folder: Path) -> None:
 
 
 def _report(path: Path, folder: Path) -> None:
-    _show(read_json(path), verdicts_of(folder), folder)
+    _show(read_json(path), verdicts_of_run(folder), folder)
 
 
 def _outcomes(path: Path, folder: Path) -> None:
@@ -224,7 +226,7 @@ def _outcomes(path: Path, folder: Path) -> None:
 
 
 def _of_ranks(path: Path, folder: Path) -> None:
-    read_of_ranks(path, read_book(folder / BOOK_FILE))
+    read_comparison(path, read_book(folder / BOOK_FILE))
 
 
 def _whole(path: Path, folder: Path) -> None:
@@ -233,7 +235,7 @@ def _whole(path: Path, folder: Path) -> None:
 
 
 def _gathered(path: Path, folder: Path) -> None:
-    checked = gather(folder, read_book(folder / BOOK_FILE))
+    checked = result_of_live_run(folder, read_book(folder / BOOK_FILE))
     _show(checked.report, checked.verdicts, folder)
 
 
@@ -257,7 +259,7 @@ def _notes(path: Path, folder: Path) -> None:
     run.trained_as(0, 1)
 
 
-def _asked(path: Path, folder: Path) -> None:
+def _control(path: Path, folder: Path) -> None:
     read_control(folder)
     read_answers(folder)
 
@@ -300,9 +302,9 @@ def _options(path: Path, folder: Path) -> None:
 
 
 def _study(path: Path, folder: Path) -> None:
-    found = read_study(path)
-    study_page(found, differs(found)).encode("utf-8", "backslashreplace")
-    list(tables(found))
+    study = read_study(path)
+    study_page(study, differs(study)).encode("utf-8", "backslashreplace")
+    list(tables(study))
 
 
 def _message(path: Path, folder: Path) -> None:
@@ -318,8 +320,8 @@ READERS = (
     Reader("report", "report.json", _report),
     Reader("manifest", "run.json", _notes),
     Reader("note", "process-0-10.json", _notes),
-    Reader("control", "control.json", _asked),
-    Reader("answer", "controlled-1-11.json", _asked),
+    Reader("control", "control.json", _control),
+    Reader("answer", "controlled-1-11.json", _control),
     Reader("outcome", "live-0-10.json", _outcomes),
     Reader("of ranks", "ranks-10.json", _of_ranks),
     Reader("settings", "session.json", lambda path, folder: Settings.read(path)),
@@ -404,25 +406,25 @@ DEEPER = "deeper and deeper"
 LEVELS = 20_000
 
 
-def _places(told: Any, at: tuple[Any, ...] = ()) -> Iterable[tuple[Any, ...]]:
+def _places(value: Any, at: tuple[Any, ...] = ()) -> Iterable[tuple[Any, ...]]:
     yield at
-    if isinstance(told, dict):
-        for key in told:
-            yield from _places(told[key], (*at, key))
-    elif isinstance(told, list):
-        for place, item in enumerate(told[:30]):
-            yield from _places(item, (*at, place))
+    if isinstance(value, dict):
+        for key in value:
+            yield from _places(value[key], (*at, key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value[:30]):
+            yield from _places(item, (*at, index))
 
 
-def mangled_value(generator: random.Random, told: Any) -> Any:
+def mangled_value(generator: random.Random, value: Any) -> Any:
     """Plain data with one to three places altered."""
     for _ in range(generator.choice((1, 1, 1, 2, 3))):
-        places = list(_places(told))
+        places = list(_places(value))
         at = generator.choice(places)
         if not at:
-            told = _evil(generator) if generator.random() < 0.3 else told
+            value = _evil(generator) if generator.random() < 0.3 else value
             continue
-        inside = told
+        inside = value
         for key in at[:-1]:
             inside = inside[key]
         how = generator.random()
@@ -435,46 +437,46 @@ def mangled_value(generator: random.Random, told: Any) -> Any:
         elif how < 0.9 and isinstance(inside, dict):
             inside[generator.choice(TEXTS)] = _evil(generator)
         else:
-            other: Any = told
+            other: Any = value
             for key in generator.choice(places):
                 other = other[key] if isinstance(other, (dict, list)) and _holds(other, key) else other
             inside[at[-1]] = json.loads(json.dumps(other))
-    return told
+    return value
 
 
-def _holds(told: Any, key: Any) -> bool:
-    return key in told if isinstance(told, dict) else isinstance(key, int) and key < len(told)
+def _holds(container: Any, key: Any) -> bool:
+    return key in container if isinstance(container, dict) else isinstance(key, int) and key < len(container)
 
 
-def _json(told: Any) -> bytes:
+def _json(value: Any) -> bytes:
     deep = "[" * LEVELS + "]" * LEVELS
-    return json.dumps(told).replace(f'"{DEEPER}"', deep).encode()
+    return json.dumps(value).replace(f'"{DEEPER}"', deep).encode()
 
 
 def mangled_bytes(generator: random.Random, data: bytes) -> bytes:
     """Bytes altered, left out, put in, torn, or spliced."""
-    found = bytearray(data)
+    mangled = bytearray(data)
     for _ in range(generator.choice((1, 1, 2, 4, 16))):
-        at = generator.randrange(len(found) + 1)
+        at = generator.randrange(len(mangled) + 1)
         some = generator.choice((1, 4, 8, 64))
         how = generator.randrange(8)
-        if how <= 1 and found:
-            found[at % len(found)] ^= 1 << generator.randrange(8)
+        if how <= 1 and mangled:
+            mangled[at % len(mangled)] ^= 1 << generator.randrange(8)
         elif how == 2:
-            found[at : at + some] = generator.randbytes(some)
+            mangled[at : at + some] = generator.randbytes(some)
         elif how == 3:
-            del found[at : at + generator.choice((1, 8, len(found)))]
+            del mangled[at : at + generator.choice((1, 8, len(mangled)))]
         elif how == 4:
-            found[at:at] = generator.choice((b"\x00", b"\xff", b"-", b"9")) * generator.choice((1, 8, 1000))
+            mangled[at:at] = generator.choice((b"\x00", b"\xff", b"-", b"9")) * generator.choice((1, 8, 1000))
         elif how == 5:
-            found[at:at] = found[generator.randrange(len(found) + 1) :][:some]
+            mangled[at:at] = mangled[generator.randrange(len(mangled) + 1) :][:some]
         elif how == 6:
             size = generator.choice((1, 2, 4, 8))
             number = generator.choice((0, 1, -1, 127, 2**15, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63), 2**40))
-            found[at : at + size] = (number % (1 << (8 * size))).to_bytes(size, "little")
+            mangled[at : at + size] = (number % (1 << (8 * size))).to_bytes(size, "little")
         else:
-            found[at : at + some] = bytes(some)
-    return bytes(found)
+            mangled[at : at + some] = bytes(some)
+    return bytes(mangled)
 
 
 def mangled_json(generator: random.Random, data: bytes) -> bytes:
@@ -497,26 +499,26 @@ def mangled_rules(generator: random.Random, data: bytes) -> bytes:
     """A book whose rules say something else, with ids that fit."""
     header, *lines = data.splitlines()
     for at in generator.sample(range(len(lines)), 3):
-        told = json.loads(lines[at])
+        entry = json.loads(lines[at])
         part = generator.choice(
             ("subject", "property", "precondition", "relation", "experience", "severity", "sentence")
         )
         if part in ("subject", "property"):
-            inside = told[part]
+            inside = entry[part]
             inside[generator.choice(list(inside))] = generator.choice((*TEXTS, "ranks", "call", *_WORDS))
         elif part in ("precondition", "experience"):
-            told[part] = [{"fact": "grads", "is": generator.choice((*TEXTS, *NUMBERS[:10], True))}]
+            entry[part] = [{"fact": "grads", "is": generator.choice((*TEXTS, *NUMBERS[:10], True))}]
         else:
-            told[part] = generator.choice(
+            entry[part] = generator.choice(
                 ("EventContain", "Periodic", "APIArg", "APIOutput", "Consistent", "notice", "x")
             )
         try:
-            rule = msgspec.json.decode(json.dumps(told), type=InvariantLine).invariant()
+            rule = msgspec.json.decode(json.dumps(entry), type=InvariantLine).invariant()
         except (msgspec.MsgspecError, UnicodeDecodeError):
             continue
         clauses = rule.precondition
-        told["id"] = identity(rule.relation, rule.subject, rule.property, clauses, rule.program)
-        lines[at] = json.dumps(told).encode()
+        entry["id"] = identity(rule.relation, rule.subject, rule.property, clauses, rule.program)
+        lines[at] = json.dumps(entry).encode()
     return b"\n".join([header, *lines])
 
 
@@ -528,8 +530,8 @@ def mangled_gzip(generator: random.Random, data: bytes) -> bytes:
 def mangled_msgpack(generator: random.Random, data: bytes) -> bytes:
     """A message with other values in it."""
     with suppress(OverflowError, TypeError, ValueError, RecursionError):
-        told = msgspec.msgpack.encode(mangled_value(generator, msgspec.msgpack.decode(data)))
-        return told.replace(msgspec.msgpack.encode(DEEPER), b"\x91" * LEVELS + b"\xc0")
+        packed = msgspec.msgpack.encode(mangled_value(generator, msgspec.msgpack.decode(data)))
+        return packed.replace(msgspec.msgpack.encode(DEEPER), b"\x91" * LEVELS + b"\xc0")
     return data[:-1]
 
 
@@ -538,14 +540,14 @@ def mangled_windows(generator: random.Random, data: bytes) -> bytes:
     here = _SCRATCH / "scratch.arrows"
     here.write_bytes(data)
     windows = list(read_windows(here))
-    told = [_mangled_window(generator, window) for window in windows]
+    mangled = [_mangled_window(generator, window) for window in windows]
     if generator.random() < 0.2:
-        generator.shuffle(told)
+        generator.shuffle(mangled)
     path = _SCRATCH / "scratch-0-0.arrows"
     path.unlink(missing_ok=True)
     unwritable = (TrainCheckError, OverflowError, TypeError, ValueError, LookupError, struct.error, pa.ArrowException)
     with suppress(*unwritable), TraceWriter(_SCRATCH, 0, 0, "scratch") as writer:
-        for window in told:
+        for window in mangled:
             writer.write(window)
     return path.read_bytes() if path.exists() else data
 
@@ -570,7 +572,7 @@ def _mangled_window(generator: random.Random, window: Window) -> Window:
         others["step"] = generator.choice((-1, 0, 10, 2**62))
     if generator.random() < 0.1:
         others["stage"] = generator.choice(TEXTS[:-4])
-    return replace(window, **{name: tuple(found) for name, found in events.items()}, **others)
+    return replace(window, **{name: tuple(chosen) for name, chosen in events.items()}, **others)
 
 
 def _fitting(generator: random.Random, old: Any) -> Any:

@@ -60,20 +60,20 @@ def test_a_fault_of_a_source_is_told_once_and_training_goes_on(
     monkeypatch.setattr(source, method, broken)
     with observing() as seen:
         assert same(train(), expected)
-    assert [(told, str(error)) for told, error in seen.faults] == [(name, "a fault of ours")]
+    assert [(fault_source, str(error)) for fault_source, error in seen.faults] == [(name, "a fault of ours")]
     assert process_state() == before
 
 
-@pytest.mark.parametrize("place", ["enter", "leave"])
-def test_a_recorder_that_fails_altogether_is_harmless(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["enter", "leave"])
+def test_a_recorder_that_fails_altogether_is_harmless(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from traincheck.sources.recording.recorder import Recorder
 
     expected = train()
-    monkeypatch.setattr(Recorder, place, broken)
+    monkeypatch.setattr(Recorder, method, broken)
     with observing() as seen:
         assert same(train(), expected)
-    told = [name for name, _ in seen.faults]
-    assert len(told) == len(set(told)) and "functions" in told
+    names = [name for name, _ in seen.faults]
+    assert len(names) == len(set(names)) and "functions" in names
 
 
 def test_a_source_that_cannot_attach_is_told_and_the_others_observe(monkeypatch: pytest.MonkeyPatch) -> None:

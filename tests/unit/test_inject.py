@@ -104,14 +104,14 @@ def test_one_bit_of_one_element_is_flipped(dtype: torch.dtype, bit: int | str) -
     before, after = (t.view(WORD[t.element_size()]).flatten().tolist() for t in (x, y))
     changed = [(a ^ b) & mask for a, b in zip(before, after, strict=True) if a != b]
     assert len(changed) == 1 and changed[0].bit_count() == 1
-    place, highest = changed[0].bit_length() - 1, width - 1
+    position, highest = changed[0].bit_length() - 1, width - 1
     mantissa = {torch.float32: 23, torch.bfloat16: 7, torch.float16: 10, torch.float64: 52}[dtype]
     allowed = {
         "sign": {highest},
         "exponent": set(range(mantissa, highest)),
         "mantissa": set(range(mantissa)),
     }
-    assert place in (allowed[bit] if isinstance(bit, str) else {min(bit, highest)})
+    assert position in (allowed[bit] if isinstance(bit, str) else {min(bit, highest)})
     assert torch.equal(module(x), x)
 
 
@@ -169,8 +169,8 @@ def test_classes_are_patterns_too_and_outputs_may_be_nested() -> None:
 
     model = nn.Sequential(Several())
     with inject(model, None, Fault("zero", pattern="Several", share=1.0)) as injected:
-        found = model(torch.ones(3))
-    assert (found["a"][0] == 0).all() and found["i"].tolist() == [0, 1, 2] and injected.times == 1
+        output = model(torch.ones(3))
+    assert (output["a"][0] == 0).all() and output["i"].tolist() == [0, 1, 2] and injected.times == 1
 
 
 def test_nothing_is_left_behind_not_even_after_an_error() -> None:

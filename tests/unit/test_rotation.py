@@ -27,14 +27,14 @@ NAME = "events-0-1.arrows"
 
 def windows(steps: int) -> list[Window]:
     return [
-        Window(step, step, "train", told.calls, told.changes, 0, 1)
-        for step, told in enumerate(training(steps), start=1)
+        Window(step, step, "train", template.calls, template.changes, 0, 1)
+        for step, template in enumerate(training(steps), start=1)
     ]
 
 
-def write(folder: Path, told: list[Window], most: int = MOST) -> RotatingWriter:
+def write(folder: Path, written: list[Window], most: int = MOST) -> RotatingWriter:
     writer = RotatingWriter(folder, 0, 1, most)
-    for window in told:
+    for window in written:
         writer.write(window)
     return writer
 
@@ -44,16 +44,16 @@ def bytes_in(folder: Path) -> int:
 
 
 def test_a_recording_stays_within_its_size_and_keeps_beginning_and_end(tmp_path: Path) -> None:
-    told, largest = windows(400), 0
+    written, largest = windows(400), 0
     writer = RotatingWriter(tmp_path, 0, 1, MOST)
-    for window in told:
+    for window in written:
         writer.write(window)
         largest = max(largest, bytes_in(tmp_path))
     writer.close()
     assert MOST / 2 < largest <= MOST + SEGMENT  # a window may come on top, and the beginning of a segment
     there = list(read_windows(tmp_path / NAME))
     (removed,) = removed_steps(tmp_path / NAME)
-    assert there == told[: removed[0] - 1] + told[removed[1] :]
+    assert there == written[: removed[0] - 1] + written[removed[1] :]
     assert 1 < removed[0] < removed[1] < 400
     assert count_windows(tmp_path / NAME) == len(there)
     assert last_step(tmp_path / NAME) == 400
@@ -88,8 +88,8 @@ def test_where_something_was_found_is_kept(tmp_path: Path) -> None:
     steps = {window.step for window in read_windows(tmp_path / NAME)}
     assert {1, 100, 250, 400} < steps
     removed = removed_steps(tmp_path / NAME)
-    assert len(removed) == 3 and steps.isdisjoint(step for one, two in removed for step in range(one, two + 1))
-    assert steps | {step for one, two in removed for step in range(one, two + 1)} == set(range(1, 401))
+    assert len(removed) == 3 and steps.isdisjoint(step for first, last in removed for step in range(first, last + 1))
+    assert steps | {step for first, last in removed for step in range(first, last + 1)} == set(range(1, 401))
 
 
 def test_what_is_found_all_the_time_does_not_fill_the_disk(tmp_path: Path) -> None:
@@ -104,20 +104,20 @@ def test_what_is_found_all_the_time_does_not_fill_the_disk(tmp_path: Path) -> No
 
 
 def test_a_window_larger_than_all_is_written_and_others_go(tmp_path: Path) -> None:
-    told = windows(40)
+    written = windows(40)
     huge = Window(41, 41, "train", tuple(call for window in windows(4000) for call in window.calls), (), 0, 1)
-    write(tmp_path, [*told, huge, Window(42, 42, "train", rank=0, process=1)], MOST // 16).close()
+    write(tmp_path, [*written, huge, Window(42, 42, "train", rank=0, process=1)], MOST // 16).close()
     steps = [window.step for window in read_windows(tmp_path / NAME)]
     assert steps[0] == 1 and steps[-1] == 42
 
 
 def test_a_segment_begins_where_all_was_told_anew(tmp_path: Path) -> None:
-    asked: list[bool] = []
-    writer = RotatingWriter(tmp_path, 0, 1, MOST, on_full=lambda: asked.append(True))
+    requests: list[bool] = []
+    writer = RotatingWriter(tmp_path, 0, 1, MOST, on_full=lambda: requests.append(True))
     for window in windows(40):
         writer.write(window)
         if window.step == 20:
-            assert len(asked) == 1 and len(segments(tmp_path / NAME)) == 1, "it waits, however large it gets"
+            assert len(requests) == 1 and len(segments(tmp_path / NAME)) == 1, "it waits, however large it gets"
             writer.begin_at(25)
     writer.close()
     _, second, *_ = segments(tmp_path / NAME)
@@ -125,12 +125,12 @@ def test_a_segment_begins_where_all_was_told_anew(tmp_path: Path) -> None:
 
 
 def test_a_recording_is_followed_from_segment_to_segment(tmp_path: Path) -> None:
-    writer, told, over, found = RotatingWriter(tmp_path, 0, 1, MOST), windows(300), threading.Event(), []
-    writer.write(told[0])
+    writer, written, over, read = RotatingWriter(tmp_path, 0, 1, MOST), windows(300), threading.Event(), []
+    writer.write(written[0])
     following = follow_windows(tmp_path / NAME, over.is_set, pause=0.01)
-    for window, after in zip(told, [*told[1:], None], strict=True):
-        found.append(next(following))
-        assert found[-1] == window
+    for window, after in zip(written, [*written[1:], None], strict=True):
+        read.append(next(following))
+        assert read[-1] == window
         if after is not None:
             writer.write(after)
     writer.close()
@@ -139,11 +139,11 @@ def test_a_recording_is_followed_from_segment_to_segment(tmp_path: Path) -> None
 
 
 def test_who_follows_too_slowly_misses_what_was_removed(tmp_path: Path) -> None:
-    writer, told = RotatingWriter(tmp_path, 0, 1, MOST), windows(300)
-    writer.write(told[0])
+    writer, written = RotatingWriter(tmp_path, 0, 1, MOST), windows(300)
+    writer.write(written[0])
     following = follow_windows(tmp_path / NAME, lambda: True, pause=0.01)
-    assert next(following) == told[0]
-    for window in told[1:]:
+    assert next(following) == written[0]
+    for window in written[1:]:
         writer.write(window)
     writer.close()
     rest = [window.step for window in following]

@@ -15,45 +15,45 @@ from traincheck.sdc.study.plan import LEVELS, Plan, launched_rank, levels_of, re
 
 
 def test_frequency_and_severity() -> None:
-    found = Mismatch()
-    assert not found.add(torch.ones(6), torch.ones(6))
-    assert found.add(torch.tensor([1.0, 2.0, 4.0, 0.0]), torch.tensor([1.0, 3.0, 3.0, 7.0]))
-    assert (found.elements, found.different, found.rated) == (10, 3, 2)
-    assert found.frequency == 0.3 and found.severity == pytest.approx((0.5 + 0.25) / 2) and found.worst == 0.5
+    mismatch = Mismatch()
+    assert not mismatch.add(torch.ones(6), torch.ones(6))
+    assert mismatch.add(torch.tensor([1.0, 2.0, 4.0, 0.0]), torch.tensor([1.0, 3.0, 3.0, 7.0]))
+    assert (mismatch.elements, mismatch.different, mismatch.rated) == (10, 3, 2)
+    assert mismatch.frequency == 0.3 and mismatch.severity == pytest.approx((0.5 + 0.25) / 2) and mismatch.worst == 0.5
     assert Mismatch().frequency == 0 == Mismatch().severity
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_one_bit_is_a_difference_in_every_type(dtype: torch.dtype) -> None:
     right = torch.ones(3, dtype=dtype)
-    found = Mismatch()
-    assert found.add(right, torch.tensor([1, 1 + torch.finfo(dtype).eps, 1], dtype=dtype))
-    assert found.different == 1 and found.severity == pytest.approx(torch.finfo(dtype).eps)
+    mismatch = Mismatch()
+    assert mismatch.add(right, torch.tensor([1, 1 + torch.finfo(dtype).eps, 1], dtype=dtype))
+    assert mismatch.different == 1 and mismatch.severity == pytest.approx(torch.finfo(dtype).eps)
     assert Mismatch().add(torch.zeros(1, dtype=dtype), -torch.zeros(1, dtype=dtype))
 
 
 def test_what_is_not_finite_is_counted_and_not_averaged() -> None:
-    found = Mismatch()
-    found.add(torch.tensor([1.0, 1.0, 1.0, math.inf]), torch.tensor([math.nan, math.inf, 1.5, 1.0]))
-    assert (found.different, found.broken, found.rated, found.severity) == (4, 2, 1, 0.5)
+    mismatch = Mismatch()
+    mismatch.add(torch.tensor([1.0, 1.0, 1.0, math.inf]), torch.tensor([math.nan, math.inf, 1.5, 1.0]))
+    assert (mismatch.different, mismatch.broken, mismatch.rated, mismatch.severity) == (4, 2, 1, 0.5)
     same = torch.tensor([math.nan, math.inf])
     assert not Mismatch().add(same, same.clone())
 
 
 def test_other_types_and_layouts() -> None:
-    found = Mismatch()
-    assert found.add(torch.arange(6).view(2, 3).T, torch.arange(6).view(2, 3).T + torch.eye(3, 2).long())
-    assert (found.elements, found.different, found.severity) == (6, 2, 0)
+    mismatch = Mismatch()
+    assert mismatch.add(torch.arange(6).view(2, 3).T, torch.arange(6).view(2, 3).T + torch.eye(3, 2).long())
+    assert (mismatch.elements, mismatch.different, mismatch.severity) == (6, 2, 0)
     assert Mismatch().add(torch.tensor([True, False]), torch.tensor([True, True]))
     assert Mismatch().add(torch.tensor([1 + 1j]), torch.tensor([1 + 2j]))
     assert not Mismatch().add(torch.zeros(0), torch.zeros(0))
 
 
 def test_noise_to_signal() -> None:
-    found = Distance()
-    assert found.add(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5])) == pytest.approx(0.1)
-    assert found.add(torch.zeros(2), torch.zeros(2)) == 0
-    assert found.absolute == pytest.approx(0.5) and found.relative == pytest.approx(0.1)
+    distance = Distance()
+    assert distance.add(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 4.5])) == pytest.approx(0.1)
+    assert distance.add(torch.zeros(2), torch.zeros(2)) == 0
+    assert distance.absolute == pytest.approx(0.5) and distance.relative == pytest.approx(0.1)
     assert Distance().add(torch.zeros(1), torch.ones(1)) == math.inf
     lost = torch.tensor([math.nan, math.inf, 1.0])
     assert Distance().add(lost, lost.clone()) == 0 and math.isnan(Distance().add(torch.ones(3), lost))

@@ -27,10 +27,10 @@ def test_the_split_decoder_trains_as_the_whole_one_but_for_rounding() -> None:
     split = 0
     for own, _, _ in parts:
         assert own == pytest.approx(losses, abs=1e-10)
-    for whole, place in ((parameters, 1), (gradients, 2)):
+    for whole, index in ((parameters, 1), (gradients, 2)):
         for name, right in whole.items():
-            of = [part[place][name] for part in parts]
-            dimension = next((one for end, one in SPLIT.items() if name.endswith(end)), None)
+            of = [part[index][name] for part in parts]
+            dimension = next((dimension for end, dimension in SPLIT.items() if name.endswith(end)), None)
             split += dimension is not None
             if dimension is None:
                 assert torch.equal(*of), f"{name} is whole, and not the same on both"
@@ -51,7 +51,7 @@ def test_a_host_of_one_rank_has_the_whole_workload() -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "size", "told"),
+    ("named", "size", "message"),
     [
         (
             "decoder-tiny",
@@ -63,10 +63,10 @@ def test_a_host_of_one_rank_has_the_whole_workload() -> None:
         ("own_parts.py:whole", 2, "own_parts.py:whole has no method tensor_parallel(host); leave the option out"),
     ],
 )
-def test_what_cannot_be_split_is_told(home: Path, named: str, size: int, told: str) -> None:
+def test_what_cannot_be_split_is_told(home: Path, named: str, size: int, message: str) -> None:
     with pytest.raises(BadOption) as error:
         load_workload(named, 0, CPU, Host(0, size))
-    assert "--tensor-parallel" in str(error.value) and told in str(error.value)
+    assert "--tensor-parallel" in str(error.value) and message in str(error.value)
 
 
 OWN = """
@@ -130,15 +130,15 @@ def test_a_fault_is_on_a_rank_that_there_is() -> None:
 
 def row(elements: int, different: int, rated: int, severity: float, **more: Any) -> dict[str, Any]:
     share = different / elements
-    told = {"different": different, "rated": rated, "frequency": share, "severity": severity, "worst": severity}
-    return {"elements": elements, **told, "not_finite": 0, **more}
+    shares = {"different": different, "rated": rated, "frequency": share, "severity": severity, "worst": severity}
+    return {"elements": elements, **shares, "not_finite": 0, **more}
 
 
 def level(*rows: dict[str, Any], noise: float, loss: float, times: int) -> dict[str, Any]:
     of_step = {"step": 1, "loss": 2.0, "suspect_loss": loss, "noise_to_signal": noise, "gradient": noise / 2}
     tables = {"by_kind": list(rows), "by_module": list(rows), "series": [of_step]}
-    told = {"steps": 1, "injected": [{"fault": "zero@forward", "times": times}], "worst_noise_to_signal": noise}
-    return {**told, **tables}
+    facts = {"steps": 1, "injected": [{"fault": "zero@forward", "times": times}], "worst_noise_to_signal": noise}
+    return {**facts, **tables}
 
 
 def test_ranks_are_told_as_one_host() -> None:
@@ -146,13 +146,14 @@ def test_ranks_are_told_as_one_host() -> None:
     second = level(row(10, 4, 2, 0.5, kind="a"), noise=0.2, loss=2.5, times=3)
     third = level(row(10, 2, 2, 1.0, kind="a"), noise=math.nan, loss=2.25, times=1)
     assert merged([{"step": first}]) == {"step": first}
-    found = merged([{"step": one} for one in (first, second, third)])["step"]
-    assert found["by_kind"] == [
+    whole_host = merged([{"step": of_rank} for of_rank in (first, second, third)])["step"]
+    assert whole_host["by_kind"] == [
         {**row(30, 6, 4, 0.75, kind="a"), "worst": 1.0, "ranks": [1, 2]},
     ]
-    (told,) = found["series"]
-    assert (told["rank"], told["suspect_loss"]) == (2, 2.25) and found["worst_noise_to_signal"] == math.inf
-    assert found["injected"] == [{"fault": "zero@forward", "times": 4, "times_by_rank": [0, 3, 1]}]
-    assert [one["rank"] for one in found["by_rank"]] == [0, 1, 2] and found["by_rank"][1]["series"] == second["series"]
+    (farthest,) = whole_host["series"]
+    assert (farthest["rank"], farthest["suspect_loss"]) == (2, 2.25) and whole_host["worst_noise_to_signal"] == math.inf
+    assert whole_host["injected"] == [{"fault": "zero@forward", "times": 4, "times_by_rank": [0, 3, 1]}]
+    assert [of_rank["rank"] for of_rank in whole_host["by_rank"]] == [0, 1, 2]
+    assert whole_host["by_rank"][1]["series"] == second["series"]
     two = merged([{"step": first}, {"step": second}])["step"]["series"][0]
     assert (two["rank"], two["noise_to_signal"], two["gradient"]) == (1, 0.2, 0.05)

@@ -19,25 +19,36 @@ from traincheck.errors import (
 )
 from traincheck.sdc.faults.fault import Fault
 from traincheck.sdc.screening import rounds as module
-from traincheck.sdc.screening.reference_fingerprints import Known, may_replace_known, read_known, write_known
-from traincheck.sdc.screening.rounds import Screening, known_from, screen
-from traincheck.sdc.screening.verdicts import KNOWN, OTHERS, OVER_TIME, Rounds, judge
+from traincheck.sdc.screening.reference_fingerprints import (
+    ReferenceFingerprints,
+    may_replace_reference,
+    read_reference,
+    write_reference,
+)
+from traincheck.sdc.screening.rounds import Screening, reference_from, screen
+from traincheck.sdc.screening.verdicts import OTHERS, OVER_TIME, REFERENCE, Rounds, judge
 
 CPU = torch.device("cpu")
 SOFTWARE = {"torch": "2", "device": "cpu"}
 
 
-def rounds(*found: dict[str, str], device: str = "cpu", undetermined: tuple[str, ...] = ()) -> Rounds:
+def rounds(*fingerprints: dict[str, str], device: str = "cpu", undetermined: tuple[str, ...] = ()) -> Rounds:
     made = Rounds(device, SOFTWARE, undetermined=undetermined)
-    for one in found:
-        made.add(one)
+    for fingerprint_set in fingerprints:
+        made.add(fingerprint_set)
     return made
 
 
-def verdicts(*devices: Rounds, known: Known | None = None) -> list[tuple[str, list[tuple[str, str, int]]]]:
-    told = judge(devices, known)
+def verdicts(
+    *devices: Rounds, reference: ReferenceFingerprints | None = None
+) -> list[tuple[str, list[tuple[str, str, int]]]]:
+    results = judge(devices, reference)
     return [
-        (one["verdict"], [(what["what"], what["reason"], what["round"]) for what in one["first_wrong"]]) for one in told
+        (
+            result["verdict"],
+            [(mismatch["what"], mismatch["reason"], mismatch["round"]) for mismatch in result["first_wrong"]],
+        )
+        for result in results
     ]
 
 
@@ -52,11 +63,11 @@ def test_over_time() -> None:
 
 
 def test_against_what_is_known() -> None:
-    known = Known({}, SOFTWARE, GOOD)
-    assert verdicts(rounds(GOOD, GOOD), known=known) == [("clean", [])]
-    assert verdicts(rounds(ODD, ODD), known=known) == [("corrupt", [("b", KNOWN, 1)])]
+    reference = ReferenceFingerprints({}, SOFTWARE, GOOD)
+    assert verdicts(rounds(GOOD, GOOD), reference=reference) == [("clean", [])]
+    assert verdicts(rounds(ODD, ODD), reference=reference) == [("corrupt", [("b", REFERENCE, 1)])]
     # Undetermined operations explain what differs from round to round, and not what is the same in each and wrong.
-    assert verdicts(rounds(ODD, ODD, undetermined=("cumsum",)), known=known)[0][0] == "corrupt"
+    assert verdicts(rounds(ODD, ODD, undetermined=("cumsum",)), reference=reference)[0][0] == "corrupt"
 
 
 def test_against_other_devices() -> None:
@@ -71,21 +82,21 @@ def test_against_other_devices() -> None:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "known.json"
-    write_known(Known({"workload": "w"}, SOFTWARE, GOOD), path)
+    write_reference(ReferenceFingerprints({"workload": "w"}, SOFTWARE, GOOD), path)
     return path
 
 
 def test_known_fingerprints_come_back(file: Path) -> None:
-    found = read_known(file)
-    assert found.fingerprints == GOOD and found.software == SOFTWARE
-    found.must_be_of(file, {"workload": "w"}, SOFTWARE)
-    may_replace_known(file)
+    stored = read_reference(file)
+    assert stored.fingerprints == GOOD and stored.software == SOFTWARE
+    stored.must_be_of(file, {"workload": "w"}, SOFTWARE)
+    may_replace_reference(file)
     with pytest.raises(FingerprintsOfOthers, match="threads unknown"):
-        found.must_be_of(file, {"workload": "w"}, {**SOFTWARE, "torch": "3", "threads": "4"})
+        stored.must_be_of(file, {"workload": "w"}, {**SOFTWARE, "torch": "3", "threads": "4"})
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda text: text[:-20], "not JSON"),
         (lambda text: text.replace('"b": "2"', '"b": "4"'), "changed since"),
@@ -95,48 +106,48 @@ def test_known_fingerprints_come_back(file: Path) -> None:
         (lambda text: "[" * 100_000, "not JSON"),
     ],
 )
-def test_a_damaged_file_is_told(file: Path, damage, told: str) -> None:
+def test_a_damaged_file_is_told(file: Path, damage, message: str) -> None:
     file.write_text(damage(file.read_text()))
-    with pytest.raises(FingerprintsUnreadable, match=told) as error:
-        read_known(file)
+    with pytest.raises(FingerprintsUnreadable, match=message) as error:
+        read_reference(file)
     assert str(file) in str(error.value) and "-o FILE" in str(error.value)
     with pytest.raises(OtherFile):
-        may_replace_known(file)
+        may_replace_reference(file)
 
 
 def test_other_versions_and_no_file(file: Path, tmp_path: Path) -> None:
     file.write_text(file.read_text().replace('"version": 1', '"version": 2'))
     with pytest.raises(FingerprintsTooNew, match="format 2"):
-        read_known(file)
+        read_reference(file)
     with pytest.raises(FingerprintsUnreadable, match="No such file"):
-        read_known(tmp_path / "nowhere")
+        read_reference(tmp_path / "nowhere")
 
 
-def screened(*faults: Fault, known: Known | None = None, rounds: float = 0.0):
+def screened(*faults: Fault, reference: ReferenceFingerprints | None = None, rounds: float = 0.0):
     screening = Screening("decoder-tiny", 2, 0, 1, rounds, faults)
-    found = screen(screening, [CPU], lambda software: None, lambda what, done, total: None)
-    (verdict,) = judge(found.devices, known)
-    return verdict, screening, found.devices[0]
+    result = screen(screening, [CPU], lambda software: None, lambda phase, done, total: None)
+    (verdict,) = judge(result.devices, reference)
+    return verdict, screening, result.devices[0]
 
 
 @pytest.mark.usefixtures("settled_again")
 def test_rounds_of_real_work() -> None:
     verdict, screening, clean = screened()
     assert verdict["verdict"] == "clean" and verdict["rounds"] == 2 and verdict["compared"] > 200
-    known = known_from(screening, clean)
+    reference = reference_from(screening, clean)
     assert {"products, step 1, forward 32x64-bfloat16", "training, step 2, optimizer head.weight"} <= set(
-        known.fingerprints
+        reference.fingerprints
     )
-    assert screened(known=known)[0]["verdict"] == "clean"
+    assert screened(reference=reference)[0]["verdict"] == "clean"
 
     # One bit, the lowest, of one gradient, in one of two steps.
-    once = screened(Fault("bitflip", "backward", "layers.1.attention", bit=0, first=2), known=known)[0]
+    once = screened(Fault("bitflip", "backward", "layers.1.attention", bit=0, first=2), reference=reference)[0]
     assert once["verdict"] == "corrupt"
     assert once["first_wrong"][0]["what"] == "training, step 2, backward layers.1.attention"
 
     lasting = Fault("stuck", "forward", "head", bit=3, elements=3)
     assert screened(lasting)[0]["verdict"] == "clean"  # the same in each round
-    by_known = screened(lasting, known=known)[0]
+    by_known = screened(lasting, reference=reference)[0]
     assert by_known["verdict"] == "corrupt"
     assert by_known["first_wrong"][0]["what"] == "training, step 1, forward head"
     comes_and_goes = screened(Fault("bitflip", "optimizer", "*.query.weight", bit="any", chance=0.5))[0]
@@ -161,7 +172,7 @@ def test_what_a_workload_raises_is_told_with_its_line(tmp_path: Path) -> None:
     )
     screening = Screening(f"{tmp_path}/raises_here.py:workload", 1, 0, 1, 0)
     with pytest.raises(WorkloadUnusable, match="it raised TypeError") as error:
-        screen(screening, [CPU], lambda software: None, lambda what, done, total: None)
+        screen(screening, [CPU], lambda software: None, lambda phase, done, total: None)
     assert "raises_here.py, line 5" in str(error.value)
 
 
@@ -179,11 +190,11 @@ def test_ctrl_c_leaves_whole_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module.Exercise, "round", round_)
     screening = Screening("decoder-tiny", 1, 0, 1, 60)
-    found = screen(screening, [CPU], lambda software: None, lambda what, done, total: None)
-    assert found.interrupted and found.devices[0].number == 2
+    result = screen(screening, [CPU], lambda software: None, lambda phase, done, total: None)
+    assert result.interrupted and result.devices[0].number == 2
     begun = 2
     with pytest.raises(KeyboardInterrupt):
-        screen(screening, [CPU], lambda software: None, lambda what, done, total: None)
+        screen(screening, [CPU], lambda software: None, lambda phase, done, total: None)
 
 
 def test_the_command_says_it_as_json_and_by_its_exit_code(tmp_path: Path) -> None:

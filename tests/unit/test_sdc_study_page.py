@@ -68,59 +68,59 @@ def test_of_a_long_series_the_extremes_are_drawn() -> None:
 
 
 def test_the_page_tells_where_errors_came_in_and_how_far_the_two_came_apart() -> None:
-    found = study()
-    page = Page(study_page(found, differs(found)))
+    results = study()
+    page = Page(study_page(results, differs(results)))
     assert "The suspect worker computed otherwise" in page.text
     assert "Errors came in at attention (forward), as level 1 tells." in page.text
     assert "Evaluation at the end: trusted 3, suspect 3.001." in page.text and "By rank" not in page.text
-    words = [one["aria-label"] for one in page.all("svg") if one.get("class") == "area"]
+    words = [element["aria-label"] for element in page.all("svg") if element.get("class") == "area"]
     assert (
         len(words) == 7 and "Noise to signal of the gradients, steps 1 to 8: all gradients from 0 to 1e-05" in words[1]
     )
-    assert any(str(told).startswith("Distance of the parameters") for told in words)
+    assert any(str(label).startswith("Distance of the parameters") for label in words)
 
 
 def test_the_page_of_hosts_names_the_rank() -> None:
-    found = study(ranks=3)
-    page = Page(study_page(found, differs(found)))
+    results = study(ranks=3)
+    page = Page(study_page(results, differs(results)))
     assert page.text.count("By rank of the suspect host") == 3 and "by rank of the suspect host: 0, 0, 4" in page.text
-    rows = study_page(found, True).split("<tr")
+    rows = study_page(results, True).split("<tr")
     assert any("attention" in row and 'data-label="Ranks">2<' in row for row in rows)
 
 
 def test_the_page_of_two_that_are_equal() -> None:
-    found = study(hit=False)
-    page = Page(study_page(found, differs(found)))
+    results = study(hit=False)
+    page = Page(study_page(results, differs(results)))
     assert "No bit differed" in page.text and "No difference in 1,800 elements" in page.text
     assert "computed otherwise" not in page.text
 
 
 def test_levels_that_were_not_executed_or_have_no_step_are_left_out() -> None:
-    found = study()
-    one = {**found, "levels": {"period": found["levels"]["period"]}, "interrupted": True}
-    page = Page(study_page(one, True))
+    results = study()
+    interrupted = {**results, "levels": {"period": results["levels"]["period"]}, "interrupted": True}
+    page = Page(study_page(interrupted, True))
     assert "Level 1" not in page.text and "It was interrupted" in page.text
-    one["levels"] = {"period": {**found["levels"]["period"], "series": [], "steps": 0}}
-    assert "Level 3" in Page(study_page(one, False)).text
+    interrupted["levels"] = {"period": {**results["levels"]["period"], "series": [], "steps": 0}}
+    assert "Level 3" in Page(study_page(interrupted, False)).text
 
 
 def test_the_page_is_sound_and_loads_nothing() -> None:
     page = Page(study_page(study(ranks=2), True))
-    ids = [one["id"] for _, one in page.elements if "id" in one]
+    ids = [element["id"] for _, element in page.elements if "id" in element]
     assert len(set(ids)) == len(ids)
-    assert {str(one["href"])[1:] for one in page.all("a")} <= set(ids)
-    assert not page.all("img") and [one["href"] for one in page.all("link")] == ["data:,"]
-    assert not any("style" in one or "src" in one for _, one in page.elements)
+    assert {str(element["href"])[1:] for element in page.all("a")} <= set(ids)
+    assert not page.all("img") and [element["href"] for element in page.all("link")] == ["data:,"]
+    assert not any("style" in element or "src" in element for _, element in page.elements)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_names_do_not_become_part_of_the_page(attack: str) -> None:
     def page_of(name: str) -> Page:
-        found = study(workload=name, faults=[name], workers={"trusted": {"host": name, "device": name}} | {})
-        found["workers"]["suspect"] = {"host": name, "device": name, name: name}
-        found["levels"]["submodule"]["by_kind"][1]["kind"] = name
-        found["levels"]["submodule"]["by_module"][1]["module"] = name
-        return Page(study_page(found, True))
+        results = study(workload=name, faults=[name], workers={"trusted": {"host": name, "device": name}} | {})
+        results["workers"]["suspect"] = {"host": name, "device": name, name: name}
+        results["levels"]["submodule"]["by_kind"][1]["kind"] = name
+        results["levels"]["submodule"]["by_module"][1]["module"] = name
+        return Page(study_page(results, True))
 
     fine, attacked = page_of("a"), page_of(attack)
     assert attacked.raw == fine.raw
@@ -131,10 +131,10 @@ def test_names_do_not_become_part_of_the_page(attack: str) -> None:
 
 
 def test_a_study_is_read_as_it_was_written(tmp_path: Path) -> None:
-    for number, found in enumerate((study(), study(ranks=2), study(hit=False))):
+    for number, results in enumerate((study(), study(ranks=2), study(hit=False))):
         path = tmp_path / f"{number}.json"
-        write_study(found, path)
-        assert read_study(path) == found
+        write_study(results, path)
+        assert read_study(path) == results
         may_replace_study(path)
 
 
@@ -143,7 +143,7 @@ def changed(**parts: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         ("", "it is not JSON"),
         ('{"format": NaN}', "it is not JSON"),
@@ -163,12 +163,12 @@ def changed(**parts: Any) -> str:
         (changed(seed=10**400), "seed is not a whole number"),
     ],
 )
-def test_what_is_no_study_is_told(tmp_path: Path, text: str, why: str) -> None:
+def test_what_is_no_study_is_told(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "study.json"
     path.write_text(text)
     with pytest.raises(StudyUnreadable) as error:
         read_study(path)
-    assert why in str(error.value) and "traincheck sdc study -o FILE" in str(error.value)
+    assert reason in str(error.value) and "traincheck sdc study -o FILE" in str(error.value)
 
 
 def test_other_files_are_neither_read_nor_replaced(tmp_path: Path) -> None:
@@ -197,16 +197,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_earlier_study_is_shown_again(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sdc", "study", "--from", "study.json", "-o", "pages/study.html"]) == 3
-    said = capsys.readouterr()
-    assert "tables and plots: pages/study.html" in said.err and "hosts of 2 ranks" in said.out
-    assert "struck 4 times, on rank 1 of the suspect host" in said.out
+    output = capsys.readouterr()
+    assert "tables and plots: pages/study.html" in output.err and "hosts of 2 ranks" in output.out
+    assert "struck 4 times, on rank 1 of the suspect host" in output.out
     assert "computed otherwise" in (home / "pages" / "study.html").read_text()
     assert main(["sdc", "study", "--from", "equal.json", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == study(hit=False)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--from", "study.json", "-o", "folder.html"), "[output]"),
         (("--from", "study.json", "--steps", "3"), "only -o FILE.html and --json"),
@@ -217,10 +217,10 @@ def test_an_earlier_study_is_shown_again(home: Path, capsys: pytest.CaptureFixtu
     ],
 )
 def test_options_that_do_not_fit(
-    home: Path, words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+    home: Path, words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (home / "folder.html").mkdir()
     before = (home / "study.json").read_bytes()
     assert main(["sdc", "study", *words]) in (1, 2)
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert (home / "study.json").read_bytes() == before and not (home / "other.json").exists()

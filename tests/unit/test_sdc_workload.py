@@ -99,7 +99,7 @@ def test_attention_is_causal() -> None:
 def test_rotation_keeps_lengths_and_depends_on_distance() -> None:
     torch.manual_seed(0)
     query, key = torch.randn(8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
-    turned = [rotated(one.expand(1, 1, 12, 8), 100.0)[0, 0] for one in (query, key)]
+    turned = [rotated(vector.expand(1, 1, 12, 8), 100.0)[0, 0] for vector in (query, key)]
     assert torch.allclose(turned[0].norm(dim=-1), query.norm())
     products = turned[0] @ turned[1].T
     assert torch.allclose(products.diagonal(3), products[0, 3].expand(9), rtol=1e-5)

@@ -54,36 +54,38 @@ def trained(
     training: Training, steps: int = 3, faults: Sequence[Fault] = ()
 ) -> tuple[list[torch.Tensor], list[list[Hit]]]:
     """Losses, gradients of the last step and parameters after it; and what the faults hit."""
-    found: list[torch.Tensor] = []
+    computed: list[torch.Tensor] = []
     with training.faulty(faults) as injected:
         for step in range(1, steps + 1):
-            found.append(training.forward(training.batch(step)).detach())
+            computed.append(training.forward(training.batch(step)).detach())
             training.backward()
             if step == steps:
-                training.gradients(lambda name, value: found.append(value.clone()))
+                training.gradients(lambda name, value: computed.append(value.clone()))
             training.update()
-    return [*found, *(value.detach() for _, value in training.parameters())], [one.hits for one in injected]
+    return [*computed, *(value.detach() for _, value in training.parameters())], [
+        injection.hits for injection in injected
+    ]
 
 
 def same(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    return all(torch.equal(left, right) for left, right in zip(first, second, strict=True))
 
 
 def test_the_same_weights_give_the_same_losses_gradients_and_updates_as_in_torch(compiled: XlaWorkload) -> None:
     of_torch, of_xla = TorchTraining(drawn()), compiled.begin()
     first, second = trained(of_torch)[0], trained(of_xla)[0]
     assert len(first) == len(second) == 3 + 2 * len(list(of_torch.parameters()))
-    for one, other in zip(first, second, strict=True):
+    for left, right in zip(first, second, strict=True):
         # By their norms: Adam makes steps of one size of gradients that are hardly more than their rounding.
-        assert one.dtype == other.dtype and one.shape == other.shape
-        assert float((one - other).norm()) <= 1e-4 * float(one.norm())
+        assert left.dtype == right.dtype and left.shape == right.shape
+        assert float((left - right).norm()) <= 1e-4 * float(left.norm())
     assert of_torch.evaluate() == pytest.approx(of_xla.evaluate(), rel=1e-5)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("fp64", 1e-7), ("bf16", 1e-2)])
 def test_so_they_do_in_other_types(dtype: str, tolerance: float, wide: None) -> None:
-    one, other = TorchTraining(drawn(dtype)), XlaWorkload(drawn(dtype)).begin()
-    losses = [float(each.forward(each.batch(1)).detach()) for each in (one, other)]
+    in_torch, in_jax = TorchTraining(drawn(dtype)), XlaWorkload(drawn(dtype)).begin()
+    losses = [float(training.forward(training.batch(1)).detach()) for training in (in_torch, in_jax)]
     assert losses[1] == pytest.approx(losses[0], rel=tolerance)
 
 
@@ -91,18 +93,18 @@ def test_so_they_do_in_other_types(dtype: str, tolerance: float, wide: None) -> 
 def test_submodules_and_parameters_are_those_of_torch(size: str) -> None:
     with torch.device("meta"):
         model = Decoder(SIZES[size])
-    found = submodules(SIZES[size])
-    whole = {f"{name}.{inner}" for name, one in found.items() for inner in one.parameters}
+    parts = submodules(SIZES[size])
+    whole = {f"{name}.{inner}" for name, submodule in parts.items() for inner in submodule.parameters}
     assert whole == {name for name, _ in model.named_parameters()}
-    assert {name: one.kind for name, one in found.items()} == submodules_of(drawn(), model)
-    assert all(type(model.get_submodule(name)).__name__ == one.label for name, one in found.items())
+    assert {name: submodule.kind for name, submodule in parts.items()} == submodules_of(drawn(), model)
+    assert all(type(model.get_submodule(name)).__name__ == submodule.label for name, submodule in parts.items())
 
 
 def test_two_trainings_compute_the_same_bits_and_a_fault_that_never_strikes_changes_none(compiled: XlaWorkload) -> None:
     plain = trained(compiled.begin())[0]
     never = [Fault(site=site, chance=0.0) for site in ("forward", "backward", "gradient", "optimizer")]
-    found, hits = trained(compiled.begin(), faults=never)
-    assert same(plain, found) and hits == [[], [], [], []]
+    computed, hits = trained(compiled.begin(), faults=never)
+    assert same(plain, computed) and hits == [[], [], [], []]
 
 
 KINDS = [Fault("bitflip", bit=20), Fault("stuck", bit="sign"), Fault("scale", factor=3.0), Fault("zero")]
@@ -117,10 +119,10 @@ def test_a_fault_of_each_kind_and_site_hits_what_it_hits_in_torch(
     text = kind.text.replace("forward:*", f"{site}:{pattern}") + ",elements=5,chance=0.4,seed=3"
     fault = Fault(**{**vars(kind), "site": site, "pattern": pattern, "elements": 5, "chance": 0.4, "seed": 3})
     assert fault.text == text
-    found, (hits,) = trained(compiled.begin(), faults=[fault])
+    computed, (hits,) = trained(compiled.begin(), faults=[fault])
     again, (hits_again,) = trained(compiled.begin(), faults=[fault])
-    assert hits and hits == hits_again and same(found, again)
-    assert not same(found, trained(compiled.begin())[0])
+    assert hits and hits == hits_again and same(computed, again)
+    assert not same(computed, trained(compiled.begin())[0])
     of_torch = trained(TorchTraining(drawn()), faults=[fault])[1][0]
     assert sorted(hits) == sorted(of_torch)
 
@@ -128,18 +130,18 @@ def test_a_fault_of_each_kind_and_site_hits_what_it_hits_in_torch(
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_what_is_looked_at_is_what_the_fault_left_and_can_be_replaced(compiled: XlaWorkload, direction: str) -> None:
     def seen_in(training: XlaTraining, other: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = {}
+        values: dict[str, torch.Tensor] = {}
 
         def seen(name: str, way: str, value: torch.Tensor) -> torch.Tensor | None:
             if way != direction:
                 return None
-            found[name] = value
+            values[name] = value
             return None if other is None else other[name]
 
         with training.watched(seen):
             training.forward(training.batch(1))
             training.backward()
-        return found
+        return values
 
     right = seen_in(compiled.begin())
     assert next(iter(right)) == ("embedding" if direction == "forward" else "head")
@@ -166,11 +168,11 @@ def test_classes_are_patterns_too_and_none_that_matches_is_told(compiled: XlaWor
 
 def test_a_recording_names_the_first_submodule_that_differs(compiled: XlaWorkload) -> None:
     def recorded(faults: Sequence[Fault]) -> list[Entry]:
-        found: list[Entry] = []
+        entries: list[Entry] = []
         training = compiled.begin()
         with training.faulty(faults):
-            record_submodules(training, 2, found.append)
-        return found
+            record_submodules(training, 2, entries.append)
+        return entries
 
     right = recorded(())
     assert len(right) == 1 + 2 * (1 + 11 + 1 + 10 + 21 + 21)

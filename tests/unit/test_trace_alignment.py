@@ -16,14 +16,16 @@ from traincheck.vocab.events import LIFECYCLE, NO_CALL, Call, Window
 
 def rank(lines: str, number: int = 0) -> list[Window]:
     """Windows told as `train 1, eval 1, ...`; `-` is one that was dropped."""
-    told = [line.split() for line in lines.split(",")]
-    return [Window(index, int(words[1]), words[0], rank=number) for index, words in enumerate(told) if words != ["-"]]
+    entries = [line.split() for line in lines.split(",")]
+    return [
+        Window(index, int(words[1]), words[0], rank=number) for index, words in enumerate(entries) if words != ["-"]
+    ]
 
 
 def pairs(*ranks: str) -> list[tuple[str, ...]]:
     """The indices of the windows that were found to belong together, with stage and step."""
-    found = aligned([rank(lines, number) for number, lines in enumerate(ranks)])
-    return [(f"{windows[0].stage} {windows[0].step}", *(str(window.index) for window in windows)) for windows in found]
+    groups = aligned([rank(lines, number) for number, lines in enumerate(ranks)])
+    return [(f"{windows[0].stage} {windows[0].step}", *(str(window.index) for window in windows)) for windows in groups]
 
 
 def test_windows_of_the_same_part_of_the_run_go_together() -> None:
@@ -88,8 +90,8 @@ def test_streams_are_read_as_they_are_asked_for() -> None:
             read[number] += 1
             yield Window(step, step, "train", rank=number)
 
-    found = aligned([stream(0, 1), stream(1, 100)])
-    assert [next(found)[0].step for _ in range(5)] == [1, 101, 201, 301, 401]
+    groups = aligned([stream(0, 1), stream(1, 100)])
+    assert [next(groups)[0].step for _ in range(5)] == [1, 101, 201, 301, 401]
     assert read == [401, 5]
 
 
@@ -101,15 +103,15 @@ def test_a_run_folder_gives_what_is_to_be_aligned(tmp_path: Path) -> None:
             for window in windows:
                 writer.write(window)
     (job,) = run.jobs()
-    found = list(aligned([read_windows(file) for file in job.files.values()]))
-    assert [[(window.rank, window.process) for window in windows] for windows in found] == [[(0, 5), (1, 6)]] * 3
+    groups = list(aligned([read_windows(file) for file in job.files.values()]))
+    assert [[(window.rank, window.process) for window in windows] for windows in groups] == [[(0, 5), (1, 6)]] * 3
 
 
 def together(*steps: str) -> Iterator[Window]:
     """Windows told as `train 1 *3`: three calls that all ranks make together are in it."""
     call = Call(0, 1, NO_CALL, LIFECYCLE, ("torch.distributed.all_reduce",))
-    for index, told in enumerate(steps):
-        stage, step, *count = told.split()
+    for index, entry in enumerate(steps):
+        stage, step, *count = entry.split()
         yield Window(index, int(step), stage, (call,) * int(count[0][1:]) if count else ())
 
 
@@ -157,12 +159,16 @@ def test_ranks_that_watch_other_steps_are_compared_in_those_that_they_share() ->
 
 
 def test_counts_that_differ_are_believed_where_the_step_is_known_as_a_whole() -> None:
-    one = [f"train {step} *{3 if step == 6 else 2}" for step in range(1, 20)]
+    three_in_step_6 = [f"train {step} *{3 if step == 6 else 2}" for step in range(1, 20)]
     other = [f"train {step} *2" for step in range(1, 20)]
-    assert (6, 6) in steps_of(together(*one), together(*other))
-    assert (6, 6) in steps_of(watched(together(*one), 1, 2, 6, 7, 12), watched(together(*other), 1, 2, 6, 7, 12))
+    assert (6, 6) in steps_of(together(*three_in_step_6), together(*other))
+    assert (6, 6) in steps_of(
+        watched(together(*three_in_step_6), 1, 2, 6, 7, 12), watched(together(*other), 1, 2, 6, 7, 12)
+    )
     # What comes after the second step of a burst is not known: the third call may have been made there.
-    assert (6, 6) not in steps_of(watched(together(*one), 1, 2, 5, 6, 12), watched(together(*other), 1, 2, 5, 6, 12))
+    assert (6, 6) not in steps_of(
+        watched(together(*three_in_step_6), 1, 2, 5, 6, 12), watched(together(*other), 1, 2, 5, 6, 12)
+    )
 
 
 def test_a_call_behind_an_evaluation_that_is_not_watched_is_not_missed() -> None:
@@ -170,8 +176,8 @@ def test_a_call_behind_an_evaluation_that_is_not_watched_is_not_missed() -> None
     waits = ["train 1 *2", "train 2 *2", "train 3 *2", "train 4 *2", "train 5 *2", "train 6 *2"]
     assert (3, 3) not in steps_of(together(*evaluates), together(*waits))
     for steps in ((2, 3), (3, 4), (3, 4, 5), (3, 6)):
-        found = steps_of(watched(together(*evaluates), *steps), watched(together(*waits), *steps))
-        assert (3, 3) not in found and all(one == other for one, other in found)
+        step_pairs = steps_of(watched(together(*evaluates), *steps), watched(together(*waits), *steps))
+        assert (3, 3) not in step_pairs and all(left == right for left, right in step_pairs)
 
 
 def test_a_rank_that_joins_the_others_out_of_sight_is_not_compared_any_more() -> None:

@@ -47,10 +47,10 @@ def write_windows(run: RunFolder, rank: int, process: int, windows: Sequence[Win
 def test_a_new_folder_says_what_it_is_of(run: RunFolder) -> None:
     assert run.manifest == MANIFEST
     assert RunFolder.open(run.path).manifest == MANIFEST
-    told = json.loads((run.path / "run.json").read_text())
-    assert told["format"] == FORMAT
-    assert told["argv"] == ["train.py", "--lr", "1e-3"]
-    assert "environment" not in told
+    stored = json.loads((run.path / "run.json").read_text())
+    assert stored["format"] == FORMAT
+    assert stored["argv"] == ["train.py", "--lr", "1e-3"]
+    assert "environment" not in stored
 
 
 def test_a_folder_that_holds_something_is_left_alone(run: RunFolder, tmp_path: Path) -> None:
@@ -110,9 +110,9 @@ def test_events_without_a_manifest_can_be_read(run: RunFolder) -> None:
 
 
 def test_update_changes_fields_as_a_whole(run: RunFolder) -> None:
-    told = run.update(ended="2026-01-01T00:00:00+00:00", exit_code=3, stopped_by_us=True)
-    assert run.manifest == told
-    assert (told.exit_code, told.stopped_by_us, told.script) == (3, True, "train.py")
+    manifest = run.update(ended="2026-01-01T00:00:00+00:00", exit_code=3, stopped_by_us=True)
+    assert run.manifest == manifest
+    assert (manifest.exit_code, manifest.stopped_by_us, manifest.script) == (3, True, "train.py")
     assert [entry.name for entry in run.path.iterdir()] == ["run.json"]
 
 
@@ -133,10 +133,10 @@ def test_an_argument_that_is_no_unicode_does_not_harm(tmp_path: Path) -> None:
 
 def test_unknown_fields_are_passed_over_and_a_newer_format_is_not(run: RunFolder) -> None:
     file = run.path / "run.json"
-    told = json.loads(file.read_text())
-    file.write_text(json.dumps({**told, "colour": "red"}))
+    stored = json.loads(file.read_text())
+    file.write_text(json.dumps({**stored, "colour": "red"}))
     assert run.manifest == MANIFEST
-    file.write_text(json.dumps({**told, "format": FORMAT + 1, "argv": {"means": "another thing"}}))
+    file.write_text(json.dumps({**stored, "format": FORMAT + 1, "argv": {"means": "another thing"}}))
     with pytest.raises(TraceTooNew, match=r"run\.json was written in trace format"):
         _ = run.manifest
 
@@ -173,8 +173,8 @@ def test_windows_go_with_the_note_of_their_process(run: RunFolder) -> None:
     write_window(run, 0, 6)
     note = ProcessNote(rank=1, process=5)
     run.write_note(note)
-    found = [(owner, [(window.rank, window.process) for window in windows]) for owner, windows in run.windows()]
-    assert found == [(None, [(0, 6)]), (note, [(1, 5)])]
+    owners = [(owner, [(window.rank, window.process) for window in windows]) for owner, windows in run.windows()]
+    assert owners == [(None, [(0, 6)]), (note, [(1, 5)])]
 
 
 def test_the_process_that_trains_is_found_for_each_rank(run: RunFolder) -> None:
@@ -203,8 +203,8 @@ def test_attempts_of_a_job_are_told_apart_and_a_launcher_is_of_none(run: RunFold
     ):
         run.write_note(ProcessNote(rank=rank, process=process, world_size=size, job=job))
         write_window(run, rank, process)
-    found = [(job.name, job.size, sorted(job.files)) for job in run.jobs()]
-    assert found == [("a-0", 3, [0, 1]), ("a-1", 2, [0, 1])]
+    jobs = [(job.name, job.size, sorted(job.files)) for job in run.jobs()]
+    assert jobs == [("a-0", 3, [0, 1]), ("a-1", 2, [0, 1])]
 
 
 def test_a_note_of_a_rank_that_was_not_known_yet_is_withdrawn(run: RunFolder) -> None:
@@ -234,4 +234,4 @@ def test_a_readable_trace_can_be_stored(run: RunFolder) -> None:
     windows = from_text("window train step=1\n  function torch.add\n")
     with TraceWriter(run.path, 0, 0) as writer:
         writer.write(windows[0])
-    assert [list(found) for _, found in run.windows()] == [windows]
+    assert [list(stored) for _, stored in run.windows()] == [windows]

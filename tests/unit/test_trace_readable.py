@@ -81,7 +81,7 @@ def test_positions_are_written_where_indentation_cannot_tell_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("  function torch.add", "line 1 .* must be a window"),
         ("window train\n  torch.add", "line 2 .* begins with none of"),
@@ -95,6 +95,6 @@ def test_positions_are_written_where_indentation_cannot_tell_them() -> None:
         ("window train\n  reading run.steps run fast", "line 2"),
     ],
 )
-def test_a_line_that_tells_nothing_is_named(text: str, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_a_line_that_tells_nothing_is_named(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         from_text(text)

@@ -109,8 +109,8 @@ def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
         list(read_windows(tmp_path))
 
 
-def stream_of(path: Path, found: pa.Schema) -> Path:
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, found):
+def stream_of(path: Path, arrow_schema: pa.Schema) -> Path:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, arrow_schema):
         return path
 
 
@@ -121,26 +121,26 @@ def test_another_arrow_stream_is_told(tmp_path: Path) -> None:
 
 
 def test_a_newer_format_is_told(tmp_path: Path) -> None:
-    found = schema(0, 0)
-    path = stream_of(tmp_path / "x.arrows", found.with_metadata({**found.metadata, b"traincheck.format": b"99"}))
+    columns = schema(0, 0)
+    path = stream_of(tmp_path / "x.arrows", columns.with_metadata({**columns.metadata, b"traincheck.format": b"99"}))
     with pytest.raises(TraceTooNew, match=f"trace format 99; this TrainCheck reads up to {FORMAT}"):
         list(read_windows(path))
 
 
 @pytest.mark.parametrize("field", [b"traincheck.format", b"traincheck.rank"])
 def test_a_header_that_was_tampered_with_is_told(tmp_path: Path, field: bytes) -> None:
-    found = schema(0, 0)
-    path = stream_of(tmp_path / "x.arrows", found.with_metadata({**found.metadata, field: b"?"}))
+    columns = schema(0, 0)
+    path = stream_of(tmp_path / "x.arrows", columns.with_metadata({**columns.metadata, field: b"?"}))
     with pytest.raises(TraceUnreadable):
         list(read_windows(path))
 
 
 def test_a_missing_column_is_told_and_a_further_one_is_passed_over(tmp_path: Path) -> None:
-    found = schema(0, 0)
-    path = stream_of(tmp_path / "x.arrows", found.remove(found.get_field_index("site")))
+    columns = schema(0, 0)
+    path = stream_of(tmp_path / "x.arrows", columns.remove(columns.get_field_index("site")))
     with pytest.raises(TraceUnreadable, match="no proper column 'site'"):
         list(read_windows(path))
-    path = stream_of(tmp_path / "y.arrows", found.append(pa.field("more", pa.int8())))
+    path = stream_of(tmp_path / "y.arrows", columns.append(pa.field("more", pa.int8())))
     assert list(read_windows(path)) == []
 
 
@@ -149,7 +149,7 @@ def test_garbled_bytes_raise_nothing_but_input_errors(tmp_path: Path) -> None:
     path, _ = write(tmp_path, windows)
     data = path.read_bytes()
     generator = random.Random(0)
-    told = 0
+    refused = 0
     for _ in range(300):
         garbled = bytearray(data)
         garbled[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
@@ -158,8 +158,8 @@ def test_garbled_bytes_raise_nothing_but_input_errors(tmp_path: Path) -> None:
             list(read_windows(path))
         except InputError as error:
             assert str(path) in str(error)
-            told += 1
-    assert told > 100
+            refused += 1
+    assert refused > 100
 
 
 def test_a_file_of_format_1_is_read(tmp_path: Path) -> None:
@@ -169,8 +169,8 @@ def test_a_file_of_format_1_is_read(tmp_path: Path) -> None:
 
 
 def test_a_column_of_format_2_may_be_missing_in_format_1_only(tmp_path: Path) -> None:
-    found = schema(0, 0)
-    path = stream_of(tmp_path / "x.arrows", found.remove(found.get_field_index("tensors")))
+    columns = schema(0, 0)
+    path = stream_of(tmp_path / "x.arrows", columns.remove(columns.get_field_index("tensors")))
     with pytest.raises(TraceUnreadable, match="no proper column 'tensors'"):
         list(read_windows(path))
 

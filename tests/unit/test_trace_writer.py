@@ -66,8 +66,8 @@ def test_the_file_is_an_arrow_table_of_calls_and_changes(tmp_path: Path, windows
     rows = table.to_pylist()
     events = ["window"] * 2 + ["call"] * 3 + ["change"] * 2 + ["window", "call"]
     assert [row["event"] for row in rows] == events
-    told = {name: value for name, value in rows[5].items() if value is not None}
-    assert told == {
+    filled = {name: value for name, value in rows[5].items() if value is not None}
+    assert filled == {
         "window": 1,
         "step": 1,
         "stage": "train",
@@ -120,9 +120,9 @@ window train step=1
         reading | {"seq": 3, "name": "StepLR", "attribute": "last_epoch", "integer": 3},
         reading | {"seq": 4, "name": "SGD.param_groups[0]", "attribute": "lr", "number": 0.1},
     ]
-    told = {"type": "bfloat16[4,8] requires_grad", "storage": "w", "context": '{"zero":false}', "number": 0.5}
+    shared = {"type": "bfloat16[4,8] requires_grad", "storage": "w", "context": '{"zero":false}', "number": 0.5}
     assert rows[6:] == [
-        {"event": "tensor", "parent": 0, "role": "input", "fingerprint": 2**64 - 1, **told},
+        {"event": "tensor", "parent": 0, "role": "input", "fingerprint": 2**64 - 1, **shared},
         {"event": "tensor", "parent": 0, "role": "result", "type": "float32[]", "storage": "", "context": "{}"},
     ]
 
@@ -207,11 +207,11 @@ def test_text_that_is_no_unicode_is_escaped_in_tensors_and_readings(tmp_path: Pa
     with TraceWriter(tmp_path, 0, 0) as writer:
         writer.write(Window(0, 0, "train", (call,), readings=(reading,)))
     (window,) = read_windows(writer.path)
-    told = r"caf\udce9é"
+    escaped = r"caf\udce9é"
     assert window.calls[0].tensors == (
-        TensorSummary(told, told, (1,), True, told, facts=((told, told), ("norm", 0.5))),
+        TensorSummary(escaped, escaped, (1,), True, escaped, facts=((escaped, escaped), ("norm", 0.5))),
     )
-    assert window.readings == (Reading(2, NO_CALL, told, told, told, told, told, ((told, told),)),)
+    assert window.readings == (Reading(2, NO_CALL, escaped, escaped, escaped, escaped, escaped, ((escaped, escaped),)),)
 
 
 def test_dictionaries_start_anew_before_they_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,5 +49,5 @@ def with_input_gradients(
         number += 1
         return view
 
-    found: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(watched, (args, kwargs))
-    return found
+    edited: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(watched, (args, kwargs))
+    return edited

@@ -33,14 +33,14 @@ def settle(seed: int, threads: int) -> dict[str, str]:
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
-    found = {
+    settings = {
         "seeds of random, numpy and torch": str(seed),
         "torch.set_num_threads": str(threads),
         "torch.use_deterministic_algorithms": "True",
         "torch.backends.cudnn.benchmark": "False",
         "torch.backends.cudnn.deterministic": "True",
     }
-    return found | {name: os.environ[name] for name in DETERMINISTIC if name in os.environ}
+    return settings | {name: os.environ[name] for name in DETERMINISTIC if name in os.environ}
 
 
 @contextmanager

@@ -48,37 +48,39 @@ class Diagnosis:
 
     def data(self) -> dict[str, Any]:
         """As JSON holds it."""
-        found = self.difference
-        told = None
-        if found is not None:
-            told = {
-                "number": found.number,
-                "first": found.first._asdict() if found.first else None,
-                "second": found.second._asdict() if found.second else None,
-                "same_work": found.same_work,
+        difference = self.difference
+        details = None
+        if difference is not None:
+            details = {
+                "number": difference.number,
+                "first": difference.first._asdict() if difference.first else None,
+                "second": difference.second._asdict() if difference.second else None,
+                "same_work": difference.same_work,
             }
         return {
             **asdict(self.execution),
             "reproducible": self.reproducible,
             "compared": self.compared,
-            "first_difference": told,
+            "first_difference": details,
             "settings": self.settings,
             "undetermined": list(self.undetermined),
         }
 
 
 def diagnose(
-    execution: Execution, progress: Callable[[str, int, int], object], said: Callable[[str], object]
+    execution: Execution, progress: Callable[[str, int, int], object], on_output: Callable[[str], object]
 ) -> Diagnosis:
     """Execute it twice and compare all that was computed. Raises WorkloadUnusable and WorkerFailed."""
     with tempfile.TemporaryDirectory(prefix="traincheck-sdc-") as made:
         folder = Path(made)
         entries = [folder / f"{number}.entries" for number in range(2)]
-        told = [folder / f"{number}.told" for number in range(2)]
+        setting_files = [folder / f"{number}.told" for number in range(2)]
         for number, name in enumerate(RUNS):  # one after the other: they take the same cores, or the same device
             job = {"task": "record", **asdict(execution), "title": name, "entries": str(entries[number])}
-            run_children([Job(name.replace(" ", "-"), {**job, "told": str(told[number])})], folder, progress, said)
-        about = json.loads(told[0].read_text(encoding="utf-8"))
+            run_children(
+                [Job(name.replace(" ", "-"), {**job, "told": str(setting_files[number])})], folder, progress, on_output
+            )
+        about = json.loads(setting_files[0].read_text(encoding="utf-8"))
         difference = first_difference(*map(read_entries, entries))
         compared = sum(1 for _ in read_entries(entries[0])) if difference is None else difference.number
     return Diagnosis(execution, compared, difference, about["settings"], tuple(about["undetermined"]))

@@ -28,25 +28,25 @@ def deterministic(environ: Mapping[str, str]) -> dict[str, str]:
     return {**DETERMINISTIC, **environ}
 
 
-def needs_torch(what: str) -> None:
+def needs_torch(feature: str) -> None:
     """Raises MissingExtra where torch is not installed. Does not import it, which takes seconds."""
-    _needs(what, "torch")
+    _needs(feature, "torch")
 
 
-def needs_jax(what: str) -> None:
+def needs_jax(feature: str) -> None:
     """The same of jax."""
-    _needs(what, "jax")
+    _needs(feature, "jax")
 
 
-def _needs(what: str, package: str) -> None:
+def _needs(feature: str, package: str) -> None:
     try:
-        found = importlib.util.find_spec(package) is not None
+        installed = importlib.util.find_spec(package) is not None
     except ImportError:
-        found = False
+        installed = False
     except ValueError:  # it is imported already, and by no loader
-        found = True
-    if not found:
-        raise MissingExtra(what, package, INSTALL[package])
+        installed = True
+    if not installed:
+        raise MissingExtra(feature, package, INSTALL[package])
 
 
 def settle_here() -> None:

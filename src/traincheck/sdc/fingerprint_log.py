@@ -22,7 +22,7 @@ class Entry(NamedTuple):
     fingerprint: str
 
     @property
-    def place(self) -> tuple[int, str, str, str]:
+    def location(self) -> tuple[int, str, str, str]:
         return self[:4]
 
     @property
@@ -43,14 +43,14 @@ class Difference(NamedTuple):
     @property
     def same_work(self) -> bool:
         """Whether both did the same there, with another result. Else they went different ways."""
-        return self.first is not None and self.second is not None and self.first.place == self.second.place
+        return self.first is not None and self.second is not None and self.first.location == self.second.location
 
 
 def first_difference(first: Iterable[Entry], second: Iterable[Entry]) -> Difference | None:
     """None where the two runs are the same."""
-    for number, (one, other) in enumerate(zip_longest(first, second)):
-        if one != other:
-            return Difference(number, one, other)
+    for number, (entry, other) in enumerate(zip_longest(first, second)):
+        if entry != other:
+            return Difference(number, entry, other)
     return None
 
 

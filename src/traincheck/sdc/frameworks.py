@@ -16,16 +16,16 @@ TORCH, XLA = "torch", "xla"
 FRAMEWORKS = (TORCH, XLA)
 
 
-def framework_of(named: str, what: str) -> str:
+def framework_of(named: str, command: str) -> str:
     """The framework of this name. Raises BadOption, and MissingExtra where its packages are not installed.
 
     `what` is the command that asks, for the message.
     """
     if named not in FRAMEWORKS:
         raise BadOption("--framework", named, f"one of {', '.join(FRAMEWORKS)}")
-    needs_torch(what)  # for both: with XLA, too, it draws what a training begins with and compares what came out
+    needs_torch(command)  # for both: with XLA, too, it draws what a training begins with and compares what came out
     if named == XLA:
-        needs_jax(f"{what} --framework xla")
+        needs_jax(f"{command} --framework xla")
     return named
 
 

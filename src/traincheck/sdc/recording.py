@@ -84,7 +84,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if direction == FORWARD:
             self._nodes.clear()
 
-    def tell(self, module: str, operation: str, values: Iterable[Any]) -> None:
+    def add(self, module: str, operation: str, values: Iterable[Any]) -> None:
         """An entry of these values."""
         self._emit(Entry(self.step, self.direction, module, operation, _fingerprint(values)))
 
@@ -95,7 +95,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             values = _computed(func, args, kwargs, result)
             if values:
                 module = self._nodes.module() if self.direction == BACKWARD else self._open[-1] if self._open else ""
-                self.tell(module, f"aten.{func.overloadpacket.__name__}", values)
+                self.add(module, f"aten.{func.overloadpacket.__name__}", values)
         return result
 
     @contextmanager
@@ -105,8 +105,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             live = [True]
             undo.callback(live.clear)
             for name, module in model.named_modules():
-                told = name or type(model).__name__
-                pre, post = functools.partial(self._enter, live, told), functools.partial(self._leave, told)
+                label = name or type(model).__name__
+                pre, post = functools.partial(self._enter, live, label), functools.partial(self._leave, label)
                 # Before other hooks: the gradient comes here last, as it is after all of them.
                 undo.callback(module.register_forward_pre_hook(pre, prepend=True, with_kwargs=True).remove)
                 undo.callback(module.register_forward_hook(post).remove)
@@ -115,14 +115,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _enter(self, live: list[bool], name: str, _module: Any, args: Any, kwargs: Any) -> Any:
         def seen(number: int, gradient: torch.Tensor) -> None:
             if live:
-                self.tell(name, f"gradient of input {number}", [gradient])
+                self.add(name, f"gradient of input {number}", [gradient])
 
         self._open.append(name)
         self._nodes.now(name)
         return None if self._operations else with_input_gradients(args, kwargs, seen)
 
     def _leave(self, name: str, _module: Any, _args: Any, output: Any) -> None:
-        self.tell(name, "output", _tensors(output))
+        self.add(name, "output", _tensors(output))
         self._open.pop()
         self._nodes.now(self._open[-1] if self._open else "")
 
@@ -130,14 +130,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 def _fingerprint(values: Iterable[Any]) -> str:
     values = list(values)
     with hidden_from_modes():
-        found = fingerprints([value for value in values if isinstance(value, torch.Tensor)])
-    parts = [f"{print_ or 0:016x}" for print_ in found]
+        digests = fingerprints([value for value in values if isinstance(value, torch.Tensor)])
+    parts = [f"{print_ or 0:016x}" for print_ in digests]
     parts += [repr(value) for value in values if not isinstance(value, torch.Tensor)]
     return parts[0] if len(parts) == 1 else xxhash.xxh3_64_hexdigest("/".join(parts).encode())
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _computed(func: Any, args: Any, kwargs: Any, result: Any) -> list[Any]:
@@ -145,18 +145,20 @@ def _computed(func: Any, args: Any, kwargs: Any, result: Any) -> list[Any]:
     name = func.overloadpacket.__name__
     if name.startswith(ALLOCATES) or getattr(func, "is_view", False):
         return []
-    given = {**kwargs, **dict(zip((one.name for one in func._schema.arguments), args, strict=False))}
-    found = [
+    given = {**kwargs, **dict(zip((argument.name for argument in func._schema.arguments), args, strict=False))}
+    computed = [
         leaf
-        for one in func._schema.arguments
-        if one.alias_info is not None and one.alias_info.is_write
-        for leaf in _tensors(given.get(one.name))
+        for argument in func._schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+        for leaf in _tensors(given.get(argument.name))
     ]
-    if not found:
+    if not computed:
         returned = tree_leaves(result)
         reserves = name.startswith(RESERVES) and not name.endswith("backward")
-        found = [one for one in returned[: 1 if reserves else None] if isinstance(one, (torch.Tensor, float, int))]
-    return found
+        computed = [
+            leaf for leaf in returned[: 1 if reserves else None] if isinstance(leaf, (torch.Tensor, float, int))
+        ]
+    return computed
 
 
 def record(
@@ -175,7 +177,7 @@ def record(
     with ExitStack() as stack:
         stack.enter_context(recorder)
         model = workload.build_model()
-        recorder.tell("", "parameters", [value.detach() for value in model.state_dict().values()])
+        recorder.add("", "parameters", [value.detach() for value in model.state_dict().values()])
         optimizer = workload.build_optimizer(model)
         if prepared is not None:
             stack.enter_context(prepared(model, optimizer))
@@ -189,20 +191,22 @@ def _step(recorder: Recorder, workload: Workload, model: Any, optimizer: Any, st
     named = list(model.named_parameters())
     recorder.stage(BATCH, step)
     batch = workload.batch(step)
-    recorder.tell("", "batch", [one for one in tree_leaves(batch) if isinstance(one, (torch.Tensor, int, float, str))])
+    recorder.add(
+        "", "batch", [leaf for leaf in tree_leaves(batch) if isinstance(leaf, (torch.Tensor, int, float, str))]
+    )
     optimizer.zero_grad()
     recorder.stage(FORWARD)
     loss = workload.loss(model, batch)
-    recorder.tell("", "loss", [loss.detach()])
+    recorder.add("", "loss", [loss.detach()])
     recorder.stage(BACKWARD)
     loss.backward()
     for name, parameter in named:
         if parameter.grad is not None:
-            recorder.tell(name, "gradient", [parameter.grad])
+            recorder.add(name, "gradient", [parameter.grad])
     recorder.stage(OPTIMIZER)
     optimizer.step()
     for name, parameter in named:
-        recorder.tell(name, "parameter", [parameter.detach()])
+        recorder.add(name, "parameter", [parameter.detach()])
 
 
 def record_submodules(
@@ -214,25 +218,25 @@ def record_submodules(
     """The same of a training that no operation can be seen of: what its submodules compute, gradients, parameters."""
     step, direction = 0, BUILD
 
-    def tell(module: str, operation: str, *values: Any) -> None:
+    def emit_entry(module: str, operation: str, *values: Any) -> None:
         emit(Entry(step, direction, module, operation, _fingerprint(values)))
 
     def seen(module: str, way: str, value: torch.Tensor) -> None:
-        tell(module, "output" if way == FORWARD else "gradient of input 0", value)
+        emit_entry(module, "output" if way == FORWARD else "gradient of input 0", value)
 
-    tell("", "parameters", *(value.detach() for _, value in training.parameters()))
+    emit_entry("", "parameters", *(value.detach() for _, value in training.parameters()))
     with training.watched(seen):
         for step in range(1, steps + 1):
             direction = BATCH
             batch = training.batch(step)
-            tell("", "batch", *_tensors(batch))
+            emit_entry("", "batch", *_tensors(batch))
             direction = FORWARD
-            tell("", "loss", training.forward(batch).detach())
+            emit_entry("", "loss", training.forward(batch).detach())
             direction = BACKWARD
             training.backward()
-            training.gradients(lambda name, value: tell(name, "gradient", value))
+            training.gradients(lambda name, value: emit_entry(name, "gradient", value))
             direction = OPTIMIZER
             training.update()
             for name, parameter in training.parameters():
-                tell(name, "parameter", parameter.detach())
+                emit_entry(name, "parameter", parameter.detach())
             progress(step)

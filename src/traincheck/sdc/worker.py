@@ -16,20 +16,20 @@ from traincheck.sdc.fingerprint_log import Entry, written
 from traincheck.sdc.process_setup import prepare
 from traincheck.sdc.recording import record, record_submodules
 from traincheck.sdc.study.plan import read_plan
-from traincheck.sdc.worker_processes import DONE, FAILED, PROGRESS, SAYS
+from traincheck.sdc.worker_processes import DONE, FAILED, MESSAGE_PREFIX, PROGRESS
 from traincheck.sdc.workload.workload import blamed
 
 
-def say(message: Mapping[str, Any]) -> None:
+def send(message: Mapping[str, Any]) -> None:
     """To the parent."""
     # In one piece, and past what the workload has made of sys.stdout.
     sys.stdout.flush()
-    os.write(1, f"{SAYS}{json.dumps(message)}\n".encode())
+    os.write(1, f"{MESSAGE_PREFIX}{json.dumps(message)}\n".encode())
 
 
-def progress(what: str, done: int, total: int) -> None:
+def progress(phase: str, done: int, total: int) -> None:
     """Say how far it is."""
-    say({PROGRESS: [what, done, total]})
+    send({PROGRESS: [phase, done, total]})
 
 
 def record_run(job: Mapping[str, Any]) -> None:
@@ -41,13 +41,13 @@ def record_run(job: Mapping[str, Any]) -> None:
         def emit(entry: Entry) -> None:
             file.writelines(written([entry]))
 
-        def said(step: int) -> None:
+        def on_step(step: int) -> None:
             progress(job["title"], step, total)
 
         if prepared.workload is None:
-            record_submodules(prepared.begin(), total, emit, said)
+            record_submodules(prepared.begin(), total, emit, on_step)
         else:
-            record(prepared.workload, total, emit, said)
+            record(prepared.workload, total, emit, on_step)
     Path(job["told"]).write_text(json.dumps({"settings": prepared.settings, "undetermined": names}), encoding="utf-8")
 
 
@@ -55,9 +55,9 @@ def study_side(job: Mapping[str, Any]) -> None:
     """Be one of the two workers of a study on this machine; the trusted one writes what was found."""
     from traincheck.sdc.study.worker_side import execute_side
 
-    found = execute_side(read_plan(job["plan"]), job["rank"], progress, f"file://{job['store']}")
+    study = execute_side(read_plan(job["plan"]), job["rank"], progress, f"file://{job['store']}")
     if job["rank"] == 0:
-        Path(job["found"]).write_text(json.dumps(found), encoding="utf-8")
+        Path(job["found"]).write_text(json.dumps(study), encoding="utf-8")
 
 
 TASKS: dict[str, Callable[[Mapping[str, Any]], None]] = {"record": record_run, "study": study_side}
@@ -70,9 +70,9 @@ def main(file: str) -> int:
         with blamed(job.get("workload") or job["plan"]["workload"]):
             TASKS[job["task"]](job)
     except TrainCheckError as error:
-        say({FAILED: [type(error).__name__, str(error)]})
+        send({FAILED: [type(error).__name__, str(error)]})
         return 1
-    say({DONE: True})
+    send({DONE: True})
     return 0
 
 

@@ -23,12 +23,12 @@ from traincheck import errors
 from traincheck.errors import TrainCheckError, WorkerFailed
 from traincheck.sdc.environment import deterministic
 
-SAYS = "@traincheck "
+MESSAGE_PREFIX = "@traincheck "
 PROGRESS, FAILED, DONE = "progress", "failed", "done"
 
-LAST_WORDS = 5
+STDERR_LINES = 5
 """Lines of the stderr of a child that are told when it failed without saying why."""
-PATIENCE = 60.0
+GRACE_SECONDS = 60.0
 """Seconds that children have to end when one has failed, or when they were asked to stop: a step may take long."""
 
 
@@ -43,9 +43,9 @@ class _Child:
     def __init__(self, job: Job, folder: Path, lines: queue.SimpleQueue[tuple[_Child, str, str]]) -> None:
         self.name, self.done = job.name, False
         self.error: TrainCheckError | None = None
-        self.heard = 0
+        self.messages = 0
         """How many messages it has sent; none while it imports torch, when it cannot be asked to stop."""
-        self.words: list[str] = []
+        self.stderr_lines: list[str] = []
         file = folder / f"{job.name}.json"
         file.write_text(json.dumps(job.settings), encoding="utf-8")
         self.process = subprocess.Popen(
@@ -81,7 +81,7 @@ def run_children(
     jobs: Sequence[Job],
     folder: Path,
     progress: Callable[[str, int, int], object],
-    said: Callable[[str], object],
+    on_output: Callable[[str], object],
     stoppable: bool = False,
 ) -> None:
     """Start a child for each job and wait for them; `said` is given what the workload itself prints.
@@ -92,19 +92,19 @@ def run_children(
     """
     lines: queue.SimpleQueue[tuple[_Child, str, str]] = queue.SimpleQueue()
     children: list[_Child] = []
-    asked = False
+    stop_requested = False
     try:
-        with _whole():
+        with _interrupt_deferred():
             children.extend(_Child(job, folder, lines) for job in jobs)
         while True:
             try:
-                _listen(children, lines, progress, said)
+                _listen(children, lines, progress, on_output)
                 return
             except KeyboardInterrupt:
-                if asked or not (stoppable and children[0].heard):
+                if stop_requested or not (stoppable and children[0].messages):
                     raise
-                asked = True
-                said("stopping after this step; press Ctrl-C again to end at once")
+                stop_requested = True
+                on_output("stopping after this step; press Ctrl-C again to end at once")
                 children[0].signal(signal.SIGINT)
     finally:
         for child in children:
@@ -113,7 +113,7 @@ def run_children(
 
 
 @contextmanager
-def _whole() -> Iterator[None]:
+def _interrupt_deferred() -> Iterator[None]:
     """Ctrl-C comes after the block: a process that is just being started would be left behind."""
     if threading.current_thread() is not threading.main_thread():  # it never comes there
         yield
@@ -132,7 +132,7 @@ def _listen(
     children: Sequence[_Child],
     lines: queue.SimpleQueue[tuple[_Child, str, str]],
     progress: Callable[[str, int, int], object],
-    said: Callable[[str], object],
+    on_output: Callable[[str], object],
 ) -> None:
     """Until all have ended, or one has failed and the others had time to say why."""
     failed_at = 0.0
@@ -142,33 +142,33 @@ def _listen(
         try:
             child, stream, line = lines.get(timeout=0.1)
         except queue.Empty:
-            ended = [one for one in children if one.over]
+            ended = [child for child in children if child.over]
             if not lines.empty():  # what they said last
                 continue
-            failed = [one for one in ended if not one.done]
+            failed = [child for child in ended if not child.done]
             failed_at = failed_at or (time.monotonic() if failed else 0.0)
             # Who was killed first: what others raise is that it is gone.
-            told = [one for one in failed if one.error is None] or failures
-            late = failed_at and time.monotonic() - failed_at > PATIENCE
+            reported = [child for child in failed if child.error is None] or failures
+            late = failed_at and time.monotonic() - failed_at > GRACE_SECONDS
             if failures or late or (failed and len(ended) == len(children)):
-                _raise(told[0])
+                _raise(reported[0])
             if len(ended) == len(children):
                 return
             continue
-        if stream == "stdout" and line.startswith(SAYS):
-            _heard(child, json.loads(line.removeprefix(SAYS)), progress)
+        if stream == "stdout" and line.startswith(MESSAGE_PREFIX):
+            _handle_message(child, json.loads(line.removeprefix(MESSAGE_PREFIX)), progress)
             failures += [child] if child.error is not None else []
         elif stream == "stdout":
-            said(line)
+            on_output(line)
         elif line.strip():
-            child.words = [*child.words, line][-LAST_WORDS:]
+            child.stderr_lines = [*child.stderr_lines, line][-STDERR_LINES:]
 
 
-def _heard(child: _Child, message: Mapping[str, Any], progress: Callable[[str, int, int], object]) -> None:
-    child.heard += 1
+def _handle_message(child: _Child, message: Mapping[str, Any], progress: Callable[[str, int, int], object]) -> None:
+    child.messages += 1
     if PROGRESS in message:
-        what, done, total = message[PROGRESS]
-        progress(what, done, total)
+        phase, done, total = message[PROGRESS]
+        progress(phase, done, total)
     elif FAILED in message:
         name, text = message[FAILED]
         kind = getattr(errors, name, TrainCheckError)
@@ -180,4 +180,4 @@ def _heard(child: _Child, message: Mapping[str, Any], progress: Callable[[str, i
 def _raise(child: _Child) -> None:
     if child.error is not None:
         raise child.error
-    raise WorkerFailed(child.name, child.process.returncode, " / ".join(child.words))
+    raise WorkerFailed(child.name, child.process.returncode, " / ".join(child.stderr_lines))

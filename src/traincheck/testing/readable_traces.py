@@ -67,8 +67,8 @@ def from_text(text: str) -> list[Window]:
 
 def _window_lines(windows: list[Window], *, positions: bool) -> Iterator[str]:
     for number, window in enumerate(windows):
-        told = _fields(window, "step", "rank", "process")
-        yield _line(0, "window", window.stage, *told, *([f"index={window.index}"] if window.index != number else []))
+        fields = _fields(window, "step", "rank", "process")
+        yield _line(0, "window", window.stage, *fields, *([f"index={window.index}"] if window.index != number else []))
         depth = {NO_CALL: 0}
         events: list[Call | Change | Reading] = [*window.calls, *window.changes, *window.readings]
         for event in sorted(events, key=lambda event: event.seq):
@@ -173,7 +173,7 @@ def _parsed(line: str) -> _Line:
     return parsed
 
 
-class _Told(NamedTuple):
+class _WindowParts(NamedTuple):
     """The fields of a window and of its events."""
 
     window: dict[str, Any]
@@ -186,7 +186,7 @@ class _Parser:
     """What was read so far: windows, and the calls that are open at the current indentation."""
 
     def __init__(self) -> None:
-        self._windows: list[_Told] = []
+        self._windows: list[_WindowParts] = []
         self._open: list[tuple[int, dict[str, Any]]] = []
         self._seq = itertools.count()
 
@@ -198,8 +198,8 @@ class _Parser:
             raise ValueError(f"unknown field {min(unknown)}")
         fields = {name: int(value) if name in _NUMBERS else value for name, value in fields.items()}
         if words[0] == "window":
-            told = {"index": len(self._windows), "step": 0, "stage": words[1], **fields}
-            self._windows.append(_Told(told, [], [], []))
+            window = {"index": len(self._windows), "step": 0, "stage": words[1], **fields}
+            self._windows.append(_WindowParts(window, [], [], []))
             return
         if not self._windows:
             raise ValueError("the first line must be a window")
@@ -234,12 +234,12 @@ class _Parser:
         self._close(0)
         return [
             Window(
-                **told.window,
-                calls=tuple(Call(**call) for call in told.calls),
-                changes=tuple(told.changes),
-                readings=tuple(told.readings),
+                **parts.window,
+                calls=tuple(Call(**call) for call in parts.calls),
+                changes=tuple(parts.changes),
+                readings=tuple(parts.readings),
             )
-            for told in self._windows
+            for parts in self._windows
         ]
 
 
@@ -254,16 +254,16 @@ _NUMBERS = ("index", "step", "rank", "process", "seq", "end", "parent", "thread"
 
 
 def _change(words: list[str], event: dict[str, Any]) -> Change:
-    _, variable, what, before, _, after, *rest = words
-    kind, attribute = what.rsplit(".", 1)
+    _, variable, dotted, before, _, after, *rest = words
+    kind, attribute = dotted.rsplit(".", 1)
     event["call"] = event.pop("parent")
-    told = {"variable": variable, "kind": kind, "attribute": attribute, "before": before, "after": after}
-    return Change(**{**told, "changed": rest == ["changed"], **event})
+    values = {"variable": variable, "kind": kind, "attribute": attribute, "before": before, "after": after}
+    return Change(**{**values, "changed": rest == ["changed"], **event})
 
 
 def _reading(words: list[str], as_written: list[str], event: dict[str, Any]) -> Reading:
-    _, what, variable, _ = words
-    kind, attribute = what.split(".", 1)  # attributes may have dots: worker.random.python
+    _, dotted, variable, _ = words
+    kind, attribute = dotted.split(".", 1)  # attributes may have dots: worker.random.python
     event["call"] = event.pop("parent")
     value = text_to_value(as_written[3])  # as it was written: 0.1 is a number, "0.1" a text
     return Reading(variable=variable, kind=kind, attribute=attribute, value=value, **event)

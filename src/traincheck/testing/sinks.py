@@ -95,20 +95,20 @@ def reports() -> Mapping[str, Report]:
     }
 
 
-def check_sink(sink: Any, folder: Path, place: str = "") -> int:
+def check_sink(sink: Any, folder: Path, target: str = "") -> int:
     """Check every promise of the class `sink`, which may write below `folder`; the number of reports it was given.
 
     Raises NotConforming for the first promise that is broken.
     """
     _is_a_sink(sink)
-    told = reports()
-    for number, (name, report) in enumerate(told.items()):
+    samples = reports()
+    for number, (name, report) in enumerate(samples.items()):
         home = folder / f"sink-{number}"
         home.mkdir()
-        _takes(sink, report, home / sink.file if sink.file else place, home, f"with the report '{name}'")
+        _takes(sink, report, home / sink.file if sink.file else target, home, f"with the report '{name}'")
     if sink.file:
         _refuses_a_folder(sink, folder)
-    return len(told)
+    return len(samples)
 
 
 def _fail(promise: str, cure: str) -> NotConforming:
@@ -129,22 +129,22 @@ def _is_a_sink(sink: Any) -> None:
         raise _fail(f"{name} has no {', '.join(missing)}", "Derive it from traincheck.reporting.base.Document")
 
 
-def _takes(sink: Any, report: Report, place: str | Path, home: Path, where: str) -> None:
+def _takes(sink: Any, report: Report, target: str | Path, home: Path, where: str) -> None:
     before = copy.deepcopy(report)
     written = []
     for shows in (True, False):
-        said = io.StringIO()
-        with redirect_stdout(said), redirect_stderr(said if sink.file else io.StringIO()):
-            _runs(sink, report, place, shows, where)
+        output = io.StringIO()
+        with redirect_stdout(output), redirect_stderr(output if sink.file else io.StringIO()):
+            _runs(sink, report, target, shows, where)
         if report != before:
             raise _fail(f"{where}, {sink.name} changes the report", "Take copies of what you change")
         if not sink.file:
             continue
-        if said.getvalue():
-            raise _fail(f"{where}, {sink.name} prints {said.getvalue()[:40]!r}", "Write the file, and nothing else")
-        found = sorted(path.name for path in home.rglob("*"))
-        if found != [sink.file]:
-            raise _fail(f"{where}, {sink.name} leaves {found} and not {sink.file!r}", "Write the place that is given")
+        if output.getvalue():
+            raise _fail(f"{where}, {sink.name} prints {output.getvalue()[:40]!r}", "Write the file, and nothing else")
+        names = sorted(path.name for path in home.rglob("*"))
+        if names != [sink.file]:
+            raise _fail(f"{where}, {sink.name} leaves {names} and not {sink.file!r}", "Write the place that is given")
         written.append((home / sink.file).read_bytes())
     if written and written[0] != written[1]:
         raise _fail(f"{where}, {sink.name} writes another document each time", "Write what the report of `close` says")
@@ -152,14 +152,14 @@ def _takes(sink: Any, report: Report, place: str | Path, home: Path, where: str)
         _can_be_shown(sink, data, where)
 
 
-def _runs(sink: Any, report: Report, place: str | Path, shows: bool, where: str) -> None:
+def _runs(sink: Any, report: Report, target: str | Path, shows: bool, where: str) -> None:
     """Open, show or not, close, as commands do."""
     try:
-        one = sink(str(place), lambda: [])
-        one.open({"script": report.run.get("script", ""), "fail_on": "error"})
+        instance = sink(str(target), lambda: [])
+        instance.open({"script": report.run.get("script", ""), "fail_on": "error"})
         for finding in report.findings if shows else ():
-            one.show(finding)
-        one.close(report)
+            instance.show(finding)
+        instance.close(report)
     except Exception as error:
         raise _fail(f"{where}, {sink.name} raises {error!r}", "Take every report that there may be") from error
 
@@ -171,10 +171,10 @@ def _can_be_shown(sink: Any, data: bytes, where: str) -> None:
         raise _fail(
             f"{where}, {sink.name} writes no UTF-8 ({error})", "Encode with errors='backslashreplace'"
         ) from None
-    found = [repr(one) for one in FORBIDDEN if one in text]
-    if found:
+    passed_on = [repr(character) for character in FORBIDDEN if character in text]
+    if passed_on:
         raise _fail(
-            f"{where}, {sink.name} passes on {', '.join(found)}", "Use traincheck.terminal_text.plain, or escape it"
+            f"{where}, {sink.name} passes on {', '.join(passed_on)}", "Use traincheck.terminal_text.plain, or escape it"
         )
 
 
@@ -183,9 +183,9 @@ def _refuses_a_folder(sink: Any, folder: Path) -> None:
     taken = folder / "a-folder"
     taken.mkdir()
     try:
-        one = sink(str(taken), lambda: [])
-        one.open({})
-        one.close(reports()["clean"])
+        instance = sink(str(taken), lambda: [])
+        instance.open({})
+        instance.close(reports()["clean"])
     except (OutputError, ValueError):
         return
     except Exception as error:

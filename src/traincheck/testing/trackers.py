@@ -40,20 +40,20 @@ def statuses() -> Sequence[RunStatus]:
     )
 
 
-def check_tracker(tracker: Any, folder: Path, place: str = "") -> int:
+def check_tracker(tracker: Any, folder: Path, target: str = "") -> int:
     """Check every promise of the class `tracker`, whose run folders are made below `folder`; the number of runs.
 
     Raises NotConforming for the first promise that is broken.
     """
     _is_a_tracker(tracker)
-    told = {**reports(), "no report": None}
-    for number, (name, report) in enumerate(told.items()):
+    samples = {**reports(), "no report": None}
+    for number, (name, report) in enumerate(samples.items()):
         home = folder / f"run-{number}"
         home.mkdir()
         page = home / "report.html"
         page.write_text("<p>", encoding="utf-8")
-        _follows(tracker, place, home, report, (page,) if report is not None else (), f"of the run '{name}'")
-    return len(told)
+        _follows(tracker, target, home, report, (page,) if report is not None else (), f"of the run '{name}'")
+    return len(samples)
 
 
 def _is_a_tracker(tracker: Any) -> None:
@@ -67,19 +67,19 @@ def _is_a_tracker(tracker: Any) -> None:
         raise NotConforming(f"{name} has no {', '.join(missing)}. Copy what is missing from trackers/tensorboard.py.")
 
 
-def _follows(tracker: Any, place: str, home: Path, report: Report | None, files: tuple[Path, ...], where: str) -> None:
+def _follows(tracker: Any, target: str, home: Path, report: Report | None, files: tuple[Path, ...], where: str) -> None:
     before = copy.deepcopy(report)
     try:
-        one = tracker(place)
-        found = one.open({"folder": str(home), "script": "train.py", "host": "somewhere"})
+        instance = tracker(target)
+        url = instance.open({"folder": str(home), "script": "train.py", "host": "somewhere"})
         for status in statuses():
-            one.measure(status)
+            instance.measure(status)
             for finding in report.findings if report is not None else ():
-                one.show(finding)
-        one.close(report, files)
+                instance.show(finding)
+        instance.close(report, files)
     except Exception as error:
         raise NotConforming(f"{where}, {tracker.name} raises {error!r}. Take every run that there may be.") from error
-    if not isinstance(found, str):
-        raise NotConforming(f"{where}, {tracker.name} says {found!r} for where it is. Return a text from `open`.")
+    if not isinstance(url, str):
+        raise NotConforming(f"{where}, {tracker.name} says {url!r} for where it is. Return a text from `open`.")
     if report != before:
         raise NotConforming(f"{where}, {tracker.name} changes the report. Take copies of what you change.")

@@ -26,7 +26,7 @@ from traincheck import plugins
 from traincheck.vocab.collectives import COLLECTIVES, group_of
 from traincheck.vocab.events import EVAL, STAGES, TRAIN, Window
 
-Place = tuple[int, int, int]
+Position = tuple[int, int, int]
 """Step, number of the stage in the order of `STAGES`, occurrence of the stage in the step."""
 
 
@@ -44,8 +44,8 @@ def aligned(windows_of: Sequence[Iterable[Window]]) -> Iterator[tuple[Window, ..
     """
     ranks = [_Rank(windows) for windows in windows_of]
     while ranks and all(rank.head for rank in ranks):
-        heads = [rank.place for rank in ranks]
-        behind = [rank for rank in ranks if rank.place < max(heads)]
+        heads = [rank.position for rank in ranks]
+        behind = [rank for rank in ranks if rank.position < max(heads)]
         if behind:
             for rank in behind:
                 rank.drop()
@@ -54,7 +54,7 @@ def aligned(windows_of: Sequence[Iterable[Window]]) -> Iterator[tuple[Window, ..
         if lone:
             together = next(rank for rank in ranks if rank not in lone)
             for rank in lone:
-                rank.skip_to_others(together.place[0], together.together)
+                rank.skip_to_others(together.position[0], together.together)
             continue
         if len({rank.owed for rank in ranks}) > 1 and not any(rank.missed for rank in ranks):
             for rank in ranks:  # in step again from the next ones on
@@ -70,13 +70,15 @@ def aligned(windows_of: Sequence[Iterable[Window]]) -> Iterator[tuple[Window, ..
 def _sources_to_align() -> frozenset[str]:
     """The sources without which nobody knows which windows of several ranks belong together."""
     declarations = plugins.load(plugins.SOURCE_GROUP, plugins.SOURCES)
-    return frozenset(name for name, each in declarations.items() if each.required or each.aligns_ranks)
+    return frozenset(
+        name for name, declaration in declarations.items() if declaration.required or declaration.aligns_ranks
+    )
 
 
 class _Head(NamedTuple):
     """A window with its place in its own process, and how many calls all ranks made together in it."""
 
-    place: Place
+    position: Position
     window: Window
     together: int
     gap: bool  # windows are missing before it
@@ -111,9 +113,9 @@ class _Rank:
         return self._missed or self._next.gap
 
     @property
-    def place(self) -> Place:
+    def position(self) -> Position:
         """The place of the next window among those of the others."""
-        step, stage, occurrence = self._next.place
+        step, stage, occurrence = self._next.position
         return step - self.ahead, stage, occurrence
 
     @property
@@ -130,23 +132,23 @@ class _Rank:
 
     def within(self, steps: int) -> tuple[int, bool]:
         """How many they made from here to the end of so many steps, and whether all windows until then are there."""
-        last = self._next.place[0] + steps - 1
-        while self._heads[-1].place[0] <= last:
+        last = self._next.position[0] + steps - 1
+        while self._heads[-1].position[0] <= last:
             if not self._read():
                 break
-        inside = [head for head in self._heads if head.place[0] <= last]
-        known = not any(head.gap for head in list(self._heads)[1 : len(inside) + 1])
+        inside = [head for head in self._heads if head.position[0] <= last]
+        complete = not any(head.gap for head in list(self._heads)[1 : len(inside) + 1])
         if len(inside) == len(self._heads):  # it is over: where windows are missing anyway, the last may be, too
-            known = known and not self._gaps
-        return self.owed + sum(head.together for head in inside), known
+            complete = complete and not self._gaps
+        return self.owed + sum(head.together for head in inside), complete
 
     def _read(self) -> bool:
         """Read another window; whether there is one."""
-        found = next(self._stream, None)
-        if found is not None:
-            self._heads.append(found)
-            self._gaps = self._gaps or found.gap
-        return found is not None
+        head = next(self._stream, None)
+        if head is not None:
+            self._heads.append(head)
+            self._gaps = self._gaps or head.gap
+        return head is not None
 
     def drop(self) -> None:
         """Leave the next window out."""
@@ -168,7 +170,7 @@ class _Rank:
             self.drop()
             self._lost = self.head is not None and self._next.gap
         if self.head is not None:
-            self.ahead = self._next.place[0] - (step if self.together == calls else max(step, 1))
+            self.ahead = self._next.position[0] - (step if self.together == calls else max(step, 1))
 
 
 def _alone(ranks: Sequence[_Rank]) -> list[_Rank]:
@@ -177,7 +179,7 @@ def _alone(ranks: Sequence[_Rank]) -> list[_Rank]:
     if not lone or len(lone) == len(ranks):
         return []
     made = {id(rank): rank.within(2) for rank in ranks}
-    if not all(known for _, known in made.values()):
+    if not all(complete for _, complete in made.values()):
         return []
     most = max(count for count, _ in made.values())
     return [rank for rank in lone if made[id(rank)][0] < most]
@@ -187,23 +189,23 @@ def _elsewhere(ranks: Sequence[_Rank]) -> bool:
     """Whether the next windows differ only in which of them a call fell into, as far as it is known."""
     if len({rank.together for rank in ranks}) == 1:
         return False
-    one, two = ([rank.within(steps) for rank in ranks] for steps in (1, 2))
-    if len({count for count, _ in two}) == 1:
+    one_step, two_steps = ([rank.within(steps) for rank in ranks] for steps in (1, 2))
+    if len({count for count, _ in two_steps}) == 1:
         return True
-    if all(known for _, known in two):
+    if all(complete for _, complete in two_steps):
         return False
-    return len({count for count, _ in one}) == 1 or not all(known for _, known in one)
+    return len({count for count, _ in one_step}) == 1 or not all(complete for _, complete in one_step)
 
 
 def _counted(windows: Iterable[Window]) -> Iterator[_Head]:
     following = 0
-    for place, window in _placed(windows):
+    for position, window in _with_positions(windows):
         together = sum(call.name in COLLECTIVES and not group_of(call) for call in window.calls)
-        yield _Head(place, window, together, window.index != following)
+        yield _Head(position, window, together, window.index != following)
         following = window.index + 1
 
 
-def _placed(windows: Iterable[Window]) -> Iterator[tuple[Place, Window]]:
+def _with_positions(windows: Iterable[Window]) -> Iterator[tuple[Position, Window]]:
     """The windows of one process, each with its place; those whose place is doubtful are left out."""
     seen: Counter[str] = Counter()
     step = following = 0

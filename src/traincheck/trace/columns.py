@@ -17,9 +17,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from traincheck.trace.encoding import facts_to_text, levels_to_text, norm_apart, placed, type_to_text, valid
+from traincheck.trace.encoding import facts_to_text, levels_to_text, placed, split_norm, type_to_text, valid
 from traincheck.trace.schema import CALL, CHANGE, EVENTS, READING, TENSOR, WINDOW
-from traincheck.vocab.bounded_cache import KeptOf
+from traincheck.vocab.bounded_cache import ObjectCache
 from traincheck.vocab.events import Call, Change, Reading, TensorSummary, Window
 from traincheck.vocab.facts import Facts
 
@@ -55,7 +55,7 @@ class Columns:
         types = tuple(zip(tensor["dtype"], tensor["shape"], tensor["requires_grad"], strict=True))
         facts, norms = tensor["facts"], (None,) * len(types)
         if any(facts):
-            facts, norms = _unzipped(2, map(norm_apart, facts))
+            facts, norms = _unzipped(2, map(split_norm, facts))
 
         lengths = (1, len(names), len(window.changes), len(window.readings), len(types))
         starts = tuple(accumulate(lengths, initial=0))
@@ -119,7 +119,7 @@ class Rows:
     """Rows `start` to `stop` of a window of `total` rows: all that some columns have a value in."""
 
     def __init__(self, start: int, stop: int, total: int) -> None:
-        self.place = (start, stop, total)
+        self.bounds = (start, stop, total)
         bits = (1 << stop) - (1 << start)
         self._validity = None if stop - start == total else pa.py_buffer(bits.to_bytes((total + 7) // 8, "little"))
 
@@ -145,7 +145,7 @@ class Rows:
 
     def bits(self, values: Iterable[bool]) -> pa.Array:
         """A column with truth values in these rows and null elsewhere."""
-        return pa.Array.from_buffers(pa.bool_(), self.place[2], [self._validity, self._packed(values)])
+        return pa.Array.from_buffers(pa.bool_(), self.bounds[2], [self._validity, self._packed(values)])
 
     def _filled(self, values: Sequence[Any]) -> tuple[Iterable[Any], pa.Buffer | None]:
         """The values with something for each None, and which of the rows have one."""
@@ -155,12 +155,12 @@ class Rows:
 
     def _packed(self, flags: Iterable[bool]) -> pa.Buffer:
         """A bit for each of all rows; 0 in those that are not these."""
-        start, _, total = self.place
+        start, _, total = self.bounds
         bits = int("".join(["1" if flag else "0" for flag in flags])[::-1] or "0", 2) << start
         return pa.py_buffer(bits.to_bytes((total + 7) // 8, "little"))
 
     def _numbers(self, kind: pa.DataType, letter: str, values: Iterable[Any], validity: pa.Buffer | None) -> pa.Array:
-        start, stop, total = self.place
+        start, stop, total = self.bounds
         width = struct.calcsize(letter)
         filled = struct.pack(f"={stop - start}{letter}", *values)  # five times faster than pa.array
         data = bytes(width * start) + filled + bytes(width * (total - stop))
@@ -185,8 +185,8 @@ class Texts(dict[Any, int]):
     in the same rows as the one before, as training steps mostly do, gets the same column.
     """
 
-    def __init__(self, tell: Callable[[Any], str] = valid) -> None:
-        self._tell = tell
+    def __init__(self, to_text: Callable[[Any], str] = valid) -> None:
+        self._to_text = to_text
         self._begin()
 
     def _begin(self) -> None:
@@ -195,18 +195,18 @@ class Texts(dict[Any, int]):
         self._most = 0
         self._dictionary = texts(())
         self._last: tuple[Any, ...] = ()
-        self._last_place: tuple[int, int, int] | None = None
+        self._last_bounds: tuple[int, int, int] | None = None
         self._column: pa.DictionaryArray | None = None
 
     def __missing__(self, value: Any) -> int:
-        text = self._tell(value)
+        text = self._to_text(value)
         code = self[value] = len(self)
         self._new.append(text)
         return code
 
     def column(self, rows: Rows, values: tuple[Any, ...]) -> pa.DictionaryArray:
         """A column with `values` in these rows and null elsewhere."""
-        if self._column is None or rows.place != self._last_place or not self._same(values):
+        if self._column is None or rows.bounds != self._last_bounds or not self._same(values):
             if len(self) > self._most:
                 self._begin()
             codes = self._column_of_codes(rows, values)
@@ -216,7 +216,7 @@ class Texts(dict[Any, int]):
                 self._dictionary = pa.concat_arrays([self._dictionary, texts(self._new)])
                 self._new = []
             self._column = pa.DictionaryArray.from_arrays(codes, self._dictionary, safe=False)
-            self._last, self._last_place = values, rows.place
+            self._last, self._last_bounds = values, rows.bounds
         return self._column
 
     def _column_of_codes(self, rows: Rows, values: tuple[Any, ...]) -> pa.Array:
@@ -238,7 +238,7 @@ class FactTexts(Texts):
 
     def _begin(self) -> None:
         super()._begin()
-        self._known: KeptOf[int] = KeptOf()
+        self._code_cache: ObjectCache[int] = ObjectCache()
 
     def _codes(self, values: tuple[Facts, ...]) -> Iterable[int]:
         distinct = dict(zip(map(id, values), values, strict=True))
@@ -246,8 +246,8 @@ class FactTexts(Texts):
         return map(code_of.__getitem__, map(id, values))
 
     def _code_of(self, facts: Facts) -> int:
-        found = self._known.get(id(facts))
-        return self._known.put_of(facts, self[facts_to_text(facts)]) if found is None else found
+        code = self._code_cache.get(id(facts))
+        return self._code_cache.put_for(facts, self[facts_to_text(facts)]) if code is None else code
 
     def _same(self, values: tuple[Facts, ...]) -> bool:
         return len(values) == len(self._last) and all(map(operator.is_, values, self._last))

@@ -41,7 +41,7 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     """What control.json says; a field that is None leaves it as the run was started.
 
     `sample` and `budget` (a share of the time, 0 for none) say which steps are watched, `muted` has the reason for each
-    rule (by id) that is not judged, `off` the sources that are switched off. `found` are findings of severity error
+    rule (by id) that is not judged, `off` the sources that are switched off. `findings` are findings of severity error
     about several ranks together, told by the process that compares them.
     """
 
@@ -54,7 +54,7 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
     look: Request = Request()
     snapshot: Request = Request()
     stop: StopAsked | None = None
-    found: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = msgspec.field(default=(), name="found")
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,13 +105,13 @@ def stopped(control: Control, because: StopAsked) -> Control:
     return control if control.stop is not None else msgspec.structs.replace(control, stop=because)
 
 
-MOST_FOUND = 50
+MOST_FINDINGS = 50
 """Findings that are told on: what is wrong is known by then."""
 
 
-def found(control: Control, finding: Finding) -> Control:
+def add_finding(control: Control, finding: Finding) -> Control:
     """With another finding about several ranks."""
-    return msgspec.structs.replace(control, found=(*control.found, finding)[:MOST_FOUND])
+    return msgspec.structs.replace(control, findings=(*control.findings, finding)[:MOST_FINDINGS])
 
 
 class ControlFile:
@@ -124,10 +124,10 @@ class ControlFile:
     def news(self) -> Control | None:
         """What it says, None where that is as it was. Raises what `read_control` raises, once for each replacement."""
         try:
-            found = (self._folder / CONTROL).stat()
+            status = (self._folder / CONTROL).stat()
         except OSError:
             return None  # not there yet, or a folder that is out of reach for a while
-        seen = (found.st_mtime_ns, found.st_size, found.st_ino)
+        seen = (status.st_mtime_ns, status.st_size, status.st_ino)
         if seen == self._seen:
             return None
         self._seen = seen
@@ -147,8 +147,8 @@ def withdraw_answer(folder: Path, rank: int, process: int) -> None:
 
 def read_answers(folder: Path) -> list[Answer]:
     """The answers of all processes, by rank, then by process. Raises what `read_control` raises."""
-    found = (from_json(file, Answer) for file in folder.glob(ANSWERS))
-    return sorted(found, key=lambda answer: (answer.rank, answer.process))
+    answers = (from_json(file, Answer) for file in folder.glob(ANSWERS))
+    return sorted(answers, key=lambda answer: (answer.rank, answer.process))
 
 
 def _answer_file(folder: Path, rank: int, process: int) -> Path:

@@ -70,10 +70,10 @@ def _storable(value: FactValue) -> object:
 
 def text_to_facts(text: str) -> Facts:
     """The facts that `facts_to_text` told. Raises msgspec.DecodeError or ValueError for any other text."""
-    found: dict[str, Any] = _decoder.decode(text)
+    facts: dict[str, Any] = _decoder.decode(text)
     if '{"float":' in text:
-        found = {name: float(value.float) if isinstance(value, _Float) else value for name, value in found.items()}
-    return tuple(found.items())
+        facts = {name: float(value.float) if isinstance(value, _Float) else value for name, value in facts.items()}
+    return tuple(facts.items())
 
 
 def value_to_text(value: FactValue) -> str:
@@ -83,8 +83,8 @@ def value_to_text(value: FactValue) -> str:
 
 def text_to_value(text: str) -> FactValue:
     """The value that `value_to_text` told. Raises msgspec.DecodeError or ValueError for any other text."""
-    found = _value_decoder.decode(text)
-    return float(found.float) if isinstance(found, _Float) else found
+    decoded = _value_decoder.decode(text)
+    return float(decoded.float) if isinstance(decoded, _Float) else decoded
 
 
 def placed(attribute: str, value: FactValue) -> Placed:
@@ -96,14 +96,14 @@ def placed(attribute: str, value: FactValue) -> Placed:
     return value_to_text(value), None, None, None
 
 
-def norm_apart(facts: Facts) -> tuple[Facts, float | None]:
+def split_norm(facts: Facts) -> tuple[Facts, float | None]:
     """The facts of a tensor without its norm, and the norm; `with_norm` puts them together."""
-    found = dict(facts)
-    norm = found.get(NORM)
+    remaining = dict(facts)
+    norm = remaining.get(NORM)
     if not isinstance(norm, float):
         return facts, None
-    del found[NORM]
-    return tuple(found.items()), norm
+    del remaining[NORM]
+    return tuple(remaining.items()), norm
 
 
 def with_norm(facts: Facts, norm: float | None) -> Facts:

@@ -17,12 +17,12 @@ from traincheck import redaction
 from traincheck.addresses import Address, as_path
 from traincheck.errors import OutputError, RunFolderEmpty, RunFolderInUse, RunFolderNotFound, TraceOutOfReach
 from traincheck.trace.control_file import change_control, read_control, stopped
-from traincheck.trace.format import EVENTS, MANIFEST, TOLD
+from traincheck.trace.format import DIGESTS, EVENTS, MANIFEST
 from traincheck.trace.run_notes import Manifest, ProcessNote, StopAsked, from_json, recorded_of, to_json
 from traincheck.trace.segments import segments
 from traincheck.vocab.events import Window
 
-WHY = "(--keep-recording says how large one may grow)"
+SIZE_HINT = "(--keep-recording says how large one may grow)"
 
 RECORD_ALL = "(`traincheck run --record all` or `traincheck collect` keeps each of them)"
 
@@ -158,13 +158,17 @@ class RunFolder:
             return ()
         from traincheck.trace.reader import removed_steps  # here and below: it takes a while, and few need it
 
-        found = sorted({steps for file in long for steps in removed_steps(file)})
-        return tuple(f"steps {first:,} to {last:,} are no longer in the recording {WHY}" for first, last in found)
+        ranges = sorted({steps for file in long for steps in removed_steps(file)})
+        return tuple(
+            f"steps {first:,} to {last:,} are no longer in the recording {SIZE_HINT}" for first, last in ranges
+        )
 
     def left_out(self) -> tuple[str, ...]:
         """That only some of the steps were recorded, if it is so, as sentences."""
-        told = recorded_of(self.notes())
-        return () if told is None else (f"the recording holds {told[0]:,} of {told[1]:,} steps {RECORD_ALL}",)
+        recorded = recorded_of(self.notes())
+        return (
+            () if recorded is None else (f"the recording holds {recorded[0]:,} of {recorded[1]:,} steps {RECORD_ALL}",)
+        )
 
     def windows(self) -> Iterator[tuple[ProcessNote | None, Iterator[Window]]]:
         """For each process with events, by rank, then by process: its note if it wrote one, and its windows.
@@ -186,7 +190,7 @@ class RunFolder:
         """
         notes = self._notes()
         sizes: dict[str, int] = {}
-        found: dict[str, dict[int, list[Path]]] = {}
+        files_by_job: dict[str, dict[int, list[Path]]] = {}
         exchanging: set[str] = set()
         for owner, file in self._files(_EVENTS).items():
             note = notes.get(owner)
@@ -196,9 +200,9 @@ class RunFolder:
             if note is not None and note.exchange:
                 exchanging.add(name)
             sizes[name] = max(sizes.get(name, 0), 0 if note is None else note.world_size)
-            found.setdefault(name, {}).setdefault(owner[0], []).append(file)
+            files_by_job.setdefault(name, {}).setdefault(owner[0], []).append(file)
         jobs = []
-        for name, by_rank in sorted(found.items()):
+        for name, by_rank in sorted(files_by_job.items()):
             files = {rank: max(files, key=_extent) if len(files) > 1 else files[0] for rank, files in by_rank.items()}
             jobs.append(Job(name, max(sizes[name], len(files)), files, name in exchanging))
         return tuple(job for job in jobs if job.size > 1)
@@ -206,13 +210,13 @@ class RunFolder:
     @property
     def size(self) -> int:
         """Bytes that the files in the folder take."""
-        found = 0
+        total = 0
         for entry in self._entries():
             try:
-                found += entry.stat().st_size
+                total += entry.stat().st_size
             except FileNotFoundError:
                 continue  # replaced just now by a process that is still running
-        return found
+        return total
 
     def _entries(self) -> list[Path]:
         try:
@@ -220,29 +224,29 @@ class RunFolder:
         except OSError as error:
             raise TraceOutOfReach(self.path, error.strerror or str(error)) from error
 
-    def _notes(self, wanted: Callable[[_Owner], bool] = lambda owner: True) -> dict[_Owner, ProcessNote]:
+    def _notes(self, accept: Callable[[_Owner], bool] = lambda owner: True) -> dict[_Owner, ProcessNote]:
         """The notes of wanted processes, without those that are taken back at this moment (see `withdraw_note`)."""
-        found = {}
+        notes = {}
         for owner, file in self._files(_NOTE).items():
-            if wanted(owner):
+            if accept(owner):
                 try:
-                    found[owner] = from_json(file, ProcessNote)
+                    notes[owner] = from_json(file, ProcessNote)
                 except TraceOutOfReach:
                     if file.exists():
                         raise
-        return found
+        return notes
 
     def _files(self, pattern: re.Pattern[str]) -> dict[_Owner, Path]:
         """The files of this kind by (rank, process), sorted."""
-        found = {}
+        files = {}
         try:
             for name, file in self._listed():
                 match = pattern.fullmatch(name)
                 if match:
-                    found[int(match[1]), int(match[2])] = file
+                    files[int(match[1]), int(match[2])] = file
         except OSError as error:
             raise TraceOutOfReach(self.path, error.strerror or str(error)) from error
-        return dict(sorted(found.items()))
+        return dict(sorted(files.items()))
 
     def _listed(self) -> Iterator[tuple[str, Path]]:
         """The files in the folder: neither pipes nor devices, which would keep us (at an address there are none)."""
@@ -264,9 +268,9 @@ class RunFolder:
             raise OutputError(file, error.strerror or str(error)) from error
 
 
-def told_file(events: Path) -> Path:
+def digest_file(events: Path) -> Path:
     """The file in which a process tells the other ranks what it saw, beside that of its events."""
-    return events.with_name(TOLD + events.name[len(EVENTS) :])
+    return events.with_name(DIGESTS + events.name[len(EVENTS) :])
 
 
 def _extent(file: Path) -> tuple[int, int]:

@@ -20,6 +20,6 @@ MANIFEST = "run.json"
 BOOK_FILE = "book.jsonl"
 """The book that a run was checked live against, kept in its run folder: what was observed follows from it."""
 
-EVENTS, TOLD = "events", "told"
+EVENTS, DIGESTS = "events", "told"
 """How the files of a process begin: all that was observed, and what it tells the other ranks (see
 checking/digests.py)."""

@@ -43,11 +43,11 @@ class GrowingFile(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         """`size` bytes, fewer only at the end of the file (all that is left for a negative size)."""
-        found = b""
-        while size < 0 or len(found) < size:
-            more = self._file.read(min(size - len(found), MOST) if size >= 0 else -1)
+        data = b""
+        while size < 0 or len(data) < size:
+            more = self._file.read(min(size - len(data), MOST) if size >= 0 else -1)
             if more:
-                found += more
+                data += more
             elif self._over:
                 self.end = self._file.tell()
                 break
@@ -55,7 +55,7 @@ class GrowingFile(io.RawIOBase):
                 self._over = self._ended()  # and once more: something may have been written just before
                 if not self._over:
                     time.sleep(self._pause)
-        return found
+        return data
 
     def close(self) -> None:
         self._file.close()

@@ -122,26 +122,26 @@ class _Table:
 
     def has(self, field: int) -> bool:
         """Whether the table has the field of this number."""
-        return bool(self._place(field))
+        return bool(self._position(field))
 
     def number(self, field: int, kind: str) -> int:
         """The number in a field; 0 where it is left out."""
-        place = self._place(field)
-        return self._int(kind, place) if place else 0
+        position = self._position(field)
+        return self._int(kind, position) if position else 0
 
     def table(self, field: int) -> _Table:
         """The table in a field."""
-        place = self._place(field)
-        if not place:
+        position = self._position(field)
+        if not position:
             raise ValueError("a message without content")
-        return _Table(self._data, place + self._int("<I", place))
+        return _Table(self._data, position + self._int("<I", position))
 
     def pairs(self, field: int) -> tuple[int, ...]:
         """A vector of pairs of numbers, as one list."""
-        place = self._place(field)
-        if not place:
+        position = self._position(field)
+        if not position:
             return ()
-        start = place + self._int("<I", place)
+        start = position + self._int("<I", position)
         count = self._int("<I", start)
         if count > len(self._data) // 16:
             raise ValueError("a message with more columns than it has room for")
@@ -150,7 +150,7 @@ class _Table:
         except struct.error as error:
             raise ValueError(str(error)) from error
 
-    def _place(self, field: int) -> int:
+    def _position(self, field: int) -> int:
         slot = 4 + 2 * field
         offset = self._int("<H", self._fields + slot) if slot < self._size else 0
         return self._at + offset if offset else 0
@@ -163,7 +163,7 @@ def _unpacked(kind: str, data: bytes, at: int) -> int:
     if at < 0:
         raise ValueError("a message that points before its beginning")
     try:
-        (found,) = struct.unpack_from(kind, data, at)
+        (value,) = struct.unpack_from(kind, data, at)
     except struct.error as error:
         raise ValueError(str(error)) from error
-    return int(found)
+    return int(value)

@@ -76,21 +76,21 @@ def read_steps(path: str | os.PathLike[str], first: int, last: int) -> Iterator[
     return _read(path, lambda batch: first <= batch.column("step")[0].as_py() <= last)
 
 
-def _read(path: str | os.PathLike[str], wanted: Callable[[pa.RecordBatch], bool]) -> Iterator[Window]:
+def _read(path: str | os.PathLike[str], accept: Callable[[pa.RecordBatch], bool]) -> Iterator[Window]:
     for segment in segments(path):  # those that are there now
         with _opened_if_there(segment) as opened:
             if opened is None:
                 continue
             # Its size now: while it is being written, the end that a read ran into is not where it ends afterwards.
             size = opened.file.size()
-            yield from _windows(opened.file, lambda size=size: size, segment, wanted, Bounds(opened.again))  # type: ignore[misc]
+            yield from _windows(opened.file, lambda size=size: size, segment, accept, Bounds(opened.again))  # type: ignore[misc]
 
 
 def follow_windows(
     path: str | os.PathLike[str],
     ended: Callable[[], bool],
     pause: float = PAUSE,
-    wanted: Callable[[int], bool] = lambda index: True,
+    accept: Callable[[int], bool] = lambda index: True,
 ) -> Iterator[Window]:
     """What `read_windows` yields, of a file that is still being written: the next window is waited for.
 
@@ -100,7 +100,7 @@ def follow_windows(
     """
 
     def among(batch: pa.RecordBatch) -> bool:
-        return wanted(_Batches.index(batch))
+        return accept(_Batches.index(batch))
 
     for segment in segments_in_turn(path):
         try:
@@ -122,14 +122,14 @@ def count_windows(path: str | os.PathLike[str]) -> int:
 
 
 def _count_windows(segment: Path) -> int:
-    found = 0
+    total = 0
     with _opened_if_there(segment) as opened, contextlib.suppress(pa.ArrowException, OSError, StopIteration):
         if opened is None:
             return 0
         messages = pa.ipc.MessageReader.open_stream(opened.file)
         while True:
-            found += messages.read_next_message().type == "record batch"
-    return found
+            total += messages.read_next_message().type == "record batch"
+    return total
 
 
 def last_step(path: str | os.PathLike[str]) -> int:
@@ -194,7 +194,7 @@ def _windows(
     file: pa.NativeFile,
     end: Callable[[], int],
     path: str | os.PathLike[str],
-    wanted: Callable[[pa.RecordBatch], bool],
+    accept: Callable[[pa.RecordBatch], bool],
     bounds: Bounds,
 ) -> Iterator[Window]:
     """The windows in `file` that are wanted; `end` tells where it ends once a read has come there."""
@@ -219,7 +219,7 @@ def _windows(
         except (ValueError, MemoryError) as error:
             raise TraceUnreadable(path, f"garbled behind byte {file.tell()} ({error})") from error
         try:
-            if not wanted(batch):
+            if not accept(batch):
                 continue
             window = batches.window(batch, stream.stats.num_replaced_dictionaries)
         except _GARBLED as error:
@@ -267,8 +267,8 @@ class _Rows:
 
     def objects(self, name: str) -> list[Any]:
         """A column that is packed in bits or has nulls of its own."""
-        found: list[Any] = self._columns[name][self._start : self._stop].to_pylist()
-        return found
+        values: list[Any] = self._columns[name][self._start : self._stop].to_pylist()
+        return values
 
     def texts_of_some(self, name: str) -> list[Any]:
         """What a dictionary column tells that has nulls of its own, decoded."""
@@ -302,8 +302,8 @@ class _Batches:
     @staticmethod
     def index(batch: pa.RecordBatch) -> int:
         """The index of the window of `batch`, without a look at the rest of it."""
-        found: int = batch.column("window")[0].as_py()
-        return found
+        number: int = batch.column("window")[0].as_py()
+        return number
 
     def window(self, batch: pa.RecordBatch, replaced: int) -> Window:
         """The window of `batch`; `replaced` says how many dictionaries were replaced in the stream so far."""

@@ -88,7 +88,7 @@ class RotatingWriter:
         """Something was found: the segment that is being written stays, and the one behind it, if there are not too
         many yet."""
         number = self._segments[-1].number
-        self._kept += [each for each in (number, number + 1) if each not in self._kept]
+        self._kept += [kept for kept in (number, number + 1) if kept not in self._kept]
         del self._kept[MOST_KEPT:]
 
     def close(self) -> None:
@@ -107,9 +107,9 @@ class RotatingWriter:
     def _make_room(self) -> None:
         """Remove segments until another one has room."""
         room = self._most - self._most // SEGMENTS
-        while sum(each.size for each in self._segments) > room:
+        while sum(segment.size for segment in self._segments) > room:
             middle = self._segments[1:-1]
-            free = [each for each in middle if each.number not in self._kept] or middle
+            free = [segment for segment in middle if segment.number not in self._kept] or middle
             if not free:
                 return
             self._remove(free[0])
@@ -127,10 +127,10 @@ class RotatingWriter:
 
 def _joined(rows: Iterable[Steps]) -> list[Steps]:
     """Rows of steps, those that touch as one."""
-    found: list[Steps] = []
+    joined: list[Steps] = []
     for first, last in sorted(rows):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(last, found[-1][1]))
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
         else:
-            found.append((first, last))
-    return found
+            joined.append((first, last))
+    return joined

@@ -148,8 +148,8 @@ def to_json(note: msgspec.Struct) -> bytes:
 
     Known limitations: bytes of a name that are not valid in its encoding (in `argv`, say) are told as question marks.
     """
-    found: Any = redaction.everything(msgspec.to_builtins(note))
-    return (json.dumps(found, ensure_ascii=False, indent=2) + "\n").encode("utf-8", "replace")
+    redacted: Any = redaction.everything(msgspec.to_builtins(note))
+    return (json.dumps(redacted, ensure_ascii=False, indent=2) + "\n").encode("utf-8", "replace")
 
 
 def from_json(path: str | os.PathLike[str], kind: type[Note]) -> Note:

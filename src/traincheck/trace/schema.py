@@ -82,31 +82,35 @@ def schema(rank: int, process: int, removed: Iterable[Steps] = ()) -> pa.Schema:
     """The schema of an event file of one process; its metadata says whose it is, and which steps were removed from the
     recording before it was begun."""
     metadata = {_FORMAT: str(FORMAT), _VERSION: __version__, _RANK: str(rank), _PROCESS: str(process)}
-    told = " ".join(f"{first}-{last}" for first, last in removed)
-    metadata |= {_REMOVED: told} if told else {}
+    ranges = " ".join(f"{first}-{last}" for first, last in removed)
+    metadata |= {_REMOVED: ranges} if ranges else {}
     return pa.schema([pa.field(name, kind) for name, kind, _ in COLUMNS], metadata=metadata)
 
 
-def removed_before(found: pa.Schema) -> tuple[Steps, ...]:
+def removed_before(arrow_schema: pa.Schema) -> tuple[Steps, ...]:
     """Which training steps were removed before the event file with this schema was begun. Raises ValueError."""
-    rows = [row.partition("-") for row in (found.metadata or {}).get(_REMOVED, b"").decode().split()]
+    rows = [row.partition("-") for row in (arrow_schema.metadata or {}).get(_REMOVED, b"").decode().split()]
     return tuple((int(first), int(last)) for first, _, last in rows)
 
 
-def owner(found: pa.Schema, path: str | os.PathLike[str]) -> tuple[int, int]:
+def owner(arrow_schema: pa.Schema, path: str | os.PathLike[str]) -> tuple[int, int]:
     """Rank and process of the event file with this schema.
 
     Raises TraceUnreadable when it is an Arrow stream of something else, TraceTooNew when its format is newer.
     """
-    metadata = found.metadata or {}
+    metadata = arrow_schema.metadata or {}
     try:
         version = int(metadata[_FORMAT])
     except (KeyError, ValueError):
         raise TraceUnreadable(path, "it is an Arrow stream, but not of events") from None
     if version > FORMAT:
         raise TraceTooNew(path, version, FORMAT)
-    due = [(name, kind) for name, kind, _ in COLUMNS if SINCE.get(name, 1) <= version]
-    wrong = [name for name, kind in due if found.get_field_index(name) < 0 or found.field(name).type != kind]
+    expected = [(name, kind) for name, kind, _ in COLUMNS if SINCE.get(name, 1) <= version]
+    wrong = [
+        name
+        for name, kind in expected
+        if arrow_schema.get_field_index(name) < 0 or arrow_schema.field(name).type != kind
+    ]
     if wrong:
         raise TraceUnreadable(path, f"it has no proper column '{wrong[0]}'")
     try:

@@ -43,7 +43,7 @@ def segments_in_turn(recording: str | os.PathLike[str]) -> Iterator[Path]:
     first, number = as_path(recording), 1
     while True:
         yield segment_of(first, number)
-        later = [found for found in _numbers(first) if found > number]
+        later = [following for following in _numbers(first) if following > number]
         if not later:
             return
         number = min(later)
@@ -58,7 +58,9 @@ def _numbers(first: Path) -> list[int]:
     """The numbers of the segments behind the first."""
     try:
         # Of a folder with files of thousands of ranks: twice as fast as by paths, which addresses need.
-        names = [one.name for one in first.parent.iterdir()] if isinstance(first, Address) else os.listdir(first.parent)  # noqa: PTH208
+        names = (
+            [entry.name for entry in first.parent.iterdir()] if isinstance(first, Address) else os.listdir(first.parent)  # noqa: PTH208
+        )
     except OSError as error:
         raise TraceOutOfReach(first.parent, error.strerror or str(error)) from error
     matches = (_NUMBERED.fullmatch(name) for name in names if name.startswith(first.stem))

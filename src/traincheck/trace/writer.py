@@ -113,8 +113,8 @@ class TraceWriter:
         # Exclusively: the file of another process of this rank and number (in another container) is not overwritten.
         os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         self._file = pa.OSFile(os.fspath(self.path), "wb")
-        found = os.fstat(self._file.fileno())
-        self._identity = (found.st_dev, found.st_ino)
+        status = os.fstat(self._file.fileno())
+        self._identity = (status.st_dev, status.st_ino)
         # Threads that compress would compete with the training for its cores. zstd needs half the space, and for
         # windows of a hundred events three times the time: mostly to begin, of each column anew.
         options = pa.ipc.IpcWriteOptions(compression="lz4", emit_dictionary_deltas=True, use_threads=False)
@@ -124,10 +124,10 @@ class TraceWriter:
         """Whether the descriptor is still of this file: a program that closes all it knows nothing of (as daemons do)
         may have opened a file of its own under the same number."""
         try:
-            found = os.fstat(self._file.fileno())
+            status = os.fstat(self._file.fileno())
         except OSError:
             return False
-        return (found.st_dev, found.st_ino) == self._identity
+        return (status.st_dev, status.st_ino) == self._identity
 
     def _failed(self, error: Exception) -> OutputError:
         number = error.errno if isinstance(error, OSError) else None

@@ -24,8 +24,8 @@ def corrupted(tensor: torch.Tensor, fault: Fault, draws: random.Random, lasting:
 
     Of a stuck bit `lasting` says it, which is the same on each occasion: a defective lane stays where it is.
     """
-    found = tensor.detach().clone(memory_format=torch.contiguous_format)
-    flat = found.view(-1)
+    result = tensor.detach().clone(memory_format=torch.contiguous_format)
+    flat = result.view(-1)
     count = fault.hits(flat.numel())
     if fault.kind in (BITFLIP, STUCK):
         stream = lasting if fault.kind == STUCK else draws
@@ -38,7 +38,7 @@ def corrupted(tensor: torch.Tensor, fault: Fault, draws: random.Random, lasting:
             block.mul_(fault.factor)
         else:
             block.zero_()
-    return found.view(tensor.shape)
+    return result.view(tensor.shape)
 
 
 def _change_bits(flat: torch.Tensor, places: Sequence[int], fault: Fault, stream: random.Random) -> None:

@@ -68,12 +68,12 @@ class Fault:
     @property
     def text(self) -> str:
         """The fault as `--fault` takes it."""
-        told = f"{self.kind}@{self.site}:{self.pattern}"
+        text = f"{self.kind}@{self.site}:{self.pattern}"
         for name in _READERS:
             value, usual = getattr(self, name), _USUAL[name]
             if value != usual:
-                told += f",{name}={'/'.join(map(str, value)) if isinstance(value, tuple) else value}"
-        return told
+                text += f",{name}={'/'.join(map(str, value)) if isinstance(value, tuple) else value}"
+        return text
 
     @property
     def of_parameters(self) -> bool:
@@ -94,9 +94,9 @@ class Fault:
         if self.burst is None:
             return True
         length, period = self.burst
-        number, place = divmod(step - 1, period)
+        number, offset = divmod(step - 1, period)
         begins = self.draws("burst", number).randrange(period - length + 1)
-        return begins <= place < begins + length
+        return begins <= offset < begins + length
 
     def draws(self, *occasion: object) -> random.Random:
         """The stream of random numbers of an occasion: the same for the same seed and occasion, whatever was drawn."""
@@ -169,13 +169,13 @@ def parse_fault(text: str, option: str = "--fault") -> Fault:
     site, colon, pattern = where.partition(":")
     if not at:
         raise BadOption(option, text, SYNTAX)
-    found: dict[str, object] = {"kind": kind, "site": site, **({"pattern": pattern} if colon else {})}
+    fields: dict[str, object] = {"kind": kind, "site": site, **({"pattern": pattern} if colon else {})}
     for pair in pairs:
         name, _, value = pair.partition("=")
         if name not in _READERS:
             raise BadOption(option, text, f"not {pair!r} but KEY=VALUE with one of {', '.join(_READERS)}")
         try:
-            found[name] = _READERS[name](value)
+            fields[name] = _READERS[name](value)
         except ValueError:
             raise BadOption(f"{name}= of {option}", value, _EXPECTED[name]) from None
-    return Fault(**found)  # type: ignore[arg-type]
+    return Fault(**fields)  # type: ignore[arg-type]

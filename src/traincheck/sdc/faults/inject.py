@@ -136,13 +136,13 @@ def own_rank() -> int:
 
 def _modules(model: torch.nn.Module, fault: Fault) -> dict[str, torch.nn.Module]:
     """By their names, those that the pattern names; the model itself is called by its class."""
-    found = {name or type(module).__name__: module for name, module in model.named_modules()}
+    modules = {name or type(module).__name__: module for name, module in model.named_modules()}
     matches = functools.partial(fnmatchcase, pat=fault.pattern)
-    return {name: one for name, one in found.items() if matches(name) or matches(type(one).__name__)}
+    return {name: module for name, module in modules.items() if matches(name) or matches(type(module).__name__)}
 
 
 def _parameters(model: torch.nn.Module, fault: Fault) -> dict[str, torch.nn.Parameter]:
-    return {name: one for name, one in model.named_parameters() if fnmatchcase(name, fault.pattern)}
+    return {name: parameter for name, parameter in model.named_parameters() if fnmatchcase(name, fault.pattern)}
 
 
 def none_matches(fault: Fault, names: Sequence[str]) -> BadOption:
@@ -163,7 +163,7 @@ def _in_forward(model: torch.nn.Module, _: object, injected: Injected, undo: Exi
         return tree_map(changed, output)
 
     return _hooked(
-        model, injected.fault, undo, lambda one, name: one.register_forward_hook(functools.partial(hook, name))
+        model, injected.fault, undo, lambda module, name: module.register_forward_hook(functools.partial(hook, name))
     )
 
 
@@ -242,8 +242,8 @@ def _in_communication(
     """In the functions of torch.distributed, and for DistributedDataParallel, which calls none, before the step."""
     named = [name for name in (*COLLECTIVES, GRADIENT_EXCHANGE) if fnmatchcase(name, injected.fault.pattern)]
     if not named:
-        known = ", ".join((*COLLECTIVES, GRADIENT_EXCHANGE))
-        raise BadOption("pattern of a fault", injected.fault.pattern, f"one that matches some of {known}")
+        supported = ", ".join((*COLLECTIVES, GRADIENT_EXCHANGE))
+        raise BadOption("pattern of a fault", injected.fault.pattern, f"one that matches some of {supported}")
     for name in named:
         if name in COLLECTIVES and hasattr(dist, name):
             _wrap_collective(name, injected, undo)

@@ -12,28 +12,28 @@ from traincheck.errors import BadOption
 def device_of(text: str, option: str = "--device") -> torch.device:
     """The device; raises BadOption for a name that is none, and for one that is not there."""
     try:
-        found = torch.device(text)
+        device = torch.device(text)
     except RuntimeError:
         raise BadOption(option, text, "the name of a device, such as cpu, cuda or cuda:1") from None
     try:
-        torch.empty(1, device=found)
+        torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        why = str(error).strip().splitlines()[0]
-        raise BadOption(option, text, f"a device that is here ({why}); cpu always is") from None
-    return found
+        reason = str(error).strip().splitlines()[0]
+        raise BadOption(option, text, f"a device that is here ({reason}); cpu always is") from None
+    return device
 
 
 def software(device: torch.device) -> dict[str, str]:
     """What the bits of a result depend on besides the work itself: releases, the kind of device, what it can do."""
-    found = {"torch": str(torch.__version__), "device": device.type, "threads": str(torch.get_num_threads())}
+    description = {"torch": str(torch.__version__), "device": device.type, "threads": str(torch.get_num_threads())}
     if device.type == "cuda":
-        found["name"] = torch.cuda.get_device_name(device)
-        found["cuda"] = str(torch.version.cuda or torch.version.hip)
-        found["cudnn"] = str(torch.backends.cudnn.version())
+        description["name"] = torch.cuda.get_device_name(device)
+        description["cuda"] = str(torch.version.cuda or torch.version.hip)
+        description["cudnn"] = str(torch.backends.cudnn.version())
     elif device.type == "cpu":
-        found["name"] = processor()
-        found["instructions"] = torch.backends.cpu.get_cpu_capability()
-    return found
+        description["name"] = processor()
+        description["instructions"] = torch.backends.cpu.get_cpu_capability()
+    return description
 
 
 def processor() -> str:

@@ -30,7 +30,7 @@ ON_CPU = (torch.float32, torch.bfloat16)
 ON_ACCELERATORS = (torch.float32, torch.bfloat16, torch.float16)
 """Each has units or kernels of its own. fp16 on a CPU is computed as fp32."""
 
-APART = 1_000_003
+SEED_STRIDE = 1_000_003
 """Between the seeds of a fault in two rounds: a stroke of one round is not that of another."""
 
 
@@ -38,8 +38,8 @@ class Products:
     """A workload of matrix products alone, of the shapes of the linear layers of a model."""
 
     def __init__(self, model: nn.Module, seed: int, device: torch.device) -> None:
-        linear = [one for one in model.modules() if isinstance(one, nn.Linear)]
-        shapes = sorted({(one.in_features, one.out_features) for one in linear})
+        linear = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+        shapes = sorted({(layer.in_features, layer.out_features) for layer in linear})
         dtypes = ON_CPU if device.type == "cpu" else ON_ACCELERATORS
         self._cases = [(width, out, dtype) for width, out in shapes for dtype in dtypes]
         self._seed, self._device = seed, device
@@ -59,7 +59,7 @@ class Products:
 
     def batch(self, step: int) -> list[torch.Tensor]:
         """What is multiplied, for each layer."""
-        draws = torch.Generator().manual_seed(self._seed * APART + step)
+        draws = torch.Generator().manual_seed(self._seed * SEED_STRIDE + step)
         return [
             torch.randn(ROWS, width, generator=draws).to(self._device, dtype).requires_grad_()
             for width, _, dtype in self._cases
@@ -118,7 +118,7 @@ class Exercise:
         def prepared(model: nn.Module, optimizer: torch.optim.Optimizer) -> ExitStack:
             stack = ExitStack()
             ours = [
-                fault if fault.kind == STUCK else replace(fault, seed=fault.seed + APART * number)
+                fault if fault.kind == STUCK else replace(fault, seed=fault.seed + SEED_STRIDE * number)
                 for fault in self._faults
             ]
             self.injected = [stack.enter_context(inject(model, optimizer, fault)) for fault in ours]

@@ -19,7 +19,7 @@ FORMAT, VERSION = "traincheck-sdc-fingerprints", 1
 
 
 @dataclass(frozen=True)
-class Known:
+class ReferenceFingerprints:
     """What was executed (by its names), what its bits depend on, and the fingerprint of each part of the work."""
 
     work: Mapping[str, str]
@@ -36,17 +36,17 @@ class Known:
         here, there = {**work, **software}, {**self.work, **self.software}
         names = [name for name in here | there if here.get(name) != there.get(name)]
         if names:
-            told = [f"{name} {there.get(name, 'unknown')} (here {here.get(name, 'unknown')})" for name in names]
-            raise FingerprintsOfOthers(path, ", ".join(told))
+            differences = [f"{name} {there.get(name, 'unknown')} (here {here.get(name, 'unknown')})" for name in names]
+            raise FingerprintsOfOthers(path, ", ".join(differences))
 
 
-def write_known(known: Known, path: Path) -> None:
+def write_reference(reference: ReferenceFingerprints, path: Path) -> None:
     """Raises OutputError where it cannot be written."""
-    data = {"format": FORMAT, "version": VERSION, **asdict(known), "digest": known.digest}
+    data = {"format": FORMAT, "version": VERSION, **asdict(reference), "digest": reference.digest}
     write_whole(path, (json.dumps(data, indent=1, sort_keys=True) + "\n").encode())
 
 
-def read_known(path: Path) -> Known:
+def read_reference(path: Path) -> ReferenceFingerprints:
     """Raises FingerprintsUnreadable for what is not such a file as it was written, and FingerprintsTooNew."""
     try:
         data = json.loads(read_bounded(path))
@@ -60,22 +60,22 @@ def read_known(path: Path) -> Known:
     if not isinstance(version, int) or version > VERSION:
         raise FingerprintsTooNew(path, version, VERSION)
     parts = [data.get(name) for name in ("work", "software", "fingerprints")]
-    tables = [part for part in parts if isinstance(part, dict) and all(isinstance(one, str) for one in part.values())]
+    tables = [part for part in parts if isinstance(part, dict) and all(isinstance(text, str) for text in part.values())]
     if len(tables) < len(parts) or not tables[-1]:
         raise FingerprintsUnreadable(path, "parts of it are missing")
-    found = Known(*tables)
-    if found.digest != data.get("digest"):
+    reference = ReferenceFingerprints(*tables)
+    if reference.digest != data.get("digest"):
         raise FingerprintsUnreadable(path, "it was changed since it was written")
-    return found
+    return reference
 
 
-def may_replace_known(path: Path) -> None:
+def may_replace_reference(path: Path) -> None:
     """Raises OtherFile for a file that is there and holds something else."""
     if not path.exists() or (path.is_file() and path.stat().st_size == 0):
         return
     try:
-        read_known(path)
+        read_reference(path)
     except FingerprintsUnreadable as error:
-        raise OtherFile(path, "a file of known fingerprints", "--save") from error
+        raise OtherFile(path, "a file of known fingerprints", "-o") from error
     except FingerprintsTooNew as error:
-        raise OtherFile(path, "one that this TrainCheck has written", "--save") from error
+        raise OtherFile(path, "one that this TrainCheck has written", "-o") from error

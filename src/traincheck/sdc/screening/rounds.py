@@ -13,7 +13,7 @@ from traincheck.sdc.determinism import undetermined
 from traincheck.sdc.faults.fault import Fault
 from traincheck.sdc.screening.devices import device_of, software
 from traincheck.sdc.screening.exercise import Exercise
-from traincheck.sdc.screening.reference_fingerprints import Known
+from traincheck.sdc.screening.reference_fingerprints import ReferenceFingerprints
 from traincheck.sdc.screening.verdicts import Rounds
 from traincheck.sdc.workload.workload import blamed, load_workload
 
@@ -54,10 +54,10 @@ def devices_to_screen(named: str | None) -> list[torch.device]:
     """
     if named is None:
         named = "cuda" if torch.cuda.is_available() else "cpu"
-    found = device_of(named)
-    if found.type == "cuda" and found.index is None:
+    device = device_of(named)
+    if device.type == "cuda" and device.index is None:
         return [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
-    return [found]
+    return [device]
 
 
 def screen(
@@ -70,13 +70,13 @@ def screen(
 
     Ctrl-C ends it with what was found in whole rounds; it is raised where there is none. Raises WorkloadUnusable.
     """
-    found = Screened()
+    screened = Screened()
     for device in devices:
         workload = load_workload(screening.workload, screening.seed, device)
         torch.set_num_threads(screening.threads)
         check(software(device))
         rounds = Rounds(str(device), software(device))
-        found.devices.append(rounds)
+        screened.devices.append(rounds)
         try:
             with blamed(screening.workload):
                 exercise = Exercise(
@@ -84,12 +84,12 @@ def screen(
                 )
                 _rounds(exercise, screening, rounds, progress)
         except KeyboardInterrupt:
-            found.devices = [one for one in found.devices if one.number]
-            if not found.devices:
+            screened.devices = [device_rounds for device_rounds in screened.devices if device_rounds.number]
+            if not screened.devices:
                 raise
-            found.interrupted = True
-            return found
-    return found
+            screened.interrupted = True
+            return screened
+    return screened
 
 
 def _rounds(
@@ -108,9 +108,11 @@ def _rounds(
             rounds.undetermined = tuple(names)
 
 
-def known_from(screening: Screening, rounds: Rounds) -> Known:
+def reference_from(screening: Screening, rounds: Rounds) -> ReferenceFingerprints:
     """What to save of a device on which all rounds were the same."""
-    return Known(screening.work, rounds.software, {key: next(iter(found)) for key, found in rounds.values.items()})
+    return ReferenceFingerprints(
+        screening.work, rounds.software, {key: next(iter(values)) for key, values in rounds.values.items()}
+    )
 
 
 def as_data(screening: Screening, screened: Screened, verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -48,15 +48,17 @@ class _Tally:
 
     def end_step(self) -> dict[str, float]:
         """The frequencies of this step by direction."""
-        found = {direction: one.frequency for direction, one in self.of_step.items()}
+        frequencies = {direction: mismatch.frequency for direction, mismatch in self.of_step.items()}
         self.of_step = {}
-        return found
+        return frequencies
 
     def data(self) -> dict[str, Any]:
         return {
-            "by_kind": [{"kind": kind, "direction": way, **one.data()} for (kind, way), one in self.by_kind.items()],
+            "by_kind": [
+                {"kind": kind, "direction": way, **mismatch.data()} for (kind, way), mismatch in self.by_kind.items()
+            ],
             "by_module": [
-                {"module": name, "direction": way, **one.data()} for (name, way), one in self.by_name.items()
+                {"module": name, "direction": way, **mismatch.data()} for (name, way), mismatch in self.by_name.items()
             ],
         }
 
@@ -71,12 +73,12 @@ class Study:
         steps: int,
         faults: Sequence[Fault],
         progress: Progress,
-        wanted: Callable[[], bool],
+        keep_going: Callable[[], bool],
     ) -> None:
         """`begin` makes the training, anew for each level. `wanted` says whether to go on; it is asked before each
         step, and counts on the leader."""
         self._pair, self._make, self._steps, self._faults = pair, begin, steps, tuple(faults)
-        self._progress, self._wanted = progress, wanted
+        self._progress, self._keep_going = progress, keep_going
         self._tally = _Tally()
         self._injected: list[Injected] = []
         self.interrupted = False
@@ -87,13 +89,13 @@ class Study:
         Raises NotTheSameWork where the workload is not the same on both hosts.
         """
         bodies = {SUBMODULE: self._submodule, STEP: self._step, PERIOD: self._period}
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         for level in levels:
             if self.interrupted:
                 break
             self._tally = _Tally()
-            found[level] = bodies[level]()
-        return self._pair.told(found)[self._pair.size :]
+            results[level] = bodies[level]()
+        return self._pair.gather(results)[self._pair.size :]
 
     # -- what the levels have in common ---------------------------------------------------------------------------
 
@@ -112,28 +114,30 @@ class Study:
     def _batches(self, training: Training, level: str) -> Iterator[tuple[int, Any]]:
         """Number and batch of each step, until enough or until asked to stop."""
         for step in range(1, self._steps + 1):
-            if not self._pair.goes_on(self._wanted()):
+            if not self._pair.agree_to_continue(self._keep_going()):
                 self.interrupted = True
                 return
             batch = training.batch(step)
             with hidden_from_modes():
-                found = fingerprints([one.cpu() for one in tree_leaves(batch) if isinstance(one, torch.Tensor)])
-            self._pair.same(f"the batch of step {step}", functools.reduce(lambda a, b: a ^ (b or 0), found, 0) >> 1)
+                digests = fingerprints([leaf.cpu() for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)])
+            self._pair.check_same(
+                f"the batch of step {step}", functools.reduce(lambda a, b: a ^ (b or 0), digests, 0) >> 1
+            )
             yield step, batch
             self._progress(f"level {LEVELS.index(level) + 1} ({level})", step, self._steps)
 
     def _loss(self, loss: torch.Tensor) -> dict[str, float]:
-        trusted = self._pair.shared("the loss", loss)
+        trusted = self._pair.trusted_value("the loss", loss)
         return {"loss": float(trusted), "suspect_loss": float(loss)}
 
     def _copied(self, name: str, tensor: torch.Tensor) -> torch.Tensor | None:
         """The trusted worker's value in place of the suspect's own."""
-        trusted = self._pair.shared(name, tensor)
+        trusted = self._pair.trusted_value(name, tensor)
         return None if self._pair.trusted else trusted
 
     def _compared(self, name: str, kind: str, direction: str, tensor: torch.Tensor) -> torch.Tensor:
         """The trusted worker's value on the CPU; on the suspect its own was compared with it."""
-        trusted = self._pair.shared(f"{direction} of {name}", tensor)
+        trusted = self._pair.trusted_value(f"{direction} of {name}", tensor)
         if not self._pair.trusted:
             self._tally.add(name, kind, direction, trusted, tensor.detach().cpu())
         return trusted
@@ -142,9 +146,9 @@ class Study:
         homes = [name for name in kinds if parameter.startswith(f"{name}.")]
         return kinds[max(homes, key=len)] if homes else "other"
 
-    def _end(self, series: list[dict[str, Any]], **found: Any) -> dict[str, Any]:
-        strokes = [{"fault": one.fault.text, "times": one.times} for one in self._injected]
-        return {"steps": len(series), "injected": strokes, **found, **self._tally.data(), "series": series}
+    def _end(self, series: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
+        strokes = [{"fault": injected.fault.text, "times": injected.times} for injected in self._injected]
+        return {"steps": len(series), "injected": strokes, **extra, **self._tally.data(), "series": series}
 
     # -- the levels -----------------------------------------------------------------------------------------------
 
@@ -163,11 +167,11 @@ class Study:
 
         with self._faulty(training), training.watched(synchronised):
             for step, batch in self._batches(training, SUBMODULE):
-                told = self._loss(training.forward(batch))
+                measures = self._loss(training.forward(batch))
                 training.backward()
                 training.gradients(of_parameter)
                 self._update(training)
-                series.append({"step": step, **told, **self._tally.end_step()})
+                series.append({"step": step, **measures, **self._tally.end_step()})
         return self._end(series)
 
     def _update(self, training: Training) -> None:
@@ -182,16 +186,16 @@ class Study:
         series: list[dict[str, Any]] = []
         with self._faulty(training):
             for step, batch in self._batches(training, STEP):
-                told: dict[str, Any] = dict(self._loss(training.forward(batch)))
+                measures: dict[str, Any] = dict(self._loss(training.forward(batch)))
                 training.backward()
-                told |= self._noise(training)
+                measures |= self._noise(training)
                 self._update(training)
-                series.append({"step": step, **told, **self._tally.end_step()})
-        found = {
-            "worst_noise_to_signal": worst(one["noise_to_signal"] for one in series),
-            "worst_noise_to_signal_of_a_parameter": worst(one["worst_noise_to_signal"] for one in series),
+                series.append({"step": step, **measures, **self._tally.end_step()})
+        worst_noise = {
+            "worst_noise_to_signal": worst(row["noise_to_signal"] for row in series),
+            "worst_noise_to_signal_of_a_parameter": worst(row["worst_noise_to_signal"] for row in series),
         }
-        return self._end(series, **found)
+        return self._end(series, **worst_noise)
 
     def _noise(self, training: Training) -> dict[str, Any]:
         """That of all gradients together, and of the one in which it is the loudest."""
@@ -203,23 +207,23 @@ class Study:
 
         training.gradients(of_parameter)
         loudest = max(noises, key=lambda name: worst([noises[name]]), default="")
-        found = {"noise_to_signal": whole.relative, "worst_parameter": loudest}
-        return {**found, "worst_noise_to_signal": noises.get(loudest, 0.0)}
+        noise = {"noise_to_signal": whole.relative, "worst_parameter": loudest}
+        return {**noise, "worst_noise_to_signal": noises.get(loudest, 0.0)}
 
     def _period(self) -> dict[str, Any]:
         training = self._begin()
         series: list[dict[str, Any]] = []
         with self._faulty(training):
             for step, batch in self._batches(training, PERIOD):
-                told = self._loss(training.forward(batch))
+                measures = self._loss(training.forward(batch))
                 training.backward()
                 training.update()
-                apart = Distance()
+                distance = Distance()
                 for name, parameter in training.parameters():
-                    apart.add(self._pair.shared(name, parameter), parameter.detach().cpu())
-                distances = {"parameter_distance": apart.absolute, "relative_distance": apart.relative}
-                series.append({"step": step, **told, **distances})
+                    distance.add(self._pair.trusted_value(name, parameter), parameter.detach().cpu())
+                distances = {"parameter_distance": distance.absolute, "relative_distance": distance.relative}
+                series.append({"step": step, **measures, **distances})
         # Without the fault: how good the weights are that came out, not how well the device can still evaluate.
         value = torch.tensor(training.evaluate(), dtype=torch.float64)
-        trusted = self._pair.shared("the evaluation", value)
+        trusted = self._pair.trusted_value("the evaluation", value)
         return self._end(series, evaluation={"trusted": float(trusted), "suspect": float(value)})

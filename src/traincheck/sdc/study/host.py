@@ -17,20 +17,20 @@ class Host:
 
     def total(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum over the ranks, the same bits on each of them. Not differentiable, see `spread` and `summed`."""
-        found = tensor.detach().clone(memory_format=torch.contiguous_format)
+        result = tensor.detach().clone(memory_format=torch.contiguous_format)
         # By the module, at each call: a fault that is put into collectives hits this one.
-        dist.all_reduce(found, group=self.group)
-        return found
+        dist.all_reduce(result, group=self.group)
+        return result
 
     def spread(self, tensor: torch.Tensor) -> torch.Tensor:
         """What each rank has as a whole, for each to compute its part from: its gradient is the sum over the ranks."""
-        found: torch.Tensor = _Spread.apply(tensor, self)
-        return found
+        result: torch.Tensor = _Spread.apply(tensor, self)
+        return result
 
     def summed(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of what each rank has computed as its part; the gradient goes to each of them as it is."""
-        found: torch.Tensor = _Summed.apply(tensor, self)
-        return found
+        result: torch.Tensor = _Summed.apply(tensor, self)
+        return result
 
 
 class _Spread(torch.autograd.Function):  # type: ignore[misc]

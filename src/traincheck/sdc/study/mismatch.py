@@ -35,18 +35,18 @@ class Mismatch:
 
     def add(self, trusted: torch.Tensor, suspect: torch.Tensor) -> bool:
         """Take in a tensor as either has it, both on the CPU; whether they differ."""
-        one, other = trusted.detach().reshape(-1), suspect.detach().reshape(-1)
-        self.elements += one.numel()
-        places = (as_integers(one) != as_integers(other)).nonzero().flatten()
+        expected, actual = trusted.detach().reshape(-1), suspect.detach().reshape(-1)
+        self.elements += expected.numel()
+        places = (as_integers(expected) != as_integers(actual)).nonzero().flatten()
         if not len(places):
             return False
         self.different += len(places)
-        if one.is_floating_point():
-            right, wrong = one[places].double(), other[places].double()
+        if expected.is_floating_point():
+            right, wrong = expected[places].double(), actual[places].double()
             self.broken += int((right.isfinite() & ~wrong.isfinite()).sum())
-            told = right.isfinite() & wrong.isfinite() & (right != 0)
-            if told.any():
-                relative = ((wrong - right).abs() / right.abs())[told]
+            comparable = right.isfinite() & wrong.isfinite() & (right != 0)
+            if comparable.any():
+                relative = ((wrong - right).abs() / right.abs())[comparable]
                 self.rated += len(relative)
                 self.relative += float(relative.sum())
                 self.worst = max(self.worst, float(relative.max()))
@@ -81,10 +81,10 @@ class Distance:
 
     def add(self, trusted: torch.Tensor, suspect: torch.Tensor) -> float:
         """Take in a tensor; the noise to signal of it alone."""
-        one, other = trusted.detach().reshape(-1), suspect.detach().reshape(-1)
-        apart = as_integers(one) != as_integers(other)  # what is not finite, and the same, is not apart
-        one, other = one.double(), other.double()
-        difference, size = float((other - one)[apart].pow(2).sum()), float(one.pow(2).sum())
+        expected, actual = trusted.detach().reshape(-1), suspect.detach().reshape(-1)
+        differs = as_integers(expected) != as_integers(actual)  # what is not finite, and the same, is not apart
+        expected, actual = expected.double(), actual.double()
+        difference, size = float((actual - expected)[differs].pow(2).sum()), float(expected.pow(2).sum())
         self._difference += difference
         self._trusted += size
         return _ratio(difference, size)
@@ -115,5 +115,5 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {name: plain(one) for name, one in value.items()}
-    return [plain(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {name: plain(item) for name, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -61,12 +61,12 @@ def read_plan(data: Mapping[str, Any]) -> Plan:
 def levels_of(named: Sequence[str]) -> tuple[str, ...]:
     """The levels by name or number, in their order; all of them where none is named. Raises BadOption."""
     numbers = {str(number): level for number, level in enumerate(LEVELS, 1)}
-    wanted = set()
+    selected = set()
     for name in named:
         if name not in LEVELS and name not in numbers:
             raise BadOption("--level", name, ", ".join(f"{number} ({level})" for number, level in numbers.items()))
-        wanted.add(numbers.get(name, name))
-    return tuple(level for level in LEVELS if level in wanted or not wanted)
+        selected.add(numbers.get(name, name))
+    return tuple(level for level in LEVELS if level in selected or not selected)
 
 
 def launched_rank(environ: Mapping[str, str] = os.environ, tensor_parallel: int = 1) -> int | None:
@@ -78,7 +78,7 @@ def launched_rank(environ: Mapping[str, str] = os.environ, tensor_parallel: int 
         return None
     started = environ["WORLD_SIZE"]
     if started != str(2 * tensor_parallel):
-        told = f"{started} process{'' if started == '1' else 'es'}"
+        launched = f"{started} process{'' if started == '1' else 'es'}"
         if tensor_parallel > 1:
             words = f"--nnodes 2 --nproc-per-node {tensor_parallel}"
             expected = (
@@ -86,11 +86,13 @@ def launched_rank(environ: Mapping[str, str] = os.environ, tensor_parallel: int 
             )
         else:
             expected = "two, a trusted and a suspect one (or two hosts of N ranks, and --tensor-parallel N)"
-        raise BadOption("the launcher", told, expected)
+        raise BadOption("the launcher", launched, expected)
     return int(environ["RANK"])
 
 
-def run_pair(plan: Plan, progress: Callable[[str, int, int], object], said: Callable[[str], object]) -> dict[str, Any]:
+def run_pair(
+    plan: Plan, progress: Callable[[str, int, int], object], on_output: Callable[[str], object]
+) -> dict[str, Any]:
     """Execute a study by processes of this machine, two for each rank of a host; what was found, as JSON holds it.
 
     Ctrl-C ends it after a step, with what was found so far.
@@ -101,6 +103,6 @@ def run_pair(plan: Plan, progress: Callable[[str, int, int], object], said: Call
         hosts, size = ("trusted", "suspect"), plan.tensor_parallel
         names = [f"{name} rank {rank}" for name in hosts for rank in range(size)] if size > 1 else hosts
         jobs = [Job(name, {**job, "rank": rank}) for rank, name in enumerate(names)]
-        run_children(jobs, folder, progress, said, stoppable=True)
-        found: dict[str, Any] = json.loads((folder / "found").read_text(encoding="utf-8"))
-    return found
+        run_children(jobs, folder, progress, on_output, stoppable=True)
+        study: dict[str, Any] = json.loads((folder / "found").read_text(encoding="utf-8"))
+    return study

@@ -11,64 +11,64 @@ from typing import Any
 
 from traincheck.sdc.study.mismatch import worst
 
-Found = Mapping[str, Any]
+Result = Mapping[str, Any]
 
 WAYS = ("forward", "backward", "gradient", "update")
 """Directions, whose frequencies in a step are averaged: the ranks have equally many elements of each."""
 COUNTS = ("elements", "different", "rated", "not_finite")
 
 
-def merged(ranks: Sequence[Found]) -> dict[str, Any]:
+def merged(ranks: Sequence[Result]) -> dict[str, Any]:
     """The levels of a host: tables are summed, with the `ranks` that differ; the row of a step is that of the rank that
     is farthest off, with its `rank`. `by_rank` has the levels of each."""
     if len(ranks) == 1:
         return dict(ranks[0])
-    return {level: _level([one[level] for one in ranks]) for level in ranks[0]}
+    return {level: _level([result[level] for result in ranks]) for level in ranks[0]}
 
 
-def _level(ranks: Sequence[Found]) -> dict[str, Any]:
-    found = {**ranks[0], "injected": [_injected(of) for of in _side_by_side(ranks, "injected")]}
+def _level(ranks: Sequence[Result]) -> dict[str, Any]:
+    level = {**ranks[0], "injected": [_injected(of) for of in _side_by_side(ranks, "injected")]}
     for table in ("by_kind", "by_module"):
-        found[table] = [_row(of) for of in _side_by_side(ranks, table)]
-    found["series"] = [_farthest(of) for of in _side_by_side(ranks, "series")]
-    for name in [name for name in found if name.startswith("worst_")]:
-        found[name] = worst(one[name] for one in ranks)
-    if "evaluation" in found:
-        found["evaluation"] = max(
-            (one["evaluation"] for one in ranks), key=lambda told: _size(told["suspect"] - told["trusted"])
+        level[table] = [_row(of) for of in _side_by_side(ranks, table)]
+    level["series"] = [_farthest(of) for of in _side_by_side(ranks, "series")]
+    for name in [name for name in level if name.startswith("worst_")]:
+        level[name] = worst(result[name] for result in ranks)
+    if "evaluation" in level:
+        level["evaluation"] = max(
+            (result["evaluation"] for result in ranks), key=lambda losses: _size(losses["suspect"] - losses["trusted"])
         )
-    return {**found, "by_rank": [{"rank": rank, **one} for rank, one in enumerate(ranks)]}
+    return {**level, "by_rank": [{"rank": rank, **result} for rank, result in enumerate(ranks)]}
 
 
-def _side_by_side(ranks: Sequence[Found], name: str) -> list[tuple[Any, ...]]:
+def _side_by_side(ranks: Sequence[Result], name: str) -> list[tuple[Any, ...]]:
     """Rows of the same place: all ranks execute the same, so they have the same rows."""
-    return list(zip(*(one[name] for one in ranks), strict=True))
+    return list(zip(*(result[name] for result in ranks), strict=True))
 
 
-def _injected(of: Sequence[Found]) -> dict[str, Any]:
-    times = [one["times"] for one in of]
+def _injected(of: Sequence[Result]) -> dict[str, Any]:
+    times = [entry["times"] for entry in of]
     return {**of[0], "times": sum(times), "times_by_rank": times}
 
 
-def _row(of: Sequence[Found]) -> dict[str, Any]:
-    found = {**of[0], **{name: sum(one[name] for one in of) for name in COUNTS}}
-    found["frequency"] = found["different"] / found["elements"] if found["elements"] else 0.0
-    relative = sum(one["severity"] * one["rated"] for one in of)
-    found["severity"] = relative / found["rated"] if found["rated"] else 0.0
-    found["worst"] = worst(one["worst"] for one in of)
-    return {**found, "ranks": [rank for rank, one in enumerate(of) if one["different"]]}
+def _row(of: Sequence[Result]) -> dict[str, Any]:
+    row = {**of[0], **{name: sum(part[name] for part in of) for name in COUNTS}}
+    row["frequency"] = row["different"] / row["elements"] if row["elements"] else 0.0
+    relative = sum(part["severity"] * part["rated"] for part in of)
+    row["severity"] = relative / row["rated"] if row["rated"] else 0.0
+    row["worst"] = worst(part["worst"] for part in of)
+    return {**row, "ranks": [rank for rank, part in enumerate(of) if part["different"]]}
 
 
-def _farthest(of: Sequence[Found]) -> dict[str, Any]:
-    place = max(range(len(of)), key=lambda place: _how_far(of[place]))
-    shares = {way: sum(one[way] for one in of) / len(of) for way in WAYS if way in of[0]}
-    return {**of[place], **shares, "rank": place}
+def _farthest(of: Sequence[Result]) -> dict[str, Any]:
+    rank = max(range(len(of)), key=lambda rank: _how_far(of[rank]))
+    shares = {way: sum(row[way] for row in of) / len(of) for way in WAYS if way in of[0]}
+    return {**of[rank], **shares, "rank": rank}
 
 
-def _how_far(one: Found) -> tuple[float, ...]:
-    apart = one.get("noise_to_signal", one.get("relative_distance", 0.0))
-    shares = max((one[way] for way in WAYS if way in one), default=0.0)
-    return _size(apart), shares, _size(one["suspect_loss"] - one["loss"])
+def _how_far(row: Result) -> tuple[float, ...]:
+    distance = row.get("noise_to_signal", row.get("relative_distance", 0.0))
+    shares = max((row[way] for way in WAYS if way in row), default=0.0)
+    return _size(distance), shares, _size(row["suspect_loss"] - row["loss"])
 
 
 def _size(value: float) -> float:

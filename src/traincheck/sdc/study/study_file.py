@@ -73,9 +73,9 @@ _SHAPE = {
 """What has to be there for tables and pages; what stands under the empty name may be there."""
 
 
-def write_study(found: Mapping[str, Any], path: Path) -> None:
+def write_study(study: Mapping[str, Any], path: Path) -> None:
     """Raises OutputError where it cannot be written."""
-    write_whole(path, (json.dumps(found, indent=1, allow_nan=False) + "\n").encode())
+    write_whole(path, (json.dumps(study, indent=1, allow_nan=False) + "\n").encode())
 
 
 def read_study(path: Path) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _wrong(value: Any, shape: Any, name: str) -> str:
     if isinstance(shape, list):
         if not isinstance(value, list):
             return f"{name} is no list"
-        return next(filter(None, (_wrong(one, shape[0], f"{name}[{n}]") for n, one in enumerate(value))), "")
+        return next(filter(None, (_wrong(item, shape[0], f"{name}[{n}]") for n, item in enumerate(value))), "")
     if not isinstance(value, dict):
         return f"{name} is no object"
     inside = f"{name}." if name else ""
@@ -165,9 +165,9 @@ def _is(value: Any, kind: str) -> bool:
         return False
 
 
-def differs(found: Mapping[str, Any]) -> bool:
+def differs(study: Mapping[str, Any]) -> bool:
     """Whether anything that the suspect computed was not as the trusted worker's."""
-    levels = found["levels"].values()
-    apart = any(one["relative_distance"] != 0 for one in found["levels"].get(PERIOD, {}).get("series", []))
-    losses = any(one["loss"] != one["suspect_loss"] for level in levels for one in level["series"])
-    return apart or losses or any(one["different"] for level in levels for one in level["by_kind"])
+    levels = study["levels"].values()
+    parameters = any(row["relative_distance"] != 0 for row in study["levels"].get(PERIOD, {}).get("series", []))
+    losses = any(row["loss"] != row["suspect_loss"] for level in levels for row in level["series"])
+    return parameters or losses or any(row["different"] for level in levels for row in level["by_kind"])

@@ -35,12 +35,12 @@ class Pair:
     """This rank's side, of both its pair and its host."""
 
     def __init__(self, rank: int, size: int = 1) -> None:
-        """Of all ranks this is `rank`; a host has `size`. To `meet` is for when torch.distributed is initialised."""
+        """`rank` counts over both hosts; a host has `size` ranks. `create_groups` needs torch.distributed initialised."""
         self.rank, self.size, self.trusted = rank, size, rank < size
         self.host = Host(rank % size, size)
         self._partner, self._group = rank % size, None
 
-    def meet(self) -> None:
+    def create_groups(self) -> None:
         """The groups in which hosts reduce and pairs compare; each rank is to make each of them."""
         if self.size == 1:
             return
@@ -48,12 +48,12 @@ class Pair:
             made = new_group(range(first, first + self.size), backend="gloo")
             if first <= self.rank < first + self.size:
                 self.host.group = made
-        for place in range(self.size):
-            made = new_group([place, self.size + place], backend="gloo")
-            if place == self._partner:
+        for rank in range(self.size):
+            made = new_group([rank, self.size + rank], backend="gloo")
+            if rank == self._partner:
                 self._group = made
 
-    def shared(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def trusted_value(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """The trusted worker's value, on the CPU, on both of them.
 
         Raises NotTheSameWork where the suspect is about to compare another thing than the trusted one.
@@ -68,27 +68,27 @@ class Pair:
         broadcast(here.reshape(-1).view(torch.uint8), self._partner, group=self._group)
         return here
 
-    def same(self, name: str, value: int) -> None:
+    def check_same(self, name: str, value: int) -> None:
         """Raises NotTheSameWork where a number is not the same on both."""
-        found = torch.tensor([value], dtype=torch.int64)
-        broadcast(found, self._partner, group=self._group)
-        if int(found) != value:
+        received = torch.tensor([value], dtype=torch.int64)
+        broadcast(received, self._partner, group=self._group)
+        if int(received) != value:
             raise NotTheSameWork(name)
 
     def _agree(self, name: str) -> None:
-        self.same(name, zlib.crc32(name.encode()))
+        self.check_same(name, zlib.crc32(name.encode()))
 
-    def goes_on(self, wanted: bool) -> bool:
+    def agree_to_continue(self, proceed: bool) -> bool:
         """Whether to go on, as the leader wants it."""
-        found = torch.tensor([int(wanted)])
-        broadcast(found, LEADER)
-        return bool(found)
+        decision = torch.tensor([int(proceed)])
+        broadcast(decision, LEADER)
+        return bool(decision)
 
-    def told(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """What each rank has to say, by rank, on all. It is JSON: nothing that is received is executed."""
-        return [self._said_by(rank, value) for rank in range(HOSTS * self.size)]
+        return [self._broadcast_from(rank, value) for rank in range(HOSTS * self.size)]
 
-    def _said_by(self, rank: int, value: Any) -> Any:
+    def _broadcast_from(self, rank: int, value: Any) -> Any:
         text = json.dumps(value).encode() if self.rank == rank else b""
         size = torch.tensor([len(text)])
         broadcast(size, rank)

@@ -23,7 +23,7 @@ def execute_side(plan: Plan, rank: int, progress: Progress, store: str | None = 
 
     `store` is where they meet; without it a launcher has said where. Ctrl-C at rank 0 ends all after a step.
     """
-    stop = _stop_asked()
+    stop = _stop_event()
     size = plan.tensor_parallel
     pair = Pair(rank, size)
     prepared = prepare(plan.framework, plan.workload, plan.seed, plan.device, plan.threads, pair.host)
@@ -31,15 +31,15 @@ def execute_side(plan: Plan, rank: int, progress: Progress, store: str | None = 
         dist.init_process_group("gloo")
     else:
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=HOSTS * size)
-    pair.meet()
-    shown: Progress = progress if rank == LEADER else lambda what, done, total: None
+    pair.create_groups()
+    shown: Progress = progress if rank == LEADER else lambda phase, done, total: None
     study = Study(pair, prepared.begin, plan.steps, plan.faults, shown, lambda: not stop.is_set())
     levels = merged(study.run(plan.levels))
-    workers = pair.told({"host": platform.node(), **prepared.software})
+    workers = pair.gather({"host": platform.node(), **prepared.software})
     interrupted = study.interrupted
     del study, prepared
     pair.close()
-    found = {
+    result = {
         "format": FORMAT,
         "version": VERSION,
         **plan.data(),
@@ -47,25 +47,25 @@ def execute_side(plan: Plan, rank: int, progress: Progress, store: str | None = 
         "workers": _workers(workers[:size], workers[size:]),
         "levels": levels,
     }
-    whole: dict[str, Any] = plain(found)
+    whole: dict[str, Any] = plain(result)
     return whole
 
 
 def _workers(trusted: Sequence[dict[str, str]], suspect: Sequence[dict[str, str]]) -> dict[str, dict[str, str]]:
     """What the first ranks run on, or the first two of a pair that run on something different."""
 
-    def apart(one: dict[str, str], other: dict[str, str]) -> bool:
-        return {**one, "host": ""} != {**other, "host": ""}
+    def differ(first: dict[str, str], second: dict[str, str]) -> bool:
+        return {**first, "host": ""} != {**second, "host": ""}
 
     pairs = list(zip(trusted, suspect, strict=True))
-    one, other = next((pair for pair in pairs if apart(*pair)), pairs[0])
-    return {"trusted": one, "suspect": other}
+    first, second = next((pair for pair in pairs if differ(*pair)), pairs[0])
+    return {"trusted": first, "suspect": second}
 
 
-def _stop_asked() -> threading.Event:
+def _stop_event() -> threading.Event:
     """Set by Ctrl-C, or by what a launcher sends. Not to be raised: the other worker waits in the midst of a step."""
-    asked = threading.Event()
+    requested = threading.Event()
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: asked.set())
-    return asked
+            signal.signal(number, lambda *_: requested.set())
+    return requested

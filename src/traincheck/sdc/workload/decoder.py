@@ -62,8 +62,8 @@ class Attention(nn.Module):  # type: ignore[misc]
         key = key.repeat_interleave(self.groups, dim=1)
         value = heads(self.value(x)).repeat_interleave(self.groups, dim=1)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        found: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return found
+        output: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return output
 
 
 class FeedForward(nn.Module):  # type: ignore[misc]
@@ -77,8 +77,8 @@ class FeedForward(nn.Module):  # type: ignore[misc]
         self.down = nn.Linear(hidden, config.width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
-        return found
+        output: torch.Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return output
 
 
 class Block(nn.Module):  # type: ignore[misc]
@@ -108,8 +108,8 @@ class Decoder(nn.Module):  # type: ignore[misc]
         x = self.embedding(tokens)
         for layer in self.layers:
             x = layer(x)
-        found: torch.Tensor = self.head(self.norm(x))
-        return found
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
 
 
 SUBMODULES: dict[type, str] = {
@@ -168,9 +168,9 @@ class DecoderWorkload:
         noise = torch.randint(config.vocabulary, shape, generator=draws)
         jumps = torch.rand(shape, generator=draws) < 0.1
         rows = [noise[0]]
-        for place in range(1, config.length + 1):
+        for position in range(1, config.length + 1):
             follows = (rows[-1] * 5 + 7) % config.vocabulary
-            rows.append(torch.where(jumps[place], noise[place], follows))
+            rows.append(torch.where(jumps[position], noise[position], follows))
         return torch.stack(rows, dim=1).to(self.device)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
@@ -181,5 +181,5 @@ class DecoderWorkload:
 
     def submodules(self, model: nn.Module) -> dict[str, str]:
         """Attention and feed-forward as one each, as published, and what is around them."""
-        named = {name: SUBMODULES[type(one)] for name, one in model.named_modules() if type(one) in SUBMODULES}
+        named = {name: SUBMODULES[type(module)] for name, module in model.named_modules() if type(module) in SUBMODULES}
         return {**named, "head": "head"}

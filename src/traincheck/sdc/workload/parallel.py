@@ -87,5 +87,7 @@ class ParallelDecoderWorkload(DecoderWorkload):
 
     def submodules(self, model: nn.Module) -> dict[str, str]:
         """Those of the decoder, and the reductions, so that what goes wrong in them is not told of what follows."""
-        reductions = {name: "reduction" for name, one in model.named_modules() if isinstance(one, (Spread, Summed))}
+        reductions = {
+            name: "reduction" for name, module in model.named_modules() if isinstance(module, (Spread, Summed))
+        }
         return {**super().submodules(model), **reductions}

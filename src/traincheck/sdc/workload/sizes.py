@@ -47,7 +47,7 @@ def size_of(named: str) -> DecoderConfig | None:
 def must_be_divisible(config: DecoderConfig, ranks: int) -> None:
     """Raises BadOption where heads or hidden numbers cannot be given to so many ranks in equal parts."""
     whole = {"heads": config.heads, "heads of keys and values": config.kv_heads, "hidden numbers": config.hidden}
-    odd = [f"{count} {what}" for what, count in whole.items() if count % ranks]
+    odd = [f"{count} {dimension}" for dimension, count in whole.items() if count % ranks]
     if odd:
         fits = [str(n) for n in range(2, config.kv_heads + 1) if all(count % n == 0 for count in whole.values())]
         raise BadOption(

@@ -123,7 +123,9 @@ class TorchTraining:
     def state(self, seen: Seen) -> None:
         for name, value in {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}.items():
             _overwrite(value, seen(name, value))
-        for number, parameter in enumerate(one for group in self._optimizer.param_groups for one in group["params"]):
+        for number, parameter in enumerate(
+            tensor for group in self._optimizer.param_groups for tensor in group["params"]
+        ):
             kept = self._optimizer.state.get(parameter, {})
             for name in sorted(kept):
                 if isinstance(kept[name], torch.Tensor):

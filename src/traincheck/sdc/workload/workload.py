@@ -64,10 +64,10 @@ def load_workload(named: str, seed: int, device: torch.device, host: Host | None
     parallel = host if host is not None and host.size > 1 else None
     if ":" not in named:
         return _built_in(named, seed, device, parallel)
-    found = _own(named, seed, device)
+    workload = _own(named, seed, device)
     if parallel is None:
-        return found
-    made = getattr(found, PARALLEL, None)
+        return workload
+    made = getattr(workload, PARALLEL, None)
     if not callable(made):
         raise BadOption(
             "--tensor-parallel",
@@ -83,19 +83,19 @@ def _own(named: str, seed: int, device: torch.device) -> Workload:
     home, _, name = named.rpartition(":")
     made = _function(named, home, name)
     try:
-        found = made(seed=seed, device=device)
+        workload = made(seed=seed, device=device)
     except Exception as error:
-        raise WorkloadUnusable(named, f"{name}(seed=..., device=...) raised {_told(error)}") from error
-    return _checked(named, name, found)
+        raise WorkloadUnusable(named, f"{name}(seed=..., device=...) raised {_describe(error)}") from error
+    return _checked(named, name, workload)
 
 
-def _checked(named: str, name: str, found: Any) -> Workload:
-    missing = [method for method in METHODS if not callable(getattr(found, method, None))]
+def _checked(named: str, name: str, candidate: Any) -> Workload:
+    missing = [method for method in METHODS if not callable(getattr(candidate, method, None))]
     if missing:
         raise WorkloadUnusable(
-            named, f"what {name} returns, a {type(found).__name__}, has no {' and no '.join(missing)}"
+            named, f"what {name} returns, a {type(candidate).__name__}, has no {' and no '.join(missing)}"
         )
-    workload: Workload = found
+    workload: Workload = candidate
     return workload
 
 
@@ -116,13 +116,13 @@ def _function(named: str, home: str, name: str) -> Callable[..., Any]:
     except WorkloadUnusable:
         raise
     except Exception as error:
-        raise WorkloadUnusable(named, f"{home} cannot be imported: {_told(error)}") from error
-    found = getattr(module, name, None)
-    if not callable(found):
-        there = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]
-        said = f" (it has {', '.join(there[:8])})" if there else ""
-        raise WorkloadUnusable(named, f"{home} has no function {name!r}{said}")
-    function: Callable[..., Any] = found
+        raise WorkloadUnusable(named, f"{home} cannot be imported: {_describe(error)}") from error
+    attribute = getattr(module, name, None)
+    if not callable(attribute):
+        there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        hint = f" (it has {', '.join(there[:8])})" if there else ""
+        raise WorkloadUnusable(named, f"{home} has no function {name!r}{hint}")
+    function: Callable[..., Any] = attribute
     return function
 
 
@@ -154,12 +154,14 @@ def blamed(named: str) -> Iterator[None]:
         raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        others = [one for one in frames if f"{os.sep}torch{os.sep}" not in one.filename]
-        last = ([one for one in others if f"{os.sep}traincheck{os.sep}" not in one.filename] or others or frames)[-1]
-        raise WorkloadUnusable(named, f"it raised {_told(error)} ({last.filename}, line {last.lineno})") from error
+        others = [frame for frame in frames if f"{os.sep}torch{os.sep}" not in frame.filename]
+        last = ([frame for frame in others if f"{os.sep}traincheck{os.sep}" not in frame.filename] or others or frames)[
+            -1
+        ]
+        raise WorkloadUnusable(named, f"it raised {_describe(error)} ({last.filename}, line {last.lineno})") from error
 
 
-def _told(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
@@ -169,12 +171,14 @@ def submodules_of(workload: Workload, model: torch.nn.Module) -> Mapping[str, st
     own = getattr(workload, "submodules", None)
     if own is not None:
         named: Mapping[str, str] = own(model)
-        known = dict(model.named_modules())
-        unknown = [name for name in named if name not in known]
+        modules = dict(model.named_modules())
+        unknown = [name for name in named if name not in modules]
         if unknown:
             raise WorkloadUnusable(type(workload).__name__, f"its model has no module {unknown[0]!r} of its submodules")
         return named
-    return {name: type(one).__name__ for name, one in model.named_modules() if name and not any(one.children())}
+    return {
+        name: type(module).__name__ for name, module in model.named_modules() if name and not any(module.children())
+    }
 
 
 def evaluation(workload: Workload, model: torch.nn.Module) -> float:
@@ -186,7 +190,7 @@ def evaluation(workload: Workload, model: torch.nn.Module) -> float:
             own = getattr(workload, "evaluate", None)
             if own is not None:
                 return float(own(model))
-            losses = [float(workload.loss(model, workload.batch(HELD_OUT + one))) for one in range(EVALUATED)]
+            losses = [float(workload.loss(model, workload.batch(HELD_OUT + offset))) for offset in range(EVALUATED)]
             return sum(losses) / len(losses)
     finally:
         model.train(was_training)

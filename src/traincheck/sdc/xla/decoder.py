@@ -38,12 +38,12 @@ HEAD = Submodule("head", "Linear", ("weight",))
 
 def submodules(config: DecoderConfig) -> dict[str, Submodule]:
     """All of them by name, in the order of the forward."""
-    found = {"embedding": EMBEDDING}
+    kinds = {"embedding": EMBEDDING}
     for number in range(config.layers):
         layer = f"layers.{number}"
-        found |= {f"{layer}.attention_norm": NORM, f"{layer}.attention": ATTENTION}
-        found |= {f"{layer}.feed_forward_norm": NORM, f"{layer}.feed_forward": FEED_FORWARD}
-    return {**found, "norm": NORM, "head": HEAD}
+        kinds |= {f"{layer}.attention_norm": NORM, f"{layer}.attention": ATTENTION}
+        kinds |= {f"{layer}.feed_forward_norm": NORM, f"{layer}.feed_forward": FEED_FORWARD}
+    return {**kinds, "norm": NORM, "head": HEAD}
 
 
 def _wide(x: jax.Array) -> jax.Array:
@@ -136,7 +136,9 @@ class Compiled:
             FEED_FORWARD: _feed_forward,
             HEAD: _head,
         }
-        self._forward = {one: jax.jit(functools.partial(jax.vjp, function)) for one, function in inner.items()}
+        self._forward = {
+            submodule: jax.jit(functools.partial(jax.vjp, function)) for submodule, function in inner.items()
+        }
         self._forward[EMBEDDING] = jax.jit(_embedded)  # tokens have no gradient
         self._backward = jax.jit(lambda pull, gradient: pull(gradient))
         self.loss = jax.jit(jax.value_and_grad(_cross_entropy))
@@ -144,17 +146,17 @@ class Compiled:
         self.add = jax.jit(jnp.add)
         self.adamw = jax.jit(functools.partial(_adamw, defaults))
 
-    def forward(self, one: Submodule, parameters: Parameters, x: jax.Array) -> tuple[jax.Array, Pull]:
+    def forward(self, submodule: Submodule, parameters: Parameters, x: jax.Array) -> tuple[jax.Array, Pull]:
         """What a submodule returns, and what its backward needs."""
-        output, pull = self._forward[one](parameters, x)
+        output, pull = self._forward[submodule](parameters, x)
         return output, pull
 
     def backward(self, pull: Pull, gradient: jax.Array) -> tuple[Parameters, jax.Array | None]:
         """The gradients of the parameters and of what the submodule was given, of tokens none."""
-        found = self._backward(pull, gradient)
-        return found[0], (found[1] if len(found) > 1 else None)
+        gradients = self._backward(pull, gradient)
+        return gradients[0], (gradients[1] if len(gradients) > 1 else None)
 
 
 def _embedded(parameters: Parameters, tokens: jax.Array) -> tuple[jax.Array, Pull]:
-    found: tuple[jax.Array, Pull] = jax.vjp(lambda p: _embedding(p, tokens), parameters)
-    return found
+    result: tuple[jax.Array, Pull] = jax.vjp(lambda p: _embedding(p, tokens), parameters)
+    return result

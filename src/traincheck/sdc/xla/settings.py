@@ -26,19 +26,19 @@ def settle_xla(seed: int, threads: int, device: str, wide: bool) -> tuple[jax.De
     anything in this process. Raises BadOption for a device that JAX has not got here.
     """
     seeds = "seeds of random, numpy and torch"  # torch draws the weights and the batches
-    told = {seeds: settle(seed, threads)[seeds]}
+    settings = {seeds: settle(seed, threads)[seeds]}
     platform = device.partition(":")[0]
     for name, value in variables(threads, platform, os.environ).items():
-        os.environ[name] = told[name] = value
+        os.environ[name] = settings[name] = value
     # Else fp32 is multiplied with the few bits of TF32 or bf16 where the device has fast units for these.
     for option, setting in {"jax_default_matmul_precision": "highest", "jax_enable_x64": wide}.items():
         jax.config.update(option, setting)
-        told[option] = str(setting)
+        settings[option] = str(setting)
     if platform == CPU:
         jax.config.update("jax_platforms", CPU)  # not to take the memory of an accelerator that is not asked for
-    found = _device(device)
-    jax.config.update("jax_default_device", found)
-    return found, told
+    jax_device = _device(device)
+    jax.config.update("jax_default_device", jax_device)
+    return jax_device, settings
 
 
 def variables(threads: int, platform: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -46,8 +46,8 @@ def variables(threads: int, platform: str, environ: Mapping[str, str]) -> dict[s
     ours = [ONE_THREAD] if threads == 1 else []
     ours += [] if platform == CPU else [ON_ACCELERATORS]
     given = environ.get("XLA_FLAGS", "").split()
-    known = {flag.partition("=")[0] for flag in given}
-    flags = [*given, *(flag for flag in ours if flag.partition("=")[0] not in known)]
+    names = {flag.partition("=")[0] for flag in given}
+    flags = [*given, *(flag for flag in ours if flag.partition("=")[0] not in names)]
     return {"NPROC": str(threads), **({"XLA_FLAGS": " ".join(flags)} if flags else {})}
 
 
@@ -58,14 +58,14 @@ def _device(text: str) -> jax.Device:
     try:
         there = jax.local_devices(backend=platform)
     except RuntimeError as error:
-        why = str(error).strip().splitlines()[0]
-        raise BadOption("--device", text, f"a device that JAX has here ({why}); cpu always is") from None
+        reason = str(error).strip().splitlines()[0]
+        raise BadOption("--device", text, f"a device that JAX has here ({reason}); cpu always is") from None
     # Where none is named, each worker of a launcher takes its own.
-    place = int(number or ("0" if platform == CPU else os.environ.get("LOCAL_RANK", "0")))
-    if place >= len(there):
+    index = int(number or ("0" if platform == CPU else os.environ.get("LOCAL_RANK", "0")))
+    if index >= len(there):
         raise BadOption("--device", text, f"one of the {len(there)} that JAX has here, {platform}:0 being the first")
-    found: jax.Device = there[place]
-    return found
+    device: jax.Device = there[index]
+    return device
 
 
 def software(device: jax.Device, threads: int) -> dict[str, str]:

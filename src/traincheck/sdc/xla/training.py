@@ -31,8 +31,10 @@ class XlaWorkload:
         """`workload` is of the CPU: it draws the weights and the batches."""
         self.drawn = workload
         self.submodules = submodules(workload.config)
-        one = torch.nn.Parameter(torch.zeros(1))
-        self.compiled = Compiled(workload.config, workload.build_optimizer(torch.nn.ParameterList([one])).defaults)
+        placeholder = torch.nn.Parameter(torch.zeros(1))
+        self.compiled = Compiled(
+            workload.config, workload.build_optimizer(torch.nn.ParameterList([placeholder])).defaults
+        )
 
     def begin(self) -> XlaTraining:
         """A training of it, from its first step on."""
@@ -58,7 +60,7 @@ class XlaTraining:
 
     @property
     def kinds(self) -> Mapping[str, str]:
-        return {name: one.kind for name, one in self._submodules.items()}
+        return {name: submodule.kind for name, submodule in self._submodules.items()}
 
     # -- faults and what is looked at -----------------------------------------------------------------------------
 
@@ -71,7 +73,7 @@ class XlaTraining:
                 raise none_matches(fault, names)
         injected = [Injected(fault) for fault in faults]
         own = own_rank() if rank is None else rank
-        self._injected = [one for one in injected if one.fault.rank in (None, own)]
+        self._injected = [injection for injection in injected if injection.fault.rank in (None, own)]
         try:
             yield injected
         finally:
@@ -84,10 +86,10 @@ class XlaTraining:
 
     def _struck(self, site: str, name: str, array: jax.Array) -> jax.Array:
         """It as faults leave it. What strikes is decided and done as for torch, so the same fault hits the same."""
-        for one in self._injected:
-            if one.fault.site == site and self._hits(one.fault, name):
-                draws = one.comes(name)
-                array = array if draws is None else as_array(one.struck(name, as_tensor(array), draws))
+        for injection in self._injected:
+            if injection.fault.site == site and self._hits(injection.fault, name):
+                draws = injection.comes(name)
+                array = array if draws is None else as_array(injection.struck(name, as_tensor(array), draws))
         return array
 
     @contextmanager
@@ -139,19 +141,19 @@ class XlaTraining:
 
     def _named(self, name: str) -> tuple[Submodule, dict[str, str]]:
         """A submodule, and the names of its parameters in it with those in the model."""
-        one = self._submodules[name]
-        return one, {inner: f"{name}.{inner}" for inner in one.parameters}
+        submodule = self._submodules[name]
+        return submodule, {inner: f"{name}.{inner}" for inner in submodule.parameters}
 
     def _call(self, name: str, x: jax.Array) -> jax.Array:
-        one, names = self._named(name)
+        submodule, names = self._named(name)
         parameters = {inner: self._values[whole] for inner, whole in names.items()}
-        output, self._pulls[name] = self._compiled.forward(one, parameters, x)
+        output, self._pulls[name] = self._compiled.forward(submodule, parameters, x)
         return self._passed(name, FORWARD, output)
 
     def _back(self, name: str, gradient: jax.Array) -> jax.Array:
-        found = self._back_to_parameters(name, gradient)
-        assert found is not None, "only tokens have no gradient"
-        return self._passed(name, BACKWARD, found)
+        input_gradient = self._back_to_parameters(name, gradient)
+        assert input_gradient is not None, "only tokens have no gradient"
+        return self._passed(name, BACKWARD, input_gradient)
 
     def _back_to_parameters(self, name: str, gradient: jax.Array) -> jax.Array | None:
         _, names = self._named(name)
@@ -167,12 +169,12 @@ class XlaTraining:
         step = as_array(torch.tensor(float(self._steps)))
         for name in self._values:
             kept = self._gradients.pop(name), self._means[name], self._squares[name]
-            found = self._compiled.adamw(self._values[name], *kept, step)
-            self._values[name], self._means[name], self._squares[name] = found
+            updated = self._compiled.adamw(self._values[name], *kept, step)
+            self._values[name], self._means[name], self._squares[name] = updated
         for name in self._values:
             self._values[name] = self._struck(OPTIMIZER, name, self._values[name])
-        for one in self._injected:
-            one.next_step()
+        for injection in self._injected:
+            injection.next_step()
 
     # -- what there is --------------------------------------------------------------------------------------------
 
@@ -185,7 +187,7 @@ class XlaTraining:
             _hand_out(kept, lambda name, value, moment=moment: seen(f"{moment} of {name}", value))  # type: ignore[misc]
 
     def evaluate(self) -> float:
-        losses = [float(self.forward(self.batch(HELD_OUT + one))) for one in range(EVALUATED)]
+        losses = [float(self.forward(self.batch(HELD_OUT + offset))) for offset in range(EVALUATED)]
         self._pulls.clear()
         self._of_logits = None
         return sum(losses) / len(losses)
