@@ -75,7 +75,7 @@ def test_two_ranks_do_what_is_asked_and_stop_together(home: Path) -> None:
     finally:
         job.process.kill()
     assert job.process.returncode == 3, stderr
-    assert stderr.count("TrainCheck stopped the training as asked: enough") >= 1
+    assert stderr.count("TrainCheck stopped the training on request: enough") >= 1
     steps = [(home / f"stopped-{rank}").read_text() for rank in (0, 1)]
     assert steps[0] == steps[1], "no rank waits for another"
     report = json.loads((job.path / "report.json").read_text())

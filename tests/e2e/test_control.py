@@ -205,7 +205,7 @@ def test_a_stop_from_outside_saves_first(start: Callable[..., Run], home: Path) 
     run.ctl("stop", "--reason", "the power goes off")
     _, stderr = run.process.communicate(timeout=60)
     assert run.process.returncode == 3, stderr
-    assert "TrainCheck stopped the training as asked: the power goes off" in stderr
+    assert "TrainCheck stopped the training on request: the power goes off" in stderr
     assert (home / "saved").exists()
     assert json.loads((run.path / "run.json").read_text())["stopped_by_us"] is True
     assert "this one ended at" in run.ctl("budget", "1/5", expect=2)

@@ -79,7 +79,7 @@ def test_the_commands_and_the_code_of_the_guide(tmp_path: Path) -> None:
         _, stderr = run.communicate(timeout=60)
     finally:
         run.kill()
-    assert run.returncode == 3 and "as asked: wrong data" in stderr, stderr
+    assert run.returncode == 3 and "on request: wrong data" in stderr, stderr
     assert (tmp_path / "last.pt").exists()
     (snapshot,) = (tmp_path / "runs/big/snapshots").iterdir()
     code = reading.replace("runs/big/snapshots/step-812-rank-0.pt", str(snapshot)) + "\nprint(sorted(norms))\n"

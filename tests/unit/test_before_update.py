@@ -85,7 +85,7 @@ def test_a_callback_may_stop_the_training() -> None:
     traincheck.on_violation(stops)
     traincheck.before_stop(lambda: update.log.append("save"))
     update.before.report(FINDING)
-    with pytest.raises(StopTraining, match="stopped the training as asked: that is enough: Gradients stay"):
+    with pytest.raises(StopTraining, match="stopped the training on request: that is enough: Gradients stay"):
         update.before()
     assert update.log == ["save", "told"]
 
@@ -98,7 +98,7 @@ def test_an_error_before_the_stop_does_not_keep_it(capsys: pytest.CaptureFixture
         raise OSError("disk full")
 
     update.before.stop(StopAsked(title="enough"))
-    with pytest.raises(StopTraining, match="as asked: enough"):
+    with pytest.raises(StopTraining, match="on request: enough"):
         update.before()
     assert "save, called before the stop, raised OSError: disk full" in capsys.readouterr().err
 

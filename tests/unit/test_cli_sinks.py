@@ -49,7 +49,7 @@ def test_a_document_on_stdout_is_alone_there(capsys: pytest.CaptureFixture[str])
     [
         ("pdf", "--report was given 'pdf'; expected FORMAT or FORMAT=FILE, with the format one of json, html, junit"),
         ("junit=.", "a file that can be written (Cannot write '.': it is a folder"),
-        ("sarif=run/report.json/x", "is no folder"),
+        ("sarif=run/report.json/x", "is not a folder"),
         ("github=x.txt", "expected github, or github=- for standard output"),
     ],
 )

@@ -32,11 +32,11 @@ class Run:
         self.behind = behind
         self.at = self.fed = -1
 
-    def train(self, steps: int, looks_closer: bool = False) -> None:
+    def train(self, steps: int, is_burst: bool = False) -> None:
         """Windows are handed on, and fed in the background."""
         for _ in range(steps):
             self.at += 1
-            self.keeping.window_closed(self.window(self.at), is_burst=looks_closer)
+            self.keeping.window_closed(self.window(self.at), is_burst=is_burst)
             self.feed(self.at - self.behind)
 
     def feed(self, last: int) -> None:
