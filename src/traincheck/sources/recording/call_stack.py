@@ -47,7 +47,7 @@ class CallStack(threading.local):
 
 
 class ThreadState(threading.local):
-    """What sources must know of a thread: the query or fetch under way, and its number in order of appearance."""
+    """The state of a thread that sources need: the query or fetch under way, and its number in order of appearance."""
 
     numbers = itertools.count()
 

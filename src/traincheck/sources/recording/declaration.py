@@ -1,4 +1,4 @@
-"""What the source about the run as a whole serves."""
+"""Declares the demands that the source `run` serves."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ class GlobalHooks:
         return remove_mode(self.mode)
 
     def resume(self, mode_index: int) -> None:
-        """Put back what `suspend` removed, except hooks that were removed for good meanwhile."""
+        """Undo `suspend`, except for hooks that were removed for good meanwhile."""
         self.thread.suspended = False
         removed_hooks, self._removed_hooks = self._removed_hooks, None
         for removed in removed_hooks or ():

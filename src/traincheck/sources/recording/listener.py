@@ -1,7 +1,7 @@
 """Lets components follow the recorder: they override the methods of the events that they need.
 
 The recorder calls listeners in the order in which they were added. An exception in a listener counts as a fault of the
-event that it interrupts, so a listener guards what may fail (see `Recorder.guarded`).
+source, or of the window, that is being recorded. Guard code that may fail (see `Recorder.guarded`).
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ class OverheadMeter:
     """Adds up the time of guarded functions, each without the guarded functions inside it.
 
     The code that measures reads `clock` before and after, and adds the difference, less `inside`, to `total` and to the
-    counter of its source. It leaves in `inside` what the function around it has to subtract. Callers write this out: it
-    runs twice a call and takes a tenth of a microsecond. Where functions run in two threads at once, `total` counts the
-    time once, so the counter of one source may be too low and that of another too high.
+    counter of its source. It leaves in `inside` the time that the function around it has to subtract. Callers write
+    this out: it runs twice a call and takes a tenth of a microsecond. Where functions run in two threads at once,
+    `total` counts the time once, so the counter of one source may be too low and that of another too high.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -6,7 +6,7 @@ state that a later step needs, are guarded with `always`. Hooks that cost time b
 sampling_gate.py. The recorder knows at the beginning of a window whether it is watched, from the number of the coming
 step. But a cut may be backdated, and the recorder hands on a window as a whole or not at all. So it takes events from
 where the next window *may* begin (`_on_opening`), and drops them where no window began. After a gap sources forget the
-state that they follow, and report again what they report once.
+state that they follow, and report again the values that they report once.
 """
 
 from __future__ import annotations
@@ -313,14 +313,14 @@ class Recorder:
     def after_gap(self, source: str, reset: Callable[[], object], *, repeatable: bool = False) -> None:
         """Call `reset` whenever events are taken again after a gap.
 
-        After a gap a source must not compare with a state from before it. A source must also report again what it
-        reports once, or when it changes, for the readers of windows forget as well. A `reset` that only makes the
+        After a gap a source must not compare with a state from before it. A source must also report again the values
+        that it reports once, or on a change, for the readers of windows forget as well. A `reset` that only makes the
         source report again is `repeatable`: `repeat_reports` calls it, too.
         """
         self.sampling_gate.add_reset(self.guarded(source, reset, always=True), repeatable=repeatable)
 
     def repeat_reports(self) -> None:
-        """Make sources report again what they report once, for a reader that begins with the next window."""
+        """Make sources report again the values that they report once, for a reader that begins with the next window."""
         self.sampling_gate.repeat_reports()
 
     def _on_opening(self, seq: int) -> None:

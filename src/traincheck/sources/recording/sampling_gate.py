@@ -27,7 +27,7 @@ class Suspendable(Protocol):
 
 
 class SamplingGate:
-    """Runs what has to happen before and after the steps that are not watched.
+    """Suspends hooks before the steps that are not watched, and resumes hooks and resets sources after them.
 
     The gate calls `is_sampled` once for each step, in order.
     """
@@ -62,7 +62,7 @@ class SamplingGate:
             reset()
 
     def repeat_reports(self) -> None:
-        """Make all sources report again what they report once, or when it changes."""
+        """Make all sources report again the values that they report once, or on a change."""
         for repeat in self._repeats:
             repeat()
 

@@ -33,7 +33,7 @@ class WindowBuffer:
         self.start = seq
 
     def update_calls(self, updated: dict[int, OpenCall]) -> None:
-        """Take over what was added to calls after they ended; `updated` holds these calls by their positions.
+        """Copy the facts that were added to calls after they ended; `updated` holds these calls by their positions.
 
         Drops events that were recorded late, from before the window.
         """
