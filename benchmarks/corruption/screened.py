@@ -11,11 +11,11 @@ from typing import Any
 from benchmarks.corruption.grid import Point
 from benchmarks.corruption.trained import CPU
 from traincheck.sdc.screening.exercise import Exercise
-from traincheck.sdc.screening.reference_fingerprints import Known
+from traincheck.sdc.screening.reference_fingerprints import ReferenceFingerprints
 from traincheck.sdc.screening.verdicts import CORRUPT, Rounds, judge
 from traincheck.sdc.workload.workload import load_workload
 
-KNOWN, ITSELF = "screening, known fingerprints", "screening, itself over time"
+BY_REFERENCE, ITSELF = "screening, known fingerprints", "screening, itself over time"
 
 STEPS = 3
 """Of a round, as `traincheck sdc screen` has it."""
@@ -30,17 +30,17 @@ def screen(point: Point, rounds: int = ROUNDS) -> dict[str, Any]:
     # A clean device computes other data in each of these runs; one with a fault what the command computes.
     seed = point.seed if point.fault is None else 0
     exercise = _exercise(point.workload, seed, faults)
-    known = Known(work, {}, _exercise(point.workload, seed).round(0, _quiet))
+    reference = ReferenceFingerprints(work, {}, _exercise(point.workload, seed).round(0, _quiet))
     seen = Rounds("cpu", {})
     strokes, first = 0, None
-    alarms: dict[str, int | None] = {KNOWN: None, ITSELF: None}
+    alarms: dict[str, int | None] = {BY_REFERENCE: None, ITSELF: None}
     for number in range(rounds):
         seen.add(exercise.round(number, _quiet))
-        for one in exercise.injected:
-            strokes += one.times
-            if one.hits and first is None:
-                first = number * STEPS + one.hits[0].step
-        for name, against in ((KNOWN, known), (ITSELF, None)):
+        for fault in exercise.injected:
+            strokes += fault.times
+            if fault.hits and first is None:
+                first = number * STEPS + fault.hits[0].step
+        for name, against in ((BY_REFERENCE, reference), (ITSELF, None)):
             if alarms[name] is None and judge([seen], against)[0]["verdict"] == CORRUPT:
                 alarms[name] = (number + 1) * STEPS
         if None not in alarms.values():

@@ -203,12 +203,12 @@ def test_one_that_attaches_later_does_the_present_state_and_nothing_that_was_ask
 
 def test_what_is_found_of_several_ranks_is_told_to_each(run: RunFolder, process: Process) -> None:
     finding = Finding("error", 4, 0, "Gradients differ", "", None, (), "", "", (), ("ab",), 4, 1, (1,), 4)
-    change_control(run.path, lambda control: protocol.found(control, finding))
+    change_control(run.path, lambda control: protocol.add_finding(control, finding))
     process.until(lambda: process.orders.done)
-    change_control(run.path, lambda control: protocol.found(control, finding))
+    change_control(run.path, lambda control: protocol.add_finding(control, finding))
     process.until(lambda: len(process.orders.done) == 2)
     assert process.orders.done == [("found", "Gradients differ")] * 2
-    assert read_control(run.path).found[0] == finding
+    assert read_control(run.path).findings[0] == finding
 
 
 def test_what_cannot_be_done_is_said(run: RunFolder, process: Process) -> None:

@@ -17,8 +17,8 @@ from traincheck.checking.rank_engine import RankComparison
 from traincheck.errors import TraceOutOfReach
 from traincheck.runtime.ranks.rank_info import RankInfo, rank_info_of, with_distinct_job
 from traincheck.testing.readable_traces import from_text
-from traincheck.trace.folder import RunFolder, told_file
-from traincheck.trace.format import TOLD
+from traincheck.trace.folder import RunFolder, digest_file
+from traincheck.trace.format import DIGESTS
 from traincheck.trace.reader import follow_windows
 from traincheck.trace.rotation import RotatingWriter
 from traincheck.trace.run_notes import Manifest, ProcessNote
@@ -54,7 +54,7 @@ class Job:
     def __init__(self, home: Path, size: int = 2, most: int = 0) -> None:
         self.run = RunFolder.create(home / "run", Manifest(script="train.py"))
         self.writers = [RotatingWriter(self.run.path, rank, 100 + rank, most * (1 + rank)) for rank in range(size)]
-        self.tellers = [RotatingWriter(self.run.path, rank, 100 + rank, most, TOLD) for rank in range(size)]
+        self.tellers = [RotatingWriter(self.run.path, rank, 100 + rank, most, DIGESTS) for rank in range(size)]
         for rank in range(size):
             self.run.write_note(ProcessNote(rank=rank, process=100 + rank, world_size=size, job="job"))
 
@@ -109,7 +109,7 @@ def test_ranks_whose_recordings_lost_their_middle_are_compared_in_what_is_left(
         assert found.outcome.steps == 300 and not any("only" in reason for reason in found.not_compared)
     files = job.run.event_files()
     assert all(1 < len(segments(file)) < 17 for file in files) and len(job.run.removed()) == len(files)
-    assert all(len(segments(told_file(file))) > 1 for file in files)
+    assert all(len(segments(digest_file(file))) > 1 for file in files)
 
 
 def test_of_a_rank_that_dies_it_is_told_up_to_where_it_was_compared(tmp_path: Path, rules: list[Invariant]) -> None:

@@ -238,8 +238,8 @@ def test_sites_are_file_and_line_of_the_users_code() -> None:
     sites = {name: seen.named(name)[0].site for name in (FORWARD, BACKWARD, STEP)}
     file = Path(__file__)
     for name, line in ((FORWARD, here), (BACKWARD, here), (STEP, here + 2)):
-        told_file, told_line, function = sites[name].rsplit(":", 2)
-        assert (Path(told_file).resolve(), int(told_line)) == (file, line)
+        digest_file, told_line, function = sites[name].rsplit(":", 2)
+        assert (Path(digest_file).resolve(), int(told_line)) == (file, line)
         assert function.endswith("test_sites_are_file_and_line_of_the_users_code")
 
 

@@ -24,7 +24,7 @@ from traincheck.checking.rank_engine import RankComparison, RankEngine, comparab
 from traincheck.errors import OutputError, TrainCheckError
 from traincheck.trace.alignment import aligned
 from traincheck.trace.control_file import ControlFile
-from traincheck.trace.folder import Job, RunFolder, told_file
+from traincheck.trace.folder import Job, RunFolder, digest_file
 from traincheck.vocab.demand import Demand
 from traincheck.vocab.events import Window
 from traincheck.vocab.finding import Finding
@@ -207,7 +207,7 @@ class _Files:
         from traincheck.trace.reader import follow_windows
 
         events = self._job.files[rank]
-        published = told_file(events)
+        published = digest_file(events)
         while not published.exists() and not self._ended():
             time.sleep(self._pause)
         if published.exists():

@@ -160,7 +160,7 @@ class ControlFollower:
                 rest = ": all others rest on it" if declarations[source].required else ""
                 state.decline(f"source {source} cannot be switched off{rest}")
         if not self._fresh:  # what was asked for once before this process began was asked of others
-            for finding in control.found[len(before.found) :]:
+            for finding in control.findings[len(before.findings) :]:
                 orders.report_finding(finding)
             if control.look.number > before.look.number:
                 state.decline(orders.look(control.look.steps))

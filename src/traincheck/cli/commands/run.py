@@ -154,8 +154,7 @@ def _follower(folder: RunFolder, book: Book, config: Config) -> Follower:
     from traincheck.checking.rank_comparison import Follower
     from traincheck.invariants.selection import deployable
     from traincheck.reporting.terminal import TerminalSink
-    from traincheck.trace.control_file import change_control
-    from traincheck.trace.control_file import found as add_finding
+    from traincheck.trace.control_file import add_finding, change_control
 
     sink = TerminalSink()
 

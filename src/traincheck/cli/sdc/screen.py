@@ -14,7 +14,7 @@ from traincheck.cli.sdc import flags as sdc_flags
 from traincheck.errors import BadOption
 
 if TYPE_CHECKING:
-    from traincheck.sdc.screening.reference_fingerprints import Known
+    from traincheck.sdc.screening.reference_fingerprints import ReferenceFingerprints
     from traincheck.sdc.screening.rounds import Screened, Screening
 
 EPILOG = """\b
@@ -56,7 +56,7 @@ def command(
     """
     from traincheck.sdc.environment import needs_torch, settle_here
     from traincheck.sdc.faults.fault import parse_fault
-    from traincheck.sdc.screening.reference_fingerprints import may_replace_known, read_known
+    from traincheck.sdc.screening.reference_fingerprints import may_replace_reference, read_reference
 
     needs_torch("traincheck sdc screen")
     steps = STEPS if steps is None else steps
@@ -64,11 +64,11 @@ def command(
         sdc_flags.at_least(name, value, least)
     sdc_flags.at_least("--seconds", seconds, 1)
     injected = tuple(parse_fault(text) for text in faults or ())
-    reference = read_known(against) if against is not None else None
+    reference = read_reference(against) if against is not None else None
     if file is not None:
         if injected:
             raise BadOption("-o", str(file), "no --fault: the fingerprints would be those of the fault")
-        may_replace_known(file)
+        may_replace_reference(file)
     settle_here()
     from traincheck.sdc.screening.rounds import Screening, as_data
 
@@ -85,7 +85,7 @@ def command(
 
 
 def _screen(
-    screening: Screening, device: str | None, reference: Known | None, against: Path | None
+    screening: Screening, device: str | None, reference: ReferenceFingerprints | None, against: Path | None
 ) -> tuple[Screened, list[dict[str, Any]]]:
     from traincheck.sdc.screening.rounds import devices_to_screen, screen
     from traincheck.sdc.screening.verdicts import judge
@@ -100,15 +100,15 @@ def _screen(
 
 
 def _save(path: Path, screening: Screening, screened: Screened, verdicts: Sequence[Mapping[str, Any]]) -> None:
-    from traincheck.sdc.screening.reference_fingerprints import write_known
-    from traincheck.sdc.screening.rounds import known_from
+    from traincheck.sdc.screening.reference_fingerprints import write_reference
+    from traincheck.sdc.screening.rounds import reference_from
     from traincheck.sdc.screening.verdicts import CLEAN
 
     clean = [rounds for rounds, verdict in zip(screened.devices, verdicts, strict=True) if verdict["verdict"] == CLEAN]
     if not clean:
         remark(f"no device is clean, so {path} was not written")
         return
-    write_known(known_from(screening, clean[0]), path)
+    write_reference(reference_from(screening, clean[0]), path)
     remark(f"the fingerprints of {clean[0].device} are in {path}")
 
 

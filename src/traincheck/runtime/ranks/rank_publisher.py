@@ -11,7 +11,7 @@ from traincheck.checking.outcome_files import save_comparison
 from traincheck.checking.rank_engine import RankComparison, comparable, published_demand
 from traincheck.runtime.ranks.rank_info import RankInfo
 from traincheck.trace.folder import RunFolder
-from traincheck.trace.format import TOLD
+from traincheck.trace.format import DIGESTS
 from traincheck.trace.rotation import RotatingWriter
 from traincheck.trace.run_notes import StopAsked
 from traincheck.vocab.events import Window
@@ -68,7 +68,7 @@ class RankPublisher:
         if not self._rules or rank_info.world_size < 2:
             return
         if self._writer is None:
-            self._writer = RotatingWriter(self._folder.path, window.rank, self._process, self._keep, TOLD)
+            self._writer = RotatingWriter(self._folder.path, window.rank, self._process, self._keep, DIGESTS)
             if self._mode != FILES:
                 self._begin(rank_info)
         digest = lean(window, self._demand)

@@ -35,7 +35,7 @@ class Pair:
     """This rank's side, of both its pair and its host."""
 
     def __init__(self, rank: int, size: int = 1) -> None:
-        """`rank` counts over both hosts; a host has `size` ranks. `create_groups` needs torch.distributed initialised."""
+        """`rank` counts over both hosts; each host has `size` ranks."""
         self.rank, self.size, self.trusted = rank, size, rank < size
         self.host = Host(rank % size, size)
         self._partner, self._group = rank % size, None
