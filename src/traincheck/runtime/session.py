@@ -130,7 +130,7 @@ class Session:
             find_rank=self._find_rank,
             is_sampled=self.sampling.watches,
         )
-        self._sample()
+        self._set_up_budget()
         self._before_update = BeforeUpdate(
             step=lambda: self.recorder.steps.window_step,
             snapshot=self._snapshot,
@@ -155,8 +155,8 @@ class Session:
         if self._control_follower is not None:
             self._control_follower.start()
 
-    def _sample(self) -> None:
-        """Tell the time budget what the background thread takes, and whether the program waits for a device."""
+    def _set_up_budget(self) -> None:
+        """Connect the time budget to the background thread, and set whether the program waits for a device."""
         import torch
 
         self.sampling.budget.background = self._pipeline.spent
