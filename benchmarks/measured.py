@@ -42,7 +42,7 @@ def measured(words: Sequence[str], home: Path, without: Collection[str] = ()) ->
 def least(of: Sequence[Measured]) -> dict[str, float]:
     """The best of several rounds: what else the machine does only ever adds. Of the memory the most."""
     return {
-        "seconds": round(min(one.seconds for one in of), 2),
-        "processor_seconds": round(min(one.processor for one in of), 2),
-        "megabytes": round(max(one.megabytes for one in of)),
+        "seconds": round(min(measurement.seconds for measurement in of), 2),
+        "processor_seconds": round(min(measurement.processor for measurement in of), 2),
+        "megabytes": round(max(measurement.megabytes for measurement in of)),
     }

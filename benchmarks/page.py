@@ -211,103 +211,103 @@ def _table(cost: dict[str, Any]) -> str:
         "| bytes a step, collect | run | seconds to infer |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for name, found in cost["workloads"].items():
-        sizes = found["trace_bytes_per_step"]
-        later = f", later {found['trace_bytes_later']:,}" if "trace_bytes_later" in found else ""
+    for name, workload in cost["workloads"].items():
+        sizes = workload["trace_bytes_per_step"]
+        later = f", later {workload['trace_bytes_later']:,}" if "trace_bytes_later" in workload else ""
         lines.append(
-            f"| {name} | {found['plain_step_ms']:.1f} ms | {_ratio(found['collect_ratio'])} | "
-            f"{_ratio(found['collect_mean_ratio'])} | {_ratio(found['run_ratio'])} | "
-            f"{_ratio(found['run_mean_ratio'])} | {found['invariants']} | "
-            f"{sizes['collect']:,} | {sizes['run']:,}{later} | {found['infer_seconds']} |"
+            f"| {name} | {workload['plain_step_ms']:.1f} ms | {_ratio(workload['collect_ratio'])} | "
+            f"{_ratio(workload['collect_mean_ratio'])} | {_ratio(workload['run_ratio'])} | "
+            f"{_ratio(workload['run_mean_ratio'])} | {workload['invariants']} | "
+            f"{sizes['collect']:,} | {sizes['run']:,}{later} | {workload['infer_seconds']} |"
         )
     rows = [
-        f"| {name} | {_ratio(found['unwatched_ratio'])} | {_ratio(found['every_10_ratio'])} |\n"
-        for name, found in cost["workloads"].items()
-        if "unwatched_ratio" in found
+        f"| {name} | {_ratio(workload['unwatched_ratio'])} | {_ratio(workload['every_10_ratio'])} |\n"
+        for name, workload in cost["workloads"].items()
+        if "unwatched_ratio" in workload
     ]
     return "\n".join(lines) + "\n" + (SAMPLED + "".join(rows) if rows else "") + _where(cost)
 
 
-def _replays(found: dict[str, Any]) -> str:
+def _replays(results: dict[str, Any]) -> str:
     return "".join(
-        f"| {name} | {told['plain_step_ms']:.1f} ms | {_steps(told['steps_each'])} | {_ratio(told['other_steps'])} "
-        f"| {told['ratio_at_100']:.3f}x |\n"
-        for name, told in found["workloads"].items()
+        f"| {name} | {workload['plain_step_ms']:.1f} ms | {_steps(workload['steps_each'])} | "
+        f"{_ratio(workload['other_steps'])} | {workload['ratio_at_100']:.3f}x |\n"
+        for name, workload in results["workloads"].items()
     )
 
 
 def _where(cost: dict[str, Any]) -> str:
     rows = []
-    for name, found in cost["workloads"].items():
-        for mode, told in found.get("where", {}).items():
-            sources = [f"{source} {ms:.2f}" for source, ms in told["sources_ms"].items() if ms >= 0.01][:MOST_SOURCES]
-            beside, each = sum(told["background_ms"].values()), told["ns_per_event"] / 1e3
-            speed = "-" if told["gb_per_second"] is None else f"{told['gb_per_second']:.1f}"
+    for name, workload in cost["workloads"].items():
+        for mode, costs in workload.get("where", {}).items():
+            sources = [f"{source} {ms:.2f}" for source, ms in costs["sources_ms"].items() if ms >= 0.01][:MOST_SOURCES]
+            beside, microseconds = sum(costs["background_ms"].values()), costs["ns_per_event"] / 1e3
+            speed = "-" if costs["gb_per_second"] is None else f"{costs['gb_per_second']:.1f}"
             rows.append(
-                f"| {name} | {mode} | {sum(told['sources_ms'].values()):.2f} | {', '.join(sources)} | "
-                f"{beside:.2f} | {told['events']:.0f} | {each:.1f} | {told['hashed_mb']:.2f} | {speed} |\n"
+                f"| {name} | {mode} | {sum(costs['sources_ms'].values()):.2f} | {', '.join(sources)} | "
+                f"{beside:.2f} | {costs['events']:.0f} | {microseconds:.1f} | {costs['hashed_mb']:.2f} | {speed} |\n"
             )
     return WHERE + "".join(rows) if rows else ""
 
 
-def _start_up(found: dict[str, Any] | None) -> str:
-    if not found:
+def _start_up(results: dict[str, Any] | None) -> str:
+    if not results:
         return ""
     rows = [
-        f"| {mode} | {_more(found[mode], '')} | {_more(found[mode], 'processor_')} |" for mode in ("collect", "run")
+        f"| {mode} | {_more(results[mode], '')} | {_more(results[mode], 'processor_')} |" for mode in ("collect", "run")
     ]
-    return START_UP.format(plain_seconds=found["plain_seconds"], rounds=found["rounds"], rows="\n".join(rows))
+    return START_UP.format(plain_seconds=results["plain_seconds"], rounds=results["rounds"], rows="\n".join(rows))
 
 
-def _more(found: dict[str, Any], of: str) -> str:
-    told = found[f"{of}seconds_more"]
-    return f"{told['median']:.2f} ({told['least']:.2f}-{told['most']:.2f})"
+def _more(result: dict[str, Any], of: str) -> str:
+    seconds = result[f"{of}seconds_more"]
+    return f"{seconds['median']:.2f} ({seconds['least']:.2f}-{seconds['most']:.2f})"
 
 
-def _ranks(found: dict[str, Any]) -> str:
+def _ranks(results: dict[str, Any]) -> str:
     rows = [
         f"| {row['layout']} | {row['ranks']:,} | {row['message_bytes']} | {row['decode_seconds'] * 1e3:.1f} ms | "
         + " | ".join(f"{row['judge_seconds'][when] * 1e3:,.0f} ms" for when in ("first", "steady", "wrong"))
         + f" | {', '.join(str(row['asked_in_full'][when]) for when in ('first', 'steady', 'wrong'))}"
         + f" | {row['found_in_step'] or '-'} | {', '.join(map(str, row['named'])) or '-'} |"
-        for row in found.get("simulated", ())
+        for row in results.get("simulated", ())
     ]
-    one = found["one_rank"]
+    one_rank = results["one_rank"]
     text = RANKS.format(
-        parameters=found["parameters"],
+        parameters=results["parameters"],
         what="; ".join(f"{name}: {words}" for name, words in LAYOUTS.items()),
         simulated="\n".join(rows),
-        digest=one["digest_seconds"] * 1e3,
-        lean=one["message_bytes"],
-        in_full=one["in_full_bytes"],
+        digest=one_rank["digest_seconds"] * 1e3,
+        lean=one_rank["message_bytes"],
+        in_full=one_rank["in_full_bytes"],
     )
     measured = [
         f"| {row['ranks']} | {row['step_ms']:.1f} ms | {_ratio(row['ratio'])} | {row['messages_per_step']:.2f} | "
         f"{row['bytes_per_step']:,} |"
-        for row in found.get("measured", ())
+        for row in results.get("measured", ())
     ]
     return text + (MEASURED + "\n".join(measured) + "\n" if measured else "")
 
 
-def _inference(found: dict[str, Any]) -> str:
-    def told(one: dict[str, float]) -> str:
-        return f"{one['seconds']:.2f} s ({one['processor_seconds']:.2f} s, {one['megabytes']:.0f} MB)"
+def _inference(results: dict[str, Any]) -> str:
+    def text_of(result: dict[str, float]) -> str:
+        return f"{result['seconds']:.2f} s ({result['processor_seconds']:.2f} s, {result['megabytes']:.0f} MB)"
 
     rows = [
         f"| {row['name']} | {row['steps']} | {row['events']:,} | {row['rules']} | "
-        f"{told(row['infer'])} | {told(row['check'])} |"
-        for row in found["rows"]
+        f"{text_of(row['infer'])} | {text_of(row['check'])} |"
+        for row in results["rows"]
     ]
-    counts = [name for name in found["rows"][0] if name.startswith("check_")]
+    counts = [name for name in results["rows"][0] if name.startswith("check_")]
     grown = [
-        f"| {row['name']} | {told(row['infer_once'])} | {told(row['infer_ten_times'])} | "
+        f"| {row['name']} | {text_of(row['infer_once'])} | {text_of(row['infer_ten_times'])} | "
         f"{row['infer_ten_times']['megabytes'] / row['infer_once']['megabytes']:.2f} | "
-        + " | ".join(told(row[name]) for name in counts)
+        + " | ".join(text_of(row[name]) for name in counts)
         + " |"
-        for row in found["rows"]
+        for row in results["rows"]
     ]
     return INFERENCE.format(
-        rounds=found["rounds"],
+        rounds=results["rounds"],
         rows="\n".join(rows),
         counts=" | ".join(f"check, {int(name.removeprefix('check_')):,} rules" for name in counts),
         lines="|".join("---" for _ in counts),
@@ -315,16 +315,16 @@ def _inference(found: dict[str, Any]) -> str:
     )
 
 
-def _scale(found: dict[str, Any]) -> str:
-    local = found["local"]
+def _scale(results: dict[str, Any]) -> str:
+    local = results["local"]
     rows = [
         f"| {row['workers']} | {row['seconds']} | {row['events_per_second']:,} | {row['start_seconds']} |"
-        for row in found["ray"]
+        for row in results["ray"]
     ]
     return SCALE.format(
-        events=found["events"],
-        source=found["source"],
-        folders=found["folders"],
+        events=results["events"],
+        source=results["source"],
+        folders=results["folders"],
         jobs=local["jobs"],
         seconds=local["seconds"],
         processor=local["processor_seconds"],
@@ -334,12 +334,12 @@ def _scale(found: dict[str, Any]) -> str:
     )
 
 
-def _ratio(found: dict[str, float]) -> str:
-    return f"{found['median']:.2f}x ({found['least']:.2f}-{found['most']:.2f})"
+def _ratio(ratio: dict[str, float]) -> str:
+    return f"{ratio['median']:.2f}x ({ratio['least']:.2f}-{ratio['most']:.2f})"
 
 
-def _steps(found: dict[str, float]) -> str:
-    return f"{found['median']:.2f} ({found['least']:.2f} to {found['most']:.2f})"
+def _steps(steps: dict[str, float]) -> str:
+    return f"{steps['median']:.2f} ({steps['least']:.2f} to {steps['most']:.2f})"
 
 
 def _summary(transfer: dict[str, Any]) -> str:
@@ -349,24 +349,24 @@ def _summary(transfer: dict[str, Any]) -> str:
         "| rules (median) | triggered | failed / triggered |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for k, found in transfer["by_k"].items():
+    for k, counts in transfer["by_k"].items():
         lines.append(
-            f"| {k} | {found['choices']} | {found['choices_without_alarm']} | {found['checks']} | "
-            f"{found['checks_with_error']} | {found['checks_with_notice']} | {found['rules_median']:.0f} | "
-            f"{found['triggered_share']:.0%} | {found['failed_share_of_triggered']:.3%} |"
+            f"| {k} | {counts['choices']} | {counts['choices_without_alarm']} | {counts['checks']} | "
+            f"{counts['checks_with_error']} | {counts['checks_with_notice']} | {counts['rules_median']:.0f} | "
+            f"{counts['triggered_share']:.0%} | {counts['failed_share_of_triggered']:.3%} |"
         )
     return "\n".join(lines) + "\n"
 
 
-def _versions(found: dict[str, Any]) -> str:
-    first, second = (f"torch {torch}, Python {python}" for torch, python in found["versions"])
+def _versions(results: dict[str, Any]) -> str:
+    first, second = (f"torch {torch}, Python {python}" for torch, python in results["versions"])
     lines = [
         "",
-        f"| first | second | examples | hold under {found['versions'][0][0]} | and under the second | share "
+        f"| first | second | examples | hold under {results['versions'][0][0]} | and under the second | share "
         "| fail under the second |",
         "|---|---|---|---|---|---|---|",
-        f"| {first} | {second} | {found['examples']} | {found['pass_here']:,} | {found['pass_there_too']:,} | "
-        f"{found['share']:.1%} | {found['failed_there']:,} of {found['triggered_there']:,} |",
+        f"| {first} | {second} | {results['examples']} | {results['pass_here']:,} | {results['pass_there_too']:,} | "
+        f"{results['share']:.1%} | {results['failed_there']:,} of {results['triggered_there']:,} |",
     ]
     return "\n".join(lines) + "\n"
 
@@ -377,12 +377,12 @@ def _variations(pipeline: dict[str, Any]) -> str:
     cells: dict[str, dict[str, dict[str, Any]]] = {}
     for row in pipeline["rows"]:
         cells.setdefault(row["example"], {})[row["changed"]] = row
-    for name, found in cells.items():
-        told = [
+    for name, cell in cells.items():
+        columns = [
             f"{row['errors']} / {len(row['settings'])} / {row['notices'] - len(row['settings'])}" if row else "-"
-            for row in (found.get(change) for change in changes)
+            for row in (cell.get(change) for change in changes)
         ]
-        lines.append(f"| {name} | {next(iter(found.values()))['rules']} | " + " | ".join(told) + " |")
+        lines.append(f"| {name} | {next(iter(cell.values()))['rules']} | " + " | ".join(columns) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -105,8 +105,8 @@ class _Moved(NamedTuple):
 
     def _call(self, call: Call) -> Call:
         tensors = tuple(
-            each if each.fingerprint is None else each._replace(fingerprint=self._print(each.fingerprint))
-            for each in call.tensors
+            tensor if tensor.fingerprint is None else tensor._replace(fingerprint=self._print(tensor.fingerprint))
+            for tensor in call.tensors
         )
         seq, end, parent = map(self._at, call[:3])
         return call._replace(seq=seq, end=end, parent=parent, tensors=tensors)

@@ -20,12 +20,14 @@ class Compared:
 
 def compare(buggy: Program, clean: Program, reference: Program) -> Compared:
     """Run the three programs, metered; the learned detectors are fitted to `reference`, an earlier clean run."""
-    known = metered(reference, anomaly=False)
+    reference_series = metered(reference, anomaly=False)
     runs = {name: metered(program) for name, program in (("buggy", buggy), ("clean", clean))}
-    return Compared(alarms(runs["buggy"], known), alarms(runs["clean"], known), len(runs["buggy"]))
+    return Compared(
+        alarms(runs["buggy"], reference_series), alarms(runs["clean"], reference_series), len(runs["buggy"])
+    )
 
 
 def alarms(run: Series, reference: Series) -> dict[str, int]:
     """The first step of each detector that alarms."""
-    told = {name: detector(run, reference) for name, detector in DETECTORS.items()}
-    return {name: step for name, step in told.items() if step is not None}
+    steps = {name: detector(run, reference) for name, detector in DETECTORS.items()}
+    return {name: step for name, step in steps.items() if step is not None}

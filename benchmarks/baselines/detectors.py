@@ -64,8 +64,8 @@ def norm_spike(run: Series, clean: Series) -> int | None:
 
 def norm_zero(run: Series, clean: Series) -> int | None:
     """A gradient norm of zero."""
-    found = np.flatnonzero(run.norm == 0)
-    return int(found[0]) + 1 if len(found) else None
+    steps = np.flatnonzero(run.norm == 0)
+    return int(steps[0]) + 1 if len(steps) else None
 
 
 def loss_zscore(run: Series, clean: Series) -> int | None:
@@ -113,8 +113,8 @@ def _first_outlier(model: LocalOutlierFactor | IsolationForest, run: Series, cle
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # constant features: duplicates are told of, and do not matter here
-        found = np.flatnonzero(model.fit(reference).predict(seen) == -1)
-    return int(found[0]) + 1 if len(found) else None
+        outliers = np.flatnonzero(model.fit(reference).predict(seen) == -1)
+    return int(outliers[0]) + 1 if len(outliers) else None
 
 
 def _features(run: Series) -> np.ndarray:

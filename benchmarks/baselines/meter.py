@@ -19,9 +19,9 @@ def meter(file: Path, *, anomaly: bool) -> None:
         return
     backward = torch.Tensor.backward
 
-    def note(**found: float) -> None:
+    def note(**values: float) -> None:
         with file.open("a") as notes:
-            print(json.dumps(found), file=notes)
+            print(json.dumps(values), file=notes)
 
     def metered(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         if self.numel() == 1:

@@ -36,11 +36,11 @@ def metered(program: Program, *, anomaly: bool = True) -> Series:
     noted = program.home.with_name(program.home.name + ".metered")
     noted.unlink(missing_ok=True)
     env = dict(program.env)
-    code, said = run_forked(
+    code, output = run_forked(
         program.script, program.args, program.home, program.ranks, env, partial(meter, noted, anomaly=anomaly)
     )
     lines = [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
-    return from_notes(lines, failed=code != 0 or "Error detected in" in said)
+    return from_notes(lines, failed=code != 0 or "Error detected in" in output)
 
 
 def from_notes(lines: list[dict[str, float]], *, failed: bool) -> Series:

@@ -66,17 +66,17 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def options() -> argparse.ArgumentParser:
     """The options of the command."""
-    found = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m benchmarks.corruption",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    found.add_argument("--quick", action="store_true", help="a small grid; no result is kept")
-    found.add_argument("--only", default="", help=f"some of {','.join(PARTS)}; no result is kept")
-    found.add_argument("--go-on", action="store_true", help="with what an interrupted run (of this version) has kept")
-    found.add_argument("--jobs", type=int, default=2, help="processes that train at a time (1: this one)")
-    found.add_argument("--runs", type=Path, default=ROOT / "traincheck-runs" / "corruption", help="where it is kept")
-    return found
+    parser.add_argument("--quick", action="store_true", help="a small grid; no result is kept")
+    parser.add_argument("--only", default="", help=f"some of {','.join(PARTS)}; no result is kept")
+    parser.add_argument("--go-on", action="store_true", help="with what an interrupted run (of this version) has kept")
+    parser.add_argument("--jobs", type=int, default=2, help="processes that train at a time (1: this one)")
+    parser.add_argument("--runs", type=Path, default=ROOT / "traincheck-runs" / "corruption", help="where it is kept")
+    return parser
 
 
 def tasks_of(part: str, quick: bool) -> list[tuple[str, Any]]:
@@ -93,25 +93,25 @@ def tasks_of(part: str, quick: bool) -> list[tuple[str, Any]]:
 def execute(part: str, kept: Kept, quick: bool, jobs: int) -> None:
     """Execute what is not kept yet, telling how far it is."""
     tasks = tasks_of(part, quick)
-    missing = [(group, one) for group, one in tasks if kept.get(group, _of(one)) is None]
+    missing = [(group, task) for group, task in tasks if kept.get(group, _of(task)) is None]
     done = len(tasks) - len(missing)
     _progress(f"{part}: {done} of {len(tasks)}", last=True)
 
-    def add(group: str, one: Any, found: dict[str, Any]) -> None:
+    def add(group: str, task: Any, outcome: dict[str, Any]) -> None:
         nonlocal done
         done += 1
-        kept.add(group, _of(one), found)
+        kept.add(group, _of(task), outcome)
         _progress(f"{part}: {done} of {len(tasks)}", last=done == len(tasks))
 
     if part in TRAININGS:
-        for group, one, found in spread(missing, jobs):
-            add(group, one, found)
+        for group, task, outcome in spread(missing, jobs):
+            add(group, task, outcome)
     elif part == RANKS:
         if missing:
             two_ranks.train_all(missing, add)
     else:
-        for group, one in missing:
-            add(group, one, studied.study(one))
+        for group, task in missing:
+            add(group, task, studied.study(task))
 
 
 def gathered(parts: Sequence[str], kept: Kept, quick: bool) -> dict[str, Any]:
@@ -120,69 +120,71 @@ def gathered(parts: Sequence[str], kept: Kept, quick: bool) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for part in parts:
         tasks = tasks_of(part, quick)
-        there = [(group, one, found) for group, one in tasks if (found := kept.get(group, _of(one))) is not None]
+        there = [
+            (group, tally, outcome) for group, tally in tasks if (outcome := kept.get(group, _of(tally))) is not None
+        ]
         if part == STUDY:
-            result["studies"] = {name: studied.condensed(found) for _, name, found in there}
+            result["studies"] = {name: studied.condensed(outcome) for _, name, outcome in there}
             continue
         limits = _limits(there) if part == ALARMS else {}
         result["thresholds"] |= limits
-        for group, point, found in there:
-            told = _alarms(part, group, point, found, limits)
+        for group, point, outcome in there:
+            first_alarms = _alarms(part, group, point, outcome, limits)
             rows.append(
                 {
                     "group": group,
                     "clean": point.fault is None,
-                    **_told(group, point),
-                    **{name: found[name] for name in ("strokes", "first", "apart") if name in found},
-                    "alarms": told,
+                    **row_of(group, point),
+                    **{name: outcome[name] for name in ("strokes", "first", "apart") if name in outcome},
+                    "alarms": first_alarms,
                 }
             )
     # Of runs without a fault only those with an alarm are of interest one by one.
     result["runs"] = [row for row in rows if not row["clean"] or any(row["alarms"].values())]
-    result["detectors"] = {name: one.data() for (name, _), one in tallies(rows).items()}
+    result["detectors"] = {name: tally.data() for (name, _), tally in tallies(rows).items()}
     return result
 
 
-def _told(group: str, point: Point) -> dict[str, object]:
+def row_of(group: str, point: Point) -> dict[str, object]:
     fault = WATCHES[group].fault(point) if group in WATCHES else point.fault
     return {**point.data(), **({"fault": fault.text} if fault is not None else {})}
 
 
 def _limits(there: Sequence[tuple[str, Point, dict[str, Any]]]) -> dict[str, dict[str, float]]:
     """The thresholds of the alarms for each workload, tuned on its clean runs."""
-    found: dict[str, dict[str, float]] = {}
+    limits: dict[str, dict[str, float]] = {}
     for workload in TRAININGS[ALARMS]:
-        clean = [one for _, point, one in there if point.workload == workload and point.fault is None]
-        found[NAMES[workload]] = {
-            LOSS: threshold(one["losses"] for one in clean),
-            NORM: threshold(one["norms"] for one in clean),
+        clean = [training for _, point, training in there if point.workload == workload and point.fault is None]
+        limits[NAMES[workload]] = {
+            LOSS: threshold(training["losses"] for training in clean),
+            NORM: threshold(training["norms"] for training in clean),
         }
-    return found
+    return limits
 
 
 def _alarms(
-    part: str, group: str, point: Point, found: dict[str, Any], limits: dict[str, dict[str, float]]
+    part: str, group: str, point: Point, outcome: dict[str, Any], limits: dict[str, dict[str, float]]
 ) -> dict[str, int | None]:
     if part == ALARMS:
         own = limits[NAMES[point.workload]]
-        return {LOSS: first_alarm(found["losses"], own[LOSS]), NORM: first_alarm(found["norms"], own[NORM])}
-    alarms: dict[str, int | None] = found["alarms"] if part == SCREENING else two_ranks.alarms(group, found)
+        return {LOSS: first_alarm(outcome["losses"], own[LOSS]), NORM: first_alarm(outcome["norms"], own[NORM])}
+    alarms: dict[str, int | None] = outcome["alarms"] if part == SCREENING else two_ranks.alarms(group, outcome)
     return alarms
 
 
 def as_text(result: dict[str, Any]) -> str:
     """JSON with a line for each run, and for each step of a study."""
-    lists: list[list[Any]] = [result["runs"], *(one["series"] for one in result["studies"].values())]
-    studies = {name: {**one, "series": f"LIST{at}"} for at, (name, one) in enumerate(result["studies"].items(), 1)}
-    told = json.dumps({**result, "runs": "LIST0", "studies": studies}, indent=2)
+    lists: list[list[Any]] = [result["runs"], *(study["series"] for study in result["studies"].values())]
+    studies = {name: {**study, "series": f"LIST{at}"} for at, (name, study) in enumerate(result["studies"].items(), 1)}
+    text = json.dumps({**result, "runs": "LIST0", "studies": studies}, indent=2)
     for at, rows in enumerate(lists):
         lines = ",\n    ".join(json.dumps(row) for row in rows)
-        told = told.replace(f'"LIST{at}"', f"[\n    {lines}\n  ]")
-    return told + "\n"
+        text = text.replace(f'"LIST{at}"', f"[\n    {lines}\n  ]")
+    return text + "\n"
 
 
-def _of(one: Any) -> dict[str, Any]:
-    return {"study": one} if isinstance(one, str) else vars(one)
+def _of(task: Any) -> dict[str, Any]:
+    return {"study": task} if isinstance(task, str) else vars(task)
 
 
 def _progress(text: str, *, last: bool) -> None:

@@ -75,11 +75,11 @@ class Point:
 
     def data(self) -> dict[str, object]:
         """As JSON holds it."""
-        told = {"workload": NAMES[self.workload], "seed": self.seed}
+        result = {"workload": NAMES[self.workload], "seed": self.seed}
         fault = self.fault
         if fault is None:
-            return told
-        return {**told, "site": self.site, "bit": self.bit, "rate": self.rate, "kind": self.kind, "fault": fault.text}
+            return result
+        return {**result, "site": self.site, "bit": self.bit, "rate": self.rate, "kind": self.kind, "fault": fault.text}
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from benchmarks.corruption.trained import CPU, NONE
 from benchmarks.corruption.watches import RULES, WATCHES, Watch
 from traincheck.invariants.book import Book, read_book, write_book
 from traincheck.invariants.packs import SHIPPED
-from traincheck.sdc.determinism import settle
+from traincheck.sdc.determinism import make_deterministic
 from traincheck.sdc.workload.workload import load_workload
 from traincheck.sources.tensors.reading import fingerprints
 from traincheck.testing.corruption import inject
@@ -39,11 +39,11 @@ def main(folder: Path) -> None:
     rank = int(os.environ["RANK"])
     book = folder / f"replicas-{rank}.jsonl"
     write_book(replicas_book(), book)
-    with (folder / f"rank-{rank}.jsonl").open("a") as told:
+    with (folder / f"rank-{rank}.jsonl").open("a") as results:
         for number, line in enumerate((folder / "tasks.jsonl").read_text().splitlines()):
             task = json.loads(line)
-            found = train(task["watch"], Point(**task["point"]), rank, folder / f"{number}", book)
-            print(json.dumps({"number": number, **found}), file=told, flush=True)
+            outcome = train(task["watch"], Point(**task["point"]), rank, folder / f"{number}", book)
+            print(json.dumps({"number": number, **outcome}), file=results, flush=True)
 
 
 def replicas_book() -> Book:
@@ -59,24 +59,26 @@ def train(name: str, point: Point, rank: int, home: Path, book: Path) -> dict[st
     home.mkdir(exist_ok=True)
     watch = WATCHES[name]
     dist.init_process_group("gloo", init_method=f"file://{home / 'store'}", rank=rank, world_size=2)
-    settle(point.seed, 1)
-    with traincheck.checked(home / "run", book, compare_ranks="exchange", record_after_finding=0, **watch.options) as seen:
-        told = _trained(watch, point, rank)
+    make_deterministic(point.seed, 1)
+    with traincheck.checked(
+        home / "run", book, compare_ranks="exchange", record_after_finding=0, **watch.options
+    ) as seen:
+        training = _trained(watch, point, rank)
         dist.barrier()
     dist.barrier()
     dist.destroy_process_group()
     assert seen.report is not None
     findings = [
         {
-            "step": one.step,
-            "diagnosis": one.diagnosis,
-            "title": one.title,
-            "severity": one.severity,
-            "compared": one.compared,
+            "step": finding.step,
+            "diagnosis": finding.diagnosis,
+            "title": finding.title,
+            "severity": finding.severity,
+            "compared": finding.compared,
         }
-        for one in seen.report.findings
+        for finding in seen.report.findings
     ]
-    return {**told, "findings": findings, "not_observed": list(seen.report.not_observed)}
+    return {**training, "findings": findings, "not_observed": list(seen.report.not_observed)}
 
 
 def _trained(watch: Watch, point: Point, rank: int) -> dict[str, Any]:
@@ -92,11 +94,11 @@ def _trained(watch: Watch, point: Point, rank: int) -> dict[str, Any]:
             batch = workload.batch(2 * step + rank if watch.reduced else step)
             workload.loss(model, batch).backward()
             optimizer.step()
-    weights = [one.detach() for one in model.parameters()]
+    weights = [weight.detach() for weight in model.parameters()]
     return {
         "strokes": injected.times,
         "first": injected.hits[0].step if injected.hits else None,
-        "weights": [f"{one or 0:016x}" for one in fingerprints(weights)],
+        "weights": [f"{weight or 0:016x}" for weight in fingerprints(weights)],
     }
 
 

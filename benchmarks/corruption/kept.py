@@ -17,23 +17,23 @@ class Kept:
         if not go_on:
             file.unlink(missing_ok=True)
         self._file = file
-        self._found: dict[tuple[str, str], dict[str, Any]] = {}
+        self._outcomes: dict[tuple[str, str], dict[str, Any]] = {}
         for line in file.read_text().splitlines() if file.exists() else ():
             try:
-                told = json.loads(line)
+                entry = json.loads(line)
             except ValueError:  # the last line of what was killed
                 continue
-            self._found[told["group"], _key(told["of"])] = told["found"]
+            self._outcomes[entry["group"], _key(entry["of"])] = entry["found"]
 
-    def add(self, group: str, of: Mapping[str, Any], found: dict[str, Any]) -> None:
+    def add(self, group: str, of: Mapping[str, Any], outcome: dict[str, Any]) -> None:
         """Keep what was found."""
-        self._found[group, _key(of)] = found
+        self._outcomes[group, _key(of)] = outcome
         with self._file.open("a") as lines:
-            print(json.dumps({"group": group, "of": of, "found": found}), file=lines)
+            print(json.dumps({"group": group, "of": of, "found": outcome}), file=lines)
 
     def get(self, group: str, of: Mapping[str, Any]) -> dict[str, Any] | None:
         """What was found earlier, None where nothing was."""
-        return self._found.get((group, _key(of)))
+        return self._outcomes.get((group, _key(of)))
 
 
 def _key(of: Mapping[str, Any]) -> str:

@@ -25,15 +25,16 @@ NOTHING = "-"
 def summary(result: Mapping[str, Any]) -> str:
     """A line for each detector, for a terminal."""
     lines = []
-    for name, one in result["detectors"].items():
-        delay = one["delay"]
+    for name, entry in result["detectors"].items():
+        delay = entry["delay"]
         soon = f", {delay['median']:g} steps after the first stroke (most {delay['most']})" if delay else ""
         lines += [
-            f"{name}: {one['found']} of {one['struck']} found{soon}",
-            f"  {one['false_alarms']} false alarms in {one['clean']} clean runs and {one['never_struck']} never struck",
+            f"{name}: {entry['found']} of {entry['struck']} found{soon}",
+            f"  {entry['false_alarms']} false alarms in {entry['clean']} clean runs "
+            f"and {entry['never_struck']} never struck",
         ]
-    for name, one in result["studies"].items():
-        lines.append(f"study {name}: {one['steps']} steps")
+    for name, entry in result["studies"].items():
+        lines.append(f"study {name}: {entry['steps']} steps")
     return "\n".join(lines)
 
 
@@ -75,37 +76,44 @@ def text(result: Mapping[str, Any]) -> str:
 def glance(result: Mapping[str, Any]) -> str:
     """A row for each detector."""
     lines = []
-    for name, one in result["detectors"].items():
-        share = f" ({one['found'] / one['struck']:.0%})" if one["struck"] else ""
-        delay = f"{one['delay']['median']:g} ({one['delay']['most']})" if one["delay"] else NOTHING
-        quiet = one["clean"] + one["never_struck"]
-        lines.append([name, f"{one['found']} of {one['struck']}{share}", delay, f"{one['false_alarms']} in {quiet}"])
+    for name, detector in result["detectors"].items():
+        share = f" ({detector['found'] / detector['struck']:.0%})" if detector["struck"] else ""
+        delay = f"{detector['delay']['median']:g} ({detector['delay']['most']})" if detector["delay"] else NOTHING
+        quiet = detector["clean"] + detector["never_struck"]
+        lines.append(
+            [
+                name,
+                f"{detector['found']} of {detector['struck']}{share}",
+                delay,
+                f"{detector['false_alarms']} in {quiet}",
+            ]
+        )
     head = "detector", "found, of runs that were struck", "steps until then, median (most)", "false alarms"
     return table(head, lines)
 
 
 def matrix(rows: Sequence[Mapping[str, Any]], by: str, order: Mapping[Any, str], *, delays: bool = False) -> str:
     """Of each detector what it found of the runs that were struck, by what the rows say under `by`."""
-    found = tallies(rows, by)
-    names = list(dict.fromkeys(name for name, _ in found))
+    by_name = tallies(rows, by)
+    names = list(dict.fromkeys(name for name, _ in by_name))
     lines = [
-        [told, *(_cell(found.get((name, value)), delays) for name in names)]
-        for value, told in order.items()
-        if any((name, value) in found for name in names)
+        [label, *(_cell(by_name.get((name, value)), delays) for name in names)]
+        for value, label in order.items()
+        if any((name, value) in by_name for name in names)
     ]
     return table([by, *names], lines)
 
 
-def _cell(one: Tally | None, delays: bool) -> str:
-    if one is None or not one.struck:
+def _cell(tally: Tally | None, delays: bool) -> str:
+    if tally is None or not tally.struck:
         return NOTHING
-    soon = one.data()["delay"] if delays else None
-    return f"{one.found}/{one.struck}" + (f", {soon['median']:g}" if soon else "")
+    soon = tally.data()["delay"] if delays else None
+    return f"{tally.detected}/{tally.struck}" + (f", {soon['median']:g}" if soon else "")
 
 
 def _counts(result: Mapping[str, Any]) -> dict[str, int]:
-    told = result["detectors"].values()
-    return {name: sum(one[name] for one in told) for name in ("clean", "never_struck", "false_alarms")}
+    detectors = result["detectors"].values()
+    return {name: sum(detector[name] for detector in detectors) for name in ("clean", "never_struck", "false_alarms")}
 
 
 def _never_struck(flips: Sequence[Mapping[str, Any]]) -> str:
@@ -121,8 +129,10 @@ def _agreeing(faulty: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {"missed": len(missed), "agree": sum(not row["apart"] for row in missed)}
 
 
-def _thresholds(found: Mapping[str, Mapping[str, float]]) -> str:
-    return ", ".join(f"{one[LOSS]:g} and {one[NORM]:g} ({workload})" for workload, one in found.items())
+def _thresholds(limits: Mapping[str, Mapping[str, float]]) -> str:
+    return ", ".join(
+        f"{thresholds[LOSS]:g} and {thresholds[NORM]:g} ({workload})" for workload, thresholds in limits.items()
+    )
 
 
 def _told_machine(machine: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ SELDOM = "bitflip@{site}:Linear,bit={bit},chance=0.0133"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class StudyOptions:
     """The options of a study; `level` by its number."""
 
     level: int
@@ -32,45 +32,45 @@ def _both(bit: int | str) -> tuple[str, ...]:
 
 
 PERIOD, STEPS, SUBMODULES = "period", "steps", "submodules"
-STUDIES: Mapping[str, Wanted] = {
+STUDIES: Mapping[str, StudyOptions] = {
     **{
-        f"{PERIOD}, {words}, seed {seed}": Wanted(3, 200, _both(bit), seed)
+        f"{PERIOD}, {words}, seed {seed}": StudyOptions(3, 200, _both(bit), seed)
         for words, bit in (("mantissa", "mantissa"), ("bit 25", 25))
         for seed in range(3)
     },
     **{
-        f"{STEPS}, {words}": Wanted(2, 100, _both(bit))
+        f"{STEPS}, {words}": StudyOptions(2, 100, _both(bit))
         for words, bit in (("mantissa", "mantissa"), ("bit 25", 25), ("any bit", "any"))
     },
-    SUBMODULES: Wanted(1, 60, tuple(f"bitflip@{site}:Linear,bit=mantissa,chance=0.05" for site in BOTH)),
+    SUBMODULES: StudyOptions(1, 60, tuple(f"bitflip@{site}:Linear,bit=mantissa,chance=0.05" for site in BOTH)),
 }
 QUICK = (f"{STEPS}, mantissa",)
 
-FOUND = 3
+DIFFERS = 3
 """The exit code of a study in which a bit differed."""
 
 
 def study(name: str) -> dict[str, Any]:
     """Execute a study; what it found, without the tables of single modules. Raises SystemExit where it fails."""
-    wanted = STUDIES[name]
-    words = ["--workload", DECODER, "--level", str(wanted.level), "--steps", str(wanted.steps), "--seed"]
-    faults = [word for fault in wanted.faults for word in ("--fault", f"{fault},seed={wanted.seed}")]
-    command = [sys.executable, "-m", "traincheck", "sdc", "study", *words, str(wanted.seed), *faults, "--json"]
+    options = STUDIES[name]
+    words = ["--workload", DECODER, "--level", str(options.level), "--steps", str(options.steps), "--seed"]
+    faults = [word for fault in options.faults for word in ("--fault", f"{fault},seed={options.seed}")]
+    command = [sys.executable, "-m", "traincheck", "sdc", "study", *words, str(options.seed), *faults, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    if done.returncode not in (0, FOUND):
+    if done.returncode not in (0, DIFFERS):
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-4000:]}")
-    (found,) = json.loads(done.stdout)["levels"].values()
-    del found["by_module"]
-    return {"faults": list(wanted.faults), "seed": wanted.seed, **found}
+    (level,) = json.loads(done.stdout)["levels"].values()
+    del level["by_module"]
+    return {"faults": list(options.faults), "seed": options.seed, **level}
 
 
-def condensed(found: Mapping[str, Any]) -> dict[str, Any]:
+def condensed(study_result: Mapping[str, Any]) -> dict[str, Any]:
     """What is kept of a study: six digits, and of single steps those in which something differed."""
-    series = found["series"]
+    series = study_result["series"]
     if series and "noise_to_signal" in series[0]:
-        series = [one for one in series if one["noise_to_signal"] != 0]
-    short = [{name: _short(value) for name, value in one.items()} for one in series]
-    return {**found, "series": short}
+        series = [entry for entry in series if entry["noise_to_signal"] != 0]
+    short = [{name: _short(value) for name, value in entry.items()} for entry in series]
+    return {**study_result, "series": short}
 
 
 def _short(value: Any) -> Any:

@@ -17,7 +17,7 @@ class Tally:
     """Counts of a detector. A delay is in steps, 0 being the step of the first stroke."""
 
     struck: int = 0
-    found: int = 0
+    detected: int = 0
     delays: list[int] = field(default_factory=list)
     never_struck: int = 0
     clean: int = 0
@@ -36,19 +36,19 @@ class Tally:
         if alarm < first:
             self.false_alarms += 1
         else:
-            self.found += 1
+            self.detected += 1
             self.delays.append(alarm - first)
 
     @property
     def rate(self) -> float | None:
         """The share that was found; None where there was nothing to be found."""
-        return self.found / self.struck if self.struck else None
+        return self.detected / self.struck if self.struck else None
 
     def data(self) -> dict[str, Any]:
         """As JSON holds it."""
         return {
             "struck": self.struck,
-            "found": self.found,
+            "found": self.detected,
             "delay": {"median": statistics.median(self.delays), "most": max(self.delays)} if self.delays else None,
             "never_struck": self.never_struck,
             "clean": self.clean,
@@ -61,9 +61,9 @@ def tallies(rows: Iterable[Mapping[str, Any]], by: str | None = None) -> dict[tu
 
     A row tells of a run: `clean`, `first`, and `alarms`, the first alarm of each detector.
     """
-    found: dict[tuple[str, Any], Tally] = {}
+    by_detector: dict[tuple[str, Any], Tally] = {}
     for row in rows:
         for detector, alarm in row["alarms"].items():
             key = detector, row.get(by) if by else None
-            found.setdefault(key, Tally()).add(row["first"], alarm, clean=row["clean"])
-    return found
+            by_detector.setdefault(key, Tally()).add(row["first"], alarm, clean=row["clean"])
+    return by_detector

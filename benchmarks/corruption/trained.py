@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from benchmarks.corruption.grid import Point
-from traincheck.sdc.determinism import settle
+from traincheck.sdc.determinism import make_deterministic
 from traincheck.sdc.workload.workload import load_workload
 from traincheck.testing.corruption import Fault, inject
 
@@ -22,7 +22,7 @@ def train(point: Point, steps: int = STEPS) -> dict[str, Any]:
 
     A training is not ended by a loss that is not finite, as it would not be without an alarm.
     """
-    settle(point.seed, 1)
+    make_deterministic(point.seed, 1)
     workload = load_workload(point.workload, point.seed, CPU)
     model = workload.build_model()
     optimizer = workload.build_optimizer(model)
@@ -32,7 +32,7 @@ def train(point: Point, steps: int = STEPS) -> dict[str, Any]:
             optimizer.zero_grad()
             loss = workload.loss(model, workload.batch(step))
             loss.backward()
-            gradients = [one.grad for one in model.parameters() if one.grad is not None]
+            gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
             norms.append(float(torch.nn.utils.get_total_norm(gradients)))
             losses.append(float(loss.detach()))
             optimizer.step()

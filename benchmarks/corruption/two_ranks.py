@@ -52,15 +52,15 @@ def _follow(
     tasks: Sequence[tuple[str, Point]],
     done: Callable[[str, Point, dict[str, Any]], object],
 ) -> None:
-    told, since = 0, time.monotonic()
-    while told < len(tasks):
+    completed, since = 0, time.monotonic()
+    while completed < len(tasks):
         ended = job.poll() is not None
         first, second = (_lines(folder / f"rank-{rank}.jsonl") for rank in range(2))
-        for one, other in list(zip(first, second, strict=False))[told:]:
-            name, point = tasks[told]
-            done(name, point, both(one, other))
-            told, since = told + 1, time.monotonic()
-        if told < len(tasks) and (ended or time.monotonic() - since > PATIENCE):
+        for mine, other in list(zip(first, second, strict=False))[completed:]:
+            name, point = tasks[completed]
+            done(name, point, both(mine, other))
+            completed, since = completed + 1, time.monotonic()
+        if completed < len(tasks) and (ended or time.monotonic() - since > PATIENCE):
             raise SystemExit(f"the job of two ranks failed:\n{(folder / 'log').read_text(errors='replace')[-4000:]}")
         time.sleep(PAUSE)
     job.wait()
@@ -86,9 +86,9 @@ def both(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def alarms(name: str, found: dict[str, Any]) -> dict[str, int | None]:
+def alarms(name: str, outcome: dict[str, Any]) -> dict[str, int | None]:
     """The first alarm of each detector of this watch."""
     return {
-        detector: min((one["step"] for one in found["findings"] if concerns(one)), default=None)
+        detector: min((finding["step"] for finding in outcome["findings"] if concerns(finding)), default=None)
         for detector, concerns in WATCHES[name].detectors.items()
     }

@@ -26,7 +26,7 @@ from benchmarks.detection.cases import BadCase, Case, read_cases
 from benchmarks.detection.live import run_live
 from benchmarks.detection.live_table import shortfalls, told_in
 from benchmarks.detection.recordings import ROOT, ProgramFailed
-from benchmarks.detection.runs import Learned, Place, Run, recorded_example, run_case
+from benchmarks.detection.runs import Learned, RecordingOptions, Run, recorded_example, run_case
 from benchmarks.detection.warm import warm_pool
 from benchmarks.machine import machine
 from benchmarks.page import write_page
@@ -47,32 +47,36 @@ def main() -> int:
     except BadCase as error:
         options().error(str(error))
     began = time.perf_counter()
-    place = Place(chosen.runs.resolve(), chosen.reuse, chosen.cold, not chosen.examples_only)
-    book_file = place.runs / f"{EXAMPLES}.jsonl"
+    recording_options = RecordingOptions(chosen.runs.resolve(), chosen.reuse, chosen.cold, not chosen.examples_only)
+    book_file = recording_options.runs / f"{EXAMPLES}.jsonl"
     try:
         with warm_pool(chosen.jobs) as pool:
-            learned = spread(pool, recorded_example, [(each, place) for each in example_programs(place.runs)])
-            book, _ = select_rules([one.tally for one in learned])
+            learned = spread(
+                pool,
+                recorded_example,
+                [(program, recording_options) for program in example_programs(recording_options.runs)],
+            )
+            book, _ = select_rules([example.tally for example in learned])
             write_book(book, book_file)
             print(
                 f"{len(learned)} examples, {len(book.invariants)} rules, {time.perf_counter() - began:.0f} s",
                 flush=True,
             )
             if chosen.live:
-                return live(pool, cases, place, book_file, keep=not chosen.cases)
-            found = spread(pool, run_case, [(case, place, book_file, not chosen.ours) for case in cases])
+                return live(pool, cases, recording_options, book_file, keep=not chosen.cases)
+            runs = spread(pool, run_case, [(case, recording_options, book_file, not chosen.ours) for case in cases])
     except ProgramFailed as error:
         print(error, file=sys.stderr)
         return 1
     result = {
         "machine": machine(),
         "rules": len(book.invariants),
-        "examples": {one.name: round(one.seconds, 1) for one in learned},
-        "cases": [run.row for run in found],
-        "alarms": false_alarms(book, found, learned, chosen.jobs, others=not chosen.cases or chosen.examples_only),
+        "examples": {example.name: round(example.seconds, 1) for example in learned},
+        "cases": [run.row for run in runs],
+        "alarms": false_alarms(book, runs, learned, chosen.jobs, others=not chosen.cases or chosen.examples_only),
         "seconds": None if chosen.reuse else round(time.perf_counter() - began),
     }
-    (place.runs / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    (recording_options.runs / "result.json").write_text(json.dumps(result, indent=2) + "\n")
     if not (chosen.cases or chosen.ours or chosen.examples_only):
         RESULTS.write_text(json.dumps(result, indent=2) + "\n")
         write_page()
@@ -80,12 +84,14 @@ def main() -> int:
     return 0
 
 
-def live(pool: ProcessPoolExecutor, cases: list[Case], place: Place, book_file: Path, *, keep: bool) -> int:
+def live(
+    pool: ProcessPoolExecutor, cases: list[Case], recording_options: RecordingOptions, book_file: Path, *, keep: bool
+) -> int:
     """Run the cases of several ranks live, print what falls short; `keep` the result of all of them."""
     began = time.perf_counter()
-    rows = spread(pool, run_live, [(case, place, book_file) for case in cases if case.ranks > 1])
+    rows = spread(pool, run_live, [(case, recording_options, book_file) for case in cases if case.ranks > 1])
     result = {"machine": machine(), "rows": rows, "seconds": round(time.perf_counter() - began)}
-    (place.runs / "live.json").write_text(json.dumps(result, indent=2) + "\n")
+    (recording_options.runs / "live.json").write_text(json.dumps(result, indent=2) + "\n")
     if keep:
         LIVE_RESULTS.write_text(json.dumps(result, indent=2) + "\n")
         write_page()
@@ -94,40 +100,44 @@ def live(pool: ProcessPoolExecutor, cases: list[Case], place: Place, book_file: 
     return 0
 
 
-def false_alarms(book: Book, found: list[Run], learned: list[Learned], jobs: int, *, others: bool) -> dict[str, Any]:
+def false_alarms(book: Book, runs: list[Run], learned: list[Learned], jobs: int, *, others: bool) -> dict[str, Any]:
     """How all books fare on all clean runs; `others` asks for the books of all examples but one, too."""
-    cases = {run.row["id"]: run.clean for run in found}
-    twins = [run.twin for run in found if run.twin is not None]
-    examples = {one.name: one.tally for one in learned}
+    cases = {run.row["id"]: run.clean for run in runs}
+    twins = [run.twin for run in runs if run.twin is not None]
+    examples = {example.name: example.tally for example in learned}
     everything = {**cases, **examples}
     one_less = left_out(examples, jobs) if others else {}
     return {
-        f"{EXAMPLES} book on the clean cases": alarms([book], cases).told(),
-        f"{TWIN} books on all clean runs": alarms(twins, everything).told() if twins else {},
-        "book of the other examples on each example": one_less[WHOLE].told() if others else {},
-        **{f"pack {name}, made without the example": one.told() for name, one in sorted(one_less.items()) if name},
+        f"{EXAMPLES} book on the clean cases": alarms([book], cases).as_data(),
+        f"{TWIN} books on all clean runs": alarms(twins, everything).as_data() if twins else {},
+        "book of the other examples on each example": one_less[WHOLE].as_data() if others else {},
+        **{
+            f"pack {name}, made without the example": example.as_data()
+            for name, example in sorted(one_less.items())
+            if name
+        },
     }
 
 
 def options() -> argparse.ArgumentParser:
     """The options of the command."""
-    found = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m benchmarks.detection", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    found.add_argument("--cases", default="", help="ids or parts (A, B, C), comma-separated; all by default")
-    found.add_argument(
+    parser.add_argument("--cases", default="", help="ids or parts (A, B, C), comma-separated; all by default")
+    parser.add_argument(
         "--jobs",
         type=positive,
         default=3,
         help="programs that run at a time (3, for two cores: one of them mostly waits)",
     )
-    found.add_argument("--runs", type=Path, default=ROOT / "traincheck-runs" / "detection", help="where recordings go")
-    found.add_argument("--reuse", action="store_true", help="take recordings of an earlier version of TrainCheck, too")
-    found.add_argument("--cold", action="store_true", help="start each program by its command line, as users do")
-    found.add_argument("--ours", action="store_true", help="leave out the simple detectors; no result is kept")
-    found.add_argument("--live", action="store_true", help="run the cases of several ranks under traincheck run")
-    found.add_argument("--examples-only", action="store_true", help="leave out the books of twins; no result is kept")
-    return found
+    parser.add_argument("--runs", type=Path, default=ROOT / "traincheck-runs" / "detection", help="where recordings go")
+    parser.add_argument("--reuse", action="store_true", help="take recordings of an earlier version of TrainCheck, too")
+    parser.add_argument("--cold", action="store_true", help="start each program by its command line, as users do")
+    parser.add_argument("--ours", action="store_true", help="leave out the simple detectors; no result is kept")
+    parser.add_argument("--live", action="store_true", help="run the cases of several ranks under traincheck run")
+    parser.add_argument("--examples-only", action="store_true", help="leave out the books of twins; no result is kept")
+    return parser
 
 
 def positive(text: str) -> int:
@@ -195,11 +205,11 @@ def summarise(result: dict[str, Any]) -> None:
                 f"{name} book, part {part}: {counts[0]} of {len(rows)} detected, {counts[1]} in the same step, "
                 f"{counts[2]} with the cause named"
             )
-    for name, found in result["alarms"].items():
-        if found:
+    for name, alarm in result["alarms"].items():
+        if alarm:
             print(
-                f"{name}: {found['runs']} checks, {len(found['with_error'])} with an error, "
-                f"{len(found['with_notice'])} with a notice, {found['failed_share_of_triggered']:.3%} failed"
+                f"{name}: {alarm['runs']} checks, {len(alarm['with_error'])} with an error, "
+                f"{len(alarm['with_notice'])} with a notice, {alarm['failed_share_of_triggered']:.3%} failed"
             )
     if result["seconds"] is not None:
         print(f"{result['seconds']} s")

@@ -47,15 +47,15 @@ class Alarms:
 
     def add(self, name: str, book: Book, tally: Tally) -> None:
         """Count what `book` says of the clean run behind `tally`."""
-        found = fared(book, tally)
+        outcome = fared(book, tally)
         self.runs += 1
-        self.triggered += len(found.triggered)
-        self.failed += len(found.failed)
-        if any(rule.severity == ERROR for rule in found.failed):
+        self.triggered += len(outcome.triggered)
+        self.failed += len(outcome.failed)
+        if any(rule.severity == ERROR for rule in outcome.failed):
             self.runs_with_error.append(name)
-        elif found.failed:
+        elif outcome.failed:
             self.runs_with_notice.append(name)
-        for rule in found.failed:
+        for rule in outcome.failed:
             self.rules[f"{name}: {rule.severity}: {rule.sentence} ({rule.precondition})"] += 1
 
     def join(self, other: Alarms) -> None:
@@ -67,7 +67,7 @@ class Alarms:
         self.runs_with_notice += other.runs_with_notice
         self.rules.update(other.rules)
 
-    def told(self) -> dict[str, Any]:
+    def as_data(self) -> dict[str, Any]:
         """The figures as data, every alarm included."""
         return {
             "runs": self.runs,
@@ -82,11 +82,11 @@ class Alarms:
 
 def alarms(books: Iterable[Book], clean: Mapping[str, Tally]) -> Alarms:
     """How all of `books` fared on all clean runs."""
-    found = Alarms()
+    counts = Alarms()
     for book in books:
         for name, tally in clean.items():
-            found.add(name, book, tally)
-    return found
+            counts.add(name, book, tally)
+    return counts
 
 
 WHOLE = ""
@@ -96,14 +96,14 @@ WHOLE = ""
 def left_out(tallies: Mapping[str, Tally], jobs: int) -> dict[str, Alarms]:
     """How the book of all others fares on each example (`WHOLE`), and each pack that is made of it; `jobs` books are
     learned at a time."""
-    found: dict[str, Alarms] = {}
+    by_pack: dict[str, Alarms] = {}
     # Forks share the tallies; to send them to each process would take longer than to learn.
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(jobs, context, initializer=_share, initargs=(tallies,)) as pool:
-        for each in pool.map(_without, tallies):
-            for pack, one in each.items():
-                found.setdefault(pack, Alarms()).join(one)
-    return found
+        for part in pool.map(_without, tallies):
+            for pack, counts in part.items():
+                by_pack.setdefault(pack, Alarms()).join(counts)
+    return by_pack
 
 
 _shared: dict[str, Tally] = {}
@@ -116,8 +116,8 @@ def _share(tallies: Mapping[str, Tally]) -> None:
 
 def _without(name: str) -> dict[str, Alarms]:
     book, _ = select_rules([tally for other, tally in _shared.items() if other != name])
-    found: dict[str, Alarms] = {}
+    by_pack: dict[str, Alarms] = {}
     for pack, part in {WHOLE: book, **split_by_theme(book, read_themes(THEMES))}.items():
-        found[pack] = Alarms()
-        found[pack].add(name, part, _shared[name])
-    return found
+        by_pack[pack] = Alarms()
+        by_pack[pack].add(name, part, _shared[name])
+    return by_pack

@@ -80,7 +80,7 @@ class Case:
                     shutil.copy(file, home / file.name)
         return home / self.script
 
-    def place(self, variant: str, file: str) -> Path:
+    def path_of(self, variant: str, file: str) -> Path:
         """Where a file of a program that was laid out stands in the case folder."""
         own = self.folder / variant / file
         return own if own.exists() else self.folder / file
@@ -113,8 +113,8 @@ def read_cases(chosen: str = "") -> list[Case]:
         return cases
     for word in words:
         if not any(word in _names_of(case) for case in cases):
-            known = ", ".join(case.id for case in cases)
-            raise BadCase(CASES, f"no case or part is called {word!r}; there are parts A, B, C and {known}")
+            ids = ", ".join(case.id for case in cases)
+            raise BadCase(CASES, f"no case or part is called {word!r}; there are parts A, B, C and {ids}")
     return [case for case in cases if set(words) & _names_of(case)]
 
 
@@ -124,12 +124,12 @@ def _names_of(case: Case) -> set[str]:
 
 def _checked(path: Path, table: dict[str, Any]) -> dict[str, Any]:
     """The fields of a Case out of a table. Raises BadCase."""
-    known = {entry.name: entry for entry in fields(Case) if entry.name != "folder"}
+    known_fields = {entry.name: entry for entry in fields(Case) if entry.name != "folder"}
     for key in table:
-        if key not in known:
-            raise BadCase(path, f"{key!r} is not a key of a case; known are {', '.join(known)}")
+        if key not in known_fields:
+            raise BadCase(path, f"{key!r} is not a key of a case; known are {', '.join(known_fields)}")
     optional = {"args", "ranks", "env", "untaught", "at_fault", "concerns"}
-    missing = [key for key in known if key not in table and key not in optional]
+    missing = [key for key in known_fields if key not in table and key not in optional]
     if missing:
         raise BadCase(path, f"it has no {', '.join(missing)}; add it")
     return {key: _converted(path, key, value) for key, value in table.items()}
@@ -137,26 +137,26 @@ def _checked(path: Path, table: dict[str, Any]) -> dict[str, Any]:
 
 def _converted(path: Path, key: str, value: Any) -> Any:
     if key in ("first_bad_step", "ranks"):
-        good, wanted = isinstance(value, int) and not isinstance(value, bool), "a whole number"
+        good, expected = isinstance(value, int) and not isinstance(value, bool), "a whole number"
     elif key == "at_fault":
         good = isinstance(value, list) and all(isinstance(rank, int) and not isinstance(rank, bool) for rank in value)
-        wanted = "a list of whole numbers"
+        expected = "a list of whole numbers"
         value = tuple(value) if good else value
     elif key in ("names", "twins", "concerns"):
         good = isinstance(value, list) and bool(value) and all(_is_words(entry) and entry for entry in value)
-        wanted = "a list of lists of strings, none empty"
+        expected = "a list of lists of strings, none empty"
         value = tuple(map(tuple, value)) if good else value
     elif key == "args":
-        good, wanted = _is_words(value), "a list of strings"
+        good, expected = _is_words(value), "a list of strings"
         value = tuple(value) if good else value
     elif key == "env":
         good = isinstance(value, dict) and all(isinstance(entry, str) for entry in value.values())
-        wanted = "a table of strings"
+        expected = "a table of strings"
         value = tuple(sorted(value.items())) if good else value
     else:
-        good, wanted = isinstance(value, str) and bool(value.strip()), "a text"
+        good, expected = isinstance(value, str) and bool(value.strip()), "a text"
     if not good:
-        raise BadCase(path, f"{key} must be {wanted}, not {value!r}")
+        raise BadCase(path, f"{key} must be {expected}, not {value!r}")
     return value
 
 
@@ -174,7 +174,7 @@ def _check_values(path: Path, case: Case) -> None:
     if case.ranks < 1 or case.first_bad_step < 0:
         raise BadCase(path, "ranks must be at least 1 and first_bad_step at least 0")
     for variant in VARIANTS:
-        if not case.place(variant, case.script).is_file():
+        if not case.path_of(variant, case.script).is_file():
             raise BadCase(path, f"script {case.script!r} is neither in {variant}/ nor beside case.toml")
         if not any((case.folder / variant).glob("*.py")):
             raise BadCase(case.folder, f"{variant}/ has no Python file; the two programs would be the same")

@@ -57,12 +57,12 @@ def measured(case: Case, variant: str) -> int | None:
         case.lay_out(variant, home)
         out.mkdir()
         watch = partial(_watch, case.folder, out)
-        code, said = run_forked(case.script, case.args, home, case.ranks, dict(case.env), watch)
+        code, output = run_forked(case.script, case.args, home, case.ranks, dict(case.env), watch)
         if code:
-            raise RuntimeError(f"{case.id} {variant} failed:\n{said[-6000:]}")
+            raise RuntimeError(f"{case.id} {variant} failed:\n{output[-6000:]}")
         written = [(out / f"{rank}.jsonl").read_text().splitlines() for rank in range(case.ranks)]
-        found = [[json.loads(line) for line in lines] for lines in written]
-    step: int | None = _effect_of(case.folder).first_bad_step(found)
+        records = [[json.loads(line) for line in lines] for lines in written]
+    step: int | None = _effect_of(case.folder).first_bad_step(records)
     return step
 
 

@@ -38,16 +38,16 @@ class Verdict:
     failed: tuple[str, ...]
 
 
-def judge(case: Case, buggy: Report, book: Book, known: Set[str]) -> Verdict:
+def judge(case: Case, buggy: Report, book: Book, already_failing: Set[str]) -> Verdict:
     """The verdict on a case from the report on its buggy run under `book`; `known` are the rules (their ids) that the
     clean run violates under the same book."""
     findings = buggy.findings
-    new = [finding for finding in findings if not set(finding.invariants) <= known]
+    new = [finding for finding in findings if not set(finding.invariants) <= already_failing]
     errors = [finding for finding in new if finding.severity == ERROR]
     late = min((finding.step - case.first_bad_step for finding in errors), key=abs, default=None)
     leading = findings[0] if findings else None
     missing = lacking(case.names, words_of(leading) if leading else "")
-    failed = violated(buggy) - known
+    failed = violated(buggy) - already_failing
     return Verdict(
         detected=late is not None and abs(late) <= WITHIN,
         same_step=late == 0 or (case.first_bad_step, late) == (0, 1),
@@ -59,7 +59,7 @@ def judge(case: Case, buggy: Report, book: Book, known: Set[str]) -> Verdict:
         errors=len(errors),
         notices=len(new) - len(errors),
         rules=buggy.counts.invariants,
-        failed=tuple(_told(rule) for rule in book.invariants if rule.id in failed),
+        failed=tuple(rule_text(rule) for rule in book.invariants if rule.id in failed),
     )
 
 
@@ -68,9 +68,9 @@ def violated(report: Report) -> frozenset[str]:
     return frozenset(rule for finding in report.findings for rule in finding.invariants)
 
 
-def lacking(groups: Sequence[tuple[str, ...]], said: str) -> tuple[tuple[str, ...], ...]:
+def lacking(groups: Sequence[tuple[str, ...]], text_of_finding: str) -> tuple[tuple[str, ...], ...]:
     """The groups of words of which `said` has none."""
-    text = said.lower()
+    text = text_of_finding.lower()
     return tuple(group for group in groups if not any(word.lower() in text for word in group))
 
 
@@ -93,5 +93,5 @@ def things_of(finding: Finding) -> str:
     return "\n".join((*finding.variables, str(finding.site or ""), finding.expected, finding.observed))
 
 
-def _told(rule: Invariant) -> str:
+def rule_text(rule: Invariant) -> str:
     return f"{rule.severity} {rule.confidence:.2f} {rule.relation}: {rule.sentence} ({rule.precondition})"

@@ -25,7 +25,7 @@ from benchmarks.detection.books import TWIN
 from benchmarks.detection.cases import BUGGY, CLEAN, VARIANTS, Case
 from benchmarks.detection.judging import judge, lacking, things_of, violated
 from benchmarks.detection.recordings import TIMEOUT, Program, ProgramFailed, programs_of
-from benchmarks.detection.runs import Place, recordings_of, twin_book
+from benchmarks.detection.runs import RecordingOptions, recordings_of, twin_book
 from traincheck.checking.offline import check_folder
 from traincheck.cli.console import FINDINGS
 from traincheck.cli.report_output import JSON_NAME
@@ -56,15 +56,15 @@ class Watched:
             return None
         leading = self.report.findings[0]
         says = re.compile(rf"TrainCheck {leading.severity.upper()} at step {leading.step}\b")
-        told = next((when for when, line in self.lines if says.match(line)), None)
-        return None if told is None else round(self.last_event - told, 2)
+        first = next((when for when, line in self.lines if says.match(line)), None)
+        return None if first is None else round(self.last_event - first, 2)
 
 
-def run_live(case: Case, place: Place, book_file: Path) -> dict[str, Any]:
+def run_live(case: Case, recording_options: RecordingOptions, book_file: Path) -> dict[str, Any]:
     """A case run live: the row of the table. Raises ProgramFailed."""
-    home = place.runs / case.folder.name
-    programs = programs_of(case, place.runs)
-    recordings = recordings_of(case, programs, place)
+    home = recording_options.runs / case.folder.name
+    programs = programs_of(case, recording_options.runs)
+    recordings = recordings_of(case, programs, recording_options)
     book_files = [book_file, home / f"{TWIN}.jsonl"]
     write_book(twin_book(recordings), book_files[1])
     book = read_books(book_files)
@@ -87,14 +87,14 @@ def row_of(case: Case, seen: Mapping[str, Watched], recorded_in: Mapping[str, Pa
         "live": asdict(judge(case, buggy, book, violated(clean))),
         "offline": asdict(judge(case, recorded, book, violated(recorded_clean))),
         "unlike_its_recording": unlike(buggy, check_folder(seen[BUGGY].folder, book).report),
-        "not_told_live": sorted(_told(recorded) - _told(buggy)),
+        "not_told_live": sorted(finding_texts(recorded) - finding_texts(buggy)),
         "ranks_told": list(leading.ranks) if leading else [],
         "ranks_lacking": sorted(set(case.at_fault or range(case.ranks)) - set(leading.ranks)) if leading else [],
         "things_lacking": [list(group) for group in lacking(case.concerns, things_of(leading) if leading else "")],
         "clean": [finding.title for finding in clean.findings],
         "not_observed": sorted({*buggy.not_observed, *clean.not_observed}),
         "before_the_end": seen[BUGGY].before_the_end,
-        "seconds": {which: round(one.seconds, 1) for which, one in seen.items()},
+        "seconds": {which: round(watched.seconds, 1) for which, watched in seen.items()},
     }
 
 
@@ -140,12 +140,12 @@ def last_event(run: RunFolder) -> float:
     return max((file.stat().st_mtime for job in run.jobs() for file in job.files.values()), default=0.0)
 
 
-def unlike(one: Report, other: Report) -> list[str]:
+def unlike(first: Report, other: Report) -> list[str]:
     """The findings that only one of two reports on a run tells, in words."""
-    return sorted(_told(one) ^ _told(other))
+    return sorted(finding_texts(first) ^ finding_texts(other))
 
 
-def _told(report: Report) -> set[str]:
+def finding_texts(report: Report) -> set[str]:
     return {
         f"{finding.severity} at step {finding.step} on rank {finding.rank}: {finding.title}: {finding.observed}: "
         f"{', '.join(finding.variables)}"

@@ -48,7 +48,9 @@ def _counts(rows: list[Row]) -> Iterator[str]:
 
 
 def _cases(rows: list[Row]) -> Iterator[str]:
-    head = "case | due | reported | ahead | as offline | ranks | parameter or call | cause | clean run | leading finding"
+    head = (
+        "case | due | reported | ahead | as offline | ranks | parameter or call | cause | clean run | leading finding"
+    )
     yield f"\n| {head} |\n{'|---' * 10}|\n"
     for row in rows:
         short = shortfalls(row)
@@ -62,7 +64,7 @@ def _cases(rows: list[Row]) -> Iterator[str]:
             ),
             _marked("no", True) if "as offline" in short else "yes",
             _marked(", ".join(map(str, row["ranks_told"])) or "none", "ranks named" in short),
-            _marked(_thing(leading) if leading else "none", "parameter or call named" in short),
+            _marked(_subject_of(leading) if leading else "none", "parameter or call named" in short),
             _marked("not named", True) if "cause named" in short else "named",
             "silent" if not row["clean"] else _marked(f"{len(row['clean'])} findings", True),
             title_of(leading) if leading else "-",
@@ -76,7 +78,7 @@ def told_in(row: Row) -> str:
     return "missed" if late is None else f"step {row['first_bad_step'] + late}"
 
 
-def _thing(leading: Row) -> str:
+def _subject_of(leading: Row) -> str:
     site = leading["site"]
     if not leading["variables"]:
         return f"{site['file']}:{site['line']}" if site else "none"

@@ -26,12 +26,12 @@ TIMEOUT = 900
 class ProgramFailed(Exception):
     """A program of the benchmark, which has to end well, did not."""
 
-    def __init__(self, name: str, said: str) -> None:
-        super().__init__(name, said)
+    def __init__(self, name: str, output: str) -> None:
+        super().__init__(name, output)
 
     def __str__(self) -> str:
-        name, said = self.args
-        return f"{name} failed:\n{said[-4000:]}"
+        name, output = self.args
+        return f"{name} failed:\n{output[-4000:]}"
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Program:
     @property
     def digest(self) -> str:
         """Tells the files of the program, its arguments and environment, as text."""
-        found = hashlib.sha256(repr((self.target[1:], self.env)).encode())
+        hasher = hashlib.sha256(repr((self.target[1:], self.env)).encode())
         for file in sorted(self.home.rglob("*.py")):
-            found.update(file.name.encode() + file.read_bytes())
-        return found.hexdigest()
+            hasher.update(file.name.encode() + file.read_bytes())
+        return hasher.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,14 @@ def of_example(script: Path, ranks: int, home: Path) -> Program:
 def programs_of(case: Case, runs: Path) -> dict[str, Program]:
     """The five programs of a case: clean, buggy, and three earlier configurations of the clean one."""
     home = runs / case.folder.name
-    found = {
+    programs = {
         variant: of_case(case, variant, (), home / f"{variant}.program", f"{case.id} {variant}")
         for variant in (CLEAN, BUGGY)
     }
     for number, args in enumerate(case.twins, 1):
         which = f"twin{number}"
-        found[which] = of_case(case, CLEAN, args, home / f"{which}.program", f"{case.id} {which}")
-    return found
+        programs[which] = of_case(case, CLEAN, args, home / f"{which}.program", f"{case.id} {which}")
+    return programs
 
 
 def record(program: Program, folder: Path, *, reuse: bool, cold: bool = False) -> Recording:
@@ -106,21 +106,21 @@ def record(program: Program, folder: Path, *, reuse: bool, cold: bool = False) -
     note = folder.with_name(folder.name + ".made-of")
     made_of = [program.digest, _digest_of_ours()]
     if note.exists() and (folder / "run.json").exists():
-        told = note.read_text().split()
-        if told[:2] == made_of or (reuse and told[:1] == made_of[:1]):
-            return Recording(program.name, folder, float(told[2]))
+        note_fields = note.read_text().split()
+        if note_fields[:2] == made_of or (reuse and note_fields[:1] == made_of[:1]):
+            return Recording(program.name, folder, float(note_fields[2]))
     note.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
     began = time.perf_counter()
     if cold:
-        code, said = _by_command_line(program, folder)
+        code, output = _by_command_line(program, folder)
     else:
-        code, said = warm.collect(
+        code, output = warm.collect(
             program.target, program.script, program.args, program.home, folder, program.ranks, dict(program.env)
         )
     seconds = time.perf_counter() - began
     if code:
-        raise ProgramFailed(program.name, said)
+        raise ProgramFailed(program.name, output)
     note.write_text(" ".join([*made_of, f"{seconds:.2f}"]))
     return Recording(program.name, folder, seconds)
 
@@ -137,7 +137,7 @@ def _by_command_line(program: Program, folder: Path) -> tuple[int, str]:
 
 @functools.cache
 def _digest_of_ours() -> str:
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for file in sorted(SRC.rglob("*.py")):
-        found.update(file.read_bytes())
-    return found.hexdigest()
+        hasher.update(file.read_bytes())
+    return hasher.hexdigest()

@@ -22,7 +22,7 @@ from traincheck.invariants.book import Book, read_book
 
 
 @dataclass(frozen=True)
-class Place:
+class RecordingOptions:
     """Where recordings go, and how they are made (see `record`); whether twins are, too."""
 
     runs: Path
@@ -49,26 +49,31 @@ class Run:
     twin: Book | None
 
 
-def recorded_example(program: Program, place: Place) -> Learned:
+def recorded_example(program: Program, recording_options: RecordingOptions) -> Learned:
     """An example, recorded and tallied."""
-    recording = record(program, place.runs / EXAMPLES / program.name, reuse=place.reuse, cold=place.cold)
+    recording = record(
+        program,
+        recording_options.runs / EXAMPLES / program.name,
+        reuse=recording_options.reuse,
+        cold=recording_options.cold,
+    )
     return Learned(program.name, tally_folder(recording.folder), recording.seconds)
 
 
-def run_case(case: Case, place: Place, book_file: Path, baselines: bool) -> Run:
+def run_case(case: Case, recording_options: RecordingOptions, book_file: Path, baselines: bool) -> Run:
     """A case: its programs recorded, the book of its twins learned, both books judged."""
-    programs = programs_of(case, place.runs)
-    recordings = recordings_of(case, programs, place)
+    programs = programs_of(case, recording_options.runs)
+    recordings = recordings_of(case, programs, recording_options)
     books = {EXAMPLES: read_book(book_file)}
-    if place.twins:
+    if recording_options.twins:
         books[TWIN] = twin_book(recordings)
     clean = tally_folder(recordings[CLEAN].folder)
     began = time.perf_counter()
     verdicts = {}
     checks = check_folder_against(recordings[BUGGY].folder, list(books.values()))
     for (name, book), checked in zip(books.items(), checks, strict=True):
-        known = {rule.id for rule in fared(book, clean).failed}
-        verdicts[name] = asdict(judge(case, checked.report, book, known))
+        already_failing = {rule.id for rule in fared(book, clean).failed}
+        verdicts[name] = asdict(judge(case, checked.report, book, already_failing))
     row = {
         "id": case.id,
         "part": case.part,
@@ -78,7 +83,7 @@ def run_case(case: Case, place: Place, book_file: Path, baselines: bool) -> Run:
         "ranks": case.ranks,
         "first_bad_step": case.first_bad_step,
         "untaught": case.untaught.strip(),
-        "seconds": {which: round(one.seconds, 1) for which, one in recordings.items()},
+        "seconds": {which: round(recording.seconds, 1) for which, recording in recordings.items()},
         "check_seconds": round(time.perf_counter() - began, 1),
         "baselines": asdict(compare(programs[BUGGY], programs[CLEAN], programs["twin1"])) if baselines else {},
         "books": verdicts,
@@ -86,17 +91,21 @@ def run_case(case: Case, place: Place, book_file: Path, baselines: bool) -> Run:
     return Run(row, clean, books.get(TWIN))
 
 
-def recordings_of(case: Case, programs: Mapping[str, Program], place: Place) -> dict[str, Recording]:
+def recordings_of(
+    case: Case, programs: Mapping[str, Program], recording_options: RecordingOptions
+) -> dict[str, Recording]:
     """The recordings of a case's programs, those of its twins left out where `place` says so."""
-    home = place.runs / case.folder.name
+    home = recording_options.runs / case.folder.name
     return {
-        which: record(program, home / which, reuse=place.reuse, cold=place.cold)
+        which: record(program, home / which, reuse=recording_options.reuse, cold=recording_options.cold)
         for which, program in programs.items()
-        if place.twins or not which.startswith(TWIN)
+        if recording_options.twins or not which.startswith(TWIN)
     }
 
 
 def twin_book(recordings: Mapping[str, Recording]) -> Book:
     """The book of those recordings of a case that are of its twins."""
-    book, _ = select_rules([tally_folder(one.folder) for which, one in recordings.items() if which.startswith(TWIN)])
+    book, _ = select_rules(
+        [tally_folder(recording.folder) for which, recording in recordings.items() if which.startswith(TWIN)]
+    )
     return book

@@ -53,14 +53,14 @@ def text(result: Row) -> str:
 
 def _counts(result: Row) -> Iterator[str]:
     yield "\n| part | cases | book | detected | in the same step | cause named |\n|---|---|---|---|---|---|\n"
-    for part, what in PARTS.items():
+    for part, title in PARTS.items():
         for book in (EXAMPLES, TWIN):
             rows = [row["books"][book] for row in result["cases"] if row["part"] == part]
             if rows:
                 counts = " | ".join(
                     str(sum(row[key] for row in rows)) for key in ("detected", "same_step", "diagnosed")
                 )
-                yield f"| {part}: {what} | {len(rows)} | {book} | {counts} |\n"
+                yield f"| {part}: {title} | {len(rows)} | {book} | {counts} |\n"
 
 
 def _cases(result: Row) -> Iterator[str]:
@@ -70,10 +70,11 @@ def _cases(result: Row) -> Iterator[str]:
         books = row["books"]
         best = books[EXAMPLES] if books[EXAMPLES]["detected"] or not books[TWIN]["detected"] else books[TWIN]
         leading = best["leading"]
-        told = f"step {leading['step']}: {title_of(leading)}" if leading else "-"
+        leading_text = f"step {leading['step']}: {title_of(leading)}" if leading else "-"
         yield (
             f"| [{row['id']}]({row['source']}) {row['title']} | {row['ranks']} | {row['first_bad_step']} | "
-            f"{_cell(books[EXAMPLES])} | {_cell(books[TWIN])} | {_escaped(told)} | {row['seconds']['buggy']} |\n"
+            f"{_cell(books[EXAMPLES])} | {_cell(books[TWIN])} | {_escaped(leading_text)} | "
+            f"{row['seconds']['buggy']} |\n"
         )
 
 
@@ -101,13 +102,13 @@ def _misses(result: Row) -> Iterator[str]:
 
 def _alarms(result: Row) -> Iterator[str]:
     yield "\n| checked | checks | with an error | with a notice | failed / triggered |\n|---|---|---|---|---|\n"
-    told = [(name, found) for name, found in result["alarms"].items() if found]
-    for name, found in told:
+    rows = [(name, counts) for name, counts in result["alarms"].items() if counts]
+    for name, counts in rows:
         yield (
-            f"| {name} | {found['runs']} | {len(found['with_error'])} | {len(found['with_notice'])} | "
-            f"{found['failed_share_of_triggered']:.3%} |\n"
+            f"| {name} | {counts['runs']} | {len(counts['with_error'])} | {len(counts['with_notice'])} | "
+            f"{counts['failed_share_of_triggered']:.3%} |\n"
         )
-    alarms = dict.fromkeys(f"* {_escaped(alarm)}\n" for _, found in told for alarm in found["alarms"])
+    alarms = dict.fromkeys(f"* {_escaped(alarm)}\n" for _, counts in rows for alarm in counts["alarms"])
     yield "\nAll violated rules:\n\n" + "".join(alarms) if alarms else "\nNo rule was violated.\n"
 
 

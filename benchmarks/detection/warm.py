@@ -76,16 +76,16 @@ def collect(
     try:
         target, plain = Target.parse(words), config.load({}, {}, home)
         run = RunFolder.create(folder, manifest(target, plain, "collect"))
-        told = settings(target, plain, folder.absolute(), "collect", ())
-        told.write(told.file)
-        session = str(told.file.absolute())
-        code, said = run_forked(
+        run_settings = settings(target, plain, folder.absolute(), "collect", ())
+        run_settings.write(run_settings.file)
+        session = str(run_settings.file.absolute())
+        code, output = run_forked(
             script, args, home, ranks, {**env, child_processes.SESSION: session}, child_processes.attach
         )
         run.update(ended=now_in_words(), exit_code=code)
     finally:
         os.chdir(before)
-    return code, said
+    return code, output
 
 
 def run_forked(
@@ -133,9 +133,9 @@ def _of_rank(rank: int, ranks: int, port: str) -> dict[str, str]:
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
         return port
 
 

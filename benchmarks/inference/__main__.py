@@ -71,17 +71,17 @@ def measure(name: str, folder: Path, home: Path, rounds: int) -> dict[str, Any]:
         "infer_ten_times": [*infer, str(long)],
         **{f"check_{count}": [*check, str(long), "-b", str(books[count])] for count in RULES},
     }
-    taken: dict[str, list[Measured]] = {what: [] for what in commands}
+    taken: dict[str, list[Measured]] = {command: [] for command in commands}
     for _ in range(rounds):
-        for what, words in commands.items():
-            taken[what].append(measured(words, home))
-    told = [window for _, windows in RunFolder.open(folder).windows() for window in windows]
+        for command, words in commands.items():
+            taken[command].append(measured(words, home))
+    recorded_windows = [window for _, windows in RunFolder.open(folder).windows() for window in windows]
     return {
         "name": name,
-        "steps": max(window.step for window in told),
-        "events": sum(map(events_in, told)),
+        "steps": max(window.step for window in recorded_windows),
+        "events": sum(map(events_in, recorded_windows)),
         "rules": len(learned.invariants),
-        **{what: least(of) for what, of in taken.items()},
+        **{command: least(of) for command, of in taken.items()},
     }
 
 
@@ -92,7 +92,7 @@ def grown(book: Book, count: int) -> Book:
     turn = 0
     while len(rules) < count:
         turn += 1
-        further = (_other(rule, turn, place % 2 == 0) for place, rule in enumerate(book.invariants))
+        further = (_other(rule, turn, index % 2 == 0) for index, rule in enumerate(book.invariants))
         rules += [rule for rule in further if rule is not None][: count - len(rules)]
     return Book(tuple(rules), book.runs)
 

@@ -47,20 +47,20 @@ def main() -> None:
     options.add_argument("--start-rounds", type=int, default=15)
     chosen = options.parse_args()
     before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    told: dict[str, object] = {"workloads": {}, **before, "machine": machine()}
+    results: dict[str, object] = {"workloads": {}, **before, "machine": machine()}
     with tempfile.TemporaryDirectory() as scratch:
         if not chosen.start_up:
             names = chosen.workload or WORKLOADS
-            found = {name: measure(name, chosen.rounds, Path(scratch)) for name in names}
+            measured = {name: measure(name, chosen.rounds, Path(scratch)) for name in names}
             others = before.get("workloads", {}) if chosen.workload else {}  # they stay as they are
-            told.update(rounds=chosen.rounds, workloads={**others, **found})
-            for name, result in found.items():
+            results.update(rounds=chosen.rounds, workloads={**others, **measured})
+            for name, result in measured.items():
                 print(f"{name}: {json.dumps(result)}")
         if chosen.start_up or not chosen.workload:
-            told["start_up"] = start_up(chosen.start_rounds, Path(scratch))
-            print(f"start-up: {json.dumps(told['start_up'])}")
+            results["start_up"] = start_up(chosen.start_rounds, Path(scratch))
+            print(f"start-up: {json.dumps(results['start_up'])}")
     RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(told, indent=2) + "\n")
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
     write_page()
 
 
@@ -81,13 +81,13 @@ def measure(name: str, rounds: int, scratch: Path) -> dict[str, object]:
         for mode in MODES:
             folder = scratch / f"{name}-{mode}-{number}".replace(" ", "-")
             steps[mode].append(timed(command(mode, script, book, folder), scratch))
-            told = steps[mode][-1]["median_step"] * 1e3
-            print(f"{name} {mode} round {number}: {told:.2f} ms a step", file=sys.stderr, flush=True)
+            milliseconds = steps[mode][-1]["median_step"] * 1e3
+            print(f"{name} {mode} round {number}: {milliseconds:.2f} ms a step", file=sys.stderr, flush=True)
             if mode in ("collect", "run") and not number:
                 spent[mode] = where(folder)
             shutil.rmtree(folder, ignore_errors=True) if number else None
     return {
-        "plain_step_ms": round(statistics.median(one["median_step"] for one in steps["plain"]) * 1e3, 3),
+        "plain_step_ms": round(statistics.median(timing["median_step"] for timing in steps["plain"]) * 1e3, 3),
         **{f"{mode}_ratio": ratio(mode, steps, "median_step") for mode in MODES[1:4]},
         **{f"{mode}_mean_ratio": ratio(mode, steps, "mean_step") for mode in MODES[1:3]},
         "every_10_ratio": ratio("every 10", steps, "mean_step"),
@@ -111,7 +111,7 @@ def command(mode: str, script: Path, book: Path, folder: Path) -> list[str]:
 
 def ratio(mode: str, steps: dict[str, list[dict[str, float]]], figure: str) -> dict[str, float]:
     """Median and range of the ratios round by round."""
-    ratios = [one[figure] / other[figure] for one, other in zip(steps[mode], steps["plain"], strict=True)]
+    ratios = [timing[figure] / other[figure] for timing, other in zip(steps[mode], steps["plain"], strict=True)]
     return {
         "median": round(statistics.median(ratios), 3),
         "least": round(min(ratios), 3),
@@ -125,8 +125,8 @@ def where(folder: Path) -> dict[str, object]:
     notes = [json.loads(path.read_text()) for path in folder.glob("process-*.json")]
     steps = max(1, sum(note["steps"] for note in notes))
     windows = [window for path in folder.glob("events-*") for window in read_windows(path) if window.stage == TRAIN]
-    told = sum(len(window.calls) + len(window.changes) + len(window.readings) for window in windows)
-    events = steps * told / max(1, len(windows))  # of a checked run not all steps are recorded
+    recorded = sum(len(window.calls) + len(window.changes) + len(window.readings) for window in windows)
+    events = steps * recorded / max(1, len(windows))  # of a checked run not all steps are recorded
     on_thread = sum(sum(note["cost"].values()) for note in notes)
     hashed, hashing = sum(note["hashed"] for note in notes), sum(note["hashing"] for note in notes)
     return {
@@ -139,10 +139,12 @@ def where(folder: Path) -> dict[str, object]:
     }
 
 
-def _each_ms(told: list[dict[str, float]], steps: int) -> dict[str, float]:
-    names = sorted({name for one in told for name in one})
-    found = {name: round(sum(one.get(name, 0.0) for one in told) / steps * 1e3, 3) for name in names}
-    return dict(sorted(found.items(), key=lambda entry: -entry[1]))
+def _each_ms(measurements: list[dict[str, float]], steps: int) -> dict[str, float]:
+    names = sorted({name for measurement in measurements for name in measurement})
+    milliseconds = {
+        name: round(sum(measurement.get(name, 0.0) for measurement in measurements) / steps * 1e3, 3) for name in names
+    }
+    return dict(sorted(milliseconds.items(), key=lambda entry: -entry[1]))
 
 
 def bytes_per_step(folder: Path) -> int:
@@ -157,8 +159,8 @@ def bytes_later(folder: Path) -> int:
     if not any(json.loads(path.read_text())["left_out"] for path in folder.glob("process-*.json")):
         return bytes_per_step(folder)  # each is recorded, as somebody reads along (of several ranks)
     files = list(folder.glob("events-*"))
-    each = sum(path.stat().st_size for path in files) / max(1, sum(map(count_windows, files)))
-    return round(IN_A_ROW * each / FARTHEST)
+    bytes_per_window = sum(path.stat().st_size for path in files) / max(1, sum(map(count_windows, files)))
+    return round(IN_A_ROW * bytes_per_window / FARTHEST)
 
 
 def timed(command: list[str], scratch: Path) -> dict[str, Any]:
@@ -166,8 +168,8 @@ def timed(command: list[str], scratch: Path) -> dict[str, Any]:
     workload itself measured them."""
     out = scratch / "timing.json"
     subprocess.run(command, check=True, env={**os.environ, "BENCH_OUT": str(out)}, capture_output=True)
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+    result: dict[str, Any] = json.loads(out.read_text())
+    return result
 
 
 def run(command: list[str]) -> str:

@@ -43,26 +43,26 @@ def start_up(rounds: int, scratch: Path) -> dict[str, object]:
     for number in range(rounds):
         for mode in MODES:
             taken[mode].append(timed(mode))
-        told = ", ".join(f"{mode} {taken[mode][-1].seconds:.2f} s" for mode in MODES)
-        print(f"start-up round {number}: {told}", file=sys.stderr, flush=True)
+        seconds = ", ".join(f"{mode} {taken[mode][-1].seconds:.2f} s" for mode in MODES)
+        print(f"start-up round {number}: {seconds}", file=sys.stderr, flush=True)
     plain = taken.pop("plain")
     return {
         "rounds": rounds,
-        "plain_seconds": round(statistics.median(one.seconds for one in plain), 2),
-        "plain_processor_seconds": round(statistics.median(one.processor for one in plain), 2),
+        "plain_seconds": round(statistics.median(measurement.seconds for measurement in plain), 2),
+        "plain_processor_seconds": round(statistics.median(measurement.processor for measurement in plain), 2),
         **{
             mode: {
-                "seconds_more": _more(found, plain, lambda one: one.seconds),
-                "processor_seconds_more": _more(found, plain, lambda one: one.processor),
+                "seconds_more": _more(measurements, plain, lambda measurement: measurement.seconds),
+                "processor_seconds_more": _more(measurements, plain, lambda measurement: measurement.processor),
             }
-            for mode, found in taken.items()
+            for mode, measurements in taken.items()
         },
     }
 
 
-def _more(found: list[Measured], plain: list[Measured], of: Callable[[Measured], float]) -> dict[str, float]:
+def _more(measurements: list[Measured], plain: list[Measured], of: Callable[[Measured], float]) -> dict[str, float]:
     """Median and range of the differences round by round."""
-    more = [of(one) - of(other) for one, other in zip(found, plain, strict=True)]
+    more = [of(measurement) - of(other) for measurement, other in zip(measurements, plain, strict=True)]
     return {
         "median": round(statistics.median(more), 2),
         "least": round(min(more), 2),

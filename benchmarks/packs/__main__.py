@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.detection.__main__ import positive, spread
 from benchmarks.detection.books import THEMES, example_programs
 from benchmarks.detection.recordings import ROOT, ProgramFailed
-from benchmarks.detection.runs import Place, recorded_example
+from benchmarks.detection.runs import RecordingOptions, recorded_example
 from benchmarks.detection.warm import warm_pool
 from traincheck.cli.main import main as traincheck
 from traincheck.inference.tally_files import write_tallies
@@ -34,15 +34,19 @@ def main() -> int:
         "--reuse", action="store_true", help="take recordings of an earlier version of TrainCheck, too"
     )
     chosen = options.parse_args()
-    place = Place(chosen.runs.resolve(), chosen.reuse, False, False)
+    recording_options = RecordingOptions(chosen.runs.resolve(), chosen.reuse, False, False)
     try:
         with warm_pool(chosen.jobs) as pool:
-            learned = spread(pool, recorded_example, [(each, place) for each in example_programs(place.runs)])
+            learned = spread(
+                pool,
+                recorded_example,
+                [(program, recording_options) for program in example_programs(recording_options.runs)],
+            )
     except ProgramFailed as error:
         print(error, file=sys.stderr)
         return 1
-    tallies = place.runs / "examples.tally"
-    write_tallies([one.tally for one in learned], tallies)
+    tallies = recording_options.runs / "examples.tally"
+    write_tallies([example.tally for example in learned], tallies)
     words = ["packs", "build", str(tallies), "-o", str(SHIPPED), "--themes", str(THEMES), "--release", __version__]
     return traincheck(words)
 

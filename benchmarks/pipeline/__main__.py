@@ -32,7 +32,7 @@ def main() -> None:
     options.add_argument("--only", help="comma-separated examples; no result is kept")
     chosen = options.parse_args()
     names = chosen.only.split(",") if chosen.only else list(VARIATIONS)
-    rows = [found for name in names for found in check(name, chosen.runs)]
+    rows = [row for name in names for row in check(name, chosen.runs)]
     if not chosen.only:
         RESULTS.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=2) + "\n")
         write_page()

@@ -107,14 +107,14 @@ def _line(figures: dict[str, Any]) -> str:
     if "exit_observed" not in figures:
         last = figures.get("last_lines", [""])[-1:] if figures.get("exit_plain") else []
         return " ".join([f"{figures.get('seconds_plain', 0)} s,", f"exit {figures.get('exit_plain')}", *last])
-    alike = figures["output"]
+    comparison = figures["output"]
     text = (
         f"{figures['seconds_plain']} s plain, {figures['seconds_observed']} s observed, {figures['steps']} steps, "
-        f"{alike['compared']} of {alike['lines']} lines compared"
+        f"{comparison['compared']} of {comparison['lines']} lines compared"
     )
-    if not alike["equal"]:
-        text += f"\n    expected {alike['expected']!r}\n    got      {alike['got']!r}"
-    for line in (*alike["lost_stderr"], *alike["new_stderr"], *figures.get("last_lines", ())):
+    if not comparison["equal"]:
+        text += f"\n    expected {comparison['expected']!r}\n    got      {comparison['got']!r}"
+    for line in (*comparison["lost_stderr"], *comparison["new_stderr"], *figures.get("last_lines", ())):
         text += f"\n    stderr: {line}"
     return text
 

@@ -74,14 +74,14 @@ def lay_out(home: Path, program: Program, into: Path, generated: Path) -> Path:
     """
     shutil.rmtree(into, ignore_errors=True)
     into.mkdir(parents=True)
-    wanted = program.copy or (program.folder,)
-    listed = _git(["-C", str(home), "ls-tree", "-r", "-z", "--full-tree", program.commit, "--", *_pathspecs(wanted)])
+    paths = program.copy or (program.folder,)
+    listed = _git(["-C", str(home), "ls-tree", "-r", "-z", "--full-tree", program.commit, "--", *_pathspecs(paths)])
     if listed.returncode:
         raise Missing(f"{program.id}: git ls-tree failed in {home}: {_last_line(listed)}")
     entries = [entry.split("\t", 1) for entry in listed.stdout.decode().split("\0") if entry]
     blobs = [(about.split()[2], about.split()[0], path) for about, path in entries if about.split()[1] == "blob"]
     if not blobs:
-        raise Missing(f"{program.id}: commit {program.commit} of {program.repository} has no {', '.join(wanted)}")
+        raise Missing(f"{program.id}: commit {program.commit} of {program.repository} has no {', '.join(paths)}")
     _write(home, blobs, into)
     work = into / program.folder
     for edit in program.edits:

@@ -54,7 +54,7 @@ def cifar10(path: Path, batch: int = 100) -> None:
     (path / "batches.meta").write_bytes(pickle.dumps(names, protocol=2))
 
 
-def image_folder(path: Path, classes: int = 2, each: int = 8, size: int = 64, suffix: str = "jpg") -> None:
+def image_folder(path: Path, classes: int = 2, per_class: int = 8, size: int = 64, suffix: str = "jpg") -> None:
     """A folder for each class, with images in it; with `classes` 0, the images lie in `path` itself."""
     from PIL import Image
 
@@ -63,7 +63,7 @@ def image_folder(path: Path, classes: int = 2, each: int = 8, size: int = 64, su
     for kind in range(max(1, classes)):
         folder = path / f"class{kind}" if classes else path
         folder.mkdir(parents=True, exist_ok=True)
-        for number, image in enumerate(images[labels == kind][:each]):
+        for number, image in enumerate(images[labels == kind][:per_class]):
             noise = random.integers(0, 60, size=(size, size, 3))
             pixels = np.clip(image[:, :, None] * [0.9, 0.7, 0.5] + noise, 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / f"{number:04}.{suffix}")
@@ -79,12 +79,12 @@ def json_lines(path: Path, count: int = 64, columns: dict[str, int] | None = Non
     """JSON objects, one a line: for each column a text of so many words, a label where it is 0, a number of the row
     where it is -1."""
     random = np.random.default_rng(seed)
-    wanted = columns or {"text": 12}
+    word_counts = columns or {"text": 12}
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = []
     for number in range(count):
         row: dict[str, object] = {}
-        for offset, (name, words) in enumerate(wanted.items()):
+        for offset, (name, words) in enumerate(word_counts.items()):
             text = sentences(1, max(1, words), seed * 1000 + number * 17 + offset)[0]
             row[name] = text if words > 0 else number if words else int(random.integers(2))
         rows.append(json.dumps(row))
@@ -104,7 +104,7 @@ def cora(path: Path, nodes: int = 1700, features: int = 60, classes: int = 7) ->
     for node in range(nodes):
         same = np.flatnonzero(kinds == kinds[node])
         pairs |= {(100 + int(other), 100 + node) for other in random.choice(same, size=3) if other != node}
-    (path / "cora.cites").write_text("\n".join(f"{one}\t{other}" for one, other in sorted(pairs)) + "\n")
+    (path / "cora.cites").write_text("\n".join(f"{source}\t{other}" for source, other in sorted(pairs)) + "\n")
 
 
 def tar_of(path: Path, folder: str) -> None:
@@ -143,9 +143,9 @@ def masks(path: Path, count: int = 12, size: int = 64) -> None:
         Image.fromarray(np.where(image > 100, 255, 0).astype(np.uint8)).save(path / f"{number:04}.png")
 
 
-def named_images(path: Path, classes: int = 3, each: int = 20, size: int = 64) -> None:
+def named_images(path: Path, classes: int = 3, per_class: int = 20, size: int = 64) -> None:
     """Images in one folder, whose names begin with their class: kind0_3.jpg."""
-    image_folder(path / "sorted", classes, each, size)
+    image_folder(path / "sorted", classes, per_class, size)
     for number, file in enumerate(sorted((path / "sorted").rglob("*.jpg"))):
         file.rename(path / f"kind{file.parent.name[-1]}_{number}.jpg")
 

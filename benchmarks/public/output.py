@@ -57,7 +57,7 @@ Unsteady = dict[str, "set[int] | None"]
 """By pattern, the positions of the numbers that are not compared; None where its lines are not compared at all."""
 
 
-class Alike(NamedTuple):
+class OutputComparison(NamedTuple):
     """How two outputs compare: the first lines that differ, and how many were compared of how many."""
 
     equal: bool
@@ -93,17 +93,17 @@ def normalised(text: str) -> list[str]:
     return lines
 
 
-def unjoined(lines: Iterable[str], known: Collection[str]) -> list[str]:
+def unjoined(lines: Iterable[str], known_lines: Collection[str]) -> list[str]:
     """The lines of several processes, sorted. Two that were printed at once and have become one are split again: a line
     counts as two where both parts are `known` lines."""
-    heads, whole = sorted(known, key=lambda line: (len(line), line)), frozenset(known)
+    heads, whole = sorted(known_lines, key=lambda line: (len(line), line)), frozenset(known_lines)
     return sorted(part for line in lines for part in _parts(line, heads, whole))
 
 
-def _parts(line: str, heads: Sequence[str], known: frozenset[str]) -> list[str]:
+def _parts(line: str, heads: Sequence[str], known_lines: frozenset[str]) -> list[str]:
     for head in heads:
-        if head and line.startswith(head) and line[len(head) :] in known:
-            return [head, *_parts(line[len(head) :], heads, known)]
+        if head and line.startswith(head) and line[len(head) :] in known_lines:
+            return [head, *_parts(line[len(head) :], heads, known_lines)]
     return [line]
 
 
@@ -116,25 +116,25 @@ def unsteady(first: Sequence[str], second: Sequence[str]) -> Unsteady:
     """What differs between two runs of the same program: by pattern the positions of the numbers that do, or None where
     the runs do not even have equally many lines of the pattern."""
     ours, theirs = _by_pattern(first), _by_pattern(second)
-    found: Unsteady = {}
+    positions_of: Unsteady = {}
     for shape in ours.keys() | theirs.keys():
-        one, other = ours.get(shape, []), theirs.get(shape, [])
-        if len(one) != len(other):
-            found[shape] = None
-        elif one != other:
-            pairs = (pair for rows in zip(one, other, strict=True) for pair in enumerate(zip(*rows, strict=True)))
-            found[shape] = {position for position, (mine, yours) in pairs if mine != yours}
-    return found
+        mine_rows, other = ours.get(shape, []), theirs.get(shape, [])
+        if len(mine_rows) != len(other):
+            positions_of[shape] = None
+        elif mine_rows != other:
+            pairs = (pair for rows in zip(mine_rows, other, strict=True) for pair in enumerate(zip(*rows, strict=True)))
+            positions_of[shape] = {position for position, (mine, yours) in pairs if mine != yours}
+    return positions_of
 
 
 def joined(parts: Iterable[Unsteady]) -> Unsteady:
     """All that differs between any of the runs."""
-    found: Unsteady = {}
+    merged: Unsteady = {}
     for part in parts:
         for shape, positions in part.items():
-            before = found.get(shape, set())
-            found[shape] = None if before is None or positions is None else before | positions
-    return found
+            before = merged.get(shape, set())
+            merged[shape] = None if before is None or positions is None else before | positions
+    return merged
 
 
 def steady(lines: Sequence[str], ignored: Unsteady) -> list[str]:
@@ -149,7 +149,7 @@ def steady(lines: Sequence[str], ignored: Unsteady) -> list[str]:
 
 def _without(line: str, positions: set[int]) -> str:
     count = itertools.count()
-    return _DIGITS.sub(lambda found: "#" if next(count) in positions else found[0], line)
+    return _DIGITS.sub(lambda match: "#" if next(count) in positions else match[0], line)
 
 
 def _by_pattern(lines: Sequence[str]) -> dict[str, list[list[str]]]:
@@ -159,15 +159,15 @@ def _by_pattern(lines: Sequence[str]) -> dict[str, list[list[str]]]:
     return numbers
 
 
-def compare(plain: Sequence[str], observed: Sequence[str], ignored: Unsteady) -> Alike:
+def compare(plain: Sequence[str], observed: Sequence[str], ignored: Unsteady) -> OutputComparison:
     """Whether all lines but for what is ignored are equal, in their order."""
     expected, got = steady(plain, ignored), steady(observed, ignored)
     for number in range(max(len(expected), len(got))):
         ours = expected[number] if number < len(expected) else "(end)"
         theirs = got[number] if number < len(got) else "(end)"
         if ours != theirs:
-            return Alike(False, len(expected), len(plain), ours, theirs)
-    return Alike(True, len(expected), len(plain))
+            return OutputComparison(False, len(expected), len(plain), ours, theirs)
+    return OutputComparison(True, len(expected), len(plain))
 
 
 def lost(plain: Sequence[str], observed: Sequence[str], ignored: Unsteady) -> list[str]:

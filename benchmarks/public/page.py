@@ -25,19 +25,19 @@ def write_page() -> None:
 
 def text(programs: list[Program], results: dict[str, Any]) -> str:
     """The page."""
-    found = results["programs"]
-    listed = [program for program in programs if program.id in found and not program.skipped]
-    counts = Counter(found[program.id]["verdict"] for program in listed)
+    by_id = results["programs"]
+    listed = [program for program in programs if program.id in by_id and not program.skipped]
+    counts = Counter(by_id[program.id]["verdict"] for program in listed)
     return TEMPLATE.read_text(encoding="utf-8").format(
         programs=len(listed),
         repositories=len({program.repository for program in listed}),
         counts="\n".join(f"| {name} | {counts[name]} |" for name in VERDICTS if name != SKIPPED),
         most_ratio=f"{MOST_RATIO:g}",
         most_seconds=f"{MOST_SECONDS:g}",
-        slow=sum("exit_observed" in found[program.id] and too_slow(found[program.id]) for program in listed),
-        rows="\n".join(row(program, found[program.id]) for program in listed),
-        findings="\n".join(_explanations(listed, found)) or "None of the programs has an explained finding.",
-        slowest="\n".join(_slowest(listed, found)),
+        slow=sum("exit_observed" in by_id[program.id] and too_slow(by_id[program.id]) for program in listed),
+        rows="\n".join(row(program, by_id[program.id]) for program in listed),
+        findings="\n".join(_explanations(listed, by_id)) or "None of the programs has an explained finding.",
+        slowest="\n".join(_slowest(listed, by_id)),
         skipped="\n".join(_skipped(programs)),
         machine=_machine(results["machine"]),
     )
@@ -50,10 +50,10 @@ def row(program: Program, figures: dict[str, Any]) -> str:
         return f"| {name} | {', '.join(program.tags)} | {figures['verdict']} | | | | | |"
     plain, observed = figures["seconds_plain"], figures["seconds_observed"]
     slow = " (slow)" if too_slow(figures) else ""
-    alike = figures["output"]
+    comparison = figures["output"]
     return (
         f"| {name} | {', '.join(program.tags)} | {figures['verdict']} | {figures['steps']:,} | "
-        f"{alike['compared']} of {alike['lines']} | {plain:.1f} s | {observed / plain:.2f}x{slow} | "
+        f"{comparison['compared']} of {comparison['lines']} | {plain:.1f} s | {observed / plain:.2f}x{slow} | "
         f"{figures['megabytes_plain']:,} / {figures['megabytes_observed']:,} |"
     )
 
@@ -63,24 +63,29 @@ def _path(program: Program) -> str:
     return "/".join(part for part in (program.folder, script) if part not in (".", ""))
 
 
-def _explanations(programs: list[Program], found: dict[str, Any]) -> list[str]:
+def _explanations(programs: list[Program], by_id: dict[str, Any]) -> list[str]:
     """Each finding: explained by the list, or counted as false."""
     lines = []
     for program in programs:
         explained = {finding.diagnosis: finding for finding in program.expected}
-        for finding in found[program.id].get("findings", ()):
-            known = explained.get(diagnosis_of(finding))
-            why = f"True: {known.why} (`{known.where}`)" if known else "Counted as false: the list does not explain it."
+        for finding in by_id[program.id].get("findings", ()):
+            expected = explained.get(diagnosis_of(finding))
+            explanation = (
+                f"True: {expected.reason} (`{expected.where}`)"
+                if expected
+                else "Counted as false: the list does not explain it."
+            )
             at = f" at `{finding['site']}`" if finding["site"] else ""
             lines.append(
-                f"* **{program.id}**, {finding['severity']} in step {finding['step']}: {title_of(finding)}{at}. {why}"
+                f"* **{program.id}**, {finding['severity']} in step {finding['step']}: {title_of(finding)}{at}. "
+                f"{explanation}"
             )
     return lines
 
 
-def _slowest(programs: list[Program], found: dict[str, Any]) -> list[str]:
+def _slowest(programs: list[Program], by_id: dict[str, Any]) -> list[str]:
     """Where the time goes in the programs that became slowest."""
-    measured = [(program, found[program.id]) for program in programs if "cost" in found[program.id]]
+    measured = [(program, by_id[program.id]) for program in programs if "cost" in by_id[program.id]]
     measured.sort(key=lambda pair: pair[1]["seconds_plain"] / pair[1]["seconds_observed"])
     lines = []
     for program, figures in measured[:SLOWEST]:

@@ -27,7 +27,7 @@ TAGS = (
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-_PLACE = re.compile(r"\S+:\d+")
+_FILE_AND_LINE = re.compile(r"\S+:\d+")
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class Expected:
 
     diagnosis: str
     where: str
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -161,11 +161,11 @@ def _words(path: Path, name: str, key: str, value: object) -> tuple[str, ...]:
 
 
 def _table(path: Path, name: str, kind: type[T], entry: Mapping[str, Any]) -> T:
-    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    known_fields = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     for key in entry:
-        if key not in known:
-            raise BadList(path, name, f"{key!r} is not a key of {kind.__name__}; known are {', '.join(known)}")
-    missing = [key for key, field in known.items() if field.default is MISSING and key not in entry]
+        if key not in known_fields:
+            raise BadList(path, name, f"{key!r} is not a key of {kind.__name__}; known are {', '.join(known_fields)}")
+    missing = [key for key, field in known_fields.items() if field.default is MISSING and key not in entry]
     if missing:
         raise BadList(path, name, f"{kind.__name__} has no {', '.join(missing)}; add it")
     return kind(**entry)
@@ -183,10 +183,10 @@ def _check(path: Path, program: Program) -> None:
 
 def _check_explained(path: Path, name: str, finding: Expected) -> None:
     """A finding counts as true only with the place in the program and a reason."""
-    if not _PLACE.fullmatch(finding.where):
+    if not _FILE_AND_LINE.fullmatch(finding.where):
         raise BadList(path, name, f"where of {finding.diagnosis!r} must be FILE:LINE")
-    if len(finding.why.split()) < 8:
-        raise BadList(path, name, f"why of {finding.diagnosis!r} must explain why the finding is true")
+    if len(finding.reason.split()) < 8:
+        raise BadList(path, name, f"reason of {finding.diagnosis!r} must explain why the finding is true")
 
 
 def packages(programs: Sequence[Program]) -> set[str]:

@@ -58,17 +58,17 @@ def measure(program: Program, home: Path, scratch: Path, rounds: int = 1, plain_
     Where the outputs differ, or more rounds are wanted, it runs plain again: what differs between plain runs is not
     compared. `home` is the checkout, `scratch` a folder for copies and logs, which stay there. Raises Missing.
     """
-    place = scratch / program.id
-    generate(program, place / "generated")
-    plain, observed = [_run(program, home, place, "plain-1")], []
+    scratch_folder = scratch / program.id
+    generate(program, scratch_folder / "generated")
+    plain, observed = [_run(program, home, scratch_folder, "plain-1")], []
     if plain[0].code or plain_only:
-        return _figures(program, plain, [], {}, place)
+        return _figures(program, plain, [], {}, scratch_folder)
     for number in range(rounds):
-        observed.append(_run(program, home, place, "observed"))
+        observed.append(_run(program, home, scratch_folder, "observed"))
         compared = _compared(program, plain, observed)
         if rounds > 1 or not compared["equal"] or compared["lost_stderr"]:
-            plain.append(_run(program, home, place, f"plain-{number + 2}"))
-    return _figures(program, plain, observed, _report(place / "run"), place)
+            plain.append(_run(program, home, scratch_folder, f"plain-{number + 2}"))
+    return _figures(program, plain, observed, _report(scratch_folder / "run"), scratch_folder)
 
 
 def words_of(program: Program) -> list[str]:
@@ -84,29 +84,29 @@ def observed_words(program: Program, run: Path) -> list[str]:
     return [*TRAINCHECK, "run", "--fail-on", "never", "-o", str(run), *(["--"] if program.ranks else []), *start]
 
 
-def _run(program: Program, home: Path, place: Path, kind: str) -> Ran:
-    work = lay_out(home, program, place / "work", place / "generated")
-    environ = _environment(program, place)
+def _run(program: Program, home: Path, scratch_folder: Path, kind: str) -> Ran:
+    work = lay_out(home, program, scratch_folder / "work", scratch_folder / "generated")
+    environ = _environment(program, scratch_folder)
     for number, words in enumerate(program.before):
-        prepared = _timed([sys.executable, *words], work, environ, place / f"before-{number}", program.timeout)
+        prepared = _timed([sys.executable, *words], work, environ, scratch_folder / f"before-{number}", program.timeout)
         if prepared.code:
-            raise Missing(f"{program.id}: {' '.join(words)} failed, see {place}/before-{number}.err")
+            raise Missing(f"{program.id}: {' '.join(words)} failed, see {scratch_folder}/before-{number}.err")
     words = [sys.executable, *words_of(program)]
     if kind == "observed":
-        shutil.rmtree(place / "run", ignore_errors=True)
-        words = observed_words(program, place / "run")
-    return _timed(words, work, environ, place / kind, program.timeout)
+        shutil.rmtree(scratch_folder / "run", ignore_errors=True)
+        words = observed_words(program, scratch_folder / "run")
+    return _timed(words, work, environ, scratch_folder / kind, program.timeout)
 
 
-def _environment(program: Program, place: Path) -> dict[str, str]:
-    cache = place / "cache"
+def _environment(program: Program, scratch_folder: Path) -> dict[str, str]:
+    cache = scratch_folder / "cache"
     shutil.rmtree(cache, ignore_errors=True)
     cache.mkdir(parents=True)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRAINCHECK_")}
-    own = {name: value.replace("{copy}", str(place / "work")) for name, value in program.env}
+    own = {name: value.replace("{copy}", str(scratch_folder / "work")) for name, value in program.env}
     path = os.pathsep.join(filter(None, (str(SUPPORT), own.pop("PYTHONPATH", ""), os.environ.get("PYTHONPATH", ""))))
     caches = {"HF_HOME": str(cache / "hf"), "TORCH_HOME": str(cache / "torch"), "XDG_CACHE_HOME": str(cache)}
-    caches["MPLCONFIGDIR"] = str(place.parent / "matplotlib")  # its list of fonts takes many seconds to build
+    caches["MPLCONFIGDIR"] = str(scratch_folder.parent / "matplotlib")  # its list of fonts takes many seconds to build
     return {**inherited, **QUIET, **caches, **own, "PYTHONPATH": path}
 
 
@@ -141,7 +141,7 @@ def _report(run: Path) -> dict[str, Any]:
 
 
 def _figures(
-    program: Program, plain: list[Ran], observed: list[Ran], report: dict[str, Any], place: Path
+    program: Program, plain: list[Ran], observed: list[Ran], report: dict[str, Any], scratch_folder: Path
 ) -> dict[str, Any]:
     """What the page and the verdict are made of."""
     figures: dict[str, Any] = {
@@ -150,7 +150,7 @@ def _figures(
         "megabytes_plain": round(max(ran.took.megabytes for ran in plain)),
     }
     if not observed:
-        return {**figures, "last_lines": _tail(place / "plain-1.err")}
+        return {**figures, "last_lines": _tail(scratch_folder / "plain-1.err")}
     figures |= {
         "exit_observed": next((ran.code for ran in observed if ran.code), 0),
         "seconds_observed": round(min(ran.took.seconds for ran in observed), 2),
@@ -163,7 +163,7 @@ def _figures(
         "cost": cost_of(report),
     }
     if figures["exit_observed"]:
-        figures["last_lines"] = _tail(place / "observed.err")
+        figures["last_lines"] = _tail(scratch_folder / "observed.err")
     return figures
 
 
@@ -171,21 +171,21 @@ def _compared(program: Program, plain: list[Ran], observed: list[Ran]) -> dict[s
     """The observed runs and the first plain one; what differs between plain runs is not compared, nor is the order of
     lines of several processes."""
     if program.ranks or "multiprocess" in program.tags:
-        known = {line for ran in (*plain, *observed) for line in ran.out}
+        known_lines = {line for ran in (*plain, *observed) for line in ran.out}
         plain, observed = (
-            [ran._replace(out=output.unjoined(ran.out, known)) for ran in runs] for runs in (plain, observed)
+            [ran._replace(out=output.unjoined(ran.out, known_lines)) for ran in runs] for runs in (plain, observed)
         )
     first = plain[0]
     ignored = output.joined(output.unsteady(first.out, ran.out) for ran in plain[1:])
     ignored_err = output.joined(output.unsteady(first.err, ran.err) for ran in plain[1:])
     results = [output.compare(first.out, ran.out, ignored) for ran in observed]
-    worst = min(results, key=lambda alike: alike.equal)
+    worst = min(results, key=lambda comparison: comparison.equal)
     lost = [line for ran in observed for line in output.lost(first.err, ran.err, ignored_err)]
     warnings = [line for ran in observed for line in output.new_warnings(first.err, ran.err)]
-    alike = worst._asdict()
+    comparison = worst._asdict()
     kept = output.steady(first.err, ignored_err)
-    alike |= {"compared": worst.compared + len(kept), "lines": worst.lines + len(first.err)}
-    return {**alike, "lost_stderr": lost[:5], "new_stderr": warnings[:5]}
+    comparison |= {"compared": worst.compared + len(kept), "lines": worst.lines + len(first.err)}
+    return {**comparison, "lost_stderr": lost[:5], "new_stderr": warnings[:5]}
 
 
 def cost_of(report: dict[str, Any]) -> dict[str, float]:
@@ -198,7 +198,7 @@ def cost_of(report: dict[str, Any]) -> dict[str, float]:
 def _finding(finding: dict[str, Any]) -> dict[str, Any]:
     return {
         **{key: finding[key] for key in ("severity", "diagnosis", "title", "step", "last_step", "times", "ranks")},
-        "site": _place(finding.get("site") or {}),
+        "site": _file_and_line(finding.get("site") or {}),
         "variables": list(finding["variables"][:3]),
     }
 
@@ -208,7 +208,7 @@ def _tail(path: Path) -> list[str]:
     return [line[-300:] for line in output.normalised(path.read_text(encoding="utf-8", errors="replace"))[-3:]]
 
 
-def _place(site: dict[str, Any]) -> str:
+def _file_and_line(site: dict[str, Any]) -> str:
     """The file, from the package where it is an installed one, and the line."""
     if not site:
         return ""

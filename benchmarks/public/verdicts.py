@@ -42,8 +42,8 @@ def verdict(program: Program, figures: dict[str, Any]) -> str:
         return FALSE
     if figures["steps"] < program.steps:
         return NOTHING
-    found = {diagnosis_of(finding) for finding in figures["findings"]}
-    if any(finding.diagnosis not in found for finding in program.expected):
+    diagnoses = {diagnosis_of(finding) for finding in figures["findings"]}
+    if any(finding.diagnosis not in diagnoses for finding in program.expected):
         return MISSED
     return TRUE if figures["findings"] else CLEAN
 

@@ -49,22 +49,22 @@ def main() -> None:
     options.add_argument("--parameters", type=int, default=10_000)
     options.add_argument("--rounds", type=int, default=3)
     chosen = options.parse_args()
-    found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    found["machine"] = machine()
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results["machine"] = machine()
     if chosen.only != "measured":
         learned = rules()
         sizes = [int(size) for size in chosen.ranks.split(",")]
-        found["parameters"] = chosen.parameters
-        found["simulated"] = [
+        results["parameters"] = chosen.parameters
+        results["simulated"] = [
             simulate(Job(layout, size, chosen.parameters, wrong=size - 1, since=SINCE), learned)
             for layout in LAYOUTS
             for size in sizes
         ]
-        found["one_rank"] = of_one_rank(Job("ddp", 2, chosen.parameters))
+        results["one_rank"] = of_one_rank(Job("ddp", 2, chosen.parameters))
     if chosen.only != "simulated":
         with tempfile.TemporaryDirectory() as scratch:
-            found["measured"] = measure(Path(scratch), chosen.rounds)
-    RESULTS.write_text(json.dumps(found, indent=2) + "\n")
+            results["measured"] = measure(Path(scratch), chosen.rounds)
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
     write_page()
 
 
@@ -73,10 +73,10 @@ def simulate(job: Job, learned: list[Invariant]) -> dict[str, Any]:
     simulated = _TimedAnswers(job)
     engine = RankEngine([learned], simulated)
     encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(WindowDigest)
-    decoding, judging, asked, failing = [], [], [], []
+    decoding, judging, requested, failing = [], [], [], []
     size = 0
     for step in range(1, STEPS + 1):
-        messages = [encoder.encode(WindowDigest(window)) for window in job.told(step)]
+        messages = [encoder.encode(WindowDigest(window)) for window in job.digests_of(step)]
         size = max(map(len, messages))
         began = time.perf_counter()
         windows = [decoder.decode(message).window for message in messages]
@@ -85,7 +85,7 @@ def simulate(job: Job, learned: list[Invariant]) -> dict[str, Any]:
         began = time.perf_counter()
         (violations,) = engine.feed(windows)
         judging.append(time.perf_counter() - began - simulated.seconds)
-        asked.append(engine.classes.looked_at - before)
+        requested.append(engine.classes.looked_at - before)
         failing += violations
     first = min((violation.step for violation in failing), default=0)
     row = {
@@ -98,7 +98,7 @@ def simulate(job: Job, learned: list[Invariant]) -> dict[str, Any]:
             "steady": round(judging[SINCE - 2], 3),
             "wrong": round(judging[SINCE - 1], 3),
         },
-        "asked_in_full": {"first": asked[0], "steady": asked[SINCE - 2], "wrong": asked[SINCE - 1]},
+        "asked_in_full": {"first": requested[0], "steady": requested[SINCE - 2], "wrong": requested[SINCE - 1]},
         "found_in_step": first,
         "named": sorted({rank for violation in failing for rank in violation.differing.ranks}) if failing else [],
     }
@@ -115,9 +115,9 @@ class _TimedAnswers:
 
     def __call__(self, windows: Sequence[Window]) -> list[Window]:
         began = time.perf_counter()
-        found = self._job.in_full(windows)
+        answers = self._job.in_full(windows)
         self.seconds += time.perf_counter() - began
-        return found
+        return answers
 
 
 def of_one_rank(job: Job) -> dict[str, Any]:
@@ -127,8 +127,8 @@ def of_one_rank(job: Job) -> dict[str, Any]:
     taken = []
     for _ in range(5):
         began = time.perf_counter()
-        told = lean(window, EVERYTHING)
-        message = encoder.encode(WindowDigest(told))
+        digest = lean(window, EVERYTHING)
+        message = encoder.encode(WindowDigest(digest))
         taken.append(time.perf_counter() - began)
     return {
         "digest_seconds": round(statistics.median(taken), 4),
@@ -144,7 +144,7 @@ def measure(scratch: Path, rounds: int) -> list[dict[str, Any]]:
     book = scratch / "book.jsonl"
     good = [str(scratch / f"good{seed}") for seed in range(3)]
     subprocess.run([*TRAINCHECK, "infer", *good, "-o", str(book)], check=True, capture_output=True)
-    found = []
+    rows = []
     for ranks in PROCESSES:
         steps: dict[str, list[float]] = {"off": [], "exchange": []}
         sent: list[dict[str, int]] = []
@@ -157,17 +157,17 @@ def measure(scratch: Path, rounds: int) -> list[dict[str, Any]]:
                 notes = [json.loads(path.read_text()) for path in folder.glob("process-*.json")]
                 sent += [note["sent"] for note in notes if note["sent"]]
                 shutil.rmtree(folder)
-        found.append(
+        rows.append(
             {
                 "ranks": ranks,
                 "step_ms": round(statistics.median(steps["off"]) * 1e3, 2),
                 "ratio": ratio(steps["exchange"], steps["off"]),
-                "messages_per_step": round(statistics.median(one["messages"] for one in sent) / TRAINED, 2),
-                "bytes_per_step": round(statistics.median(one["bytes"] for one in sent) / TRAINED),
+                "messages_per_step": round(statistics.median(counts["messages"] for counts in sent) / TRAINED, 2),
+                "bytes_per_step": round(statistics.median(counts["bytes"] for counts in sent) / TRAINED),
             }
         )
-        print(json.dumps(found[-1]), file=sys.stderr, flush=True)
-    return found
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    return rows
 
 
 def launch(command: list[str], ranks: int, scratch: Path, seed: int) -> float:

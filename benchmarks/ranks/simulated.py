@@ -58,12 +58,12 @@ class Job:
         readings: list[Reading] = []
         changes = []
         some = facts(kind="parameter", before="some")
-        for place, name in enumerate(self.names):
+        for index, name in enumerate(self.names):
             before, after = self._value(name, rank, step - 1), self._value(name, rank, step)
             grad = xxhash.xxh3_64_intdigest(f"grad {after}".encode())
-            readings.append(Reading(3 * place + 1, 0, name, "parameter", "used_data", before, context=some))
-            readings.append(Reading(3 * place + 2, 0, name, "parameter", "used_grad", grad, context=some))
-            changes.append(Change(3 * place + 3, 0, name, "parameter", "data", "some", "some", True, fingerprint=after))
+            readings.append(Reading(3 * index + 1, 0, name, "parameter", "used_data", before, context=some))
+            readings.append(Reading(3 * index + 2, 0, name, "parameter", "used_grad", grad, context=some))
+            changes.append(Change(3 * index + 3, 0, name, "parameter", "data", "some", "some", True, fingerprint=after))
         call = Call(0, 10**6, -1, LIFECYCLE, STEP)
         return Window(step - 1, step, TRAIN, (call,), tuple(changes), rank, 1000 + rank, tuple(readings))
 
@@ -71,24 +71,26 @@ class Job:
         away = rank if rank == self.wrong and step >= self.since and name == WRONG else -1
         return xxhash.xxh3_64_intdigest(f"{name} {self.owner(name, rank)} {step} {away}".encode())
 
-    def told(self, step: int) -> list[Window]:
+    def digests_of(self, step: int) -> list[Window]:
         """What all ranks tell of a step. Ranks that own other shards tell other digests of these: from those of the
         first rank they are made up, as working out ten million values would take minutes and show nothing else."""
         first = lean(self.window(0, step), EVERYTHING)
-        found = []
+        windows = []
         for rank in range(self.ranks):
-            owned = [(each, self.owner(each.variable, rank)) for each in first.readings]
+            owned = [(reading, self.owner(reading.variable, rank)) for reading in first.readings]
             readings = [
-                each._replace(value=xxhash.xxh3_64_intdigest(f"{each.value} {owner}".encode())) if owner else each
-                for each, owner in owned
+                reading._replace(value=xxhash.xxh3_64_intdigest(f"{reading.value} {owner}".encode()))
+                if owner
+                else reading
+                for reading, owner in owned
             ]
             if rank == self.wrong and step >= self.since:
                 away = lean(self.window(rank, step), EVERYTHING)
                 wrong = section_of(WRONG)
-                readings = [each for each in readings if each.variable != wrong]
-                readings += [each for each in away.readings if each.variable == wrong]
-            found.append(replace(first, rank=rank, process=1000 + rank, readings=tuple(readings)))
-        return found
+                readings = [reading for reading in readings if reading.variable != wrong]
+                readings += [reading for reading in away.readings if reading.variable == wrong]
+            windows.append(replace(first, rank=rank, process=1000 + rank, readings=tuple(readings)))
+        return windows
 
     def in_full(self, windows: Sequence[Window]) -> list[Window]:
         """Their windows in full, worked out when they are asked for."""

@@ -36,9 +36,9 @@ def main() -> None:
     chosen = options.parse_args()
     before = json.loads(RESULTS.read_text())["workloads"] if RESULTS.exists() and chosen.workload else {}
     with tempfile.TemporaryDirectory() as scratch:
-        found = {name: measure(name, chosen.rounds, Path(scratch)) for name in chosen.workload or WORKLOADS}
-    told = {"machine": machine(), "every": EVERY, "workloads": {**before, **found}}
-    RESULTS.write_text(json.dumps(told, indent=2) + "\n")
+        measured = {name: measure(name, chosen.rounds, Path(scratch)) for name in chosen.workload or WORKLOADS}
+    results = {"machine": machine(), "every": EVERY, "workloads": {**before, **measured}}
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
     write_page()
 
 
@@ -79,12 +79,12 @@ def excesses(times: list[float], steps: set[int]) -> tuple[list[float], float]:
 
 def executed(folder: Path) -> set[int]:
     """The steps in which the first rank executed something again."""
-    found = set()
+    steps = set()
     for events in sorted(folder.glob("events-*.arrows")):
         for window in read_windows(events):
             if window.rank == 0 and any(reading.kind == KIND for reading in window.readings):
-                found.add(window.step)
-    return found
+                steps.add(window.step)
+    return steps
 
 
 def spread(values: list[float]) -> dict[str, float]:

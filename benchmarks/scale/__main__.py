@@ -45,16 +45,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         local = locally(list(written), Path(scratch))
     events = sum(written.values())
-    found = {
+    figures = {
         "source": chosen.source,
         "events": events,
         "folders": len(written),
         "local": {"jobs": os.cpu_count(), **local, "events_per_second": round(events / local["seconds"])},
         "ray": [on_ray(list(written), int(workers), events) for workers in chosen.workers.split(",") if workers],
     }
-    print(json.dumps(found, indent=2))
+    print(json.dumps(figures, indent=2))
     if chosen.keep:
-        RESULTS.write_text(json.dumps({"machine": machine(), **found}, indent=2) + "\n")
+        RESULTS.write_text(json.dumps({"machine": machine(), **figures}, indent=2) + "\n")
         write_page()
 
 
@@ -65,7 +65,7 @@ def write_all(source: Path, home: Path, events: int, folders: int) -> dict[Path,
     times = math.ceil(events / folders / sum(map(events_in, steps)))
     longs = [Long(home / f"run{number}", source, times, number) for number in range(folders)]
     counts = dict(run_in_workers(write_long, longs, os.cpu_count() or 1))
-    return {long.folder: counts[place] for place, long in enumerate(longs)}
+    return {long.folder: counts[index] for index, long in enumerate(longs)}
 
 
 def locally(folders: list[Path], home: Path) -> dict[str, float]:

@@ -73,13 +73,13 @@ def main() -> None:
     options.add_argument("--block", type=int, default=250)
     options.add_argument("--workload", action="append", choices=list(WORKLOADS))
     chosen = options.parse_args()
-    found = json.loads(RESULTS.read_text())["workloads"] if RESULTS.exists() else {}
+    workloads = json.loads(RESULTS.read_text())["workloads"] if RESULTS.exists() else {}
     with tempfile.TemporaryDirectory() as scratch:
         for name in chosen.workload or WORKLOADS:
-            found[name] = measure(name, chosen.steps, chosen.block, Path(scratch))
-            RESULTS.write_text(json.dumps({"machine": machine(), "workloads": found}, indent=2) + "\n")
-            print(json.dumps(found[name]))
-    print(table.text({"workloads": found}))
+            workloads[name] = measure(name, chosen.steps, chosen.block, Path(scratch))
+            RESULTS.write_text(json.dumps({"machine": machine(), "workloads": workloads}, indent=2) + "\n")
+            print(json.dumps(workloads[name]))
+    print(table.text({"workloads": workloads}))
     write_page()
 
 
@@ -92,8 +92,8 @@ def measure(name: str, steps: int, block: int, scratch: Path) -> dict[str, Any]:
             for run in runs.values():
                 run.take()
             if (number + 1) * block % 2500 == 0:
-                told = {mode: round(run.blocks[-1]["rss_kb"] / 1e3) for mode, run in runs.items()}
-                print(f"{name} step {(number + 1) * block:,}: {told} MB", file=sys.stderr, flush=True)
+                memory = {mode: round(run.blocks[-1]["rss_kb"] / 1e3) for mode, run in runs.items()}
+                print(f"{name} step {(number + 1) * block:,}: {memory} MB", file=sys.stderr, flush=True)
     plain = runs[PLAIN].blocks
     return {"steps": steps, "modes": {mode: figures(mode, run.blocks, plain) for mode, run in runs.items()}}
 
@@ -103,18 +103,20 @@ def figures(mode: str, blocks: list[dict[str, float]], plain: list[dict[str, flo
     warm = blocks[int(len(blocks) * WARM_UP) :]
     third = len(warm) // 3
     figure = "mean_ms" if mode in SAMPLED else "median_ms"
-    ratios = [one[figure] / other[figure] for one, other in zip(blocks, plain, strict=True)][-len(warm) :]
+    ratios = [sample[figure] / other[figure] for sample, other in zip(blocks, plain, strict=True)][-len(warm) :]
     return {
         "step_ms": {"early": _median(warm[:third], figure), "late": _median(warm[-third:], figure)},
         "ratio": {"early": round(_middle(ratios[:third]), 3), "late": round(_middle(ratios[-third:]), 3)},
         "memory_mb": {
             "warm": round(warm[0]["rss_kb"] / 1e3, 1),
             "end": round(warm[-1]["rss_kb"] / 1e3, 1),
-            "most": round(max(one["rss_kb"] for one in warm) / 1e3, 1),
+            "most": round(max(sample["rss_kb"] for sample in warm) / 1e3, 1),
         },
         "command_mb": {"warm": round(warm[0]["command_kb"] / 1e3, 1), "end": round(warm[-1]["command_kb"] / 1e3, 1)},
-        "bytes_at": {str(int(one["step"])): int(one["bytes"]) for one in blocks[9 :: max(1, len(blocks) // 10)]},
-        "most_bytes": int(max(one["bytes"] for one in blocks)),
+        "bytes_at": {
+            str(int(sample["step"])): int(sample["bytes"]) for sample in blocks[9 :: max(1, len(blocks) // 10)]
+        },
+        "most_bytes": int(max(sample["bytes"] for sample in blocks)),
     }
 
 
@@ -170,7 +172,7 @@ def _middle(values: list[float]) -> float:
 
 
 def _median(blocks: list[dict[str, float]], figure: str) -> float:
-    return round(_middle([one[figure] for one in blocks]), 3)
+    return round(_middle([sample[figure] for sample in blocks]), 3)
 
 
 if __name__ == "__main__":

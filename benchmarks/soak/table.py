@@ -7,18 +7,20 @@ from typing import Any
 PLAIN = "plain"
 
 
-def text(found: dict[str, Any]) -> str:
+def text(results: dict[str, Any]) -> str:
     """The figures as a table in Markdown."""
     lines = [
         "| program | mode | memory after 5%, at the end | growth | largest run folder | step time, first third, last |",
         "|---|---|---|---|---|---|",
     ]
-    for name, of_workload in found["workloads"].items():
-        for mode, one in of_workload["modes"].items():
-            memory, ratio = one["memory_mb"], one["ratio"]
-            disk = f"{one['most_bytes'] / 1e6:,.1f} MB" if mode != PLAIN else "-"
+    for name, of_workload in results["workloads"].items():
+        for mode, mode_result in of_workload["modes"].items():
+            memory, ratio = mode_result["memory_mb"], mode_result["ratio"]
+            disk = f"{mode_result['most_bytes'] / 1e6:,.1f} MB" if mode != PLAIN else "-"
             cost = (
-                f"{ratio['early']:.2f}x, {ratio['late']:.2f}x" if mode != PLAIN else f"{one['step_ms']['early']:.2f} ms"
+                f"{ratio['early']:.2f}x, {ratio['late']:.2f}x"
+                if mode != PLAIN
+                else f"{mode_result['step_ms']['early']:.2f} ms"
             )
             steps = of_workload["steps"]
             lines.append(

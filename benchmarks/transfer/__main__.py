@@ -56,9 +56,9 @@ def main() -> None:
 
 def choices(names: Sequence[str], k: int, most: int) -> list[tuple[str, ...]]:
     """All choices of `k` names, or a fixed sample of `most` of them."""
-    found = list(itertools.combinations(names, k))
-    random.Random(0).shuffle(found)
-    return found[:most]
+    subsets = list(itertools.combinations(names, k))
+    random.Random(0).shuffle(subsets)
+    return subsets[:most]
 
 
 def check_all(subsets: Sequence[tuple[str, ...]], tallies: dict[str, Tally], folders: dict[str, Path]) -> list[Any]:
@@ -74,42 +74,42 @@ def check_all(subsets: Sequence[tuple[str, ...]], tallies: dict[str, Tally], fol
 
 def row(subset: Sequence[str], name: str, book: Book, tally: Tally) -> dict[str, Any]:
     """What one book said of one clean script."""
-    found = fared(book, tally)
+    outcome = fared(book, tally)
     return {
         "learned_from": list(subset),
         "checked": name,
         "rules": len(book.invariants),
-        "triggered": len(found.triggered),
-        "failed": [f"{rule.severity}: {rule.sentence} ({rule.precondition})" for rule in found.failed],
-        "ids": sorted(rule.id for rule in found.failed),
-        "errors": sum(rule.severity == ERROR for rule in found.failed),
+        "triggered": len(outcome.triggered),
+        "failed": [f"{rule.severity}: {rule.sentence} ({rule.precondition})" for rule in outcome.failed],
+        "ids": sorted(rule.id for rule in outcome.failed),
+        "errors": sum(rule.severity == ERROR for rule in outcome.failed),
     }
 
 
-def compare(found: dict[str, Any], book: Book, folder: Path) -> None:
+def compare(checked: dict[str, Any], book: Book, folder: Path) -> None:
     """Stop when the offline checker says otherwise than the tally."""
     verdicts = check_folder(folder, book).verdicts
     violated = sorted(rule.id for rule, verdict in verdicts if verdict == VIOLATED)
-    if violated != found["ids"]:
-        raise SystemExit(f"{found['checked']}: the checker says {violated} failed, the tally {found['ids']}")
+    if violated != checked["ids"]:
+        raise SystemExit(f"{checked['checked']}: the checker says {violated} failed, the tally {checked['ids']}")
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The figures of one k. An alarm of a script is a failing rule, whatever findings would group them into."""
-    triggered = sum(found["triggered"] for found in rows)
-    failed = sum(len(found["failed"]) for found in rows)
-    subsets = {tuple(found["learned_from"]) for found in rows}
-    noisy = {tuple(found["learned_from"]) for found in rows if found["failed"]}
+    triggered = sum(checked["triggered"] for checked in rows)
+    failed = sum(len(checked["failed"]) for checked in rows)
+    subsets = {tuple(checked["learned_from"]) for checked in rows}
+    noisy = {tuple(checked["learned_from"]) for checked in rows if checked["failed"]}
     return {
         "choices": len(subsets),
         "choices_without_alarm": len(subsets - noisy),
         "checks": len(rows),
-        "checks_with_error": sum(found["errors"] > 0 for found in rows),
-        "checks_with_notice": sum(len(found["failed"]) > found["errors"] for found in rows),
-        "rules_median": statistics.median(found["rules"] for found in rows),
-        "triggered_share": round(triggered / max(1, sum(found["rules"] for found in rows)), 4),
+        "checks_with_error": sum(checked["errors"] > 0 for checked in rows),
+        "checks_with_notice": sum(len(checked["failed"]) > checked["errors"] for checked in rows),
+        "rules_median": statistics.median(checked["rules"] for checked in rows),
+        "triggered_share": round(triggered / max(1, sum(checked["rules"] for checked in rows)), 4),
         "failed_share_of_triggered": round(failed / max(1, triggered), 6),
-        "failing_rules": Counter(rule for found in rows for rule in found["failed"]).most_common(25),
+        "failing_rules": Counter(rule for checked in rows for rule in checked["failed"]).most_common(25),
     }
 
 

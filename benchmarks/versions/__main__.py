@@ -65,8 +65,8 @@ def main() -> int:
 
 def _versions(python: str) -> tuple[str, str]:
     """The versions of torch and of Python. Raises OSError and CalledProcessError."""
-    said = subprocess.run([python, "-c", ASK], capture_output=True, text=True, check=True).stdout.split()
-    return said[-2], said[-1]
+    output = subprocess.run([python, "-c", ASK], capture_output=True, text=True, check=True).stdout.split()
+    return output[-2], output[-1]
 
 
 def row(name: str, book: Book, here: Path, there: Path) -> dict[str, Any]:
@@ -83,22 +83,22 @@ def row(name: str, book: Book, here: Path, there: Path) -> dict[str, Any]:
         "pass_here": len(passed),
         "pass_there_too": len(passed & (triggered - failed)),
         "triggered_there": len(triggered),
-        "not_triggered": sorted(sentences[one] for one in passed - triggered),
-        "failed": sorted(sentences[one] for one in failed),
+        "not_triggered": sorted(sentences[id] for id in passed - triggered),
+        "failed": sorted(sentences[id] for id in failed),
     }
 
 
 def summed(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The figures of all examples."""
-    here, both = (sum(found[name] for found in rows) for name in ("pass_here", "pass_there_too"))
+    here, both = (sum(result[name] for result in rows) for name in ("pass_here", "pass_there_too"))
     return {
         "examples": len(rows),
         "pass_here": here,
         "pass_there_too": both,
         "share": round(both / max(1, here), 4),
-        "triggered_there": sum(found["triggered_there"] for found in rows),
-        "failed_there": sum(len(found["failed"]) for found in rows),
-        "not_triggered": Counter(rule for found in rows for rule in found["not_triggered"]).most_common(25),
+        "triggered_there": sum(result["triggered_there"] for result in rows),
+        "failed_there": sum(len(result["failed"]) for result in rows),
+        "not_triggered": Counter(rule for result in rows for rule in result["not_triggered"]).most_common(25),
     }
 
 

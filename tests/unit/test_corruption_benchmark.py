@@ -15,7 +15,7 @@ from benchmarks.corruption.__main__ import as_text, main
 from benchmarks.corruption.alarms import LOSS, NORM, WARM, first_alarm, scores, threshold
 from benchmarks.corruption.grid import DECODER, HALF, IMAGES, PATTERNS, PLACES, WHOLE
 from benchmarks.corruption.kept import Kept
-from benchmarks.corruption.screened import ITSELF, KNOWN
+from benchmarks.corruption.screened import BY_REFERENCE, ITSELF
 from benchmarks.corruption.tally import Tally, tallies
 from benchmarks.corruption.watches import RULES, WATCHES
 
@@ -87,7 +87,7 @@ def test_tallies_by_what_rows_say() -> None:
         {"clean": True, "first": None, "alarms": {"a": None}},
     ]
     found = tallies(rows, "bit")
-    assert {key: (one.found, one.struck, one.clean) for key, one in found.items()} == {
+    assert {key: (one.detected, one.struck, one.clean) for key, one in found.items()} == {
         ("a", 2): (1, 1, 0),
         ("b", 2): (0, 1, 0),
         ("a", 30): (1, 1, 0),
@@ -145,9 +145,9 @@ def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     words = ["--quick", "--only", "alarms,screening", "--jobs", "1", "--runs", str(tmp_path)]
     assert main(words) == 0
     told = capsys.readouterr().out
-    for name, runs in ((LOSS, 2), (NORM, 2), (KNOWN, 1), (ITSELF, 1)):
+    for name, runs in ((LOSS, 2), (NORM, 2), (BY_REFERENCE, 1), (ITSELF, 1)):
         assert f"of {runs} found" in told.split(f"{name}: ")[1]
-    assert f"{KNOWN}: 1 of 1 found" in told and f"{ITSELF}: 1 of 1 found" in told
+    assert f"{BY_REFERENCE}: 1 of 1 found" in told and f"{ITSELF}: 1 of 1 found" in told
     assert told.count("  0 false alarms") == 4
     # All is kept, so that a second start has nothing to do.
     before = (tmp_path / "quick.jsonl").read_text()

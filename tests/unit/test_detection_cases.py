@@ -44,7 +44,7 @@ def test_a_program_is_laid_out_with_what_both_share(tmp_path: Path) -> None:
         script = case.lay_out(variant, tmp_path / variant)
         assert script.read_text() == (MODEL / variant / case.script).read_text()
         assert sorted(file.name for file in script.parent.iterdir()) == ["rate_tides.py", "tides.py"]
-    assert case.place(BUGGY, "tides.py") == MODEL / "tides.py"
+    assert case.path_of(BUGGY, "tides.py") == MODEL / "tides.py"
 
 
 @pytest.mark.parametrize(

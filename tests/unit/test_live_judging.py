@@ -50,7 +50,7 @@ def test_parameters_and_calls_are_looked_for_in_what_a_finding_says_of_the_place
 def test_a_report_is_judged_against_the_clean_one(new_invariant: Callable[..., Invariant]) -> None:
     rule = new_invariant()
     book, told = Book((rule,)), replace(FINDING, invariants=(rule.id,))
-    found = judge(CASE, report(told), book, known=frozenset())
+    found = judge(CASE, report(told), book, already_failing=frozenset())
     assert (found.same_step, found.late, found.errors, found.rules) == (True, 0, 1, 7)
     assert len(found.failed) == 1 and found.diagnosed
     assert not judge(CASE, report(told), book, violated(report(told))).detected

@@ -36,7 +36,7 @@ edits = [{ file = "train.py", find = "epochs = 9", replace = "epochs = 2" }]
 [[program.expected]]
 diagnosis = "gradients-not-cleared"
 where = "train.py:12"
-why = "the loop calls backward and step, and zero_grad nowhere"
+reason = "the loop calls backward and step, and zero_grad nowhere"
 """
 
 
@@ -105,7 +105,7 @@ def test_a_list_reads(tmp_path: Path) -> None:
         ("0123456789012345678901234567890123456789", "main", "commit must have 40 hex digits"),
         ('"owner/name"', '"name"', "repository must be OWNER/NAME"),
         ('where = "train.py:12"', 'where = "train.py"', "must be FILE:LINE"),
-        ('why = "the loop calls backward and step, and zero_grad nowhere"', 'why = "it is"', "must explain why"),
+        ('reason = "the loop calls backward and step, and zero_grad nowhere"', 'reason = "it is"', "must explain why"),
         ('tags = ["vision"]', 'tags = ["pictures"]', "tags must be among"),
         ('tags = ["vision"]', 'tags = ["vision"]\ncolour = 1', "'colour' is not a key of Program"),
         ('command = ["train.py", "--epochs", "2"]', "", "neither a command nor the reason"),
@@ -236,7 +236,7 @@ def test_numbers_that_differ_between_plain_runs_are_not_compared() -> None:
     )
     ignored = output.unsteady(first, second)
     observed = ["epoch 1 loss 0.5 at 77", "epoch 2 loss 0.4 at 78"]
-    assert output.compare(first, observed, ignored) == output.Alike(True, 2, 2)
+    assert output.compare(first, observed, ignored) == output.OutputComparison(True, 2, 2)
     differs = output.compare(first, ["epoch 1 loss 0.5 at 77", "epoch 2 loss 0.3 at 78"], ignored)
     assert not differs.equal and (differs.expected, differs.got) == ("epoch 2 loss 0.4 at #", "epoch 2 loss 0.3 at #")
     assert not output.compare(first, observed[:1], ignored).equal, "a line that is missing is a difference"
@@ -245,7 +245,7 @@ def test_numbers_that_differ_between_plain_runs_are_not_compared() -> None:
 def test_lines_of_which_plain_runs_have_unequal_counts_are_not_compared() -> None:
     first, second = ["epoch 1", "waited 3 times"], ["epoch 1", "waited 3 times", "waited 4 times"]
     ignored = output.unsteady(first, second)
-    assert output.compare(first, ["epoch 1"], ignored) == output.Alike(True, 1, 2)
+    assert output.compare(first, ["epoch 1"], ignored) == output.OutputComparison(True, 1, 2)
     assert not output.compare(first, ["epoch 2"], ignored).equal
     assert output.joined([{"a": {1}, "b": {2}}, {"a": {3}, "b": None}]) == {"a": {1, 3}, "b": None}
 

@@ -19,8 +19,8 @@ class Tokens(torch.utils.data.Dataset):
     def __len__(self):
         return 480
 
-    def __getitem__(self, place):
-        tokens = torch.randint(256, (64,), generator=torch.Generator().manual_seed(place))
+    def __getitem__(self, index):
+        tokens = torch.randint(256, (64,), generator=torch.Generator().manual_seed(index))
         return {"input_ids": tokens, "labels": tokens}
 
 

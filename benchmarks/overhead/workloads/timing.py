@@ -22,6 +22,6 @@ class Clock:
 
     def tell(self):
         with Path(os.environ["BENCH_OUT"]).open("w") as out:
-            told = self.times[self.warm_up :]
-            found = {"median_step": statistics.median(told), "mean_step": statistics.fmean(told)}
-            json.dump({**found, "steps": len(self.times), "times": self.times}, out)
+            times = self.times[self.warm_up :]
+            summary = {"median_step": statistics.median(times), "mean_step": statistics.fmean(times)}
+            json.dump({**summary, "steps": len(self.times), "times": self.times}, out)

@@ -34,14 +34,14 @@ class Gauge:
         self.last = now
 
     def tell(self):
-        told = {
+        figures = {
             "step": self.step,
             "median_ms": statistics.median(self.times) * 1e3,
             "mean_ms": statistics.fmean(self.times) * 1e3,
             "rss_kb": resident(),
         }
         self.times.clear()
-        print(json.dumps(told), flush=True)
+        print(json.dumps(figures), flush=True)
         self.wait()
 
     def wait(self):

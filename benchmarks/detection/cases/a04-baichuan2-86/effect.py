@@ -31,4 +31,4 @@ def watch(record):
 
 def first_bad_step(ranks):
     pairs = zip(*ranks, strict=True)
-    return next((one["step"] for one, other in pairs if one["parameters"] != other["parameters"]), None)
+    return next((first["step"] for first, other in pairs if first["parameters"] != other["parameters"]), None)

@@ -20,4 +20,4 @@ def watch(record):
 
 def first_bad_step(ranks):
     pairs = zip(*ranks, strict=True)
-    return next((one["step"] for one, other in pairs if one["size"] != other["size"]), None)
+    return next((first["step"] for first, other in pairs if first["size"] != other["size"]), None)

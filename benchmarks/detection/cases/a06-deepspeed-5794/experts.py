@@ -32,7 +32,7 @@ class ExpertLayer(nn.Module):
         sent = x.new_zeros(probabilities.shape[1] * capacity, x.shape[1])
         sent = sent.index_copy(0, slots, x).view(self.workers, len(self.experts), capacity, -1)
         arrived = AllToAll.apply(sent, self.mailbox)
-        done = torch.stack([expert(arrived[:, place]) for place, expert in enumerate(self.experts)], dim=1)
+        done = torch.stack([expert(arrived[:, index]) for index, expert in enumerate(self.experts)], dim=1)
         returned = AllToAll.apply(done, self.mailbox).flatten(0, 2)
         return x + share.unsqueeze(1) * returned[slots]
 

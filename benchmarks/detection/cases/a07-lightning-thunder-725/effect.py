@@ -25,9 +25,9 @@ def watch(record):
     class Products(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             result = func(*args, **(kwargs or {}))
-            wanted = next((dtype for dtype in regions if dtype), None)
-            if wanted and str(func.overloadpacket) in PRODUCTS:
-                record(step=updates[0] + 1, wanted=str(wanted), returned=str(result.dtype))
+            expected = next((dtype for dtype in regions if dtype), None)
+            if expected and str(func.overloadpacket) in PRODUCTS:
+                record(step=updates[0] + 1, wanted=str(expected), returned=str(result.dtype))
             return result
 
     torch.autocast.__enter__, torch.autocast.__exit__ = entered, left

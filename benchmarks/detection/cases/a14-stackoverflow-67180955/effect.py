@@ -22,9 +22,9 @@ def watch(record):
         built(self, dataset, batch_size, *args, **kwargs)
         if self.num_workers:
             record(batch_size=batch_size, workers=self.num_workers)
-            dataset.__class__ = type(type(dataset).__name__, (Told, type(dataset)), {})
+            dataset.__class__ = type(type(dataset).__name__, (SeedRecorder, type(dataset)), {})
 
-    class Told(Dataset):
+    class SeedRecorder(Dataset):
         def __getitem__(self, index):
             made.clear()
             item = super().__getitem__(index)

@@ -17,8 +17,8 @@ def watch(record):
 
     def counted(*args, **kwargs):
         written = generate(*args, **kwargs)
-        asked = signature.bind(*args, **kwargs).arguments["max_new_tokens"]
-        record(step=updates[0], asked=asked, written=written.shape[1])
+        requested = signature.bind(*args, **kwargs).arguments["max_new_tokens"]
+        record(step=updates[0], asked=requested, written=written.shape[1])
         return written
 
     generation.generate = counted

@@ -12,7 +12,7 @@ def watch(record):
 
     def prepared(self, *things):
         ready = prepare(self, *things)
-        models.extend(thing for thing in ready if isinstance(thing, nn.Module))
+        models.extend(value for value in ready if isinstance(value, nn.Module))
         return ready
 
     def starting(optimizer, args, kwargs):

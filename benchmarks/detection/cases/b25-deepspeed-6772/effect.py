@@ -7,7 +7,7 @@ def watch(record):
     import expert_parallel
     import moe_engine
 
-    initialize, place = moe_engine.initialize, expert_parallel.ExpertParallel.place
+    initialize, original = moe_engine.initialize, expert_parallel.ExpertParallel.place
 
     def ids_of(model):
         layers = [module for module in model.modules() if isinstance(module, expert_parallel.ExpertParallel)]
@@ -20,7 +20,7 @@ def watch(record):
         return engine
 
     def placed(self):
-        held = place(self)
+        held = original(self)
         record(held=held)
         return held
 

@@ -7,17 +7,17 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 def watch(record):
     import clipping
 
-    clip, asked, updates = clipping.clip_gradients, [None], [0]
+    clip, requested, updates = clipping.clip_gradients, [None], [0]
 
     def clipped(parameters, max_norm, *args, **kwargs):
-        asked[0] = max_norm
+        requested[0] = max_norm
         return clip(parameters, max_norm, *args, **kwargs)
 
     def starting(optimizer, args, kwargs):
         updates[0] += 1
         held = [p for group in optimizer.param_groups for p in group["params"]]
         used = torch.cat([p.grad.flatten() for p in held if p.grad is not None]).norm().item()
-        record(step=updates[0], asked=asked[0], used=used)
+        record(step=updates[0], asked=requested[0], used=used)
 
     clipping.clip_gradients = clipped
     register_optimizer_step_pre_hook(starting)

@@ -17,4 +17,6 @@ def watch(record):
 
 
 def first_bad_step(ranks):
-    return next((one["step"] for one, other in zip(*ranks, strict=True) if one["weights"] != other["weights"]), None)
+    return next(
+        (first["step"] for first, other in zip(*ranks, strict=True) if first["weights"] != other["weights"]), None
+    )

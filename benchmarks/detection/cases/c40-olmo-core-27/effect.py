@@ -29,7 +29,7 @@ def first_bad_step(ranks):
         return step / warmup if step <= warmup else floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2
 
     for seen in ranks[0]:
-        wanted = [peak * share(seen["step"]) for peak in first]
-        if seen["peaks"] != first or any(abs(r / w - 1) > 1e-6 for r, w in zip(seen["rates"], wanted, strict=True)):
+        expected = [peak * share(seen["step"]) for peak in first]
+        if seen["peaks"] != first or any(abs(r / w - 1) > 1e-6 for r, w in zip(seen["rates"], expected, strict=True)):
             return seen["step"]
     return None

@@ -16,8 +16,8 @@ def watch(record):
         for name, parameter in module.named_parameters():
             if name.endswith("weight") and "norm" not in name:
                 narrower = math.sqrt(2 * config.layers) if ".leave." in name else 1.0
-                wanted = config.initializer_range / narrower
-                record(step=0, name=name, ratio=parameter.detach().std().item() / wanted)
+                expected = config.initializer_range / narrower
+                record(step=0, name=name, ratio=parameter.detach().std().item() / expected)
 
     register_module_forward_pre_hook(entered)
 
