@@ -127,7 +127,7 @@ def test_a_run_writes_down_the_files_of_its_findings(tmp_path: Path) -> None:
 def history(windows: Sequence[Window], concerned: Sequence[str] = (), mark: int = 1) -> History | None:
     seen = Surroundings(mark, concerned)
     for window in windows:
-        seen.take(window)
+        seen.add(window)
     return seen.history()
 
 
@@ -198,7 +198,7 @@ def test_numbers_of_the_steps_become_curves() -> None:
     seen = Surroundings(2, ())
     for step in (1, 2, 4):
         for window in from_text(LOSS.format(norm=1.5 * step, rate=0.1 / step)):
-            seen.take(replace(window, step=step))
+            seen.add(replace(window, step=step))
     curves = {curve.title: curve for curve in seen.curves()}
     assert curves["Size of the loss"].points == ((1, 1.5), (2, 3.0), (4, 6.0))
     assert (curves["Size of the loss"].first, curves["Size of the loss"].last) == (1, 4)
@@ -210,8 +210,8 @@ def test_two_points_are_no_curve_and_evaluations_are_no_steps() -> None:
     seen = Surroundings(2, ())
     for step in (1, 2):
         for window in from_text(LOSS.format(norm=1.5, rate=0.1)):
-            seen.take(replace(window, step=step))
-            seen.take(replace(window, step=step + 10, stage="eval"))
+            seen.add(replace(window, step=step))
+            seen.add(replace(window, step=step + 10, stage="eval"))
     assert seen.curves() == () and seen.history() is None
 
 

@@ -1,4 +1,4 @@
-"""Excerpts: lines of the user's code around a call, where a file is known to be the one that ran.
+"""Reads the lines of the user's code around a call, if the file is the one that ran.
 
 Note [Whose code is shown]
 A file is shown only where its SHA-256 is the one that the run wrote down: that of the script at its start, or that of a
@@ -38,8 +38,8 @@ def with_files(report: Report, root: Path, started: str) -> Report:
     out: which of its texts the program had is not known.
     """
     sites = {finding.site.file for finding in report.findings if finding.site}
-    found = {file: digest for file in sorted(sites) if (digest := _digest_since(root / file, started))}
-    return replace(report, run={**report.run, FILES: found}) if found else report
+    digests = {file: digest for file in sorted(sites) if (digest := _digest_since(root / file, started))}
+    return replace(report, run={**report.run, FILES: digests}) if digests else report
 
 
 def _digest_since(path: Path, started: str) -> str:
@@ -58,7 +58,7 @@ def excerpt(site: Site, run: Mapping[str, object], script_digest: str, roots: It
     """
     files = run.get(FILES)
     noted = files.get(site.file) if isinstance(files, Mapping) else None
-    known = {str(noted), script_digest} - {"", "None"}
+    accepted = {str(noted), script_digest} - {"", "None"}
     there = False
     for root in roots:
         try:
@@ -66,15 +66,15 @@ def excerpt(site: Site, run: Mapping[str, object], script_digest: str, roots: It
         except (OSError, ValueError):
             continue
         there = True
-        if hashlib.sha256(data).hexdigest() in known:
+        if hashlib.sha256(data).hexdigest() in accepted:
             return _around(site.line, data.decode("utf-8", "replace"))
     if not there:
-        why = f"{site.file} was not found from here, so its lines are not shown"
+        reason = f"{site.file} was not found from here, so its lines are not shown"
     elif noted or (script_digest and site.file == run.get("script")):
-        why = f"{site.file} has changed since the run, so its lines are not shown"
+        reason = f"{site.file} has changed since the run, so its lines are not shown"
     else:
-        why = f"nothing says whether {site.file} is as it was in the run, so its lines are not shown"
-    return CodeExcerpt(site.line, note=why)
+        reason = f"nothing says whether {site.file} is as it was in the run, so its lines are not shown"
+    return CodeExcerpt(site.line, note=reason)
 
 
 def _around(line: int, text: str) -> CodeExcerpt:
@@ -82,7 +82,7 @@ def _around(line: int, text: str) -> CodeExcerpt:
     if not 1 <= line <= len(lines):
         return CodeExcerpt(line, note=f"the file has no line {line}")
     first, last = max(line - BEFORE, 1), min(line + AFTER, len(lines))
-    shown = [told.expandtabs(4).rstrip() for told in _without_secrets(text, lines)[first - 1 : last]]
+    shown = [line_text.expandtabs(4).rstrip() for line_text in _without_secrets(text, lines)[first - 1 : last]]
     while last > line and not shown[-1]:
         shown.pop()
         last -= 1
@@ -95,11 +95,11 @@ def _around(line: int, text: str) -> CodeExcerpt:
 def _without_secrets(text: str, lines: Sequence[str]) -> list[str]:
     """The lines without what is secret in them: also what goes over several lines (a private key), which is looked for
     in the whole text and takes as many lines afterwards."""
-    told = redaction.text(text).split("\n")
-    if len(told) == len(lines):
-        return told
-    found = [redaction.MARK] * len(lines)
-    for what, start, stop, first, last in SequenceMatcher(None, lines, told, False).get_opcodes():
-        if what == "equal" or (what == "replace" and stop - start == last - first):
-            found[start:stop] = told[first:last]
-    return found
+    redacted = redaction.text(text).split("\n")
+    if len(redacted) == len(lines):
+        return redacted
+    lines_left = [redaction.MARK] * len(lines)
+    for kind, start, stop, first, last in SequenceMatcher(None, lines, redacted, False).get_opcodes():
+        if kind == "equal" or (kind == "replace" and stop - start == last - first):
+            lines_left[start:stop] = redacted[first:last]
+    return lines_left

@@ -1,13 +1,12 @@
-"""Digests: a rank tells the others what it holds in a few numbers, and in full only where these differ.
+"""Summarizes the values of a rank in a few digests, so that ranks compare full values only if these differ.
 
 Note [A tree of three levels]
-A large model has ten thousand parameters, and of each a step tells four values; a job may have a thousand ranks, which
-hold the same or, where they hold shards, other values in every step. So of its values a rank tells a digest for each
-*section*: the variables whose names differ in their numbers only, as `layers.#.norm.weight`. They are the same part of
-every layer, so they are replicas or shards together. Sections in which all ranks agree need no more words. Those in
-which they differ are looked at name by name, on one rank for all that agree. Where all names of a section turn out to
-differ, and no rule says that they must not, it holds shards: as long as the same ranks agree in it, it is not looked at
-again.
+A large model has ten thousand parameters with four values each per step; a job may have a thousand ranks. Ranks hold
+equal values (replicas) or different ones in every step (shards). So a rank publishes one digest for each *section*: the
+variables whose names differ in their numbers only, as `layers.#.norm.weight`. They are the same part of every layer, so
+they are all replicas or all shards. TrainCheck does nothing else for sections in which all ranks agree. It compares
+other sections name by name, on one rank of each group that agrees. If all names of a section differ, and no rule says
+that they must not, the section holds shards. It is skipped as long as the same ranks agree in it.
 """
 
 from __future__ import annotations
@@ -53,23 +52,25 @@ def lean(window: Window, demand: Demand) -> Window:
         digest = xxhash.xxh3_64_intdigest(repr(value).encode())
         sums[section] = (sums.get(section, 0) + digest) & _MASK  # a sum: ranks may tell them in another order
     digests = (Reading(-1, NO_CALL, section, DIGEST, OF_VALUES, value) for section, value in sorted(sums.items()))
-    told = {(what, variable) for what, variable, _ in values}
-    others = (reading for reading in window.readings if (_thing(reading), reading.variable) not in told)
-    kept = (one for one in others if one.kind == SOURCE or demand.takes_reading(one.kind, one.attribute))
+    pairs = {(quantity, variable) for quantity, variable, _ in values}
+    others = (reading for reading in window.readings if (_quantity(reading), reading.variable) not in pairs)
+    kept = (
+        reading for reading in others if reading.kind == SOURCE or demand.takes_reading(reading.kind, reading.attribute)
+    )
     return replace(window, calls=_calls(window, demand), changes=(), readings=(*digests, *kept))
 
 
 def full(window: Window, demand: Demand) -> Window:
     """What a rank tells where digests differ: as `lean`, with the values in place of their digests."""
-    told = {(what, variable) for what, variable, _ in values_of(window)}
+    pairs = {(quantity, variable) for quantity, variable, _ in values_of(window)}
     readings = tuple(
         reading
         for reading in window.readings
-        if (_thing(reading), reading.variable) in told
+        if (_quantity(reading), reading.variable) in pairs
         or reading.kind == SOURCE
         or demand.takes_reading(reading.kind, reading.attribute)
     )
-    changes = tuple(change for change in window.changes if (_thing(change), change.variable) in told)
+    changes = tuple(change for change in window.changes if (_quantity(change), change.variable) in pairs)
     around = {*(change.call for change in changes), *(reading.call for reading in readings)}
     return replace(window, calls=_calls(window, demand, around), changes=changes, readings=readings)
 
@@ -93,8 +94,8 @@ class Classes:
 
     def __init__(self, in_full: InFull) -> None:
         self._in_full = in_full
-        self._apart: dict[str, _Blocks] = {}
-        self._found_apart: dict[str, _Blocks] = {}
+        self._shards: dict[str, _Blocks] = {}
+        self._new_shards: dict[str, _Blocks] = {}
         self.looked_at = 0
         """Windows of other ranks than the first one that were asked for in full."""
         self._cut = 0
@@ -104,31 +105,31 @@ class Classes:
     def together(self, windows: Sequence[Window]) -> list[Window]:
         """Lean windows of the same part of the run, as `ComparesRanks.across` takes them; without those of ranks that
         are left out (see `not_compared`)."""
-        told = [_digests(window) for window in windows]
-        sections = sorted(set().union(*told))
-        who = {section: _blocks([of_rank.get(section) for of_rank in told]) for section in sections}
-        changed = _changed(self._apart, who)
-        self._apart = {section: ranks for section, ranks in self._apart.items() if who.get(section, ranks) == ranks}
-        shards = self._apart.keys() & who.keys()
+        digests_of = [_digests(window) for window in windows]
+        sections = sorted(set().union(*digests_of))
+        who = {section: _blocks([of_rank.get(section) for of_rank in digests_of]) for section in sections}
+        changed = _changed(self._shards, who)
+        self._shards = {section: ranks for section, ranks in self._shards.items() if who.get(section, ranks) == ranks}
+        shards = self._shards.keys() & who.keys()
         groups: dict[tuple[int, ...], list[int]] = {}
-        for place in range(len(windows)):
-            mine = tuple(who[section][place] for section in sections if section not in shards)
-            groups.setdefault(mine, []).append(place)
+        for index in range(len(windows)):
+            mine = tuple(who[section][index] for section in sections if section not in shards)
+            groups.setdefault(mine, []).append(index)
         # The first rank, then those that have just gone apart.
-        found = sorted(groups.values(), key=lambda places: (places[0] > 0, changed.isdisjoint(places), places[0]))
-        leaders = [places[0] for places in found[:MOST_IN_FULL]]
+        ordered = sorted(groups.values(), key=lambda indices: (indices[0] > 0, changed.isdisjoint(indices), indices[0]))
+        leaders = [indices[0] for indices in ordered[:MOST_IN_FULL]]
         if len(leaders) == 1 and not self._is_due(frozenset(sections)):
-            self._found_apart = {}
-            return _put_together(windows, found, {0: windows[0]}, shards, crowded=False)
+            self._new_shards = {}
+            return _put_together(windows, ordered, {0: windows[0]}, shards, crowded=False)
         self.looked_at += len(leaders) - 1
-        given = zip(leaders, self._in_full([windows[place] for place in leaders]), strict=True)
-        whole = {place: window for place, window in given if window is not None}
-        self._cut += len(whole) < len(found)
+        given = zip(leaders, self._in_full([windows[index] for index in leaders]), strict=True)
+        whole = {index: window for index, window in given if window is not None}
+        self._cut += len(whole) < len(ordered)
         self._gone += len(whole) < len(leaders)
         crowded = any(section.startswith("~") for section in sections)
         opened = {section for section in sections if section not in shards and len(set(who[section])) > 1}
-        self._found_apart = {section: who[section] for section in _all_different(whole, who, opened, crowded)}
-        return _put_together(windows, found, whole, shards, crowded)
+        self._new_shards = {section: who[section] for section in _all_different(whole, who, opened, crowded)}
+        return _put_together(windows, ordered, whole, shards, crowded)
 
     def _is_due(self, sections: frozenset[str]) -> bool:
         """Whether to look at a step in which all agree: the rules are then tried on what is held alike."""
@@ -143,24 +144,24 @@ class Classes:
 
     def nothing_wrong(self) -> None:
         """No rule failed in the windows last put together: what differed in them may well do so."""
-        self._apart.update(self._found_apart)
+        self._shards.update(self._new_shards)
 
 
 def _changed(before: Mapping[str, _Blocks], now: Mapping[str, _Blocks]) -> set[int]:
     """The ranks (their places) that do not hold the same as the same others as before."""
-    found: set[int] = set()
+    ranks: set[int] = set()
     for section, blocks in before.items():
         if now.get(section, blocks) != blocks:
             was, is_now = _members(blocks), _members(now[section])
-            found.update(place for place in range(len(blocks)) if was[blocks[place]] != is_now[now[section][place]])
-    return found
+            ranks.update(index for index in range(len(blocks)) if was[blocks[index]] != is_now[now[section][index]])
+    return ranks
 
 
 def _members(blocks: _Blocks) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for place, block in enumerate(blocks):
-        found.setdefault(block, []).append(place)
-    return found
+    members: dict[int, list[int]] = {}
+    for index, block in enumerate(blocks):
+        members.setdefault(block, []).append(index)
+    return members
 
 
 def _put_together(
@@ -171,15 +172,15 @@ def _put_together(
     crowded: bool,
 ) -> list[Window]:
     """The windows in their order: of each group one in full but for the shards, and the others as its like."""
-    found: dict[int, Window] = {}
-    for places in groups:
-        leader = whole.get(places[0])
+    together: dict[int, Window] = {}
+    for indices in groups:
+        leader = whole.get(indices[0])
         if leader is None:
             continue
         like = SharedValues(leader.rank, bool(shards))
-        found[places[0]] = replace(_without(leader, shards, crowded), shared=like)
-        found.update((place, replace(windows[place], shared=like)) for place in places[1:])
-    return [found[place] for place in sorted(found)]
+        together[indices[0]] = replace(_without(leader, shards, crowded), shared=like)
+        together.update((index, replace(windows[index], shared=like)) for index in indices[1:])
+    return [together[index] for index in sorted(together)]
 
 
 def _all_different(
@@ -188,15 +189,15 @@ def _all_different(
     """Of the sections that were looked at on several groups of ranks, those of which no two of them hold the same of
     any variable."""
     seen: dict[str, Counter[tuple[str, str, str]]] = {section: Counter() for section in opened}
-    asked: dict[str, set[int]] = {section: set() for section in opened}
-    for place, window in whole.items():
-        for what, variable, content in values_of(window):
+    counted_blocks: dict[str, set[int]] = {section: set() for section in opened}
+    for index, window in whole.items():
+        for quantity, variable, content in values_of(window):
             section = section_of(variable, crowded)
-            if section in opened and who[section][place] not in asked[section]:
-                seen[section][what, variable, repr(content)] += 1
+            if section in opened and who[section][index] not in counted_blocks[section]:
+                seen[section][quantity, variable, repr(content)] += 1
         for section in opened:
-            asked[section].add(who[section][place])
-    several = (section for section in opened if len(asked[section]) > 1)
+            counted_blocks[section].add(who[section][index])
+    several = (section for section in opened if len(counted_blocks[section]) > 1)
     return (section for section in several if max(seen[section].values(), default=1) == 1)
 
 
@@ -204,11 +205,11 @@ def _without(window: Window, shards: set[str], crowded: bool) -> Window:
     if not shards:
         return window
     changes = (change for change in window.changes if section_of(change.variable, crowded) not in shards)
-    told = {(what, variable) for what, variable, _ in values_of(window)}
+    pairs = {(quantity, variable) for quantity, variable, _ in values_of(window)}
     readings = (
-        each
-        for each in window.readings
-        if (_thing(each), each.variable) not in told or section_of(each.variable, crowded) not in shards
+        reading
+        for reading in window.readings
+        if (_quantity(reading), reading.variable) not in pairs or section_of(reading.variable, crowded) not in shards
     )
     return replace(window, changes=tuple(changes), readings=tuple(readings))
 
@@ -216,11 +217,11 @@ def _without(window: Window, shards: set[str], crowded: bool) -> Window:
 def _blocks(values: Sequence[object]) -> _Blocks:
     """For each rank the first one that has the same."""
     first: dict[object, int] = {}
-    return tuple(first.setdefault(value, place) for place, value in enumerate(values))
+    return tuple(first.setdefault(value, index) for index, value in enumerate(values))
 
 
 def _digests(window: Window) -> dict[str, Any]:
-    return {each.variable: each.value for each in window.readings if each.kind == DIGEST}
+    return {reading.variable: reading.value for reading in window.readings if reading.kind == DIGEST}
 
 
 def values_of(window: Window) -> Iterator[tuple[str, str, object]]:
@@ -245,7 +246,7 @@ def _calls(window: Window, demand: Demand, around: Set[int] = frozenset()) -> tu
     )
 
 
-def _thing(event: Change | Reading) -> str:
+def _quantity(event: Change | Reading) -> str:
     return f"{event.kind}.{event.attribute}"
 
 

@@ -1,4 +1,4 @@
-"""Exhibits: what the findings of a report are shown with, from the run folder: code, steps around them, ranks."""
+"""Collects the details of findings from the run folder: code, the steps around them, ranks."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def exhibits(folder: Path, report: Report, rules: Sequence[Invariant] = ()) -> t
     shown = _Shown(run, by_id)
     roots = _roots(folder)
     return tuple(
-        _exhibit(finding, shown if place < MOST_SHOWN else None, manifest, folder, report, roots)
-        for place, finding in enumerate(report.findings)
+        _exhibit(finding, shown if index < MOST_SHOWN else None, manifest, folder, report, roots)
+        for index, finding in enumerate(report.findings)
     )
 
 
@@ -73,10 +73,10 @@ def _exhibit(
     try:
         return shown.exhibit(finding, FindingDetails(code, mute=mute))
     except TrainCheckError as error:
-        why = str(error)
+        reason = str(error)
     except Exception as error:  # whatever it is: a report is not lost for want of its pictures
-        why = f"{type(error).__name__}: {error}"
-    return FindingDetails(code, mute=mute, note=redaction.text(why))
+        reason = f"{type(error).__name__}: {error}"
+    return FindingDetails(code, mute=mute, note=redaction.text(reason))
 
 
 def mute_command(finding: Finding, books: Sequence[str], folder: Path) -> str:
@@ -115,8 +115,8 @@ class _Shown:
                 holds[rank] = held(windows, finding, rule)
             for _ in windows:
                 pass  # what is left of them is seen as well
-        told = (of_ranks(holds, mark), own.history())
-        histories = tuple(each for each in told if each is not None)
+        pictures = (of_ranks(holds, mark), own.history())
+        histories = tuple(history for history in pictures if history is not None)
         curves = own.curves()
         note = "" if histories or curves else "the recording tells nothing of parameters in the steps around it"
         return replace(sofar, histories=histories, curves=curves, agreement=agreement(holds, mark), note=note)
@@ -141,5 +141,5 @@ def _around(file: Path, mark: int) -> Iterator[Window]:
 
 def _seen_by(surroundings: Surroundings, windows: Iterator[Window]) -> Iterator[Window]:
     for window in windows:
-        surroundings.take(window)
+        surroundings.add(window)
         yield window

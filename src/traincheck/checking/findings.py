@@ -101,9 +101,9 @@ def _echoes(history: _RuleHistory, leader: _RuleHistory) -> bool:
     return abs(delay) <= ECHO_STEPS
 
 
-def _same_trouble(one: Diagnosis, other: Diagnosis) -> bool:
+def _same_trouble(diagnosis: Diagnosis, other: Diagnosis) -> bool:
     """Rules that no diagnosis explains share a slug, and are the same trouble only if they are about the same API."""
-    return one.slug == other.slug and one.title == other.title
+    return diagnosis.slug == other.slug and diagnosis.title == other.title
 
 
 def _finding(leader: _RuleHistory, histories: Sequence[_RuleHistory], judged: frozenset[int]) -> Finding:

@@ -125,7 +125,9 @@ def training_processes(processes: Mapping[tuple[int, int], Liveness], now: float
     for (rank, _), process in sorted(processes.items()):
         if process.note.world_size > 1 or process.note.steps or not several:
             by_rank.setdefault(rank, []).append(process)
-    return [each for of_rank in by_rank.values() for each in of_rank if _is_current(each, of_rank, now, timeout)]
+    return [
+        process for of_rank in by_rank.values() for process in of_rank if _is_current(process, of_rank, now, timeout)
+    ]
 
 
 def _is_current(process: Liveness, of_rank: Iterable[Liveness], now: float, timeout: float) -> bool:

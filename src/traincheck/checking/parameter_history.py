@@ -1,4 +1,4 @@
-"""Histories: how parameters stood in the steps around a finding, and a few numbers of these steps."""
+"""Collects the states of parameters, and some numbers, in the steps around a finding."""
 
 from __future__ import annotations
 
@@ -49,68 +49,71 @@ ASPECTS = (BEGAN, USED, UPDATED)
 
 
 class Surroundings:
-    """Takes the windows of the steps around a finding, one after the other, and tells what they show."""
+    """The states and numbers in the windows of the steps around a finding. Add the windows in order."""
 
     def __init__(self, mark: int, concerned: Collection[str]) -> None:
         self._mark = mark
         self._concerned = frozenset(concerned)
         self._steps: list[int] = []
-        self._standing: dict[str, dict[tuple[int, int], int]] = {}
+        self._states: dict[str, dict[tuple[int, int], int]] = {}
         self._numbers: dict[str, dict[int, float]] = {}
         self._rates: dict[str, float] = {}
 
-    def take(self, window: Window) -> None:
-        """Look at a window; only those of training steps count."""
+    def add(self, window: Window) -> None:
+        """Add a window; only windows of training steps count."""
         if window.stage != TRAIN or window.step < 1:
             return
         self._steps.append(window.step)
-        for variable, aspect, state in _standing(window):
-            self._standing.setdefault(variable, {})[aspect, window.step] = state
+        for variable, aspect, state in _states(window):
+            self._states.setdefault(variable, {})[aspect, window.step] = state
         for title, number in _norms(window):
             self._numbers.setdefault(title, {})[window.step] = number
         for reading in window.readings:
             is_rate = reading.kind == "hyperparameter" and reading.attribute == "lr" and reading.role == LIVE
             if is_rate and isinstance(reading.value, (int, float)):
                 self._rates[reading.variable] = float(reading.value)
-        for variable, rate in self._rates.items():  # told when they change
+        for variable, rate in self._rates.items():  # recorded when they change
             self._numbers.setdefault(f"Learning rate of {variable}", {})[window.step] = rate
 
     def history(self) -> History | None:
-        """How gradients and values of the parameters stood in each of the steps, those of the finding first.
+        """The states of gradients and values in each step, with the parameters of the finding first.
 
-        None where the recording tells nothing of them.
+        None if the recording has no parameters.
         """
-        told = self._standing
-        if not told:
+        states = self._states
+        if not states:
             return None
         steps = tuple(range(min(self._steps), max(self._steps) + 1))
-        known = {aspect for of in told.values() for aspect, _ in of}
-        asked = [place for place in range(len(ASPECTS)) if place in known]
+        recorded = {aspect for by_step in states.values() for aspect, _ in by_step}
+        shown = [index for index in range(len(ASPECTS)) if index in recorded]
         strips = {
-            name: tuple(Strip(tuple(of.get((place, step), UNKNOWN) for step in steps)) for place in asked)
-            for name, of in told.items()
+            name: tuple(Strip(tuple(by_step.get((index, step), UNKNOWN) for step in steps)) for index in shown)
+            for name, by_step in states.items()
         }
         rows = rows_of(strips, self._concerned)
-        aspects = tuple(ASPECTS[place] for place in asked)
+        aspects = tuple(ASPECTS[index] for index in shown)
         return History("Parameters", steps, self._mark, aspects, rows[:MOST_ROWS], max(len(rows) - MOST_ROWS, 0))
 
     def curves(self) -> tuple[Curve, ...]:
-        """Numbers that are known of enough of the steps: the loss, norms, learning rates that change."""
+        """Numbers that enough steps have: the loss, norms, learning rates that change."""
         first, last = min(self._steps, default=0), max(self._steps, default=0)
-        told = (Curve(title, first, last, self._mark, tuple(sorted(of.items()))) for title, of in self._numbers.items())
-        return tuple(one for one in told if len(one.points) >= LEAST_POINTS and _is_news(one))[:MOST_CURVES]
+        curves = (
+            Curve(title, first, last, self._mark, tuple(sorted(by_step.items())))
+            for title, by_step in self._numbers.items()
+        )
+        return tuple(curve for curve in curves if len(curve.points) >= LEAST_POINTS and _is_news(curve))[:MOST_CURVES]
 
 
 def rows_of(strips: dict[str, tuple[Strip, ...]], concerned: Collection[str]) -> tuple[Row, ...]:
-    """A row for all things that do not differ; those with a thing that is `concerned` come first."""
-    alike: dict[tuple[Strip, ...], list[str]] = {}
-    for name in sorted(strips, key=lambda name: name not in concerned):  # a stable sort: else in their order
-        alike.setdefault(strips[name], []).append(name)
-    return tuple(Row(tuple(names), told) for told, names in alike.items())
+    """One row for all names with the same strips; rows with a `concerned` name come first."""
+    names_by_strips: dict[tuple[Strip, ...], list[str]] = {}
+    for name in sorted(strips, key=lambda name: name not in concerned):  # stable sort
+        names_by_strips.setdefault(strips[name], []).append(name)
+    return tuple(Row(tuple(names), strips_of_row) for strips_of_row, names in names_by_strips.items())
 
 
-def _standing(window: Window) -> Iterator[tuple[str, int, int]]:
-    """What a window tells of its parameters: the variable, the number of the aspect, and of the state."""
+def _states(window: Window) -> Iterator[tuple[str, int, int]]:
+    """The variable, the number of the aspect and the number of the state, for each state in a window."""
     began: set[str] = set()
     held: set[str] = set()
     for call in window.calls:
@@ -137,12 +140,12 @@ def _standing(window: Window) -> Iterator[tuple[str, int, int]]:
 
 
 def _is_news(curve: Curve) -> bool:
-    """A learning rate that stays as it is says nothing."""
+    """Whether a curve is worth showing; a constant learning rate is not."""
     return not curve.title.startswith("Learning rate") or len({value for _, value in curve.points}) > 1
 
 
 def _norms(window: Window) -> Iterator[tuple[str, float]]:
-    """Norms of this step, the last of each kind; what is of one element has its size for a norm."""
+    """The norms of this step, the last of each kind. The norm of a single element is its absolute value."""
     loss: TensorSummary | None = None
     output: TensorSummary | None = None
     clipped: TensorSummary | None = None
@@ -166,11 +169,15 @@ def _norms(window: Window) -> Iterator[tuple[str, float]]:
 def _first(call: Call, role: str) -> TensorSummary | None:
     """The first tensor of a role whose norm was read."""
     return next(
-        (one for one in call.tensors if one.role.partition("[")[0] == role and value_of(one.facts, "norm") is not None),
+        (
+            tensor
+            for tensor in call.tensors
+            if tensor.role.partition("[")[0] == role and value_of(tensor.facts, "norm") is not None
+        ),
         None,
     )
 
 
 def _norm(tensor: TensorSummary) -> float:
-    found = value_of(tensor.facts, "norm")
-    return float(found) if isinstance(found, (int, float)) else float("nan")
+    norm = value_of(tensor.facts, "norm")
+    return float(norm) if isinstance(norm, (int, float)) else float("nan")

@@ -1,4 +1,4 @@
-"""Agreements: which ranks hold the same as which others, in the step of a finding and in those around it."""
+"""Finds which ranks hold the same values, in the step of a finding and around it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from traincheck.vocab.ranks import rank_numbers, ranks_that_differ
 MOST_LABELS = 24
 """Rows and columns of a matrix; ranks that hold the same in everything share one where there are more."""
 
-BESIDE = Aspect("beside the others", (State("as most", FAINT), State("differs", WRONG)))
+AGREEMENT = Aspect("beside the others", (State("as most", FAINT), State("differs", WRONG)))
 
 MOST_VALUES = 512
 """Values of a rank in a step that are compared: of a large model enough to tell who agrees with whom."""
@@ -27,36 +27,37 @@ _Held = dict[tuple[str, str], int]
 def held(windows: Iterable[Window], finding: Finding, rule: Invariant | None) -> dict[int, _Held]:
     """By training step, what a rank holds of that which a finding is about: the thing that its rule compares, or where
     that is not known its variables. Of calls, say, a rank holds nothing."""
-    found: dict[int, _Held] = {}
-    wanted = set(finding.variables)
+    by_step: dict[int, _Held] = {}
+    variables = set(finding.variables)
     for window in windows:
         if window.stage != TRAIN or window.step < 1:
             continue
-        told = {
-            (what, variable): hash(repr(content))
-            for what, variable, content in values_of(window)
-            if (rule is None or what == rule.subject.api) and (variable in wanted or (rule is not None and not wanted))
+        values = {
+            (quantity, variable): hash(repr(content))
+            for quantity, variable, content in values_of(window)
+            if (rule is None or quantity == rule.subject.api)
+            and (variable in variables or (rule is not None and not variables))
         }
-        found.setdefault(window.step, {}).update(sorted(told.items())[:MOST_VALUES])  # the same on all ranks
-    return found
+        by_step.setdefault(window.step, {}).update(sorted(values.items())[:MOST_VALUES])  # the same on all ranks
+    return by_step
 
 
 def agreement(by_rank: Mapping[int, Mapping[int, _Held]], step: int) -> Agreement | None:
     """Which ranks hold the same in `step`, where at least two of them tell what they hold; None where they do not."""
-    told = {rank: of[step] for rank, of in sorted(by_rank.items()) if of.get(step)}
-    if len(told) < 2:
+    by_rank_now = {rank: of[step] for rank, of in sorted(by_rank.items()) if of.get(step)}
+    if len(by_rank_now) < 2:
         return None
     groups: dict[object, list[int]] = {}
-    for rank, of_rank in told.items():
-        alone = len(told) <= MOST_LABELS
+    for rank, of_rank in by_rank_now.items():
+        alone = len(by_rank_now) <= MOST_LABELS
         groups.setdefault(rank if alone else tuple(sorted(of_rank.items())), []).append(rank)
-    leaders = [(rank_numbers(ranks), told[ranks[0]]) for ranks in list(groups.values())[:MOST_LABELS]]
+    leaders = [(rank_numbers(ranks), by_rank_now[ranks[0]]) for ranks in list(groups.values())[:MOST_LABELS]]
     keys = {key for _, of_rank in leaders for key in of_rank}
-    things = sorted({QUANTITIES.get(what, what.replace(".", " ").replace("_", " ")) for what, _ in keys})
-    alike = tuple(
+    things = sorted({QUANTITIES.get(quantity, quantity.replace(".", " ").replace("_", " ")) for quantity, _ in keys})
+    shared = tuple(
         tuple(sum(mine.get(key) == theirs.get(key) for key in keys) for _, theirs in leaders) for _, mine in leaders
     )
-    return Agreement(step, " and ".join(things), tuple(label for label, _ in leaders), len(keys), alike)
+    return Agreement(step, " and ".join(things), tuple(label for label, _ in leaders), len(keys), shared)
 
 
 def of_ranks(by_rank: Mapping[int, Mapping[int, _Held]], mark: int) -> History | None:
@@ -67,16 +68,22 @@ def of_ranks(by_rank: Mapping[int, Mapping[int, _Held]], mark: int) -> History |
     states: dict[int, list[int]] = {rank: [] for rank in sorted(by_rank)}
     every = tuple(range(min(steps), max(steps) + 1))
     for step in every:
-        told = [(rank, tuple(sorted(of[step].items()))) for rank, of in sorted(by_rank.items()) if of.get(step)]
-        differ = set(ranks_that_differ(told).ranks) if len({values for _, values in told}) > 1 else set()
-        known = {rank for rank, _ in told} if len(told) > 1 else set()
+        values_of_ranks = [
+            (rank, tuple(sorted(of[step].items()))) for rank, of in sorted(by_rank.items()) if of.get(step)
+        ]
+        differ = (
+            set(ranks_that_differ(values_of_ranks).ranks)
+            if len({values for _, values in values_of_ranks}) > 1
+            else set()
+        )
+        recorded = {rank for rank, _ in values_of_ranks} if len(values_of_ranks) > 1 else set()
         for rank, strip in states.items():
-            strip.append(UNKNOWN if rank not in known else int(rank in differ))
+            strip.append(UNKNOWN if rank not in recorded else int(rank in differ))
     rows = [(f"rank {rank}", Strip(tuple(strip))) for rank, strip in states.items()]
     if len(rows) > MOST_LABELS:
-        alike: dict[Strip, list[int]] = {}
+        ranks_by_strip: dict[Strip, list[int]] = {}
         for rank, strip in states.items():
-            alike.setdefault(Strip(tuple(strip)), []).append(rank)
-        rows = [(f"ranks {rank_numbers(ranks)}", strip) for strip, ranks in alike.items()]
-    told_rows = tuple(Row((name,), (strip,)) for name, strip in rows[:MOST_LABELS])
-    return History("Ranks", every, mark, (BESIDE,), told_rows, max(len(rows) - MOST_LABELS, 0))
+            ranks_by_strip.setdefault(Strip(tuple(strip)), []).append(rank)
+        rows = [(f"ranks {rank_numbers(ranks)}", strip) for strip, ranks in ranks_by_strip.items()]
+    shown_rows = tuple(Row((name,), (strip,)) for name, strip in rows[:MOST_LABELS])
+    return History("Ranks", every, mark, (AGREEMENT,), shown_rows, max(len(rows) - MOST_LABELS, 0))

@@ -200,7 +200,9 @@ def verdicts_of_run(folder: Path) -> Verdicts:
             saved = _readable(run.path, RANK_FILES, book, read_comparison)
             followed = _readable(run.path, FOLLOWED_FILES, book, read_comparison)
             trained = [outcome for outcome in outcomes if outcome.windows]
-            return combine_live(run, book, trained, saved, [each.comparison for each in followed], ranks=()).verdicts
+            return combine_live(
+                run, book, trained, saved, [saved_comparison.comparison for saved_comparison in followed], ranks=()
+            ).verdicts
     return ()
 
 

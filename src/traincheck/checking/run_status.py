@@ -115,8 +115,10 @@ class Watcher:
         if self._book is None or self._manifest is None:
             return None
         outcomes = [outcome for outcome in self._outcomes.values() if outcome.windows]
-        saved = [each for name, each in self._comparisons.items() if not name.startswith("followed")]
-        followed = [each.comparison for name, each in self._comparisons.items() if name.startswith("followed")]
+        saved = [comparison for name, comparison in self._comparisons.items() if not name.startswith("followed")]
+        followed = [
+            comparison.comparison for name, comparison in self._comparisons.items() if name.startswith("followed")
+        ]
         processes = training_processes(self._processes, self._now(), self._heartbeat_timeout)
         state = self._state(processes, self._now())
         ranks = None if state == ENDED else rank_states_of(processes, state == KILLED)
@@ -124,7 +126,7 @@ class Watcher:
             return combine_live(RunFolder.open(self.path), self._book, outcomes, saved, followed, ranks)
         except RunFolderError as error:  # it was deleted
             rules = deployable(self._book.invariants, self._manifest.script)
-            comparisons = [*followed, *(each.comparison for each in saved)]
+            comparisons = [*followed, *(comparison.comparison for comparison in saved)]
             folder = redaction.text(str(self.path))
             facts = {"folder": folder, "script": self._manifest.script, "mode": self._manifest.mode}
             return combine(
@@ -257,7 +259,7 @@ class Watcher:
             return ENDED
         if self._deleted:
             return DELETED
-        if processes and all(each.is_silent(now, KILLED_AFTER * self._heartbeat_timeout) for each in processes):
+        if processes and all(process.is_silent(now, KILLED_AFTER * self._heartbeat_timeout) for process in processes):
             return KILLED
         return GOING if processes or self._manifest is not None else WAITING
 
